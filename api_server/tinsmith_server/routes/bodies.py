@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -50,22 +50,29 @@ STABLE_REINFORCE_NOTE = (
 )
 
 
-async def off_the_loop(services: Services, tenant: str, size: int, work: Callable[[], T]) -> T:
-    """Runs `work` on a body of `size` bytes where nobody waits for it but its sender.
+async def off_the_loop(
+    services: Services,
+    tenant: str,
+    size: int,
+    work: Callable[[], T],
+    during: AbstractContextManager[None] | None = None,
+) -> T:
+    """Run `work` on a body of `size` bytes where nobody waits for it but its sender; `during` is open while it runs.
 
     One at a time, and tenants in turn: Python lets one thread run at a time anyhow.
     """
     if size <= INLINE_BYTES:
         return work()
     async with services.admission.turns.taken(tenant):
-        return await asyncio.to_thread(work)
+        with during or nullcontext():
+            return await asyncio.to_thread(work)
 
 
-async def whole_body(request: Request, services: Services, account: Account) -> bytes:
-    """Raises BodyTooLarge."""
+async def whole_body(request: Request, services: Services, account: Account, *, grows: bool = False) -> bytes:
+    """Raises BodyTooLarge. For `grows` see `receive`."""
     path = path_of(request)
     limit = limit_of(path, services.settings)
-    body = await receive(request, limit, account)
+    body = await receive(request, limit, account, grows=grows)
     if not body.complete:
         raise BodyTooLarge(over(path, limit))
     return body.content
@@ -153,7 +160,7 @@ async def read_forward_backward(
         return await _from_json("forward_backward_input", request, response, tenant, services, account, key)
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     path, limit = path_of(request), services.settings.max_body_bytes
-    body = await receive(request, limit, account, beginning=HEAD_BYTES)
+    body = await receive(request, limit, account, beginning=HEAD_BYTES, grows=encoding != "identity")
     head = await _head(services, tenant, body, encoding)
     operation = worker_pb2.SubmitRequest(
         model_id=head.model_id, seq_id=operation_number(head.seq_id), kind=worker_pb2.FORWARD_BACKWARD
@@ -170,6 +177,7 @@ async def read_forward_backward(
             operation.rejection.CopyFrom(rejection(over(path, limit)))
         except FrameInvalid as error:
             operation.rejection.CopyFrom(rejection(f"the {encoding} body is damaged: {error}"))
+        account.received()
     await _charge(services, account, services.keys.counted_as(key), operation)
     _note_loss(services, response, head.loss_fn)
     return operation
@@ -196,10 +204,11 @@ async def _from_json(
     key: str | None,
 ) -> worker_pb2.SubmitRequest:
     """Of a body over the limit nobody knows whose it is, since that stands at its end: BodyTooLarge."""
-    body, limit = await whole_body(request, services, account), services.settings.max_body_bytes
+    body, limit = await whole_body(request, services, account, grows=True), services.settings.max_body_bytes
     # Numbers of a few digits take more room than their text.
     room = min(TEXT_IN_MEMORY * len(body), limit)
     await account.take(room)
+    account.received()
 
     def operation() -> JsonOperation:
         return json_operation(read_object(body, training_shape(limit)), call, limit)
@@ -225,10 +234,10 @@ async def _charge(services: Services, account: Account, key: str, operation: wor
         return
     await services.admission.rates.trained.admit_late(key)
     unpacked = declared_bytes(operation.payload) if operation.zstd else None
-    await account.take(unpacked or 0)
     size, count = max(unpacked or 0, len(operation.payload)), partial(trained_tokens, operation.payload, unpacked)
-    services.admission.rates.trained.charge(key, await off_the_loop(services, account.tenant, size, count))
-    account.give_back(unpacked or 0)
+    # One body is counted at a time, so what it unpacks to needs no room of its own, for which bodies would wait.
+    tokens = await off_the_loop(services, account.tenant, size, count, account.overdrawn(unpacked or 0))
+    services.admission.rates.trained.charge(key, tokens)
 
 
 async def _head(services: Services, tenant: str, body: Body, encoding: str) -> Head:
@@ -256,13 +265,15 @@ async def _keep_zstd(
 
     Raises BodyTooLarge, FrameInvalid.
     """
-    if (size := declared_bytes(frame)) is not None:
-        operation.payload, operation.zstd = frame, True
-    else:
+    declared = declared_bytes(frame)
+    size = declared
+    if size is None:
         size = await off_the_loop(services, account.tenant, limit, partial(unpacked_bytes, frame, limit))
     if size > limit:
         raise BodyTooLarge(f"a body of {size} bytes or more")
-    if not operation.zstd:
+    if declared is not None:
+        operation.payload, operation.zstd = frame, True
+    else:
         await account.take(size)
         operation.payload = await off_the_loop(services, account.tenant, size, partial(unpack, frame, size))
 
@@ -277,10 +288,15 @@ async def _keep_gzip(
 
 
 def _gunzipped(content: bytes, limit: int) -> bytes:
+    decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)
     try:
-        unpacked = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(content, limit + 1)
+        unpacked = decompressor.decompress(content, limit + 1)
     except zlib.error as error:
         raise FrameInvalid(str(error)) from error
     if len(unpacked) > limit:
         raise BodyTooLarge(f"a body of {len(unpacked)} bytes or more")
+    if not decompressor.eof:
+        raise FrameInvalid("it ends before its checksum")
+    if decompressor.unused_data:
+        raise FrameInvalid("something follows its end")
     return unpacked

@@ -105,8 +105,11 @@ async def body_account(tenant: Tenant, services: ServicesDep) -> AsyncIterator[A
 AccountDep = Annotated[Account, Depends(body_account)]
 
 
-async def receive(request: Request, limit: int, account: Account, beginning: int = 0) -> Body:
+async def receive(request: Request, limit: int, account: Account, beginning: int = 0, *, grows: bool = False) -> Body:
     """The body, or `beginning` bytes of one that is over the limit.
+
+    A body that `grows` is unpacked next, and keeps its place in the budget's order until the caller ends it by
+    `account.received()`: bodies that wait for the room to be unpacked into could otherwise wait for each other.
 
     The rest is left to the connection, which takes it in and forgets it: a client that is cut off while it sends sees
     a broken connection, and not our answer. Raises TooBusy where there is no room for long, and 408 for a sender that
@@ -121,7 +124,8 @@ async def receive(request: Request, limit: int, account: Account, beginning: int
             content.add(part)
             if size > wanted:
                 break
-    account.received()
+    if not grows:
+        account.received()
     complete = wanted == limit and size <= limit
     gathered = content.whole()
     return Body(gathered if complete else gathered[:beginning], complete)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import random
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import zstandard
 from support.server.fake_fleet import BASE_MODEL, FakeFleet
 from support.server.http_server import PROTOBUF, TestedServer, one_server, running_server, settings_for, training_body
+from tinsmith_rpc import worker_pb2
 from tinsmith_server.routes import bodies
 from tinsmith_server.routes.uploads import BODY_BYTES, limit_of
 from tinsmith_server.wire.token_counts import trained_tokens
@@ -108,6 +111,59 @@ async def test_bodies_over_the_budget_wait_for_each_other_and_all_arrive(narrow_
 
     assert await asyncio.gather(*(send(seq_id) for seq_id in range(1, 7))) == [200] * 6
     assert narrow_server.services.admission.bodies.held_bytes == 0
+
+
+def unsized(body: bytes) -> bytes:
+    packing = zstandard.ZstdCompressor().compressobj()
+    return packing.compress(body) + packing.flush()
+
+
+PACKED = {"zstd": zstandard.compress, "zstd without a size": unsized, "gzip": gzip.compress}
+
+
+@pytest.mark.parametrize("packing", PACKED)
+async def test_packed_bodies_whose_content_is_over_the_budget_do_not_wait_for_each_other(
+    tmp_path: Path, fleet: FakeFleet, packing: str
+) -> None:
+    """Each fits packed, and none of them packed and unpacked."""
+    noise = random.Random(0).randbytes(700_000)
+    limits = {"body_bytes_per_tenant": MIB, "body_bytes_in_all": MIB, "trained_tokens_per_minute": 10**9}
+    async with running_server(settings_for(tmp_path, **limits), fleet) as server:
+        model_id = await server.model()
+
+        async def send(seq_id: int) -> int:
+            body = training_body(model_id, seq_id) + b"\x3a\xe0\xdc\x2a" + noise
+            headers = {**PROTOBUF, "content-encoding": packing.split(maxsplit=1)[0]}
+            sent = await server.client.post("/forward_backward", content=PACKED[packing](body), headers=headers)
+            return sent.status_code
+
+        assert await asyncio.gather(*(send(seq_id) for seq_id in range(1, 7))) == [200] * 6
+        assert server.services.admission.bodies.held_bytes == 0
+
+
+@one_server
+async def test_nothing_is_kept_of_a_frame_that_declares_too_much(server: TestedServer) -> None:
+    frame = zstandard.compress(training_body(await server.model(), 1) + bytes(2**26))
+    headers = {**PROTOBUF, "content-encoding": "zstd"}
+    submitted = await server.client.post("/forward_backward", content=frame, headers=headers)
+    assert "over the limit" in (await server.outcome(submitted))["error"]
+    [kept] = [each for each in server.worker.submits if each.kind == worker_pb2.FORWARD_BACKWARD]
+    assert (kept.payload, kept.zstd) == (b"", False)
+
+
+@one_server
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [(lambda packed: packed[:-4], "it ends before its checksum"), (lambda packed: packed * 2, "something follows")],
+    ids=["cut off", "two members"],
+)
+async def test_a_gzip_body_that_is_not_one_whole_member_is_not_trained_on(
+    server: TestedServer, spoil: Callable[[bytes], bytes], words: str
+) -> None:
+    packed = spoil(gzip.compress(training_body(await server.model(), 1)))
+    headers = {**PROTOBUF, "content-encoding": "gzip"}
+    submitted = await server.client.post("/forward_backward", content=packed, headers=headers)
+    assert words in (await server.outcome(submitted))["error"]
 
 
 async def test_what_finds_no_room_for_long_is_a_429_that_says_when_to_come_again(

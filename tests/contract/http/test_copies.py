@@ -12,6 +12,8 @@ import pytest
 from support.server.fake_fleet import FakeFleet
 from support.server.http_server import TestedServer, running_server, running_servers, settings_for
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
+from tinsmith_server.store.errors import StoreUnavailable
+from tinsmith_server.store.sql_store import SqlStore
 
 HOUR = 3600
 
@@ -73,6 +75,25 @@ async def test_a_copy_that_was_deleted_is_not_made_again_by_its_old_request(serv
     again = await copied(server, source, headers)
     assert (again.status_code, "was deleted" in again.json()["detail"]) == (404, True)
     assert kept(server) == []
+
+
+async def test_a_copy_whose_record_stands_keeps_its_files_although_the_store_failed_behind_it(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database that restarts after the commit: the repeated request answers with a checkpoint that is whole."""
+    source, headers = await saved(server), {"X-Idempotency-Key": "once"}
+    files, put = content_of(server.newest_directory), SqlStore.put_checkpoint
+
+    async def put_and_fail(self: SqlStore, *given: Any) -> None:
+        await put(self, *given)
+        raise StoreUnavailable("the connection is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlStore, "put_checkpoint", put_and_fail)
+        assert (await copied(server, source, headers)).status_code >= 500
+    assert (await copied(server, source, headers)).status_code == 200
+    (directory,) = kept(server)
+    assert content_of(directory) == files
 
 
 async def test_another_tenants_weights_are_copied_with_its_key_alone(server: TestedServer) -> None:

@@ -69,6 +69,9 @@ class BodyBudget:
         finally:
             _remove(self._waiting, account)
 
+    def overdraw(self, account: Account, size: int) -> None:
+        self._change(account, size)
+
     def give_back(self, account: Account, size: int) -> None:
         self._change(account, -size)
         self._wake_all()
@@ -153,6 +156,15 @@ class Account:
 
     def give_back(self, size: int) -> None:
         self._budget.give_back(self, size)
+
+    @contextmanager
+    def overdrawn(self, size: int) -> Iterator[None]:
+        """Hold these bytes without waiting for room: for what runs one at a time, and is bounded by that."""
+        self._budget.overdraw(self, size)
+        try:
+            yield
+        finally:
+            self.give_back(size)
 
     def received(self) -> None:
         self._budget.received(self)

@@ -83,8 +83,14 @@ class Copies:
         await self._retention.reserve(directory)
         try:
             await self._copy_files(source, directory)
-            copy = await self._record(tenant, source, directory, request, keyed)
         except Exception:
+            await self._retention.remove_files(directory)
+            raise
+        # After any other error the record may stand all the same, as where the store answers no more after its commit.
+        # The reservation ends in a day; then the files go, unless a record names them.
+        try:
+            copy = await self._record(tenant, source, directory, request, keyed)
+        except (NotFound, Unprocessable):
             await self._retention.remove_files(directory)
             raise
         if copy.directory != directory:  # the same request was faster elsewhere
