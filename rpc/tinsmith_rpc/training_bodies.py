@@ -20,6 +20,10 @@ MAX_PARTS = 16 * MAX_DATUMS
 MAX_TAGS = 8 * MAX_PARTS
 """Fields of all messages, and bytes of shapes: a part of the SDK's has three to twelve, and few calls have many parts.
 A parser takes some 50 bytes for each, whatever it is."""
+TAGS_AT_FIRST = 4096
+TAGS_OF_A_DATUM = TAGS_OF_A_PART = 32
+"""What a walk may pass: so much for a body, and more for each datum and part in it. Fields of a later SDK fit in that.
+A body of nothing but unknown fields would take seconds of the engine's thread."""
 TOKEN_BYTES = 4
 UNCOUNTED_IMAGE_TOKENS = 1024
 """Of an image whose sender does not say how many it takes: as many as a picture of 900 x 900 pixels has with Qwen."""
@@ -48,7 +52,8 @@ def outline_of(body: bytes) -> BodyOutline:
         raise BodyInvalid(f"The forward_backward body is not a readable protobuf message: {error}.") from None
     except TooManyTags:
         raise BodyInvalid(
-            f"The body holds more than {MAX_TAGS} fields; one forward_backward takes at most that. Send fewer datums."
+            f"The body holds more than {walk.allowed_tags} fields, the most for its number of datums ({walk.datums}), "
+            f"chunks and tensors ({walk.parts}). Send fewer datums, or leave out fields that are not the protocol's."
         ) from None
     return BodyOutline(walk.datums, walk.parts, walk.text_bytes // TOKEN_BYTES + walk.image_tokens, walk.forward_only)
 
@@ -84,12 +89,16 @@ class _BodyWalk:
 
     def __init__(self, body: bytes) -> None:
         self._body = body
-        self._walk = Walk(body, MAX_TAGS)
+        self._walk = Walk(body, TAGS_AT_FIRST, MAX_TAGS)
         self.datums = 0
         self.parts = 0
         self.text_bytes = 0
         self.image_tokens = 0
         self.forward_only = False
+
+    @property
+    def allowed_tags(self) -> int:
+        return self._walk.allowed_tags
 
     def request(self) -> None:
         for number, wire_type, begin, end in self._walk.fields(0, len(self._body)):
@@ -106,6 +115,7 @@ class _BodyWalk:
             raise BodyInvalid(
                 f"The body holds more than {MAX_DATUMS} datums; one forward_backward takes at most that. Send several."
             )
+        self._walk.allow(TAGS_OF_A_DATUM)
         for number, wire_type, value, stop in self._walk.fields(begin, end):
             if number in _PARTS and wire_type == LENGTH_DELIMITED:
                 self._count_part()
@@ -121,6 +131,7 @@ class _BodyWalk:
                 f"The body holds more than {MAX_PARTS} chunks and tensors; one forward_backward takes at most that. "
                 "Join the chunks of a datum, or send fewer datums."
             )
+        self._walk.allow(TAGS_OF_A_PART)
 
     def _chunk(self, kind: _Kind, begin: int, end: int) -> None:
         for number, wire_type, value, stop in self._walk.fields(begin, end):

@@ -23,17 +23,23 @@ class NotProtobuf(ValueError):
 class TooManyTags(ValueError):
     """The content has more tags than a walk may pass."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__(f"more than {most} fields")
-
 
 class Walk:
-    """Passes `most_tags` tags at most, in all messages that it is asked for together."""
+    """Passes `allowed_tags` tags at most, in all messages that it is asked for together.
 
-    def __init__(self, content: bytes, most_tags: int) -> None:
+    What it finds may allow more, up to `most_tags` in all. A tag takes about a microsecond, so bytes that mean nothing
+    would otherwise take seconds.
+    """
+
+    def __init__(self, content: bytes, allowed_tags: int, most_tags: int) -> None:
         self.content = content
+        self.allowed_tags = min(allowed_tags, most_tags)
         self._most_tags = most_tags
-        self._tags_left = most_tags
+        self._passed_tags = 0
+
+    def allow(self, count: int) -> None:
+        """Let the walk pass so many tags more."""
+        self.allowed_tags = min(self.allowed_tags + count, self._most_tags)
 
     def fields(self, begin: int, end: int) -> Iterator[Field]:
         """The fields of the message between these places. Raises NotProtobuf, TooManyTags."""
@@ -56,9 +62,9 @@ class Walk:
 
     def pass_tags(self, count: int) -> None:
         """Counts what takes as much memory as `count` tags. Raises TooManyTags."""
-        self._tags_left -= count
-        if self._tags_left < 0:
-            raise TooManyTags(self._most_tags)
+        self._passed_tags += count
+        if self._passed_tags > self.allowed_tags:
+            raise TooManyTags
 
     def _value(self, number: int, wire_type: int, at: int, end: int) -> tuple[int, int]:
         """Where a value begins, without its length, and where it ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,8 +18,11 @@ from support.worker.process import AWAIT_SECONDS, MODEL, TOKENS_OF_MANY, create,
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Call
 from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork
+from tinsmith_trainer.oplog.journal_tables import Operation
 from tinsmith_trainer.training.calls_in_progress import MOST_CALLS
-from tinsmith_trainer.training.turns import HEAD_START_TOKENS
+from tinsmith_trainer.training.codec import OpenedBody
+from tinsmith_trainer.training.executor import Executor
+from tinsmith_trainer.training.turns import HEAD_START_TOKENS, Pace
 
 from .conftest import StartWorker
 
@@ -129,6 +133,35 @@ async def test_a_tenant_of_many_models_gets_no_more_than_one_of_one(worker: Work
     start = HEAD_START_TOKENS // (MICROBATCH_DATUMS * TOKENS_OF_MANY)
     clock = 12  # what looking for an adapter takes is charged by the clock, which a busy machine stops
     assert abs(sum(model_id != bobs for model_id in meanwhile) - (120 - start)) <= clock
+
+
+async def test_a_sender_of_bodies_that_take_long_to_read_is_charged_for_reading_them(
+    worker: Worker, microbatches: Microbatches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two million empty fields, say: otherwise each such call would delay the next of everyone else."""
+    made = await models_of(worker, alice=1, bob=1, carol=1)
+    [alices], [bobs], [carols] = made.values()
+    open_body, held = Executor.open, Hold()
+
+    def opened(self: Executor, operation: Operation, payload: bytes) -> OpenedBody:
+        until = time.thread_time() + 0.1 * (operation.model_id == alices)
+        while time.thread_time() < until:
+            pass
+        if operation.model_id == carols and operation.seq_id == 2:
+            held.entered.set()
+            assert held.opened.wait(AWAIT_SECONDS)
+        return open_body(self, operation, payload)
+
+    monkeypatch.setattr(Executor, "open", opened)
+    # A tenth of a second is worth 1,000 tokens, on a busy machine as well: more than all calls of the other.
+    monkeypatch.setattr(Pace, "worth", lambda self, seconds: round(max(seconds, 0.0) * 10_000))
+    await worker.submit(train_many(1, 1, carols), train_many(2, 1, carols))
+    await held.reached()
+    for number in range(1, 31):
+        await worker.submit(train_many(number, 1, alices), train_many(number, 1, bobs))
+    held.let_go()
+    await worker.finished(30, bobs)
+    assert microbatches.computed[: last_index(microbatches.computed, bobs)].count(alices) <= 3
 
 
 async def test_few_calls_are_under_way_at_once_and_each_tenant_may_have_one(

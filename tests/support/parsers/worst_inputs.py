@@ -27,7 +27,7 @@ import zstandard
 from PIL import Image as PillowImage
 from safetensors.numpy import save
 from tinsmith_rpc import custom_losses, wire_pb2, worker_pb2, zstd_frames
-from tinsmith_rpc.training_bodies import MAX_DATUMS, MAX_TAGS, outline_of
+from tinsmith_rpc.training_bodies import MAX_DATUMS, MAX_TAGS, TAGS_OF_A_PART, outline_of
 from tinsmith_server.routes.bodies import _gunzipped
 from tinsmith_server.routes.dialects.requests import CONVERSATION
 from tinsmith_server.routes.service import note_telemetry
@@ -91,6 +91,10 @@ def _decoded(body: bytes) -> Measured:
     return len(body), lambda: decode_forward_backward(open_body(body, zstd=False))
 
 
+OF_MANY_KINDS = _sized(1, b"\x0a\0\x12\0" * (TAGS_OF_A_PART // 4 - 1)) * (MAX_TAGS // TAGS_OF_A_PART)
+"""Chunks that are a text, an image, a text, …: as many fields as their number allows."""
+
+
 def head() -> Measured:
     """Of a frame whose reader has to keep all that it has read, as far as a reader does."""
     body = b"\x0a\x09s:train:0\x10\x01" + _sized(3, bytes(48 * MIB))
@@ -100,7 +104,7 @@ def head() -> Measured:
 
 
 def outline() -> Measured:
-    body = _sized(3, _sized(1, b"\x0a\0\x12\0" * (MAX_TAGS // 4)))
+    body = _sized(3, OF_MANY_KINDS)
     return len(body), lambda: outline_of(body)
 
 
@@ -113,7 +117,7 @@ def training_of_short_datums() -> Measured:
 
 
 def training_of_kinds() -> Measured:
-    return _decoded(_sized(3, _sized(1, b"\x0a\0\x12\0" * (MAX_TAGS // 4) + b"\x0a\6\x0a\4\0\0\0\0")))
+    return _decoded(_sized(3, OF_MANY_KINDS + _sized(1, b"\x0a\6\x0a\4\0\0\0\0")))
 
 
 def sparse_tensor() -> Measured:

@@ -11,13 +11,16 @@ from tinsmith_rpc import training_bodies, wire_pb2
 from tinsmith_rpc.training_bodies import (
     MAX_DATUMS,
     MAX_PARTS,
+    TAGS_AT_FIRST,
+    TAGS_OF_A_DATUM,
+    TAGS_OF_A_PART,
     UNCOUNTED_IMAGE_TOKENS,
     BodyInvalid,
     BodyOutline,
     outline_of,
 )
 
-DEEP = 10_000
+DEEP = 4_000
 
 
 def chunk(tokens: int) -> wire_pb2.Chunk:
@@ -157,3 +160,18 @@ def test_whatever_a_tag_is_it_counts(body: bytes, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(training_bodies, "MAX_TAGS", FEW_TAGS - 1)
     with pytest.raises(BodyInvalid, match=f"more than {FEW_TAGS - 1} fields"):
         outline_of(body)
+
+
+def test_fields_that_mean_nothing_are_bounded_by_what_the_body_holds() -> None:
+    """Two million of them are 500 bytes as a frame of zstd, and two seconds of a walk."""
+    datum = forward_backward([next_token_datum([1, 2, 3])])
+    fields = TAGS_AT_FIRST + TAGS_OF_A_DATUM + 3 * TAGS_OF_A_PART
+    with pytest.raises(BodyInvalid, match=rf"more than {fields} fields, the most for its number of datums \(1\)"):
+        outline_of(datum + b"\x78\1" * fields)
+
+
+def test_a_body_of_as_many_parts_as_there_may_be_has_room_for_their_fields() -> None:
+    tensor = wire_pb2.Tensor(dense=bytes(8), dtype=wire_pb2.INT64, shape=[2**62] * 3)
+    datum = wire_pb2.Datum(model_input=[chunk(1)] * 8, loss_fn_inputs={str(n): tensor for n in range(8)})
+    request = wire_pb2.ForwardBackwardRequest(data=[datum] * 64)
+    assert outline_of(request.SerializeToString()) == parsed_outline(request.SerializeToString())

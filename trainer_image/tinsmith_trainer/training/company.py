@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from statistics import median
 
+from tinsmith_rpc.zstd_frames import FrameInvalid, declared_bytes
+
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.in_flight_marker import EngineCall
@@ -25,6 +27,9 @@ from tinsmith_trainer.training.turns import Contender, Pace
 
 BEGUN_EARLY_BYTES = 1024**2
 """A larger body is read when its own turn comes: to read it is a turn by itself."""
+FREE_READING_SECONDS = 0.02
+"""Reading an ordinary body takes less. More is charged to its sender, in seconds of the processor: those of the clock
+would be another program's on a busy machine."""
 
 MEASURED_FORWARDS = 5
 TRIED_AGAIN_AFTER_FORWARDS = 64
@@ -77,18 +82,23 @@ class Company:
         self._measured: dict[tuple[int, bool], Measured] = {}
         self.computed: dict[str, int] = {}
         """In tokens, in this turn, by model."""
+        self.read: dict[str, int] = {}
+        """What reading bodies took in this turn, in tokens, by model."""
 
     def invite(self, others: Sequence[Ready]) -> None:
         """A turn begins. These may go along, the first ones first; their adapters are in memory."""
-        self._invited, self.computed = others, {}
+        self._invited, self.computed, self.read = others, {}, {}
 
     def begin(self, queue: ModelQueue, entry: Entry) -> CallInProgress:
         """Reads what was submitted, and plans it. Raises TrainerError."""
         payload = self._take_payload(entry)
         entry.started_at = entry.started_at or time.time()
-        started = time.perf_counter()
-        with self._engine_call.at(entry.work):
-            training = self._executor.start(entry.operation, self._open(entry, payload))
+        started, cpu_started = time.perf_counter(), time.thread_time()
+        try:
+            with self._engine_call.at(entry.work):
+                training = self._executor.start(entry.operation, self._open(entry, payload))
+        finally:
+            self.read[queue.model_id] = self._pace.worth(time.thread_time() - cpu_started - FREE_READING_SECONDS)
         seconds = time.perf_counter() - started
         return CallInProgress(Contender(queue.tenant, queue.model_id), entry, training, seconds)
 
@@ -177,7 +187,17 @@ class Company:
         return call
 
     def _may_begin(self, entry: Entry) -> bool:
-        return entry.payload is not None and len(entry.payload) <= BEGUN_EARLY_BYTES and self._calls.has_room()
+        return entry.payload is not None and _unpacked_bytes(entry) <= BEGUN_EARLY_BYTES and self._calls.has_room()
+
+
+def _unpacked_bytes(entry: Entry) -> int:
+    assert entry.payload is not None
+    if not entry.operation.zstd:
+        return len(entry.payload)
+    try:
+        return declared_bytes(entry.payload) or 0
+    except FrameInvalid:  # it fails when its own turn comes
+        return len(entry.payload)
 
 
 def _size(call: CallInProgress) -> tuple[int, bool]:

@@ -191,6 +191,8 @@ class Scheduler:
         for model_id, tokens in computed.items():
             self._turns.charge(contenders[model_id], tokens)
             self._end_if_computed(*by_model[model_id])
+        for model_id, tokens in self._company.read.items():
+            self._turns.charge(contenders[model_id], tokens)
 
     def _end_if_computed(self, queue: ModelQueue, turn: Turn, entry: Entry) -> None:
         """Of one that went along: its client need not wait for a turn of its own."""

@@ -107,8 +107,8 @@ def test_a_sparse_tensor_too_large_to_densify_is_refused() -> None:
 def test_a_tensor_of_too_many_dimensions_is_refused() -> None:
     """Before its sizes are multiplied: the product of so many is a number of a million digits."""
     message = next_token_datum([1, 2])
-    message.loss_fn_inputs["weights"].shape[:] = [2**62] * 100_000
-    with pytest.raises(UserError, match="has 100000 dimensions"):
+    message.loss_fn_inputs["weights"].shape[:] = [2**62] * 400
+    with pytest.raises(UserError, match="has 400 dimensions"):
         read(forward_backward([message]), zstd=False)
 
 
