@@ -75,7 +75,7 @@ def check_stored_weights(directory: Path, config: Any) -> None:
     found = _of_experts(stored, alike=False)
     found.missing |= _missing_counterparts(stored, stored_format(config))
     _refuse(directory, architecture, found)
-    copies = _tied_copies(directory, config, stored)
+    copies = _tied_copies(architecture, directory, config, stored)
     once = {name: tensor for name, tensor in stored.items() if name not in copies}
     _refuse(directory, architecture, _reported(architecture, directory, config, once))
 
@@ -132,7 +132,7 @@ def _reported(architecture: Any, directory: Path, config: Any, stored: Stored) -
         with _said_by_transformers(said):
             _, report = architecture.from_pretrained(
                 None,
-                config=config,
+                config=_loaded_config(architecture, config),
                 dtype=torch.float32,
                 state_dict={name: tensor.header for name, tensor in stored.items()},
                 device_map={"": "meta"},
@@ -149,7 +149,37 @@ def _reported(architecture: Any, directory: Path, config: Any, stored: Stored) -
         ) from error
     shapes = {name: (has, due) for name, has, due in report["mismatched_keys"]}
     unexpected = {name for name in report["unexpected_keys"] if not _only_predicts(name, config)}
+    if unexpected and _is_text_of_whole(architecture, config):
+        outside = _outside_of_text(directory, config)
+        unexpected = {name for name in unexpected if outside.isdisjoint(name.split(".")[:2])}
     return Differences(set(report["missing_keys"]), unexpected, shapes)
+
+
+def _is_text_of_whole(architecture: Any, config: Any) -> bool:
+    """Tell whether transformers loads the text model alone out of a whole model, as it does of Qwen3.5 and Llama 4."""
+    return bool(architecture.config_class is config.sub_configs.get("text_config"))
+
+
+def _loaded_config(architecture: Any, config: Any) -> Any:
+    """Return the configuration that AutoModel loads the architecture with.
+
+    AutoModel itself takes no weights without a directory, and in transformers 5.6 makes no such model from a
+    configuration alone.
+    """
+    if not _is_text_of_whole(architecture, config):
+        return config
+    text = config.get_text_config()
+    if getattr(config, "quantization_config", None) is not None:
+        text.quantization_config = config.quantization_config
+    return text
+
+
+def _outside_of_text(directory: Path, config: Any) -> set[str]:
+    """Return the names of the towers and projectors in a whole model, of which transformers loads the text model."""
+    whole = AutoModelForImageTextToText._model_mapping[type(config)]
+    parts = _skeleton(whole, directory, config).base_model.named_children()
+    text = config.sub_configs["text_config"]
+    return {name for name, part in parts if type(getattr(part, "config", None)) is not text}
 
 
 @contextmanager
@@ -177,14 +207,14 @@ def _only_predicts(name: str, config: Any) -> bool:
     return beyond or PREDICTION.search(name) is not None
 
 
-def _tied_copies(directory: Path, config: Any, stored: Stored) -> set[str]:
+def _tied_copies(architecture: Any, directory: Path, config: Any, stored: Stored) -> set[str]:
     """Return the names of stored tensors that repeat what they are tied to.
 
     Raises ModelDirectoryInvalid for two tensors that config.json ties, and the files hold apart: transformers would use
     both, while Megatron and vLLM use one of them twice.
     """
     copies = set()
-    for tied, source in _skeleton(directory, config).all_tied_weights_keys.items():
+    for tied, source in _skeleton(architecture, directory, config).all_tied_weights_keys.items():
         one, other = _name_in(stored, tied), _name_in(stored, source)
         if one is None or other is None:
             continue
@@ -198,10 +228,10 @@ def _tied_copies(directory: Path, config: Any, stored: Stored) -> set[str]:
     return copies
 
 
-def _skeleton(directory: Path, config: Any) -> Any:
+def _skeleton(architecture: Any, directory: Path, config: Any) -> Any:
     try:
         with torch.device("meta"):
-            return auto_class(config).from_config(config)
+            return architecture._from_config(_loaded_config(architecture, config))
     except Exception as error:  # transformers raises ValueError, KeyError, TypeError, …
         raise ModelDirectoryInvalid(
             f"transformers cannot make a model of {directory / 'config.json'}: {type(error).__name__}: {error}"
