@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,25 +17,32 @@ from typing import Any
 
 import structlog
 import torch
-from safetensors import safe_open
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils.logging import disable_progress_bar
 
 from tinsmith_trainer.errors import ModelDirectoryInvalid
-from tinsmith_trainer.torch_model.files.weight_files import StoredTensor, listed, pickled, stored_tensors
+from tinsmith_trainer.torch_model.files.weight_files import (
+    StoredTensor,
+    have_equal_values,
+    listed,
+    lost_tensors,
+    stored_tensors,
+)
 from tinsmith_trainer.torch_model.quantized_checkpoints import dequantizing, stored_format
 
 log = structlog.get_logger(__name__)
 
 Stored = Mapping[str, StoredTensor]
+Lost = Mapping[str, tuple[str, str]]
+"""The shard and the index of each tensor that the index lists and the shard lacks."""
 
 EXPERT = re.compile(r"(?P<layer>.*\.experts)\.(?P<number>\d+)\.(?P<part>.+)")
 PREDICTION = re.compile(r"(^|\.)mtp(\.|_)")
 """Layers that predict further tokens, which no engine here runs. transformers ignores them in most families."""
+UNUSED = re.compile(r"(^|\.)((cos|sin)_cached|inv_freq|[kv]_scale|input_scale)$")
+"""Tables of rotary positions, scales of a KV cache, and scales of FP8 activations: no model here computes with them."""
 LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
 FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
-ROWS_AT_ONCE = 4096
 
 
 @dataclass(slots=True)
@@ -72,21 +79,36 @@ def check_stored_weights(directory: Path, config: Any) -> None:
     if architecture is None:
         return
     stored = stored_tensors(directory, config)
+    lost = {name: where for name, where in lost_tensors(directory, stored).items() if not UNUSED.search(name)}
     found = _of_experts(stored, alike=False)
     found.missing |= _missing_counterparts(stored, stored_format(config))
-    _refuse(directory, architecture, found)
-    copies = _tied_copies(directory, config, stored)
+    _refuse(directory, architecture, found, lost)
+    copies = _tied_copies(architecture, directory, config, stored)
     once = {name: tensor for name, tensor in stored.items() if name not in copies}
-    _refuse(directory, architecture, _reported(architecture, directory, config, once))
+    _refuse(directory, architecture, _reported(architecture, directory, config, once, lost), lost)
 
 
-def _refuse(directory: Path, architecture: Any, found: Differences) -> None:
-    """Raises ModelDirectoryInvalid if there are any."""
-    if sentences := list(found.sentences()):
+def _refuse(directory: Path, architecture: Any, found: Differences, lost: Lost) -> None:
+    """Raise ModelDirectoryInvalid if there are any differences."""
+    if differences := list(found.sentences()):
+        explained = _losses(lost, found.missing) if found.missing or found.shapes else ""
+        removable = " A tensor that the model was trained without can be removed from its file."
         raise ModelDirectoryInvalid(
             f"The weights in {directory} are not those of the {architecture.__name__} that config.json describes. "
-            f"Tensors: {'; '.join(sentences)}. Copy the model's files again, or correct config.json."
+            f"Tensors: {'; '.join(differences)}.{explained} Copy the model's files again, or correct config.json."
+            f"{removable if found.unexpected else ''}"
         )
+
+
+def _losses(lost: Lost, missing: Collection[str] = ()) -> str:
+    """Say which shards lack which tensors: those missing, or all of them where the architecture has other names."""
+    by_shard: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in lost.keys() & missing or lost:
+        by_shard[lost[name]].append(name)
+    return "".join(
+        f" {shard} lacks tensors that {index} lists for it: {listed(sorted(names))}."
+        for (shard, index), names in sorted(by_shard.items())
+    )
 
 
 def _of_experts(stored: Stored, *, alike: bool) -> Differences:
@@ -123,7 +145,7 @@ def _missing_counterparts(stored: Stored, stored_as: str) -> set[str]:
     return missing
 
 
-def _reported(architecture: Any, directory: Path, config: Any, stored: Stored) -> Differences:
+def _reported(architecture: Any, directory: Path, config: Any, stored: Stored, lost: Lost) -> Differences:
     """Have transformers rename, fuse and dequantize tensors without memory, and return what it reports."""
     disable_progress_bar()
     options = dequantizing(directory, config)
@@ -132,7 +154,7 @@ def _reported(architecture: Any, directory: Path, config: Any, stored: Stored) -
         with _said_by_transformers(said):
             _, report = architecture.from_pretrained(
                 None,
-                config=config,
+                config=_loaded_config(architecture, config),
                 dtype=torch.float32,
                 state_dict={name: tensor.header for name, tensor in stored.items()},
                 device_map={"": "meta"},
@@ -142,14 +164,46 @@ def _reported(architecture: Any, directory: Path, config: Any, stored: Stored) -
             )
     except Exception as error:  # transformers raises RuntimeError, ValueError, KeyError, …
         log.warning("transformers cannot load these weights", directory=str(directory), report="\n".join(said))
-        _refuse(directory, architecture, _of_experts(stored, alike=True))
+        _refuse(directory, architecture, _of_experts(stored, alike=True), lost)
         raise ModelDirectoryInvalid(
             f"The weights in {directory} cannot be those of the {architecture.__name__} that config.json describes: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}{_losses(lost)}"
         ) from error
     shapes = {name: (has, due) for name, has, due in report["mismatched_keys"]}
-    unexpected = {name for name in report["unexpected_keys"] if not _only_predicts(name, config)}
+    unexpected = {
+        name for name in report["unexpected_keys"] if not (UNUSED.search(name) or _only_predicts(name, config))
+    }
+    if unexpected and _is_text_of_whole(architecture, config):
+        outside = _outside_of_text(directory, config)
+        unexpected = {name for name in unexpected if outside.isdisjoint(name.split(".")[:2])}
     return Differences(set(report["missing_keys"]), unexpected, shapes)
+
+
+def _is_text_of_whole(architecture: Any, config: Any) -> bool:
+    """Tell whether transformers loads the text model alone out of a whole model, as it does of Qwen3.5 and Llama 4."""
+    return bool(architecture.config_class is config.sub_configs.get("text_config"))
+
+
+def _loaded_config(architecture: Any, config: Any) -> Any:
+    """Return the configuration that AutoModel loads the architecture with.
+
+    AutoModel itself takes no weights without a directory, and in transformers 5.6 makes no such model from a
+    configuration alone.
+    """
+    if not _is_text_of_whole(architecture, config):
+        return config
+    text = config.get_text_config()
+    if getattr(config, "quantization_config", None) is not None:
+        text.quantization_config = config.quantization_config
+    return text
+
+
+def _outside_of_text(directory: Path, config: Any) -> set[str]:
+    """Return the names of the towers and projectors in a whole model, of which transformers loads the text model."""
+    whole = AutoModelForImageTextToText._model_mapping[type(config)]
+    parts = _skeleton(whole, directory, config).base_model.named_children()
+    text = config.sub_configs["text_config"]
+    return {name for name, part in parts if type(getattr(part, "config", None)) is not text}
 
 
 @contextmanager
@@ -177,18 +231,18 @@ def _only_predicts(name: str, config: Any) -> bool:
     return beyond or PREDICTION.search(name) is not None
 
 
-def _tied_copies(directory: Path, config: Any, stored: Stored) -> set[str]:
+def _tied_copies(architecture: Any, directory: Path, config: Any, stored: Stored) -> set[str]:
     """Return the names of stored tensors that repeat what they are tied to.
 
     Raises ModelDirectoryInvalid for two tensors that config.json ties, and the files hold apart: transformers would use
     both, while Megatron and vLLM use one of them twice.
     """
     copies = set()
-    for tied, source in _skeleton(directory, config).all_tied_weights_keys.items():
+    for tied, source in _skeleton(architecture, directory, config).all_tied_weights_keys.items():
         one, other = _name_in(stored, tied), _name_in(stored, source)
         if one is None or other is None:
             continue
-        if not _are_equal(stored[one], stored[other], one, other):
+        if not have_equal_values(stored[one], stored[other]):
             raise ModelDirectoryInvalid(
                 f"config.json in {directory} ties {one} to {other} (tie_word_embeddings), and the files hold different "
                 "values for them. Set tie_word_embeddings to false in config.json, or remove the tensor that the model "
@@ -198,10 +252,10 @@ def _tied_copies(directory: Path, config: Any, stored: Stored) -> set[str]:
     return copies
 
 
-def _skeleton(directory: Path, config: Any) -> Any:
+def _skeleton(architecture: Any, directory: Path, config: Any) -> Any:
     try:
         with torch.device("meta"):
-            return auto_class(config).from_config(config)
+            return architecture._from_config(_loaded_config(architecture, config))
     except Exception as error:  # transformers raises ValueError, KeyError, TypeError, …
         raise ModelDirectoryInvalid(
             f"transformers cannot make a model of {directory / 'config.json'}: {type(error).__name__}: {error}"
@@ -215,21 +269,3 @@ def _name_in(stored: Stored, parameter: str) -> str | None:
     ending = ".".join(parameter.split(".")[-2:])
     candidates = [name for name in stored if f".{name}".endswith(f".{ending}")]
     return candidates[0] if len(candidates) == 1 else None
-
-
-def _are_equal(one: StoredTensor, other: StoredTensor, name: str, other_name: str) -> bool:
-    if one.header.shape != other.header.shape:
-        return False
-    if one.file.suffix != ".safetensors":
-        return torch.equal(pickled(one.file)[name], pickled(other.file)[other_name])
-    with safe_open(str(one.file), framework="pt") as first, safe_open(str(other.file), framework="pt") as second:
-        rows, more_rows = first.get_slice(name), second.get_slice(other_name)
-        return all(
-            torch.equal(_part(rows, start), _part(more_rows, start))
-            for start in range(0, one.header.shape[0], ROWS_AT_ONCE)
-        )
-
-
-def _part(rows: Any, start: int) -> Tensor:
-    found: Tensor = rows[start : start + ROWS_AT_ONCE]
-    return found.float()

@@ -1,6 +1,6 @@
 """The files of a model directory that transformers reads weights from, and their tensors' names, shapes and types.
 
-Nothing but headers is read of safetensors files.
+Nothing but headers is read of safetensors files, unless two tensors are to be the same.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ CANDIDATES = (
 INDEX = ".index.json"
 NAMED_WEIGHTS = "transformers_weights"
 """The key of config.json that names another file than the candidates."""
+ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """`header` is a tensor without memory, of the stored shape and type."""
 
+    name: str
     file: Path
     header: Tensor
 
@@ -70,32 +72,55 @@ def shard_of_each(index: Path) -> Mapping[str, str]:
 
 
 def stored_tensors(directory: Path, config: Any) -> dict[str, StoredTensor]:
-    """Return what the files hold, by name. Raises ModelDirectoryInvalid for a tensor that two files hold."""
+    """Return what the files hold, by name. Raises ModelDirectoryInvalid for a name with two tensors."""
     stored: dict[str, StoredTensor] = {}
     for file in weight_files(directory, config):
         headers = _safetensors_headers(file) if file.suffix == ".safetensors" else _pickled_headers(file)
         for name, header in headers.items():
-            if name in stored:
+            tensor = StoredTensor(name, file, header)
+            if name in stored and not _is_copy(tensor, stored[name]):
                 raise ModelDirectoryInvalid(
-                    f"{stored[name].file} and {file.name} beside it both hold the tensor {name}. Copy the model's "
-                    "files again, into an empty directory."
+                    f"{stored[name].file} and {file.name} in the same directory both hold the tensor {name}, and "
+                    "their contents differ. Copy the model's files again, into an empty directory."
                 )
-            stored[name] = StoredTensor(file, header)
-    _check_index(directory, stored)
+            stored[name] = tensor
     return stored
 
 
-def _check_index(directory: Path, stored: Mapping[str, StoredTensor]) -> None:
-    """Refuse a shard without a tensor that the index lists for it. Raises ModelDirectoryInvalid."""
-    for index in (directory / name for name in CANDIDATES if name.endswith(INDEX)):
-        shards = {tensor.file for tensor in stored.values()}
-        listed_for = shard_of_each(index) if index.is_file() else {}
-        lost = [name for name, shard in listed_for.items() if index.parent / shard in shards and name not in stored]
-        if lost:
-            raise ModelDirectoryInvalid(
-                f"{directory / listed_for[lost[0]]} lacks tensors that {index.name} lists for it: {listed(lost)}. "
-                "Copy the model's files again."
-            )
+def _is_copy(one: StoredTensor, other: StoredTensor) -> bool:
+    return one.header.dtype == other.header.dtype and have_equal_values(one, other)
+
+
+def lost_tensors(directory: Path, stored: Mapping[str, StoredTensor]) -> dict[str, tuple[str, str]]:
+    """Return the tensors that an index lists and its shard lacks, each with the names of that shard and that index."""
+    shards = {tensor.file for tensor in stored.values()}
+    return {
+        name: (shard, index.name)
+        for index in (directory / candidate for candidate in CANDIDATES if candidate.endswith(INDEX))
+        for name, shard in (shard_of_each(index) if index.is_file() else {}).items()
+        if index.parent / shard in shards and name not in stored
+    }
+
+
+def have_equal_values(one: StoredTensor, other: StoredTensor) -> bool:
+    """Compare two tensors, which may be of different types, some rows at a time."""
+    if one.header.shape != other.header.shape:
+        return False
+    if one.file.suffix != ".safetensors":
+        return torch.equal(pickled(one.file)[one.name], pickled(other.file)[other.name])
+    with safe_open(str(one.file), framework="pt") as first, safe_open(str(other.file), framework="pt") as second:
+        if one.header.dim() == 0:
+            return torch.equal(first.get_tensor(one.name).float(), second.get_tensor(other.name).float())
+        rows, more_rows = first.get_slice(one.name), second.get_slice(other.name)
+        return all(
+            torch.equal(_part(rows, start), _part(more_rows, start))
+            for start in range(0, one.header.shape[0], ROWS_AT_ONCE)
+        )
+
+
+def _part(rows: Any, start: int) -> Tensor:
+    found: Tensor = rows[start : start + ROWS_AT_ONCE]
+    return found.float()
 
 
 def _safetensors_headers(file: Path) -> dict[str, Tensor]:

@@ -120,6 +120,31 @@ def test_a_shard_without_a_tensor_that_the_index_lists_is_named(tmp_path: Path) 
     assert f"{SECOND_SHARD} lacks tensors that {INDEX} lists for it: {QUERY}." in refused(directory)
 
 
+def list_in_index(directory: Path, *names: str) -> None:
+    index = json.loads((directory / INDEX).read_text())
+    index["weight_map"] |= dict.fromkeys(names, SECOND_SHARD)
+    (directory / INDEX).write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.1.self_attn.rotary_emb.inv_freq", "score.weight"])
+def test_an_index_may_list_a_tensor_that_the_architecture_does_not_need(name: str, tmp_path: Path) -> None:
+    directory = copy_of(tiny_directory(shape=TIED), tmp_path)
+    shard(directory)
+    list_in_index(directory, name)
+    checked_config(directory)
+    change(directory, lambda tensors: tensors.pop(QUERY), SECOND_SHARD)
+    assert f"lists for it: {QUERY}." in refused(directory)
+
+
+def test_a_shard_without_the_last_expert_is_named(tmp_path: Path) -> None:
+    directory = copy_of(tiny_directory("qwen3-moe"), tmp_path)
+    shard(directory)
+    list_in_index(directory, "model.layers.1.self_attn.rotary_emb.inv_freq")
+    lost = [expert(7, f"{part}_proj") for part in ("down", "gate", "up")]
+    change(directory, lambda tensors: [tensors.pop(name) for name in lost], SECOND_SHARD)
+    assert f"{SECOND_SHARD} lacks tensors that {INDEX} lists for it: {', '.join(lost)}." in refused(directory)
+
+
 def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
     directory = copy_of(tiny_directory(), tmp_path)
     shard(directory)
@@ -127,12 +152,26 @@ def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
     assert f"names files that are missing: {SECOND_SHARD}." in refused(directory)
 
 
-def test_a_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "edit",
+    [lambda head: head + 1, lambda head: head.bfloat16(), lambda head: head[:-8].clone()],
+    ids=["values", "type", "shape"],
+)
+def test_a_tensor_in_two_shards_is_named(edit: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path) -> None:
     directory = copy_of(tiny_directory(), tmp_path)
     head = load_file(directory / WEIGHTS)["lm_head.weight"]
     shard(directory)
-    change(directory, lambda tensors: tensors.update({"lm_head.weight": head + 1}), SECOND_SHARD)
+    change(directory, lambda tensors: tensors.update({"lm_head.weight": edit(head)}), SECOND_SHARD)
     assert "both hold the tensor lm_head.weight" in refused(directory)
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.norm.weight"])
+def test_two_shards_may_hold_the_same_tensor(name: str, tmp_path: Path) -> None:
+    directory = copy_of(tiny_directory(), tmp_path)
+    tensor = load_file(directory / WEIGHTS)[name]
+    shard(directory)
+    change(directory, lambda tensors: tensors.update({name: tensor}), SECOND_SHARD)
+    checked_config(directory)
 
 
 def test_weights_that_torch_has_pickled_are_held_to_the_same(tmp_path: Path) -> None:
@@ -229,11 +268,37 @@ def test_a_tensor_of_a_vision_tower_is_missed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "extra",
-    ["model.layers.1.self_attn.rotary_emb.inv_freq", "mtp.layers.0.mlp.up_proj.weight", "model.mtp.norm.weight"],
+    [
+        "mtp.layers.0.mlp.up_proj.weight",
+        "model.mtp.norm.weight",
+        "model.layers.1.self_attn.rotary_emb.inv_freq",
+        "model.layers.1.self_attn.rope.inv_freq",
+        "model.layers.1.self_attn.rotary_emb.cos_cached",
+        "model.layers.1.self_attn.rotary_emb.sin_cached",
+        "model.layers.1.self_attn.k_scale",
+        "model.layers.1.self_attn.v_scale",
+    ],
 )
 def test_what_no_model_computes_with_may_lie_in_the_files(extra: str, tmp_path: Path) -> None:
     directory = copy_of(tiny_directory(), tmp_path)
     change(directory, lambda tensors: tensors.update({extra: torch.ones(8)}))
+    checked_config(directory)
+
+
+@pytest.mark.parametrize("ending", ["activation_scale", "input_scale"])
+def test_scales_of_fp8_activations_may_lie_in_the_files(ending: str, tmp_path: Path) -> None:
+    directory, _ = make("fp8", tmp_path)
+    change(directory, lambda tensors: tensors.update({f"model.layers.1.self_attn.o_proj.{ending}": torch.tensor(1.0)}))
+    checked_config(directory)
+
+
+@pytest.mark.parametrize("extra", ["v_head.summary.weight", "model.layers.1.self_attn.q_scale_head.weight"])
+def test_a_tensor_that_the_architecture_does_not_have_can_be_removed(extra: str, tmp_path: Path) -> None:
+    directory = copy_of(tiny_directory(), tmp_path)
+    change(directory, lambda tensors: tensors.update({extra: torch.ones(8)}))
+    assert f"({extra})" in refused(directory)
+    assert "A tensor that the model was trained without can be removed from its file." in refused(directory)
+    change(directory, lambda tensors: tensors.pop(extra))
     checked_config(directory)
 
 
