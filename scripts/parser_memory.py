@@ -51,7 +51,7 @@ PARSERS = {
     "sample_request": ParserMemory(WORKER, "a sample's tensor, of what it is as a dense one", "128 MiB", 2, 2),
     "adapter_files": ParserMemory(WORKER, "an adapter's weights", "as the base model's largest", 8, 2),
     "adapter_header": ParserMemory(WORKER, "their header", "512 for each tensor that may be, and 64 KiB", 10, 2),
-    "adapter_config": ParserMemory(WORKER, "an adapter's configuration", "1 MiB", 32, 2),
+    "adapter_config": ParserMemory(WORKER, "an adapter's configuration", "64 for each such tensor, and 1 MiB", 32, 2),
     "recipients": ParserMemory(WORKER, "recipients of an encrypted save", "256 KiB", 8, 2),
 }
 """By the names of `tests/support/parsers/worst_inputs.py`."""

@@ -10,7 +10,8 @@ from support.worker.in_process import Worker
 from support.worker.messages import with_a_later_field
 from support.worker.process import MODEL, Call, broken_train, create, save, step, train
 from tinsmith_rpc import worker_pb2
-from tinsmith_trainer.oplog.model_queues import GAP_CLOSES_AFTER_SECONDS, UnknownModel
+from tinsmith_trainer.oplog.model_queue import UnknownModel
+from tinsmith_trainer.oplog.model_queues import GAP_CLOSES_AFTER_SECONDS
 from tinsmith_trainer.worker import admission
 
 from .conftest import StartWorker

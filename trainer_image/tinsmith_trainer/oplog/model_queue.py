@@ -51,6 +51,10 @@ class Entry:
         return InFlightWork(purpose, self.operation.model_id, self.operation.seq_id)
 
 
+class UnknownModel(LookupError):
+    """No such model is here, and the operation does not create it."""
+
+
 @dataclass(slots=True)
 class ModelQueue:
     """Guarded by the lock of `ModelQueues`, apart from the fields that only the engine's thread uses."""

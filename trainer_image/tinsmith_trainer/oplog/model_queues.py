@@ -18,7 +18,7 @@ from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.given_numbers import note_given, read_given
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Failure, Operation
-from tinsmith_trainer.oplog.model_queue import SETTLED, Entry, ModelQueue
+from tinsmith_trainer.oplog.model_queue import SETTLED, Entry, ModelQueue, UnknownModel
 from tinsmith_trainer.oplog.ordering import Turn
 
 log = structlog.get_logger(__name__)
@@ -43,10 +43,6 @@ class Room(Protocol):
         """Those for which there is room, or can be made; and in how many seconds there may be for one of the others,
         infinite where only a change can help.
         """
-
-
-class UnknownModel(LookupError):
-    """No such model here, and the operation does not create it."""
 
 
 class ModelQueues:
@@ -121,8 +117,12 @@ class ModelQueues:
 
     def backlog(self, model_id: str) -> int:
         with self._changed:
-            queue = self._queues.get(model_id)
-            return 0 if queue is None else queue.order.waiting_count
+            return 0 if (queue := self._queues.get(model_id)) is None else queue.order.waiting_count
+
+    def is_wanted(self, model_id: str, seq_id: int) -> bool:
+        """Whether operations of the model wait for this number."""
+        with self._changed:
+            return (queue := self._queues.get(model_id)) is not None and queue.order.is_wanted(seq_id)
 
     def waiting_bytes(self, owner: str) -> int:
         """Of the bodies of one owner's operations that have no result yet."""

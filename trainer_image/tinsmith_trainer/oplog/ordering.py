@@ -66,6 +66,10 @@ class OperationOrder:
             return None
         return Turn(lowest, missing)
 
+    def is_wanted(self, seq_id: int) -> bool:
+        """Whether operations wait, and this number is the first one that they wait for."""
+        return bool(self._waiting) and seq_id == self.applied + 1 < self._waiting[0]
+
     def finish(self, turn: Turn) -> None:
         """The turn's operation ran, or failed: the next one's turn."""
         if not self._waiting or self._waiting[0] != turn.seq_id:

@@ -26,7 +26,7 @@ from tinsmith_trainer.engines.base import (
     Outcome,
     Work,
 )
-from tinsmith_trainer.engines.imports.size_limits import MOST_CONFIG_BYTES, SizeLimits
+from tinsmith_trainer.engines.imports.size_limits import SizeLimits
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
@@ -185,10 +185,9 @@ class Executor:
         """
         lora = request.lora
         announced = AnnouncedAdapter(lora.rank, lora.seed, lora.train_attn, lora.train_mlp, lora.train_unembed)
+        limits = SizeLimits.of(announced, self._engine.adapter_shapes)
         config, weights = self._checkpoints.read_upload(
-            request.directory,
-            most_config_bytes=MOST_CONFIG_BYTES,
-            most_weights_bytes=SizeLimits.of(announced, self._engine.adapter_shapes).weights_bytes,
+            request.directory, most_config_bytes=limits.config_bytes, most_weights_bytes=limits.weights_bytes
         )
         state = self._engine.read_adapter(config, weights, announced)
         number = int(sha256_of(config, weights)[:IMPORT_DIGITS], 16)

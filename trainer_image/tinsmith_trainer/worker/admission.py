@@ -62,8 +62,13 @@ class Admission:
     def _leaves_a_share(self, request: worker_pb2.SubmitRequest, owner: str) -> bool:
         """Whether others have as much room afterwards as this owner's waiting operations take already. So an owner who
         sends much leaves room to owners who come later.
+
+        The number that the waiting ones wait for is exempt: chunks arrive out of order, and without it none of them
+        would ever run and give its room back.
         """
-        return _makes_room(request) or self._room.has_room_for(_disk_bytes(request) + self._queues.waiting_bytes(owner))
+        if _makes_room(request) or self._queues.is_wanted(request.model_id, request.seq_id):
+            return True
+        return self._room.has_room_for(_disk_bytes(request) + self._queues.waiting_bytes(owner))
 
     def _full(self, request: worker_pb2.SubmitRequest, owner: str) -> JournalFull:
         waiting = self._queues.waiting_bytes(owner)

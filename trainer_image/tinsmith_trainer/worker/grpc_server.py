@@ -25,7 +25,7 @@ from tinsmith_trainer.errors import (
 )
 from tinsmith_trainer.oplog.given_numbers import NumbersMixed
 from tinsmith_trainer.oplog.journal_tables import Failure, OperationResult
-from tinsmith_trainer.oplog.model_queues import UnknownModel
+from tinsmith_trainer.oplog.model_queue import UnknownModel
 from tinsmith_trainer.sampling.sample_queue import Samples, TooManySamples
 from tinsmith_trainer.worker.metrics import WorkerName, describe, describe_sampler
 from tinsmith_trainer.worker.peers import AdmitPeers, Context, is_operator

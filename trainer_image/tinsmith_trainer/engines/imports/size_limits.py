@@ -11,8 +11,9 @@ from tinsmith_trainer.errors import UserError
 
 FAMILIES = ("attn", "mlp", "unembed")
 WIDEST_BYTES = 4
-MOST_CONFIG_BYTES = 2**20
-"""PEFT's are of some kilobytes; one that names a rank for each of a thousand modules has a hundred."""
+CONFIG_BYTES = 2**20
+CONFIG_BYTES_OF_A_TENSOR = 64
+"""PEFT's configurations are of some kilobytes. One of a mixture may name each expert's module, and a rank for it."""
 LAYOUTS = 2
 """Tinker's archives may have a placeholder for each tensor that the base model has."""
 HEADER_BYTES_OF_A_TENSOR = 512
@@ -44,6 +45,10 @@ class SizeLimits:
         experts = max((shape[0] for shape in shapes.values() if len(shape) == 3), default=1)
         tensors = LAYOUTS * len(shapes) * experts
         return cls(tensors, sum(math.prod(shape) for shape in shapes.values()) * experts * WIDEST_BYTES)
+
+    @property
+    def config_bytes(self) -> int:
+        return self.tensors * CONFIG_BYTES_OF_A_TENSOR + CONFIG_BYTES
 
     @property
     def header_bytes(self) -> int:
