@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,8 +51,11 @@ class DiskRoom:
         self._claimed_bytes = 0
 
     def free_bytes(self) -> int:
-        """The reserve included, whether its file is there or not."""
-        return shutil.disk_usage(self._directory).free + self._reserve_file_bytes()
+        """The reserve included, whether its file is there or not. A file system that states no size, as some of FUSE do
+        not, has room for everything.
+        """
+        disk = shutil.disk_usage(self._directory)
+        return disk.free + self._reserve_file_bytes() if disk.total else sys.maxsize
 
     def has_room_for(self, content_bytes: int) -> bool:
         """Whether writing this much leaves the reserve, and the room of every claim, untouched."""
