@@ -7,6 +7,7 @@ be written on a full disk (results, releases, the epoch), and made again once th
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import shutil
@@ -20,11 +21,15 @@ import structlog
 log = structlog.get_logger(__name__)
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 FREE_PART = 8
 """One in so many bytes of the reserve stays free beside its file: a write-ahead log grows before it is folded in."""
 BLOCK_BYTES = 512
 """Of `st_blocks`, whatever the file system's own."""
 MIB = 1024**2
+
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class NoRoom(OSError):
@@ -88,9 +93,11 @@ class DiskRoom:
             self.release(content_bytes)
 
     def allocate(self, descriptor: int, content_bytes: int) -> None:
-        """Gives a new file all of its blocks at once: no other writer can pass the same check. Raises NoRoom."""
-        with self._lock:
-            self._check(content_bytes)
+        """Gives a new file all of its blocks at once: no other writer can pass the same check. Raises NoRoom.
+
+        It can take long, and the event loop takes the lock: the room is only claimed under it.
+        """
+        with self.claimed(content_bytes):
             _allocate(descriptor, content_bytes)
 
     def _check(self, content_bytes: int) -> None:
@@ -132,10 +139,12 @@ class DiskRoom:
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:
-    if not size_bytes:
-        return
-    try:
-        os.posix_fallocate(descriptor, 0, size_bytes)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
+    """Does nothing where the file system cannot. There, `os.posix_fallocate` would write a byte to each 4 KiB, which is
+    a request each on a network.
+    """
+    while size_bytes and _fallocate(descriptor, 0, 0, size_bytes):
+        code = ctypes.get_errno()
+        if code in CANNOT_ALLOCATE:
+            return
+        if code != errno.EINTR:
+            raise OSError(code, os.strerror(code))

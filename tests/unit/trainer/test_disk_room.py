@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from support.small_disk import MIB, SmallDisk, on_disk_without_size
+from tinsmith_trainer import disk_room
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage
+from tinsmith_trainer.disk_room import DiskRoom
 
 
 def test_a_save_goes_to_a_file_system_that_states_no_size(tmp_path: Path) -> None:
@@ -15,3 +20,30 @@ def test_a_save_goes_to_a_file_system_that_states_no_size(tmp_path: Path) -> Non
         assert storage.read("model", ["weights", "last"]) == {"weights": b"x", "last": b"1"}
 
     on_disk_without_size(tmp_path, scenario)
+
+
+def test_nothing_is_written_where_blocks_cannot_be_allocated(tmp_path: Path) -> None:
+    """On a network, a byte for each 4 KiB is a request for each."""
+
+    async def scenario(disk: SmallDisk) -> None:
+        with (disk.folder / "file").open("wb") as file:
+            DiskRoom(disk.folder).allocate(file.fileno(), MIB)
+            assert os.fstat(file.fileno()).st_size == 0
+
+    on_disk_without_size(tmp_path, scenario)
+
+
+def test_room_can_be_claimed_while_a_file_is_given_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop claims it."""
+    room, allocate = DiskRoom(tmp_path), disk_room._fallocate
+    loop = ThreadPoolExecutor(1)
+
+    def slow(*arguments: int) -> int:
+        loop.submit(room.claim, MIB).result(10)
+        return int(allocate(*arguments))
+
+    monkeypatch.setattr(disk_room, "_fallocate", slow)
+    with (tmp_path / "file").open("wb") as file:
+        room.allocate(file.fileno(), MIB)
+        assert os.fstat(file.fileno()).st_blocks * disk_room.BLOCK_BYTES >= MIB
+    loop.shutdown()
