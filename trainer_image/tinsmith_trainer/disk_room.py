@@ -54,6 +54,7 @@ class DiskRoom:
         self._reserve = reserve
         self._lock = threading.Lock()
         self._claimed_bytes = 0
+        self._allocates_nothing = False  # as the reserve's file has shown
 
     def free_bytes(self) -> int:
         """The reserve included, whether its file is there or not. A file system that states no size, as some of FUSE do
@@ -108,14 +109,22 @@ class DiskRoom:
     # ---- the reserve
 
     def keep_reserve(self) -> None:
-        """Makes the reserve's file unless it is there, as soon as the disk has room for all of the reserve."""
+        """Makes the reserve's file unless it is there, as soon as the disk has room for all of the reserve.
+
+        Where the file system allocates no blocks there is no file, and none is tried again until one is asked for.
+        """
         file_bytes = self._reserved_bytes - self._reserved_bytes // FREE_PART
         with self._lock:
-            if self._reserve is None or self._reserve_file_bytes() >= file_bytes or self.available_bytes() < 0:
+            if self._reserve is None or self._allocates_nothing or self._reserve_file_bytes() >= file_bytes:
+                return
+            if self.available_bytes() < 0:
                 return
             try:
                 with self._reserve.open("wb") as file:
                     _allocate(file.fileno(), file_bytes)
+                self._allocates_nothing = self._reserve_file_bytes() < file_bytes
+                if self._allocates_nothing:
+                    raise OSError(errno.EOPNOTSUPP, "its file system allocates no blocks")
             except OSError as error:  # what is free is counted, so the reserve is kept as well as it can be
                 log.warning("the reserve has no file", path=str(self._reserve), reason=error.strerror)
                 self._reserve.unlink(missing_ok=True)
@@ -123,6 +132,7 @@ class DiskRoom:
     def free_reserve(self) -> bool:
         """Gives the reserve's blocks to whatever must be written now. False: there were none."""
         with self._lock:
+            self._allocates_nothing = False
             if self._reserve is None or not self._reserve_file_bytes():
                 return False
             self._reserve.unlink()

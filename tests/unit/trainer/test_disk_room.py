@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 from support.small_disk import MIB, SmallDisk, on_disk_without_size
 from tinsmith_trainer import disk_room
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage
@@ -47,3 +48,18 @@ def test_room_can_be_claimed_while_a_file_is_given_its_blocks(tmp_path: Path, mo
         room.allocate(file.fileno(), MIB)
         assert os.fstat(file.fileno()).st_blocks * disk_room.BLOCK_BYTES >= MIB
     loop.shutdown()
+
+
+def test_a_reserve_that_gets_no_blocks_is_told_of_once_and_leaves_no_file(tmp_path: Path) -> None:
+    async def scenario(disk: SmallDisk) -> None:
+        room = DiskRoom(disk.folder, MIB, disk.folder / "reserve")
+        with capture_logs() as logs:
+            for _ in range(3):
+                room.keep_reserve()
+        assert [(each["log_level"], each["reason"]) for each in logs] == [
+            ("warning", "its file system allocates no blocks")
+        ]
+        assert not (disk.folder / "reserve").exists()
+        assert not room.free_reserve()
+
+    on_disk_without_size(tmp_path, scenario)
