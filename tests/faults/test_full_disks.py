@@ -17,7 +17,7 @@ from support.worker.in_process import Worker
 from support.worker.process import MODEL, Call, WorkerProcess, create, save, step, train
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 from tinsmith_trainer.errors import JournalFull
-from tinsmith_trainer.training import storage_retries
+from tinsmith_trainer.training import put_off, storage_retries
 from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.worker import admission
 
@@ -162,6 +162,32 @@ def test_an_adapter_that_cannot_be_parked_keeps_its_slot_and_a_parked_one_can_be
             disk.make_room()
             assert (await worker.finished(0, third)).failure is None
             assert (results + await finished(worker, heavy[3:]), tensors(worker)) == expected
+
+    on_small_disk(folder, DISK_MIB, scenario)
+
+
+def test_a_create_that_waits_for_room_takes_no_slot_from_an_idle_adapter(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(put_off, "ROOM_RETRY_SECONDS", 0.01)
+
+    async def scenario(disk: SmallDisk) -> None:
+        async with worker_on(disk, slots=1) as worker:
+            await finished(worker, [create(model_id=OTHER)])
+            disk.fill(leaving_bytes=(RESERVE_MIB + HEAVY_MIB // 2) * MIB)
+            await worker.submit(create_heavy(MODEL))
+            await reason_of_waiting(worker, create_heavy(MODEL))
+            await finished(worker, of(OTHER, [train(1)]))
+            queue = worker.service.queues.find(MODEL)
+            assert queue is not None
+            for _ in range(3):
+                tried = queue.held_until
+                while queue.held_until in (tried, 0.0):
+                    await asyncio.sleep(0.001)
+            parking = worker.service.scheduler.parking
+            assert (parking.figures.evicted, parking.figures.restored) == (1, 1)
+            disk.make_room()
+            assert (await worker.finished(0)).failure is None
 
     on_small_disk(folder, DISK_MIB, scenario)
 

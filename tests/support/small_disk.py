@@ -50,9 +50,17 @@ class SmallDisk:
 
 def on_small_disk(folder: Path, size_mib: int, scenario: Callable[[SmallDisk], Awaitable[T]]) -> T:
     """Runs it in an event loop of its own, with the disk mounted at `folder`. Skips the test where nothing can be."""
+    return _on_disk(folder, ["-t", "tmpfs", "-o", f"size={size_mib}m"], scenario)
 
+
+def on_disk_without_size(folder: Path, scenario: Callable[[SmallDisk], Awaitable[T]]) -> T:
+    """As above, on a ramfs: it states neither its size nor what is free, and allocates no blocks ahead of writes."""
+    return _on_disk(folder, ["-t", "ramfs"], scenario)
+
+
+def _on_disk(folder: Path, options: list[str], scenario: Callable[[SmallDisk], Awaitable[T]]) -> T:
     def live() -> T:
-        _mount(folder, size_mib)
+        _mount(folder, options)
         return asyncio.run(scenario(SmallDisk(folder)))  # type: ignore[arg-type]
 
     require(
@@ -63,9 +71,9 @@ def on_small_disk(folder: Path, size_mib: int, scenario: Callable[[SmallDisk], A
         return thread.submit(live).result()
 
 
-def _mount(folder: Path, size_mib: int) -> None:
+def _mount(folder: Path, options: list[str]) -> None:
     """Gone with the last thread and process that sees it."""
     libc = ctypes.CDLL(None, use_errno=True)
     require(libc.unshare(CLONE_NEWNS) == 0, "a small disk needs a mount namespace: run as root, with CAP_SYS_ADMIN")
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(folder)], check=True)
+    subprocess.run(["mount", *options, "none", str(folder)], check=True)

@@ -7,9 +7,11 @@ be written on a full disk (results, releases, the epoch), and made again once th
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +21,15 @@ import structlog
 log = structlog.get_logger(__name__)
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 FREE_PART = 8
 """One in so many bytes of the reserve stays free beside its file: a write-ahead log grows before it is folded in."""
 BLOCK_BYTES = 512
 """Of `st_blocks`, whatever the file system's own."""
 MIB = 1024**2
+
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class NoRoom(OSError):
@@ -48,10 +54,14 @@ class DiskRoom:
         self._reserve = reserve
         self._lock = threading.Lock()
         self._claimed_bytes = 0
+        self._allocates_nothing = False  # as the reserve's file has shown
 
     def free_bytes(self) -> int:
-        """The reserve included, whether its file is there or not."""
-        return shutil.disk_usage(self._directory).free + self._reserve_file_bytes()
+        """The reserve included, whether its file is there or not. A file system that states no size, as some of FUSE do
+        not, has room for everything.
+        """
+        disk = shutil.disk_usage(self._directory)
+        return disk.free + self._reserve_file_bytes() if disk.total else sys.maxsize
 
     def has_room_for(self, content_bytes: int) -> bool:
         """Whether writing this much leaves the reserve, and the room of every claim, untouched."""
@@ -84,9 +94,11 @@ class DiskRoom:
             self.release(content_bytes)
 
     def allocate(self, descriptor: int, content_bytes: int) -> None:
-        """Gives a new file all of its blocks at once: no other writer can pass the same check. Raises NoRoom."""
-        with self._lock:
-            self._check(content_bytes)
+        """Gives a new file all of its blocks at once: no other writer can pass the same check. Raises NoRoom.
+
+        It can take long, and the event loop takes the lock: the room is only claimed under it.
+        """
+        with self.claimed(content_bytes):
             _allocate(descriptor, content_bytes)
 
     def _check(self, content_bytes: int) -> None:
@@ -97,14 +109,22 @@ class DiskRoom:
     # ---- the reserve
 
     def keep_reserve(self) -> None:
-        """Makes the reserve's file unless it is there, as soon as the disk has room for all of the reserve."""
+        """Makes the reserve's file unless it is there, as soon as the disk has room for all of the reserve.
+
+        Where the file system allocates no blocks there is no file, and none is tried again until one is asked for.
+        """
         file_bytes = self._reserved_bytes - self._reserved_bytes // FREE_PART
         with self._lock:
-            if self._reserve is None or self._reserve_file_bytes() >= file_bytes or self.available_bytes() < 0:
+            if self._reserve is None or self._allocates_nothing or self._reserve_file_bytes() >= file_bytes:
+                return
+            if self.available_bytes() < 0:
                 return
             try:
                 with self._reserve.open("wb") as file:
                     _allocate(file.fileno(), file_bytes)
+                self._allocates_nothing = self._reserve_file_bytes() < file_bytes
+                if self._allocates_nothing:
+                    raise OSError(errno.EOPNOTSUPP, "its file system allocates no blocks")
             except OSError as error:  # what is free is counted, so the reserve is kept as well as it can be
                 log.warning("the reserve has no file", path=str(self._reserve), reason=error.strerror)
                 self._reserve.unlink(missing_ok=True)
@@ -112,6 +132,7 @@ class DiskRoom:
     def free_reserve(self) -> bool:
         """Gives the reserve's blocks to whatever must be written now. False: there were none."""
         with self._lock:
+            self._allocates_nothing = False
             if self._reserve is None or not self._reserve_file_bytes():
                 return False
             self._reserve.unlink()
@@ -128,10 +149,12 @@ class DiskRoom:
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:
-    if not size_bytes:
-        return
-    try:
-        os.posix_fallocate(descriptor, 0, size_bytes)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
+    """Does nothing where the file system cannot. There, `os.posix_fallocate` would write a byte to each 4 KiB, which is
+    a request each on a network.
+    """
+    while size_bytes and _fallocate(descriptor, 0, 0, size_bytes):
+        code = ctypes.get_errno()
+        if code in CANNOT_ALLOCATE:
+            return
+        if code != errno.EINTR:
+            raise OSError(code, os.strerror(code))

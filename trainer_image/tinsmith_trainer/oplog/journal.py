@@ -195,12 +195,14 @@ class Journal:
         """On disk, with what is not yet folded into the main file."""
         return _size_of(self.path) + _size_of(self._wal)
 
-    def settle(self) -> None:
-        """Returns when every earlier write is on disk and its future's callbacks have run.
+    def settle(self, model_id: str) -> None:
+        """Returns when every earlier write of this model is on disk and its future's callbacks have run.
 
-        Raises JournalFull while one of them waits for room.
+        Raises JournalFull while one of them, or one of no model, waits for room.
         """
-        if self._put(_Job(lambda db: bool(self._waiting), Future(), writes=True)).result():
+        names = ("", model_id)
+        waits = self._put(_Job(lambda db: any(job.model_id in names for job in self._waiting), Future(), writes=True))
+        if waits.result():
             raise self._full()
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.errors import JournalFull, StorageFull, TrainerError
 from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
-from tinsmith_trainer.oplog.model_queue import ModelQueue
+from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import CREATES, ModelQueues
 from tinsmith_trainer.training.parking import Parking
 from tinsmith_trainer.training.snapshotting import ModelSnapshots
@@ -48,9 +48,11 @@ class PutOff:
         self._queues.hold(queue, seconds, _reason(queue, error) if _is_for_room(error) else "")
         return True
 
-    def until_room(self, queue: ModelQueue, operation: Operation) -> bool:
-        """Whether the snapshot that it needs found no room before, and would find none now: it is not run for that."""
-        if operation.kind not in NEED_SNAPSHOTS or not queue.wanted_bytes:
+    def until_room(self, queue: ModelQueue, entry: Entry) -> bool:
+        """Whether the snapshot that it needs found no room before, and would find none now. Then its model is held, and
+        no adapter leaves its slot for it.
+        """
+        if entry.operation.kind not in NEED_SNAPSHOTS or entry.is_finished or not queue.wanted_bytes:
             return False
         if self._snapshots.has_room_for(queue.wanted_bytes):
             return False

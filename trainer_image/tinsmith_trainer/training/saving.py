@@ -105,7 +105,7 @@ class Saves:
         """The event of this model's latest save under the name that this one wants for itself; 0: there is none."""
         if not wanted.name or wanted.overwrite:
             return 0
-        self._journal.settle()  # the save just before may still be on its way to the disk
+        self._journal.settle(model_id)  # the save just before may still be on its way to the disk
         return self._journal.read(
             lambda db: journal_tables.saved_name_event(db, model_id, wanted.kind, wanted.name)
         ).result()

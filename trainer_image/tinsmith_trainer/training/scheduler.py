@@ -176,7 +176,7 @@ class Scheduler:
             reach("operation-preempted")
         started = time.perf_counter()
         queue, turn, entry = by_model[chosen.model_id]
-        if self._saves.must_wait(queue, entry):
+        if self._saves.must_wait(queue, entry) or self._put_off.until_room(queue, entry):
             return
         is_there, brought = self.parking.bring(queue, entry), time.perf_counter()
         along = (by_model[one.model_id] for one in self._turns.who_may_go_along(chosen, contenders.values()))
@@ -275,8 +275,6 @@ class Scheduler:
     def _run(self, queue: ModelQueue, entry: Entry) -> OperationResult:
         """Raises _NotNow where it gives way, or is put off."""
         window_failure = queue.window_failure
-        if self._put_off.until_room(queue, entry.operation):
-            raise _NotNow
         outcome = self._outcome(queue, entry)
         if isinstance(outcome, Failure):
             outcome = self._failed(queue, entry, outcome)

@@ -196,19 +196,17 @@ class ModelSnapshots:
 
     def _all_that_changed(self) -> None:
         """Raises what `Snapshotter.now` does."""
-        refused: SnapshotRefused | None = None
-        self._journal.settle()  # a release that is being synced must not be snapshot again
+        failed: Exception | None = None
         for queue in self._queues.all():
             try:
                 self._if_changed(queue)
-            except SnapshotRefused as error:  # the others are saved all the same
-                refused = error
-        if refused is not None:
-            raise refused
+            except (JournalFull, SnapshotRefused) as error:  # the others are saved all the same
+                failed = error
+        if failed is not None:
+            raise failed
 
     def at_stop(self) -> None:
         """Saves the next start a replay; nothing depends on it."""
-        self._journal.settle()
         for queue in self._queues.all():
             try:
                 self._if_changed(queue)
@@ -230,11 +228,13 @@ class ModelSnapshots:
 
     def save_if_changed(self, queue: ModelQueue, before_journal: Callable[[], None]) -> None:
         """Durable when it returns: nothing of the model is in memory alone. Raises what `Snapshotter.now` does."""
-        self._journal.settle()
         self._if_changed(queue, before_journal)
 
     def _if_changed(self, queue: ModelQueue, before_journal: Callable[[], None] = lambda: None) -> None:
-        """Durable when it returns. Only when every outcome is on disk, so that a model that has ended is known to."""
+        """Durable when it returns. Raises what `Snapshotter.now` does, or JournalFull while an outcome of it waits for
+        room: the next process runs that operation again, and must not find it in a snapshot.
+        """
+        self._journal.settle(queue.model_id)  # also, a release that is being synced must not be snapshot again
         applied = queue.order.applied
         if not queue.is_open or applied <= queue.snapshot_applied:
             return

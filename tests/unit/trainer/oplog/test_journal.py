@@ -96,12 +96,13 @@ def test_on_a_full_disk_what_has_happened_waits_and_all_else_is_served(tmp_path:
         others.result()
         journal.write(lambda db: set_meta(db, "small", "1")).result()
         with pytest.raises(JournalFull):
-            journal.settle()
+            journal.settle("a")
+        journal.settle("b")
         assert (first.done(), behind.done()) == (False, False)
         disk.make_room()
         behind.result()
         assert first.done()
-        journal.settle()
+        journal.settle("a")
         journal.close()
         assert read_all(tmp_path / "journal") == {"before": "1", "others": "1", "small": "1", "result": "newer"}
 

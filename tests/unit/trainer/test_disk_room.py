@@ -1,0 +1,65 @@
+"""Room on a disk: what is promised and allocated, on file systems that know little of it too."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+from support.small_disk import MIB, SmallDisk, on_disk_without_size
+from tinsmith_trainer import disk_room
+from tinsmith_trainer.checkpoints.storage import CheckpointStorage
+from tinsmith_trainer.disk_room import DiskRoom
+
+
+def test_a_save_goes_to_a_file_system_that_states_no_size(tmp_path: Path) -> None:
+    async def scenario(disk: SmallDisk) -> None:
+        storage = CheckpointStorage(f"file://{disk.folder}/root", reserved_bytes=MIB)
+        storage.write("model", {"weights": [b"x"]}, "last", lambda written: b"1")
+        assert storage.read("model", ["weights", "last"]) == {"weights": b"x", "last": b"1"}
+
+    on_disk_without_size(tmp_path, scenario)
+
+
+def test_nothing_is_written_where_blocks_cannot_be_allocated(tmp_path: Path) -> None:
+    """On a network, a byte for each 4 KiB is a request for each."""
+
+    async def scenario(disk: SmallDisk) -> None:
+        with (disk.folder / "file").open("wb") as file:
+            DiskRoom(disk.folder).allocate(file.fileno(), MIB)
+            assert os.fstat(file.fileno()).st_size == 0
+
+    on_disk_without_size(tmp_path, scenario)
+
+
+def test_room_can_be_claimed_while_a_file_is_given_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop claims it."""
+    room, allocate = DiskRoom(tmp_path), disk_room._fallocate
+    loop = ThreadPoolExecutor(1)
+
+    def slow(*arguments: int) -> int:
+        loop.submit(room.claim, MIB).result(10)
+        return int(allocate(*arguments))
+
+    monkeypatch.setattr(disk_room, "_fallocate", slow)
+    with (tmp_path / "file").open("wb") as file:
+        room.allocate(file.fileno(), MIB)
+        assert os.fstat(file.fileno()).st_blocks * disk_room.BLOCK_BYTES >= MIB
+    loop.shutdown()
+
+
+def test_a_reserve_that_gets_no_blocks_is_told_of_once_and_leaves_no_file(tmp_path: Path) -> None:
+    async def scenario(disk: SmallDisk) -> None:
+        room = DiskRoom(disk.folder, MIB, disk.folder / "reserve")
+        with capture_logs() as logs:
+            for _ in range(3):
+                room.keep_reserve()
+        assert [(each["log_level"], each["reason"]) for each in logs] == [
+            ("warning", "its file system allocates no blocks")
+        ]
+        assert not (disk.folder / "reserve").exists()
+        assert not room.free_reserve()
+
+    on_disk_without_size(tmp_path, scenario)
