@@ -13,7 +13,8 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import structlog
@@ -27,6 +28,10 @@ FREE_PART = 8
 BLOCK_BYTES = 512
 """Of `st_blocks`, whatever the file system's own."""
 MIB = 1024**2
+
+ROOM_RETRY_SECONDS = 1.0
+LONGEST_ROOM_RETRY_SECONDS = 30.0
+"""An attempt may write as much as the disk takes, or run an operation in vain: the wait doubles up to this."""
 
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -146,6 +151,36 @@ class DiskRoom:
             return self._reserve.stat().st_blocks * BLOCK_BYTES
         except FileNotFoundError:
             return 0
+
+
+class RetriesForRoom:
+    """When writes that found no room are tried again: after a wait that doubles, or once more is free than before."""
+
+    def __init__(self, room: DiskRoom, clock: Callable[[], float] = time.monotonic) -> None:
+        self._room = room
+        self._clock = clock
+        self._failed_at, self._free_bytes, self._seconds = 0.0, 0, ROOM_RETRY_SECONDS
+
+    def begin(self) -> None:
+        """After a first failure, or once some of them were written."""
+        self._note_failure(ROOM_RETRY_SECONDS)
+
+    def failed(self) -> None:
+        """After an attempt in vain."""
+        self._note_failure(longer_retry_seconds(self._seconds))
+
+    def is_due(self) -> bool:
+        waited = self._clock() - self._failed_at
+        has_more_room = waited >= ROOM_RETRY_SECONDS and self._room.free_bytes() > self._free_bytes
+        return has_more_room or waited >= self._seconds
+
+    def _note_failure(self, seconds: float) -> None:
+        self._failed_at, self._free_bytes, self._seconds = self._clock(), self._room.free_bytes(), seconds
+
+
+def longer_retry_seconds(before: float) -> float:
+    """`before`: 0 at the first failure."""
+    return min(max(2 * before, ROOM_RETRY_SECONDS), LONGEST_ROOM_RETRY_SECONDS)
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:
