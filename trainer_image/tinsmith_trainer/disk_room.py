@@ -19,6 +19,8 @@ from pathlib import Path
 
 import structlog
 
+from tinsmith_trainer.durable_files import Allocate
+
 log = structlog.get_logger(__name__)
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -65,7 +67,7 @@ class DiskRoom:
         """The reserve included, whether its file is there or not. A file system that states no size, as some of FUSE do
         not, has room for everything.
         """
-        disk = shutil.disk_usage(self._directory)
+        disk = shutil.disk_usage(_existing(self._directory))
         return disk.free + self._reserve_file_bytes() if disk.total else sys.maxsize
 
     def has_room_for(self, content_bytes: int) -> bool:
@@ -90,21 +92,31 @@ class DiskRoom:
             self._claimed_bytes -= content_bytes
 
     @contextlib.contextmanager
-    def claimed(self, content_bytes: int) -> Iterator[None]:
-        """Raises NoRoom."""
+    def claimed(self, content_bytes: int) -> Iterator[Allocate]:
+        """Yields what gives each of one writer's new files its blocks. Those are no longer free, so their part of the
+        claim is released. Raises NoRoom.
+        """
+        left_bytes = content_bytes
+
+        def allocate(descriptor: int, size_bytes: int) -> None:
+            nonlocal left_bytes
+            _allocate(descriptor, size_bytes)
+            self.release(size_bytes)
+            left_bytes -= size_bytes
+
         self.claim(content_bytes)
         try:
-            yield
+            yield allocate
         finally:
-            self.release(content_bytes)
+            self.release(left_bytes)
 
     def allocate(self, descriptor: int, content_bytes: int) -> None:
         """Gives a new file all of its blocks at once: no other writer can pass the same check. Raises NoRoom.
 
         It can take long, and the event loop takes the lock: the room is only claimed under it.
         """
-        with self.claimed(content_bytes):
-            _allocate(descriptor, content_bytes)
+        with self.claimed(content_bytes) as allocate:
+            allocate(descriptor, content_bytes)
 
     def _check(self, content_bytes: int) -> None:
         available = self.available_bytes()
@@ -151,6 +163,11 @@ class DiskRoom:
             return self._reserve.stat().st_blocks * BLOCK_BYTES
         except FileNotFoundError:
             return 0
+
+
+def _existing(path: Path) -> Path:
+    """The folder, or the nearest above it that is there: a checkpoint root is made by its first save."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 class RetriesForRoom:
