@@ -13,10 +13,13 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import structlog
+
+from tinsmith_trainer.durable_files import Allocate
 
 log = structlog.get_logger(__name__)
 
@@ -27,6 +30,10 @@ FREE_PART = 8
 BLOCK_BYTES = 512
 """Of `st_blocks`, whatever the file system's own."""
 MIB = 1024**2
+
+ROOM_RETRY_SECONDS = 1.0
+LONGEST_ROOM_RETRY_SECONDS = 30.0
+"""An attempt may write as much as the disk takes, or run an operation in vain: the wait doubles up to this."""
 
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -60,7 +67,7 @@ class DiskRoom:
         """The reserve included, whether its file is there or not. A file system that states no size, as some of FUSE do
         not, has room for everything.
         """
-        disk = shutil.disk_usage(self._directory)
+        disk = shutil.disk_usage(_existing(self._directory))
         return disk.free + self._reserve_file_bytes() if disk.total else sys.maxsize
 
     def has_room_for(self, content_bytes: int) -> bool:
@@ -85,21 +92,31 @@ class DiskRoom:
             self._claimed_bytes -= content_bytes
 
     @contextlib.contextmanager
-    def claimed(self, content_bytes: int) -> Iterator[None]:
-        """Raises NoRoom."""
+    def claimed(self, content_bytes: int) -> Iterator[Allocate]:
+        """Yields what gives each of one writer's new files its blocks. Those are no longer free, so their part of the
+        claim is released. Raises NoRoom.
+        """
+        left_bytes = content_bytes
+
+        def allocate(descriptor: int, size_bytes: int) -> None:
+            nonlocal left_bytes
+            _allocate(descriptor, size_bytes)
+            self.release(size_bytes)
+            left_bytes -= size_bytes
+
         self.claim(content_bytes)
         try:
-            yield
+            yield allocate
         finally:
-            self.release(content_bytes)
+            self.release(left_bytes)
 
     def allocate(self, descriptor: int, content_bytes: int) -> None:
         """Gives a new file all of its blocks at once: no other writer can pass the same check. Raises NoRoom.
 
         It can take long, and the event loop takes the lock: the room is only claimed under it.
         """
-        with self.claimed(content_bytes):
-            _allocate(descriptor, content_bytes)
+        with self.claimed(content_bytes) as allocate:
+            allocate(descriptor, content_bytes)
 
     def _check(self, content_bytes: int) -> None:
         available = self.available_bytes()
@@ -146,6 +163,41 @@ class DiskRoom:
             return self._reserve.stat().st_blocks * BLOCK_BYTES
         except FileNotFoundError:
             return 0
+
+
+def _existing(path: Path) -> Path:
+    """The folder, or the nearest above it that is there: a checkpoint root is made by its first save."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+class RetriesForRoom:
+    """When writes that found no room are tried again: after a wait that doubles, or once more is free than before."""
+
+    def __init__(self, room: DiskRoom, clock: Callable[[], float] = time.monotonic) -> None:
+        self._room = room
+        self._clock = clock
+        self._failed_at, self._free_bytes, self._seconds = 0.0, 0, ROOM_RETRY_SECONDS
+
+    def begin(self) -> None:
+        """After a first failure, or once some of them were written."""
+        self._note_failure(ROOM_RETRY_SECONDS)
+
+    def failed(self) -> None:
+        """After an attempt in vain."""
+        self._note_failure(longer_retry_seconds(self._seconds))
+
+    def is_due(self) -> bool:
+        waited = self._clock() - self._failed_at
+        has_more_room = waited >= ROOM_RETRY_SECONDS and self._room.free_bytes() > self._free_bytes
+        return has_more_room or waited >= self._seconds
+
+    def _note_failure(self, seconds: float) -> None:
+        self._failed_at, self._free_bytes, self._seconds = self._clock(), self._room.free_bytes(), seconds
+
+
+def longer_retry_seconds(before: float) -> float:
+    """`before`: 0 at the first failure."""
+    return min(max(2 * before, ROOM_RETRY_SECONDS), LONGEST_ROOM_RETRY_SECONDS)
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:

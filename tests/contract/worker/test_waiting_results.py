@@ -1,8 +1,10 @@
-"""A result that waits for room on the volume holds up its own model alone, and a clean stop does not trip over it."""
+"""Results and creates that wait for room on the volume: they hold up their own model alone, and no clean stop."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +13,8 @@ import apsw
 import pytest
 from support.worker.in_process import Worker
 from support.worker.process import MODEL, Call, create, save, step, train
+from tinsmith_trainer import disk_room
+from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFile, SnapshotFolder
 from tinsmith_trainer.errors import JournalFull
 from tinsmith_trainer.training.residency import ResidencyRules
 
@@ -68,3 +72,27 @@ async def test_other_models_are_saved_snapshot_and_parked(start: StartWorker, wr
     await worker.submit(create(model_id=THIRD))
     assert (await worker.finished(0, THIRD)).failure is None
     assert set(worker.engine._adapters) == {MODEL, THIRD}
+
+
+async def test_a_create_that_is_undone_again_and_again_runs_less_often(
+    start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_room, "ROOM_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(disk_room, "LONGEST_ROOM_RETRY_SECONDS", 0.04)
+    worker = await start()
+    waits: list[float] = []
+    write = SnapshotFolder.write
+
+    def refuse_five(folder: SnapshotFolder, snapshot: Snapshot) -> SnapshotFile:
+        """As a quota does, though the disk says that it has room."""
+        queue = worker.service.queues.find(MODEL)
+        assert queue is not None
+        waits.append(queue.undone_seconds)
+        if len(waits) <= 5:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return write(folder, snapshot)
+
+    monkeypatch.setattr(SnapshotFolder, "write", refuse_five)
+    await worker.submit(create())
+    assert (await worker.finished(0)).failure is None
+    assert waits == [0.0, 0.01, 0.02, 0.04, 0.04, 0.04]

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
-from support.small_disk import MIB, SmallDisk, on_disk_without_size
+from support.small_disk import MIB, SmallDisk, on_disk_without_size, on_small_disk
 from tinsmith_trainer import disk_room
-from tinsmith_trainer.checkpoints.storage import CheckpointStorage
-from tinsmith_trainer.disk_room import DiskRoom
+from tinsmith_trainer.checkpoints.storage import CheckpointStorage, StorageFault
+from tinsmith_trainer.disk_room import DiskRoom, RetriesForRoom
+from tinsmith_trainer.durable_files import WrittenFile
 
 
 def test_a_save_goes_to_a_file_system_that_states_no_size(tmp_path: Path) -> None:
@@ -63,3 +64,54 @@ def test_a_reserve_that_gets_no_blocks_is_told_of_once_and_leaves_no_file(tmp_pa
         assert not room.free_reserve()
 
     on_disk_without_size(tmp_path, scenario)
+
+
+def test_what_finds_no_room_again_and_again_waits_longer_until_more_is_free(tmp_path: Path) -> None:
+    async def scenario(disk: SmallDisk) -> None:
+        now = 0.0
+        disk.fill()
+        retries = RetriesForRoom(DiskRoom(disk.folder), lambda: now)
+        retries.begin()
+        waits = []
+        for _ in range(7):
+            failed_at = now
+            while not retries.is_due():
+                now += 0.5
+            waits.append(now - failed_at)
+            retries.failed()
+        assert waits == [1, 2, 4, 8, 16, 30, 30]
+        now += 1
+        assert not retries.is_due()
+        disk.make_room()
+        assert retries.is_due()
+        retries.begin()
+        now += 1
+        assert retries.is_due()
+
+    on_small_disk(tmp_path, 16, scenario)
+
+
+def test_a_save_that_is_being_written_takes_its_room_once(tmp_path: Path) -> None:
+    """Another one that fits beside it is written at the same time."""
+
+    async def scenario(disk: SmallDisk) -> None:
+        storage = CheckpointStorage(f"file://{disk.folder}/root")
+        files = {"weights": [bytes(7 * MIB)], "moments": [bytes(MIB)]}
+
+        def write_another(written: dict[str, WrittenFile]) -> bytes:
+            storage.write("other", {"weights": [bytes(6 * MIB)]}, "last", lambda _: b"1")
+            return b"1"
+
+        storage.write("model", files, "last", write_another)
+        with pytest.raises(StorageFault, match="make room"):
+            storage.write("third", files, "last", lambda _: b"1")
+
+    on_small_disk(tmp_path, 16, scenario)
+
+
+def test_a_claim_shrinks_with_what_is_allocated_and_all_of_it_goes_back(tmp_path: Path) -> None:
+    room = DiskRoom(tmp_path)
+    with (tmp_path / "file").open("wb") as file, room.claimed(3 * MIB) as allocate:
+        allocate(file.fileno(), MIB)
+        assert room._claimed_bytes == 2 * MIB
+    assert room._claimed_bytes == 0

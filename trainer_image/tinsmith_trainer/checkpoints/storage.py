@@ -13,7 +13,6 @@ import os
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from tinsmith_trainer.disk_room import NO_ROOM, DiskRoom, NoRoom
 from tinsmith_trainer.durable_files import (
+    Allocate,
     MemoryFor,
     Pieces,
     ReadFile,
@@ -84,7 +84,6 @@ class CheckpointStorage:
         Raises ServerError when nothing here speaks the URL's protocol.
         """
         self.url = url
-        self._reserved_bytes = reserved_bytes
         try:
             fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False, **driver_options(url, os.environ))
         except (ImportError, ValueError) as error:
@@ -92,6 +91,7 @@ class CheckpointStorage:
         self._fs: Any = fs
         self._path = str(path).rstrip("/")
         self._is_local = isinstance(fs, LocalFileSystem)
+        self._disk = DiskRoom(Path(self._path), reserved_bytes)
 
     @property
     def folder(self) -> Path | None:
@@ -113,8 +113,9 @@ class CheckpointStorage:
         """
         try:
             size_bytes = sum(map(size_of, files.values()))
-            with self._room(size_bytes, may_use_reserve=may_use_reserve), self._folder(directory, [*files, last]):
-                return self._write_all(f"{self._path}/{directory}", files, last, content)
+            room = self._room(size_bytes, may_use_reserve=may_use_reserve)
+            with room as allocate, self._folder(directory, [*files, last]):
+                return self._write_all(f"{self._path}/{directory}", files, last, content, allocate)
         except Exception as error:
             raise _fault(error) from error
 
@@ -124,12 +125,13 @@ class CheckpointStorage:
         files: Mapping[str, Pieces],
         last: str,
         content: Callable[[dict[str, WrittenFile]], bytes],
+        allocate: Allocate | None,
     ) -> bytes:
         if not self._fs.async_impl:  # an object store has no folders, and to s3fs making one is making the bucket
             self._fs.makedirs(folder, exist_ok=True)
-        written = self._together(lambda name: self._write_file(f"{folder}/{name}", files[name]), files)
+        written = self._together(lambda name: self._write_file(f"{folder}/{name}", files[name], allocate), files)
         ending = content(dict(zip(files, written, strict=True)))
-        self._write_file(f"{folder}/{last}", [ending])
+        self._write_file(f"{folder}/{last}", [ending], None)
         if self._is_local:
             _sync_upwards(Path(folder), Path(self._path))
         return ending
@@ -151,17 +153,13 @@ class CheckpointStorage:
             raise
 
     @contextlib.contextmanager
-    def _room(self, size_bytes: int, *, may_use_reserve: bool) -> Iterator[None]:
+    def _room(self, size_bytes: int, *, may_use_reserve: bool) -> Iterator[Allocate | None]:
         """Raises NoRoom. An object store has all the room that it is asked for."""
         if not self._is_local or may_use_reserve:
-            yield
+            yield None
             return
-        with self._disk.claimed(size_bytes):
-            yield
-
-    @cached_property
-    def _disk(self) -> DiskRoom:
-        return DiskRoom(_existing(Path(self._path)), self._reserved_bytes)
+        with self._disk.claimed(size_bytes) as allocate:
+            yield allocate
 
     def read(self, directory: str, names: Iterable[str]) -> dict[str, bytes | None]:
         """Contents by name; None: there is no such file."""
@@ -203,9 +201,9 @@ class CheckpointStorage:
         folders = [posixpath.split(str(path)) for path in found]
         return sorted(folder[len(self._path) + 1 :] for folder, name in folders if name == holding)
 
-    def _write_file(self, path: str, content: Pieces) -> WrittenFile:
+    def _write_file(self, path: str, content: Pieces, allocate: Allocate | None) -> WrittenFile:
         if self._is_local:
-            return write_file(Path(path), content, mode=FINISHED_MODE)
+            return write_file(Path(path), content, mode=FINISHED_MODE, allocate=allocate)
         # As a whole, since only so s3fs uploads parts of it at the same time, and gives up an upload that fails.
         return hashed_while(lambda: self._fs.pipe_file(path, b"".join(content)), content)
 
@@ -260,11 +258,6 @@ def _sentence(error: Exception) -> str:
         advice = "" if isinstance(error, NoRoom) else ": delete checkpoints, or make room on its disk"
         return f"{error.strerror}{advice}"
     return str(error) or type(error).__name__
-
-
-def _existing(path: Path) -> Path:
-    """The folder, or the nearest above it that is there: a root is made by the first save."""
-    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def _may_pass(error: Exception) -> bool:

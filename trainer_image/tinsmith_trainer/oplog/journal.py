@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import apsw
 import structlog
 
+from tinsmith_trainer.disk_room import ROOM_RETRY_SECONDS, DiskRoom, RetriesForRoom
 from tinsmith_trainer.errors import JournalFull, ServerError, VolumeUnsuitable
 from tinsmith_trainer.process_exit import fatal_on_error
 
@@ -27,7 +28,6 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 FORMAT_VERSION = 1
-FULL_RETRY_SECONDS = 1.0
 WAL_KEPT_BYTES = 8 * 1024**2
 """A write-ahead log that is longer gives its blocks back at once: a few large bodies would keep them for good."""
 SYNC_BUCKETS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
@@ -138,17 +138,17 @@ class Journal:
     is room, and refusals. Of one model they keep their order.
     """
 
-    def __init__(self, path: Path, *, vfs: str | None = None, free_reserve: Callable[[], bool] = lambda: False) -> None:
-        """`free_reserve` makes room on a full disk for what must be written; False: it has none left.
+    def __init__(self, path: Path, *, vfs: str | None = None, room: DiskRoom | None = None) -> None:
+        """`room`: that of its disk, whose reserve is for what must be written.
 
         Raises VolumeUnsuitable, or ServerError when another version wrote it.
         """
         self.stats = JournalStats()
         self.path = path
         self._wal = path.with_name(f"{path.name}-wal")
-        self._free_reserve = free_reserve
+        self._room = room or DiskRoom(path.parent)
         self._waiting: list[_Job[Any]] = []  # writes that must succeed and found no room
-        self._tried_at = 0.0
+        self._retries = RetriesForRoom(self._room)
         self._queue: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         try:
             self._db = self._open(vfs)
@@ -164,7 +164,7 @@ class Journal:
         try:
             return _open(self.path, vfs)
         except apsw.FullError:
-            if not self._free_reserve():
+            if not self._room.free_reserve():
                 raise
             return _open(self.path, vfs)
 
@@ -229,7 +229,7 @@ class Journal:
     def _take_batch(self) -> list[_Job[Any] | None]:
         """What has come; nothing, where something waits for room and is to be tried again."""
         try:
-            batch = [self._queue.get(timeout=FULL_RETRY_SECONDS if self._waiting else None)]
+            batch = [self._queue.get(timeout=ROOM_RETRY_SECONDS if self._waiting else None)]
         except queue.Empty:
             return []
         while not self._queue.empty():
@@ -241,13 +241,16 @@ class Journal:
         for job in jobs:
             if not job.writes:
                 _resolve(job, self._db)
-        if self._waiting and (None in batch or time.monotonic() >= self._tried_at + FULL_RETRY_SECONDS):
+        waited_before = bool(self._waiting)
+        if waited_before and (None in batch or self._retries.is_due()):
             self._try_waiting()
         writes = [job for job in jobs if job.writes]
         if self._waiting:
             self._commit_one_by_one(writes)
         elif writes:
             self._commit(writes)
+        if self._waiting and not waited_before:
+            self._retries.begin()
         return None not in batch
 
     def _commit(self, jobs: list[_Job[Any]]) -> None:
@@ -302,7 +305,6 @@ class Journal:
                 self._waiting.append(job)
             elif not self._commit_unless_full(job):
                 log.warning("a write waits for room", path=str(self.path))
-                self._tried_at = time.monotonic()
                 self._waiting.append(job)
 
     def _is_behind(self, job: _Job[Any]) -> bool:
@@ -311,7 +313,10 @@ class Journal:
     def _try_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         self._commit_one_by_one(waiting)
-        self._tried_at = time.monotonic()
+        if len(self._waiting) == len(waiting):
+            self._retries.failed()
+        else:
+            self._retries.begin()
 
     def _commit_unless_full(self, job: _Job[Any]) -> bool:
         """False when the disk is full and the job has to wait for room; else its future is settled."""
@@ -332,7 +337,7 @@ class Journal:
         try:
             return self._transaction([job])
         except apsw.FullError:
-            if not self._free_reserve():
+            if not self._room.free_reserve():
                 raise
             return self._transaction([job])
 

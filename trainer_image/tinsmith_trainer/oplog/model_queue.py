@@ -85,6 +85,7 @@ class ModelQueue:
     snapshot_seconds: float = 0.0  # what the latest snapshot took; until the first, what reading the old one took
     wanted_bytes: int = 0  # of the snapshot that found no room; 0: the latest one did
     retried_since: float | None = None  # when its next operation was first to be retried
+    undone_seconds: float = 0.0  # how long its next operation was held when it was last undone; 0: it was not
     optimizer_step: int = 0
     rank: int = 0
 

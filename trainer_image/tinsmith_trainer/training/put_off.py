@@ -12,6 +12,7 @@ import time
 import structlog
 from tinsmith_rpc import worker_pb2
 
+from tinsmith_trainer.disk_room import ROOM_RETRY_SECONDS, longer_retry_seconds
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.errors import JournalFull, StorageFull, TrainerError
 from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
@@ -19,7 +20,7 @@ from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import CREATES, ModelQueues
 from tinsmith_trainer.training.parking import Parking
 from tinsmith_trainer.training.snapshotting import ModelSnapshots
-from tinsmith_trainer.training.storage_retries import ROOM_RETRY_SECONDS, retry_seconds
+from tinsmith_trainer.training.storage_retries import retry_seconds
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +68,8 @@ class PutOff:
             assert result.replaced is not None, "a load has taken the place of something"
             self._engine.load_state(queue.model_id, result.replaced, with_optimizer=True)
         log.warning("operation is undone", model_id=queue.model_id, seq_id=operation.seq_id, reason=str(error))
-        self._queues.hold(queue, ROOM_RETRY_SECONDS, _reason(queue, error))
+        queue.undone_seconds = longer_retry_seconds(queue.undone_seconds)
+        self._queues.hold(queue, queue.undone_seconds, _reason(queue, error))
 
 
 def _is_for_room(error: Exception) -> bool:

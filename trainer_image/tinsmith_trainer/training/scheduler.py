@@ -211,7 +211,7 @@ class Scheduler:
             if turn.missing:
                 queue.window_failure = missing_failure(turn.missing)
             result = self._decide(queue, entry)
-            queue.retried_since, queue.held_because = None, ""
+            queue.retried_since, queue.undone_seconds, queue.held_because = None, 0.0, ""
             if turn.missing or entry.operation.changes_the_adapter:
                 queue.changed_at = turn.seq_id
             # Before anybody can hear of the result, and ask for what comes after it.

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from tinsmith_rpc import worker_pb2
 
+from tinsmith_trainer.disk_room import ROOM_RETRY_SECONDS
 from tinsmith_trainer.errors import JournalFull, StorageUnavailable
 
 RELEASE_RETRY_SECONDS = 30.0
-ROOM_RETRY_SECONDS = 1.0
-"""Without room an attempt is a look at what is free."""
 STORAGE_RETRY_SECONDS = 10.0
 STORAGE_WAIT_SECONDS = 300.0
 """How long one operation waits for the checkpoint root, from its first attempt on."""
@@ -25,7 +24,7 @@ def retry_seconds(kind: worker_pb2.OperationKind.ValueType, error: Exception, wa
     if kind == worker_pb2.RELEASE_MODEL:  # without its last checkpoint the work would be lost: it keeps its slot
         return RELEASE_RETRY_SECONDS
     if isinstance(error, JournalFull):
-        return ROOM_RETRY_SECONDS
+        return ROOM_RETRY_SECONDS  # an attempt is a look at what is free
     if not waits_for_storage(kind, error) or waited_seconds >= STORAGE_WAIT_SECONDS:
         return None
     return min(STORAGE_RETRY_SECONDS, STORAGE_WAIT_SECONDS - waited_seconds)

@@ -100,7 +100,7 @@ class WorkerService:
         self.parts = parts
         self._loop = asyncio.get_running_loop()
         self._room = parts.volume.room
-        self.journal = Journal(parts.volume.journal_path, vfs=parts.journal_vfs, free_reserve=self._room.free_reserve)
+        self.journal = Journal(parts.volume.journal_path, vfs=parts.journal_vfs, room=self._room)
         self._marker = InFlightMarker(parts.volume.in_flight_marker_path)
         tell_at_the_end(self._marker)
         models = self.journal.read(journal_tables.read_models).result()

@@ -186,7 +186,7 @@ def pin_image(volume: Volume, image: str) -> None:
     were given out bind a journal to an image. What was accepted and never ran may run anywhere, and after a clean stop
     a snapshot holds the effect of all that ran.
     """
-    journal = Journal(volume.journal_path, free_reserve=volume.room.free_reserve)
+    journal = Journal(volume.journal_path, room=volume.room)
     try:
         before, to_replay = journal.read(
             lambda db: (journal_tables.get_meta(db, META_KEY), journal_tables.count_to_replay(db))

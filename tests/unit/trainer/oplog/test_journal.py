@@ -13,8 +13,10 @@ import apsw
 import pytest
 from support.small_disk import MIB, SmallDisk, on_small_disk
 from support.worker.faulting_files import LossyVfs, lossy_vfs, restore
+from tinsmith_trainer import disk_room
 from tinsmith_trainer.disk_room import DiskRoom
 from tinsmith_trainer.errors import JournalFull, ServerError
+from tinsmith_trainer.oplog import journal as journal_module
 from tinsmith_trainer.oplog.journal import WAL_KEPT_BYTES, Journal
 from tinsmith_trainer.oplog.journal_tables import get_meta, set_meta
 
@@ -109,6 +111,28 @@ def test_on_a_full_disk_what_has_happened_waits_and_all_else_is_served(tmp_path:
     on_small_disk(tmp_path, 16, scenario)
 
 
+def test_a_write_that_finds_no_room_again_and_again_is_tried_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (disk_room, journal_module):
+        monkeypatch.setattr(module, "ROOM_RETRY_SECONDS", 0.01)
+    waits: list[float] = []
+    tried = threading.Semaphore(0)
+
+    def find_no_room(db: apsw.Connection) -> None:
+        waits.append(journal._retries._seconds)
+        tried.release()
+        raise apsw.FullError("larger than the disk")
+
+    journal = Journal(tmp_path / "journal")
+    journal.write(find_no_room, must_succeed=True)
+    first, retries = 2, 3  # alone, and with what came at the same time
+    for _ in range(first + retries):
+        assert tried.acquire(timeout=10)
+    journal.close()
+    assert waits[first : first + retries] == [0.01, 0.02, 0.04]
+
+
 def test_a_journal_that_is_closed_on_a_full_disk_ends_and_says_nothing_of_what_waits(tmp_path: Path) -> None:
     async def scenario(disk: SmallDisk) -> None:
         journal = Journal(tmp_path / "journal")
@@ -124,7 +148,7 @@ def test_the_reserve_is_for_what_must_be_written_and_made_again_when_there_is_ro
     async def scenario(disk: SmallDisk) -> None:
         room = DiskRoom(tmp_path, 4 * MIB, tmp_path / "reserve")
         room.keep_reserve()
-        journal = Journal(tmp_path / "journal", free_reserve=room.free_reserve)
+        journal = Journal(tmp_path / "journal", room=room)
         disk.fill()
         large = "x" * MIB
         with pytest.raises(JournalFull):
