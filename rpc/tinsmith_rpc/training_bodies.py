@@ -1,4 +1,4 @@
-"""What a training body holds, learned by walking over it: known before anything is built from it.
+"""The contents of a training body, learned by walking over it, before anything is built from it.
 
 A body of two bytes a datum would take a hundred times its size once it is parsed. So whoever parses one walks first.
 """
@@ -22,11 +22,11 @@ MAX_TAGS = 8 * MAX_PARTS
 A parser takes some 50 bytes for each, whatever it is."""
 TAGS_AT_FIRST = 4096
 TAGS_OF_A_DATUM = TAGS_OF_A_PART = 32
-"""What a walk may pass: so much for a body, and more for each datum and part in it. Fields of a later SDK fit in that.
+"""The tags that a walk may pass: some for a body, and more for each datum and part. Fields of a later SDK fit in.
 A body of nothing but unknown fields would take seconds of the engine's thread."""
 TOKEN_BYTES = 4
 UNCOUNTED_IMAGE_TOKENS = 1024
-"""Of an image whose sender does not say how many it takes: as many as a picture of 900 x 900 pixels has with Qwen."""
+"""Tokens of an image whose sender does not say how many it has. A picture of 900 x 900 pixels has as many with Qwen."""
 
 
 class BodyInvalid(ValueError):
@@ -160,7 +160,7 @@ class _BodyWalk:
         return expected if 0 < expected < 2**31 else UNCOUNTED_IMAGE_TOKENS
 
     def _field(self, kind: _Kind, number: int, wire_type: int, begin: int, end: int) -> None:
-        """Of a field that nothing is learned from: what is in it counts."""
+        """Count the tags in a field from which nothing is learned."""
         if wire_type != LENGTH_DELIMITED:
             return
         if number in kind.numbers:

@@ -8,7 +8,7 @@ import zstandard
 
 PIECE_BYTES = 128 * 1024
 MAX_WINDOW_BYTES = 64 * 2**20
-"""Of what it has read, a streaming reader keeps as much as the frame asks for. No level but the 22nd asks for more."""
+"""A streaming reader keeps as much of what it has read as the frame asks for. Only level 22 asks for more."""
 
 
 class FrameInvalid(ValueError):
@@ -16,7 +16,7 @@ class FrameInvalid(ValueError):
 
 
 def declared_bytes(frame: bytes) -> int | None:
-    """What the frame says that it holds; None: it does not say, as one that was written in pieces.
+    """Return the size that the frame declares; None where it declares none, as one that was written in pieces.
 
     Raises FrameInvalid.
     """

@@ -1,4 +1,4 @@
-"""What a parser takes of memory for the worst that it may be sent is what docs/limits.md says, or less."""
+"""Each parser takes at most the memory that docs/limits.md states, for its worst input."""
 
 from __future__ import annotations
 

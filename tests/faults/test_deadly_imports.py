@@ -19,7 +19,7 @@ from tinsmith_rpc import worker_pb2
 
 ENGINE = "--engine=support.engine.deadly:build_deadly"
 NO_ADAPTER = "is not PEFT's for LoRA"
-"""What is said of the files here once they have been read."""
+"""Return what a reader reports of the files here."""
 
 
 @pytest.fixture

@@ -240,7 +240,7 @@ def test_a_tenant_whose_operations_wait_leaves_room_to_others(folder: Path, monk
             accepted: list[str] = []
 
             async def send(model_id: str, tenant: str) -> None:
-                """What waits for a number that does not come."""
+                """Send operations that wait for a number that does not come."""
                 await worker.submit(create(model_id=model_id), tenant=tenant)
                 for seq_id in range(2, 100):
                     call = Call(seq_id, worker_pb2.FORWARD_BACKWARD, bytes(4 * MIB), model_id)

@@ -1,4 +1,4 @@
-"""What a test needs of the machine: where it is missing the test is skipped, or fails where every test is asked for."""
+"""Requirements of tests: where one is missing the test is skipped, or fails where every test is asked for."""
 
 from __future__ import annotations
 

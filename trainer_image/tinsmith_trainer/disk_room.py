@@ -28,7 +28,7 @@ CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 FREE_PART = 8
 """One in so many bytes of the reserve stays free beside its file: a write-ahead log grows before it is folded in."""
 BLOCK_BYTES = 512
-"""Of `st_blocks`, whatever the file system's own."""
+"""The unit of `st_blocks`, whatever the block size of the file system."""
 MIB = 1024**2
 
 ROOM_RETRY_SECONDS = 1.0
@@ -87,7 +87,7 @@ class DiskRoom:
             self._claimed_bytes += content_bytes
 
     def release(self, content_bytes: int) -> None:
-        """What was claimed has been written, or never will be."""
+        """Give back a claim whose bytes are written, or never will be."""
         with self._lock:
             self._claimed_bytes -= content_bytes
 

@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 Purpose = Literal["operation", "replay", "restore", "snapshot", "import"]
 Beside = Literal["saves", "imports"]
-"""What other threads than the engine's are at."""
+"""Work of threads other than the engine's."""
 HEADER = struct.Struct("<II")
 """Length and CRC-32 of the JSON behind it. A length of 0: the engine is idle."""
 IDLE = bytes(HEADER.size)
@@ -38,7 +38,7 @@ MAX_SIGN_CHARACTERS = 500
 
 @dataclass(frozen=True, slots=True)
 class InFlightWork:
-    """What a call of the engine is for. `seq_id` of a restore or a snapshot: the last operation inside; of an import,
+    """The purpose of an engine call. `seq_id` of a restore or a snapshot: the last operation inside; of an import,
     whose `model_id` is the run that will have the adapter: 0.
     """
 

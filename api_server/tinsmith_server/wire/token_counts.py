@@ -8,7 +8,7 @@ from tinsmith_rpc.zstd_frames import FrameInvalid, unpack
 
 
 def trained_tokens(payload: bytes, unpacked_bytes: int | None = None) -> int:
-    """Of the inputs, images included. `unpacked_bytes`: of a zstd frame, what it declares.
+    """Return the tokens of all inputs, images included. `unpacked_bytes` is the size that a zstd frame declares.
 
     What cannot be read, or holds more than a call may, has none: it fails at the worker, and costs nothing there.
     """

@@ -88,7 +88,7 @@ KIND = Program(
 KIND_STORAGE = Program("kind", packages=("github.com/rancher/local-path-provisioner",), cold_build="a minute")
 
 OF_TESTS = (KUBERNETES, COREDNS, TRAEFIK, KUBERAY, PAUSE, HELLO, PROMQL)
-"""What clusters and tests run; a test that builds for minutes would be ended by its time limit."""
+"""The programs of clusters and tests. A test that builds for minutes would reach its time limit."""
 
 
 def built(program: Program) -> Path:

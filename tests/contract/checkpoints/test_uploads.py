@@ -44,7 +44,7 @@ def test_a_file_is_there_as_a_whole_when_it_is_finished(files: UploadFiles, dire
 
 
 def test_a_file_that_is_sent_again_is_another_file(tmp_path: Path) -> None:
-    """Whoever reads the earlier one, or has a link to it, keeps it."""
+    """A reader of the earlier file, or another name of it, keeps the earlier content."""
     files = UploadFiles(tmp_path.as_uri())
     directory = files.new_directory("tenant", LATER)
     send(files, directory, [b"first"])

@@ -114,7 +114,7 @@ async def test_a_small_file_that_was_altered_is_refused_in_words(server: TestedS
 
 @one_server
 async def test_a_manifest_that_was_altered_opens_no_download(server: TestedServer) -> None:
-    """Whoever replaces a file can write its digest into the manifest, and not that one's digest into the store."""
+    """An attacker who replaces a file can change the manifest, and cannot change the manifest's digest in the store."""
     run = await export(server, b"weights")
     file, archive = await file_link(server, run), await archive_link(server, run)
     manifest = server.newest_directory / "manifest.json"

@@ -96,7 +96,7 @@ OF_MANY_KINDS = _sized(1, b"\x0a\0\x12\0" * (TAGS_OF_A_PART // 4 - 1)) * (MAX_TA
 
 
 def head() -> Measured:
-    """Of a frame whose reader has to keep all that it has read, as far as a reader does."""
+    """A frame whose reader keeps as much of what it has read as any reader does."""
     body = b"\x0a\x09s:train:0\x10\x01" + _sized(3, bytes(48 * MIB))
     settings = zstandard.ZstdCompressionParameters.from_level(1, window_log=26)
     frame = zstandard.ZstdCompressor(compression_params=settings).compress(body)

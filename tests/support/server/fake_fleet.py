@@ -192,7 +192,7 @@ class FakeFleet(Fleet):
         self._changes.note()
 
     def keep_checkpoints(self, root: Path) -> None:
-        """What its workers save has files below `root`."""
+        """Let its workers save files below `root`."""
         self._checkpoints = root
         for handle in self.handles.values():
             handle.fake.checkpoints = root

@@ -126,7 +126,7 @@ class ServedInstallation:
 
 
 def highest_bytes(pid: int) -> int:
-    """Of a process's memory, ever."""
+    """Return the peak memory of a process in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) * 1024

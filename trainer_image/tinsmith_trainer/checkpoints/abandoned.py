@@ -1,4 +1,4 @@
-"""What saves have left that never ended: folders without a manifest on a root that is a folder.
+"""Removal of saves that never ended: folders without a manifest, where the checkpoint root is a folder.
 
 A save that fails removes its files; a process that is killed cannot. Every worker of a root removes what has not
 changed for a day, whoever wrote it: a save under way changes its folder all the time. An object store has no folders,

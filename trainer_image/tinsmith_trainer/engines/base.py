@@ -252,7 +252,7 @@ class Engine(Computer, Protocol):
         """Writes files that plain PEFT or transformers load, into the existing directory `target`."""
 
     def adapter_shapes(self, lora: LoraSpec) -> Mapping[str, tuple[int, ...]]:
-        """Of the weights that such an adapter has on this base model, by `<module>.lora_A|B`.
+        """Return the shapes of such an adapter's weights on this base model, by `<module>.lora_A|B`.
 
         From any thread. Raises UserError where this base model can have none.
         """

@@ -122,7 +122,7 @@ class Attempts:
         )
 
     def import_refusal(self, work: InFlightWork) -> str:
-        """Of an adapter that is read no more."""
+        """Return the refusal of an adapter that is not read any more."""
         return (
             f"The adapter of {work.model_id} was given up, since {self._what_happened(work)} while its files were "
             "read. Upload one of a lower rank or of fewer modules, or have the worker given more memory."

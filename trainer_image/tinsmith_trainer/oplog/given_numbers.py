@@ -46,7 +46,7 @@ class GivenNumbers:
             self._of_keys.popitem(last=False)
 
     def take_back(self, key: str, number: int) -> None:
-        """What had it was not accepted. Below one that was accepted it stays out, as one that never came."""
+        """Take back a number that was not accepted. Below an accepted one it stays out, as one that never came."""
         if self._of_keys.pop(key, None) is None:
             return
         self._refused.add(number)

@@ -125,7 +125,7 @@ class ModelQueues:
             return (queue := self._queues.get(model_id)) is not None and queue.order.is_wanted(seq_id)
 
     def waiting_bytes(self, owner: str) -> int:
-        """Of the bodies of one owner's operations that have no result yet."""
+        """Return the bytes of one owner's bodies whose operations have no result yet."""
         with self._changed:
             return sum(queue.waiting_bytes for queue in self._open.values() if queue.owner == owner)
 

@@ -61,7 +61,7 @@ class Measured:
 
 
 class Company:
-    """Of the engine's thread."""
+    """Used by the engine's thread alone."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Company:
         self.computed: dict[str, int] = {}
         """In tokens, in this turn, by model."""
         self.read: dict[str, int] = {}
-        """What reading bodies took in this turn, in tokens, by model."""
+        """The cost of reading bodies in this turn, in tokens, by model."""
 
     def invite(self, others: Sequence[Ready]) -> None:
         """A turn begins. These may go along, the first ones first; their adapters are in memory."""

@@ -201,7 +201,7 @@ class Executor:
         )
 
     def open(self, operation: Operation, payload: bytes) -> OpenedBody:
-        """Of a forward_backward, or a forward alone, before `start`. Raises UserError."""
+        """Open the body of a forward_backward, or of a forward alone, before `start`. Raises UserError."""
         return open_body(payload, zstd=operation.zstd)
 
     def start(self, operation: Operation, body: OpenedBody) -> TrainingCall:

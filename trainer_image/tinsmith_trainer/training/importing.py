@@ -37,7 +37,7 @@ class _Import:
 
 
 class Imports:
-    """Of the engine's thread, but for the reading itself, and for `submit`, which is for one caller at a time."""
+    """Used by the engine's thread, but for the reading itself, and for `submit`, which is for one caller at a time."""
 
     def __init__(self, executor: Executor, queues: ModelQueues, attempts: Attempts, marker: InFlightMarker) -> None:
         self._executor = executor

@@ -28,7 +28,7 @@ NEED_SNAPSHOTS = (*CREATES, worker_pb2.LOAD_WEIGHTS)
 
 
 class PutOff:
-    """Of the engine's thread."""
+    """Used by the engine's thread alone."""
 
     def __init__(self, engine: Engine, queues: ModelQueues, parking: Parking, snapshots: ModelSnapshots) -> None:
         self._engine = engine

@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 class Restorer:
-    """Of the engine's thread."""
+    """Used by the engine's thread alone."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ BACKLOG_POLL_SECONDS = 0.05
 
 
 class Admission:
-    """Of the event loop."""
+    """Used by the event loop alone."""
 
     def __init__(self, room: DiskRoom, queues: ModelQueues, directory: Path) -> None:
         self._room = room

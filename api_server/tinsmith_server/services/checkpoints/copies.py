@@ -74,7 +74,7 @@ class Copies:
     async def _make(
         self, tenant: str, source: Checkpoint, request: CopyWeightsRequest, keyed: KeyedRequest | None
     ) -> str:
-        """What was made and held is asked in the tenant's turn: of many that wait, each would pass before."""
+        """Make the copy in the tenant's turn, where quota and key are checked: all that wait would pass before."""
         if (path := await self._made_before(tenant, request, keyed)) is not None:
             return path
         if (refusal := await self._checkpoints.refusal(tenant)) is not None:

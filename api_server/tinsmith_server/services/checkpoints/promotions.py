@@ -170,7 +170,7 @@ async def refuse_to_end(store: Store, path: PromotedPath) -> None:
 
 
 async def _until_first(attempt: Callable[[], Awaitable[Promotion | None]]) -> Promotion:
-    """What changed the name or the checkpoint at the same moment is in the store by the next look."""
+    """Try until no other request changes the name or the checkpoint at the same moment."""
     while (made := await attempt()) is None:
         pass
     return made

@@ -27,7 +27,7 @@ LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "gspo", "dro",
 
 
 class Tokens(NamedTuple):
-    """What a loss reads: logprobs of model and sampler, advantages (or weights), and gspo's mask."""
+    """The inputs of a loss: logprobs of model and sampler, advantages (or weights), and gspo's mask."""
 
     lp: Floats
     q: Floats

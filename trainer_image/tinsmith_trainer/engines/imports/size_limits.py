@@ -64,7 +64,7 @@ class SizeLimits:
 
 
 def _largest_shapes(announced: AnnouncedAdapter, shapes_of: ShapesOf) -> Shapes:
-    """Of all families that were announced and that this base model can have."""
+    """Return the shapes of all announced families that this base model can have."""
     shapes: dict[str, tuple[int, ...]] = {}
     refusal: UserError | None = None
     for family in filter(announced.allows, FAMILIES):
