@@ -16,6 +16,7 @@ from support.worker.process import MODEL, Call, create, save, step, train
 from tinsmith_trainer import disk_room
 from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFile, SnapshotFolder
 from tinsmith_trainer.errors import JournalFull
+from tinsmith_trainer.oplog.model_queues import GAP_CLOSES_AFTER_SECONDS
 from tinsmith_trainer.training.residency import ResidencyRules
 
 from .conftest import StartWorker
@@ -96,3 +97,17 @@ async def test_a_create_that_is_undone_again_and_again_runs_less_often(
     await worker.submit(create())
     assert (await worker.finished(0)).failure is None
     assert waits == [0.0, 0.01, 0.02, 0.04, 0.04, 0.04]
+
+
+async def test_a_gap_is_closed_by_one_write_however_long_that_waits(start: StartWorker) -> None:
+    worker = await start()
+    await worker.submit(create(), train(2))
+    await worker.finished(0)
+    journal = worker.service.journal
+    journal.write(find_no_room, must_succeed=True, model_id=MODEL)
+    worker.service.queues.age_gaps(0)
+    for _ in range(3):
+        worker.service.queues.age_gaps(GAP_CLOSES_AFTER_SECONDS)
+    journal.settle(OTHER)
+    assert len(journal._waiting) == 2, "one that fits behind one that never does"
+    assert await worker.is_pending(2)

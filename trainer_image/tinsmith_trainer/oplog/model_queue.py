@@ -74,6 +74,7 @@ class ModelQueue:
     snapshot_at: float = 0.0
     gap_at: int | None = None  # the operation that an open gap holds up
     gap_open_seconds: float = 0.0
+    gap_is_closing: bool = False  # its write may wait for room
     held_until: float = 0.0  # nothing of it runs till then, on the monotonic clock; 0: it may
     held_because: str = ""  # what its clients hear of that, until it is over
     quarantined: str = ""  # why nothing of it runs until the worker is started again; it keeps its place

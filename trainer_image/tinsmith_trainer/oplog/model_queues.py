@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -380,21 +381,20 @@ class ModelQueues:
     def _overdue_gap(self, queue: ModelQueue, seconds: float) -> int | None:
         gap_at = queue.order.open_gap() if queue.is_open else None
         if gap_at is None or gap_at != queue.gap_at:
-            queue.gap_at, queue.gap_open_seconds = gap_at, 0.0
+            queue.gap_at, queue.gap_open_seconds, queue.gap_is_closing = gap_at, 0.0, False
             return None
         queue.gap_open_seconds += seconds
-        being_accepted = any(not entry.accepted.done() for entry in queue.entries.values())
-        return gap_at if queue.gap_open_seconds >= GAP_CLOSES_AFTER_SECONDS and not being_accepted else None
+        stays = queue.gap_is_closing or any(not entry.accepted.done() for entry in queue.entries.values())
+        return gap_at if queue.gap_open_seconds >= GAP_CLOSES_AFTER_SECONDS and not stays else None
 
     def _close_gap(self, queue: ModelQueue, below: int) -> None:
+        queue.gap_is_closing = True
+
         def take_effect(_: Future[None]) -> None:
             with self._changed:
                 queue.order.close_below(below)
                 self._changed.notify_all()
 
-        written = self._journal.write(
-            lambda db: journal_tables.raise_closed_below(db, queue.model_id, below),
-            must_succeed=True,
-            model_id=queue.model_id,
-        )
+        close = partial(journal_tables.raise_closed_below, model_id=queue.model_id, seq_id=below)
+        written = self._journal.write(close, must_succeed=True, model_id=queue.model_id)
         written.add_done_callback(take_effect)
