@@ -72,10 +72,12 @@ def write_file(
     mode: int = 0o666,
     allocate: Allocate | None = None,
     before_rename: Callable[[], None] | None = None,
+    sync_folder: bool = True,
 ) -> WrittenFile:
     """Writes and syncs `content` under `path`, whose name shows the old file or none until the last moment.
 
-    Whatever goes wrong, no part of the new file stays.
+    Whatever goes wrong, no part of the new file stays. Without `sync_folder` the name is durable only once the caller
+    has synced the folder, as one does for many files at once.
     """
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}{TEMPORARY_SUFFIX}")
     try:
@@ -86,7 +88,8 @@ def write_file(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    if sync_folder:
+        sync_directory(path.parent)
     return written
 
 

@@ -131,6 +131,8 @@ class CheckpointStorage:
             self._fs.makedirs(folder, exist_ok=True)
         written = self._together(lambda name: self._write_file(f"{folder}/{name}", files[name], allocate), files)
         ending = content(dict(zip(files, written, strict=True)))
+        if self._is_local:
+            sync_directory(Path(folder))  # no name of theirs may be lost once the last one is there
         self._write_file(f"{folder}/{last}", [ending], None)
         if self._is_local:
             _sync_upwards(Path(folder), Path(self._path))
@@ -203,7 +205,7 @@ class CheckpointStorage:
 
     def _write_file(self, path: str, content: Pieces, allocate: Allocate | None) -> WrittenFile:
         if self._is_local:
-            return write_file(Path(path), content, mode=FINISHED_MODE, allocate=allocate)
+            return write_file(Path(path), content, mode=FINISHED_MODE, allocate=allocate, sync_folder=False)
         # As a whole, since only so s3fs uploads parts of it at the same time, and gives up an upload that fails.
         return hashed_while(lambda: self._fs.pipe_file(path, b"".join(content)), content)
 

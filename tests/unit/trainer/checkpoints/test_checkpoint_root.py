@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +55,22 @@ def test_the_directory_is_named_by_model_operation_and_epoch_without_colons(root
 def test_a_repeated_save_finds_its_own_manifest_and_writes_nothing(root: CheckpointRoot) -> None:
     first = write(root, epoch=1)
     assert write(root, epoch=2) == first
+
+
+def test_the_names_of_a_saves_files_are_synced_once_before_its_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync(descriptor)
+
+    storage = CheckpointStorage(f"file://{tmp_path}/root")
+    monkeypatch.setattr(os, "fsync", note)
+    storage.write("model/1", {"weights": [b"w"], "config": [b"c"]}, "manifest", lambda written: b"m")
+    assert synced == [".weights.tmp", ".config.tmp", "1", ".manifest.tmp", "1", "model", "root", tmp_path.name]
 
 
 def test_a_save_that_died_before_its_manifest_is_written_again(tmp_path: Path) -> None:
