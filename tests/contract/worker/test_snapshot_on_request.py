@@ -177,3 +177,11 @@ async def test_a_client_reads_the_reason_in_the_status(port: Port) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await port.api_server().Snapshot(worker_pb2.SnapshotRequest(), timeout=AWAIT_SECONDS)
     assert refusal.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_one_for_which_nothing_has_changed_asks_nothing_of_the_journal(worker: Worker) -> None:
+    await trained(worker)
+    await worker.service.snapshot()
+    commits = worker.service.journal.stats.commits
+    await worker.service.snapshot()
+    assert worker.service.journal.stats.commits == commits

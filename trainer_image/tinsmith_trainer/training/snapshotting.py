@@ -120,6 +120,10 @@ def _no_room(queue: ModelQueue) -> JournalFull:
     )
 
 
+def _is_saved(queue: ModelQueue) -> bool:
+    return not queue.is_open or queue.order.applied <= queue.snapshot_applied
+
+
 class RequestedSnapshot:
     """One that has not begun: those who ask before it does share it.
 
@@ -234,10 +238,12 @@ class ModelSnapshots:
         """Durable when it returns. Raises what `Snapshotter.now` does, or JournalFull while an outcome of it waits for
         room: the next process runs that operation again, and must not find it in a snapshot.
         """
-        self._journal.settle(queue.model_id)  # also, a release that is being synced must not be snapshot again
-        applied = queue.order.applied
-        if not queue.is_open or applied <= queue.snapshot_applied:
+        if _is_saved(queue):
             return
+        self._journal.settle(queue.model_id)
+        if _is_saved(queue):  # by what was being synced: a release, or a result with a snapshot
+            return
+        applied = queue.order.applied
         if queue.snapshot is not None and queue.changed_at <= queue.snapshot_applied:
             file = queue.snapshot  # what came after it were saves: it is as good for the latest of them
         else:
