@@ -1,6 +1,7 @@
-"""A worker imports what it needs on the transformers of each image for GPUs, which is older than the tests' own.
+"""A worker imports what it needs, and reads a model, on the transformers of each image for GPUs.
 
-The images themselves are too large to be built here. PyTorch and all else are those of this environment.
+Those are older than the tests' own. The images themselves are too large to be built here. PyTorch and all else are
+those of this environment.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 from package_environment import KNOWN, MILES, NEMO_RL, Packages
 from support.module_imports import ROOT, failed_imports, import_statements, sources
 from support.requirements import require_environment
+from support.whole_models import whole_model
 
 VERSIONS = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())
 IMAGES = {
@@ -27,6 +29,8 @@ OF_RANKS = re.compile(r"tinsmith_trainer\.engines\.(megatron\b|nemo_rl\.(actor|w
 """Megatron's engine has an image with the tests' own transformers; the others are imported by NeMo RL's ranks alone."""
 ASKED_FOR_FIRST = "from transformers.utils.chat_parsing import ResponseParser"
 """Runs only where find_spec has found the module; test_model_language.py has the answers of a worker without it."""
+
+READ_MODEL = "from tinsmith_trainer.sampling.token_server.served_model import read_model; read_model"
 
 
 def late_imports() -> Iterator[str]:
@@ -42,22 +46,25 @@ def late_imports() -> Iterator[str]:
 def failed_on(environment: Path) -> dict[str, str]:
     [packages] = environment.glob("lib/python*/site-packages")
     modules = [statement for statement in import_statements("tinsmith_trainer") if not OF_RANKS.search(statement)]
-    return failed_imports([*modules, *sorted(set(late_imports()) - {ASKED_FOR_FIRST})], first_on_path=packages)
+    late = sorted(set(late_imports()) - {ASKED_FOR_FIRST})
+    # Transformers 5.6 makes no text model out of a whole model's configuration, as all later ones do.
+    reading = f"{READ_MODEL}({str(whole_model('qwen3_5'))!r})"
+    return failed_imports([*modules, *late, reading], first_on_path=packages)
 
 
-def test_a_worker_imports_on_the_transformers_of_vllm() -> None:
+def test_a_worker_imports_and_reads_a_model_on_the_transformers_of_vllm() -> None:
     assert failed_on(require_environment("transformers-vllm")) == {}
 
 
-def test_a_worker_imports_on_the_transformers_of_sglang() -> None:
+def test_a_worker_imports_and_reads_a_model_on_the_transformers_of_sglang() -> None:
     assert failed_on(require_environment("transformers-sglang")) == {}
 
 
-def test_a_worker_imports_on_the_transformers_of_nemo_rl() -> None:
+def test_a_worker_imports_and_reads_a_model_on_the_transformers_of_nemo_rl() -> None:
     assert failed_on(require_environment("transformers-nemo-rl")) == {}
 
 
-def test_a_worker_imports_on_the_transformers_of_miles() -> None:
+def test_a_worker_imports_and_reads_a_model_on_the_transformers_of_miles() -> None:
     assert failed_on(require_environment("transformers-miles")) == {}
 
 

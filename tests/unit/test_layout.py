@@ -119,6 +119,7 @@ WHY_SHORT = {
     "trainer_image/tinsmith_trainer/sampling/token_server/supervisor.py": PROGRAM,
     "trainer_image/tinsmith_trainer/torch_model/attention.py": SHARED,
     "trainer_image/tinsmith_trainer/torch_model/device_faults.py": SHARED,
+    "trainer_image/tinsmith_trainer/torch_model/files/architecture.py": SHARED,
     "trainer_image/tinsmith_trainer/torch_model/logits.py": SHARED,
     "trainer_image/tinsmith_trainer/torch_model/warm_memory.py": SHARED,
     "trainer_image/tinsmith_trainer/training/storage_retries.py": SHARED,

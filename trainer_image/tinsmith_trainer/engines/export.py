@@ -15,7 +15,7 @@ from tinsmith_trainer.engines import peft_layout
 from tinsmith_trainer.engines.base import AdapterState, ExportLayout
 from tinsmith_trainer.engines.expert_layouts import expert_modules
 from tinsmith_trainer.torch_model.experts import expert_projections, is_adaptable, merge_into_experts
-from tinsmith_trainer.torch_model.files.stored_weights import auto_class
+from tinsmith_trainer.torch_model.files.architecture import auto_class, skeleton
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME
 from tinsmith_trainer.torch_model.quantized_checkpoints import load_to_save
 
@@ -44,12 +44,10 @@ def export_adapter(base: BaseFiles, state: AdapterState, target: Path, layout: E
 
 def _interleaved_experts(directory: Path) -> frozenset[str]:
     """Those of a model, made without weights, in whose weights gate and up lie by turns."""
-    with torch.device("meta"):
-        config = AutoConfig.from_pretrained(directory)
-        skeleton = auto_class(config).from_config(config)
+    model = skeleton(AutoConfig.from_pretrained(directory))
     return frozenset(
         name
-        for name, module in skeleton.named_modules()
+        for name, module in model.named_modules()
         if is_adaptable(module) and not getattr(module, "is_concatenated", True)
     )
 

@@ -23,8 +23,8 @@ from tinsmith_trainer.engines.whole_calls import ComputesWhole
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.parity.plain_experts import add_to_experts, trained_by_experts
 from tinsmith_trainer.torch_model.experts import expert_projections
+from tinsmith_trainer.torch_model.files.architecture import auto_class
 from tinsmith_trainer.torch_model.files.checked_config import checked_config
-from tinsmith_trainer.torch_model.files.stored_weights import auto_class
 from tinsmith_trainer.torch_model.loading import describe_model, is_of_text, place
 from tinsmith_trainer.torch_model.lora import is_plain_linear, module_family
 from tinsmith_trainer.torch_model.model_source import model_directory

@@ -23,8 +23,8 @@ from tinsmith_trainer.engines.base import BaseModelInfo, Quantization
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.load_failures import is_out_of_memory
 from tinsmith_trainer.torch_model.experts import ExpertProjection, adapt_experts, unadaptable_experts
+from tinsmith_trainer.torch_model.files.architecture import auto_class
 from tinsmith_trainer.torch_model.files.checked_config import blame, checked_config
-from tinsmith_trainer.torch_model.files.stored_weights import auto_class
 from tinsmith_trainer.torch_model.logits import LogitTransform, logit_transform_of
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, StackedLoraLinear, module_family, wrap_linears
 from tinsmith_trainer.torch_model.model_source import model_directory

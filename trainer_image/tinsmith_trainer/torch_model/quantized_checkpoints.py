@@ -13,6 +13,7 @@ import torch
 from transformers import FineGrainedFP8Config, Mxfp4Config
 
 from tinsmith_trainer.errors import ModelDirectoryInvalid
+from tinsmith_trainer.torch_model.files.architecture import skeleton
 
 DENSE = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}
 
@@ -54,9 +55,10 @@ def load_to_save(architecture: Any, directory: Path, config: Any, dtype: torch.d
     if not options:
         return model
     # transformers would write the weights back in that format, which it can for some only: so they change their model.
-    del config.quantization_config
-    with torch.device("meta"):
-        dense = architecture.from_config(config, dtype=dtype)
+    for named in (config, config.get_text_config()):
+        if getattr(named, "quantization_config", None) is not None:
+            del named.quantization_config
+    dense = skeleton(config, dtype=dtype)
     dense.load_state_dict(model.state_dict(), assign=True)
     _take_what_no_state_has(dense, model)
     return dense

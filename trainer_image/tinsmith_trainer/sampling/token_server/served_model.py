@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import GenerationConfig
 
 from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.torch_model.experts import ExpertProjection, expert_projections
+from tinsmith_trainer.torch_model.files.architecture import skeleton
 from tinsmith_trainer.torch_model.files.checked_config import checked_config
-from tinsmith_trainer.torch_model.files.stored_weights import auto_class
 from tinsmith_trainer.torch_model.loading import describe_model, end_of_sequence, load_tokenizer
 from tinsmith_trainer.torch_model.model_source import model_directory
 
@@ -43,7 +42,7 @@ def read_model(source: str, revision: str | None = None, max_sequence_length: in
     config = checked_config(directory)
     tokenizer = load_tokenizer(directory)
     try:
-        skeleton = _skeleton(config)
+        model = skeleton(config)
         has_file = (directory / GENERATION_CONFIG).is_file()
         generation = GenerationConfig.from_pretrained(directory) if has_file else config
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, …
@@ -55,23 +54,16 @@ def read_model(source: str, revision: str | None = None, max_sequence_length: in
         info=_limited(describe_model(source, directory, config), max_sequence_length),
         tokenizer=tokenizer,
         eos_token_ids=end_of_sequence(generation, tokenizer),
-        linear_shapes=_linear_shapes(skeleton),
+        linear_shapes=_linear_shapes(model),
         tied_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
-        experts=expert_projections(skeleton),
+        experts=expert_projections(model),
     )
 
 
-def _skeleton(config: Any) -> nn.Module:
-    """A model without weights, which takes no memory."""
-    with torch.device("meta"):
-        skeleton: nn.Module = auto_class(config).from_config(config)
-    return skeleton
-
-
-def _linear_shapes(skeleton: nn.Module) -> dict[str, tuple[int, int]]:
+def _linear_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
     return {
         name: (module.out_features, module.in_features)
-        for name, module in skeleton.named_modules()
+        for name, module in model.named_modules()
         if isinstance(module, nn.Linear)
     }
 

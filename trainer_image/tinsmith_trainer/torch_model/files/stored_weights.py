@@ -17,10 +17,16 @@ from typing import Any
 
 import structlog
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils.logging import disable_progress_bar
 
 from tinsmith_trainer.errors import ModelDirectoryInvalid
+from tinsmith_trainer.torch_model.files.architecture import (
+    architecture_of,
+    loaded_config,
+    loads_text_alone,
+    outside_of_text,
+    skeleton,
+)
 from tinsmith_trainer.torch_model.files.weight_files import (
     StoredTensor,
     have_equal_values,
@@ -63,19 +69,12 @@ class Differences:
             yield f"{len(shapes)} of another shape ({listed(shapes)})"
 
 
-def auto_class(config: Any) -> Any:
-    """Return the class of transformers that loads a model: with its vision tower where only that is a whole one."""
-    is_text = type(config) in AutoModelForCausalLM._model_mapping
-    sees = type(config) in AutoModelForImageTextToText._model_mapping
-    return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
-
-
 def check_stored_weights(directory: Path, config: Any) -> None:
     """Refuse files that do not hold exactly the architecture's weights. Raises ModelDirectoryInvalid with the tensors.
 
     A configuration that no causal language model has is left to the loader, which refuses it.
     """
-    architecture = auto_class(config)._model_mapping.get(type(config), None)
+    architecture = architecture_of(config)
     if architecture is None:
         return
     stored = stored_tensors(directory, config)
@@ -83,7 +82,7 @@ def check_stored_weights(directory: Path, config: Any) -> None:
     found = _of_experts(stored, alike=False)
     found.missing |= _missing_counterparts(stored, stored_format(config))
     _refuse(directory, architecture, found, lost)
-    copies = _tied_copies(architecture, directory, config, stored)
+    copies = _tied_copies(directory, config, stored)
     once = {name: tensor for name, tensor in stored.items() if name not in copies}
     _refuse(directory, architecture, _reported(architecture, directory, config, once, lost), lost)
 
@@ -154,7 +153,7 @@ def _reported(architecture: Any, directory: Path, config: Any, stored: Stored, l
         with _said_by_transformers(said):
             _, report = architecture.from_pretrained(
                 None,
-                config=_loaded_config(architecture, config),
+                config=loaded_config(config),
                 dtype=torch.float32,
                 state_dict={name: tensor.header for name, tensor in stored.items()},
                 device_map={"": "meta"},
@@ -173,37 +172,11 @@ def _reported(architecture: Any, directory: Path, config: Any, stored: Stored, l
     unexpected = {
         name for name in report["unexpected_keys"] if not (UNUSED.search(name) or _only_predicts(name, config))
     }
-    if unexpected and _is_text_of_whole(architecture, config):
-        outside = _outside_of_text(directory, config)
+    if unexpected and loads_text_alone(config):
+        with _blaming(directory):
+            outside = outside_of_text(config)
         unexpected = {name for name in unexpected if outside.isdisjoint(name.split(".")[:2])}
     return Differences(set(report["missing_keys"]), unexpected, shapes)
-
-
-def _is_text_of_whole(architecture: Any, config: Any) -> bool:
-    """Tell whether transformers loads the text model alone out of a whole model, as it does of Qwen3.5 and Llama 4."""
-    return bool(architecture.config_class is config.sub_configs.get("text_config"))
-
-
-def _loaded_config(architecture: Any, config: Any) -> Any:
-    """Return the configuration that AutoModel loads the architecture with.
-
-    AutoModel itself takes no weights without a directory, and in transformers 5.6 makes no such model from a
-    configuration alone.
-    """
-    if not _is_text_of_whole(architecture, config):
-        return config
-    text = config.get_text_config()
-    if getattr(config, "quantization_config", None) is not None:
-        text.quantization_config = config.quantization_config
-    return text
-
-
-def _outside_of_text(directory: Path, config: Any) -> set[str]:
-    """Return the names of the towers and projectors in a whole model, of which transformers loads the text model."""
-    whole = AutoModelForImageTextToText._model_mapping[type(config)]
-    parts = _skeleton(whole, directory, config).base_model.named_children()
-    text = config.sub_configs["text_config"]
-    return {name for name, part in parts if type(getattr(part, "config", None)) is not text}
 
 
 @contextmanager
@@ -231,14 +204,16 @@ def _only_predicts(name: str, config: Any) -> bool:
     return beyond or PREDICTION.search(name) is not None
 
 
-def _tied_copies(architecture: Any, directory: Path, config: Any, stored: Stored) -> set[str]:
+def _tied_copies(directory: Path, config: Any, stored: Stored) -> set[str]:
     """Return the names of stored tensors that repeat what they are tied to.
 
     Raises ModelDirectoryInvalid for two tensors that config.json ties, and the files hold apart: transformers would use
     both, while Megatron and vLLM use one of them twice.
     """
     copies = set()
-    for tied, source in _skeleton(architecture, directory, config).all_tied_weights_keys.items():
+    with _blaming(directory):
+        model = skeleton(config)
+    for tied, source in model.all_tied_weights_keys.items():
         one, other = _name_in(stored, tied), _name_in(stored, source)
         if one is None or other is None:
             continue
@@ -252,10 +227,11 @@ def _tied_copies(architecture: Any, directory: Path, config: Any, stored: Stored
     return copies
 
 
-def _skeleton(architecture: Any, directory: Path, config: Any) -> Any:
+@contextmanager
+def _blaming(directory: Path) -> Iterator[None]:
+    """Make an error of transformers one of the directory's configuration."""
     try:
-        with torch.device("meta"):
-            return architecture._from_config(_loaded_config(architecture, config))
+        yield
     except Exception as error:  # transformers raises ValueError, KeyError, TypeError, …
         raise ModelDirectoryInvalid(
             f"transformers cannot make a model of {directory / 'config.json'}: {type(error).__name__}: {error}"
