@@ -210,20 +210,23 @@ def _tied_copies(directory: Path, config: Any, stored: Stored) -> set[str]:
     Raises ModelDirectoryInvalid for two tensors that config.json ties, and the files hold apart: transformers would use
     both, while Megatron and vLLM use one of them twice.
     """
-    copies = set()
+    copies: set[str] = set()
     with _blaming(directory):
         model = skeleton(config)
+    computed = {name: tensor for name, tensor in stored.items() if not _only_predicts(name, config)}
     for tied, source in model.all_tied_weights_keys.items():
-        one, other = _name_in(stored, tied), _name_in(stored, source)
-        if one is None or other is None:
+        if (other := _name_in(computed, source)) is None:
             continue
-        if not have_equal_values(stored[one], stored[other]):
-            raise ModelDirectoryInvalid(
-                f"config.json in {directory} ties {one} to {other} (tie_word_embeddings), and the files hold different "
-                "values for them. Set tie_word_embeddings to false in config.json, or remove the tensor that the model "
-                "was not trained with."
-            )
-        copies.add(one)
+        left = {name: tensor for name, tensor in computed.items() if name != other}
+        # A file may hold the head under two names, lm_head and language_model.lm_head, that transformers reads as one.
+        while (one := _name_in(left, tied)) is not None:
+            if not have_equal_values(left.pop(one), stored[other]):
+                raise ModelDirectoryInvalid(
+                    f"config.json in {directory} ties {one} to {other} (tie_word_embeddings), and the files hold "
+                    "different values for them. Set tie_word_embeddings to false in config.json, or remove the tensor "
+                    "that the model was not trained with."
+                )
+            copies.add(one)
     return copies
 
 

@@ -241,6 +241,25 @@ def test_a_head_that_config_json_ties_and_the_files_hold_apart_is_refused(tmp_pa
     assert "Set tie_word_embeddings to false" in message
 
 
+def test_no_other_name_of_a_tied_head_holds_other_values(tmp_path: Path) -> None:
+    directory = copy_of(vision_directory("gemma3"), tmp_path)
+    text = json.loads((directory / "config.json").read_text())["text_config"]
+    set_config(directory, tie_word_embeddings=True, text_config={**text, "tie_word_embeddings": True})
+    [embedding] = [t for name, t in load_file(directory / WEIGHTS).items() if name.endswith("embed_tokens.weight")]
+    heads = {"lm_head.weight": embedding.clone(), "language_model.lm_head.weight": embedding.clone()}
+    change(directory, lambda tensors: tensors.update(heads))
+    checked_config(directory)
+    for name in heads:
+        change(directory, lambda tensors, name=name: tensors.update({**heads, name: embedding + 0.5}))
+        assert f"ties {name} to" in refused(directory)
+
+
+def test_a_layer_that_predicts_further_tokens_may_have_a_head_of_its_own_in_a_tied_model(tmp_path: Path) -> None:
+    directory = copy_of(tiny_directory(shape=TIED), tmp_path)
+    change(directory, lambda tensors: tensors.update({"mtp.lm_head.weight": torch.ones(512, 64)}))
+    checked_config(directory)
+
+
 @pytest.mark.parametrize(
     ("method", "lost"),
     [
