@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-import zstandard
+# zstandard is imported in the functions, since the operator's image has this package and no zstandard.
 
 PIECE_BYTES = 128 * 1024
 MAX_WINDOW_BYTES = 64 * 2**20
@@ -20,6 +20,8 @@ def declared_bytes(frame: bytes) -> int | None:
 
     Raises FrameInvalid.
     """
+    import zstandard
+
     try:
         size = cast(int, zstandard.frame_content_size(frame))
     except zstandard.ZstdError as error:
@@ -32,6 +34,8 @@ def unpacked_bytes(frame: bytes, limit: int) -> int:
 
     Raises FrameInvalid. The content of a frame that says its size is not looked at.
     """
+    import zstandard
+
     if (size := declared_bytes(frame)) is not None:
         return size
     found = 0
@@ -46,6 +50,8 @@ def unpacked_bytes(frame: bytes, limit: int) -> int:
 
 def unpack(frame: bytes, size: int) -> bytes:
     """The content, of `size` bytes at most: as `unpacked_bytes` has found. Raises FrameInvalid."""
+    import zstandard
+
     try:
         # `max_output_size` counts only where a frame does not declare its size: others are given what they ask for.
         if (declared_bytes(frame) or 0) > size:

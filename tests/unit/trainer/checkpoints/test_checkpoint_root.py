@@ -38,6 +38,12 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointRoot:
     return CheckpointRoot(f"memory://{tmp_path.name}")
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Files of a checkpoint are read-only for everyone but root, and their folder is not."""
+    path.unlink()
+    path.write_bytes(content)
+
+
 def test_what_was_saved_is_loaded_bit_for_bit(root: CheckpointRoot) -> None:
     written = write(root)
     loaded = root.read(written.directory, written.manifest_digest, BASE)
@@ -77,7 +83,7 @@ def test_a_save_that_died_before_its_manifest_is_written_again(tmp_path: Path) -
     root = CheckpointRoot(f"file://{tmp_path}")
     first = write(root)
     (tmp_path / first.directory / "manifest.json").unlink()
-    (tmp_path / first.directory / "adapter_model.safetensors").write_bytes(b"half")
+    replace_file(tmp_path / first.directory / "adapter_model.safetensors", b"half")
     again = write(root)
     assert again == first
     root.read(again.directory, again.manifest_digest, BASE)
@@ -88,7 +94,7 @@ def test_a_truncated_file_is_refused_by_its_name(tmp_path: Path, file: str) -> N
     root = CheckpointRoot(f"file://{tmp_path}")
     written = write(root)
     path = tmp_path / written.directory / file
-    path.write_bytes(path.read_bytes()[:-1])
+    replace_file(path, path.read_bytes()[:-1])
     with pytest.raises(CheckpointInvalid, match=f"damaged: {file}"):
         root.read(written.directory, written.manifest_digest, BASE)
 
@@ -105,7 +111,7 @@ def test_a_manifest_that_was_tampered_with_is_refused(tmp_path: Path) -> None:
     root = CheckpointRoot(f"file://{tmp_path}")
     written = write(root)
     path = tmp_path / written.directory / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"optimizer_step": 99}))
+    replace_file(path, json.dumps(json.loads(path.read_text()) | {"optimizer_step": 99}).encode())
     with pytest.raises(CheckpointInvalid, match="altered"):
         root.read(written.directory, written.manifest_digest, BASE)
 
