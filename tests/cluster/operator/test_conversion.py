@@ -116,5 +116,10 @@ async def test_a_successor_of_an_operator_that_died_makes_no_second_job(
     """From the claim to the StatefulSet, with the Job between them."""
     await live(hands, cut_before, life=BEGINNING)
     assert len(await converters(hands)) == 1
-    made = [event for event in await hands.all(EVENTS) if event["reason"] == "SuccessfulCreate"]
-    assert len([event for event in made if event["involvedObject"]["kind"] == "Job"]) == 1
+
+    async def pods_made() -> list[Any]:
+        made = [event for event in await hands.all(EVENTS) if event["reason"] == "SuccessfulCreate"]
+        return [event for event in made if event["involvedObject"]["kind"] == "Job"]
+
+    # The Job controller writes its Events behind what they are about.
+    assert len(await eventually(pods_made, "the Event of the Job's pod")) == 1
