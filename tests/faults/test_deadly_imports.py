@@ -19,7 +19,7 @@ from tinsmith_rpc import worker_pb2
 
 ENGINE = "--engine=support.engine.deadly:build_deadly"
 NO_ADAPTER = "is not PEFT's for LoRA"
-"""Return what a reader reports of the files here."""
+"""A reader's message about the files that these tests upload."""
 
 
 @pytest.fixture
