@@ -109,12 +109,16 @@ async def create(hands: KubectlUser) -> None:
 BEGINNING: Life = (("created", create, lambda hands: comes_to_rest(hands, "WorkerReady")),)
 
 
-@pytest.mark.parametrize("cut_before", range(6, 11))
-async def test_a_successor_of_an_operator_that_died_makes_no_second_job(
-    hands: KubectlUser, kubelet: Kubelet, cut_before: int
+WRITES_PER_REIGN = 3
+
+
+@pytest.mark.parametrize("first_cut", range(1, WRITES_PER_REIGN + 1))
+async def test_successors_of_operators_that_died_make_no_second_job(
+    hands: KubectlUser, kubelet: Kubelet, first_cut: int
 ) -> None:
-    """From the claim to the StatefulSet, with the Job between them."""
-    await live(hands, cut_before, life=BEGINNING)
+    """An operator dies before each write from the first to the StatefulSet, with the Job between them."""
+    _, succession = await live(hands, BEGINNING, first_cut=first_cut, writes_per_reign=WRITES_PER_REIGN)
+    assert succession.deaths >= 2
     assert len(await converters(hands)) == 1
 
     async def pods_made() -> list[Any]:

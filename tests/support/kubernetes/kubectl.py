@@ -119,7 +119,7 @@ class Kubelet:
             # An API server that is slow for a while is asked again: a kubelet that ends leaves every test waiting.
             with contextlib.suppress(TimeoutError, KubectlError, aiohttp.ClientError):
                 await self._look()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
 
     async def _look(self) -> None:
         for pod in await self._hands.all(PODS):

@@ -119,7 +119,7 @@ async def running(
 
 
 async def eventually(
-    look: Callable[[], Awaitable[Any]], what: str, seconds: float = WAIT_SECONDS, pause_seconds: float = 0.05
+    look: Callable[[], Awaitable[Any]], what: str, seconds: float = WAIT_SECONDS, pause_seconds: float = 0.1
 ) -> Any:
     """The first true answer. Raises AssertionError with the last one."""
     loop = asyncio.get_running_loop()
