@@ -5,32 +5,37 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from support.kubernetes import fixtures
-from support.kubernetes.charts import CHART, HELM, ROOT, Object
-from support.kubernetes.fixtures import api_cluster, namespace
+from support.kubernetes.api_server import ApiNamespace, ApiServer
+from support.kubernetes.charts import CHART, HELM, ROOT
+from support.kubernetes.fixtures import api_cluster, api_server, namespace, new_namespace, shared_namespace
 from support.kubernetes.prometheus import build_when_used, prometheus
 from support.requirements import require
 from testcluster.addons.custom_resources import install_other_kinds, wait_established
 from testcluster.cluster import Cluster
 from testcluster.programs.builds import GO_MISSING
 
-__all__ = ["api_cluster", "namespace", "prometheus", "pytest_collection_finish"]
+__all__ = ["api_cluster", "api_server", "namespace", "prometheus", "pytest_collection_finish", "shared_namespace"]
 
 CRDS = ROOT / "crds"
 
 
 @dataclass(frozen=True)
 class Place:
-    """A namespace, spoken to by helm and kubectl."""
+    """A namespace, spoken to by helm, kubectl and requests to the API server."""
 
     cluster: Cluster
+    api: ApiServer
     namespace: str
+
+    @property
+    def objects(self) -> ApiNamespace:
+        return ApiNamespace(self.api, self.namespace)
 
     def helm(self, *arguments: str, values: Mapping[str, Any] | None = None) -> str:
         where = ["--kubeconfig", str(self.cluster.kubeconfig), "--namespace", self.namespace]
@@ -47,24 +52,16 @@ class Place:
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         return self.cluster.kubectl("--namespace", self.namespace, *arguments, stdin=stdin)
 
-    def would_accept(self, manifest: Object) -> None:
-        """Raises ClusterError with the API server's words when it would not."""
-        text = json.dumps(manifest)
-        self.kubectl("create", "--dry-run=server", "--validate=strict", "--filename=-", stdin=text)
-
     def uid(self, kind: str, name: str) -> str:
         return self.kubectl("get", kind, name, "--output=jsonpath={.metadata.uid}")
 
     def may(self, account: str, verb: str, resource: str, namespace: str | None = None) -> bool:
         """Whether a ServiceAccount of this namespace may do so, here or in another."""
         user = f"system:serviceaccount:{self.namespace}:{account}"
-        where = f"--namespace={namespace or self.namespace}"
-        review = ["auth", "can-i", verb, resource, where, f"--as={user}"]
-        command = [str(self.cluster.kubectl_program), f"--kubeconfig={self.cluster.kubeconfig}", *review]
-        # "no" is a status of 1.
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.stdout.strip() in {"yes", "no"}, done.stderr
-        return done.stdout.strip() == "yes"
+        kind, _, name = resource.partition("/")
+        plural, _, group = kind.partition(".")
+        attributes = {"resource": plural, "group": group, "name": name}
+        return self.api.may(user, verb, namespace or self.namespace, attributes)
 
 
 @pytest.fixture(scope="session")
@@ -78,21 +75,24 @@ def kinds(api_cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture
-def place(kinds: Cluster, namespace: str) -> Iterator[Place]:
-    yield Place(kinds, namespace)
-    # What belongs to no namespace goes with none.
-    for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
-        mine = [each for each in kinds.kubectl("get", kind, "--output=name").split() if f"/{namespace}-" in each]
-        if mine:
-            kinds.kubectl("delete", *mine)
+def place(kinds: Cluster, api_server: ApiServer, namespace: str) -> Iterator[Place]:
+    yield Place(kinds, api_server, namespace)
+    # Objects outside of the namespace are not deleted with it.
+    policies = kinds.kubectl("get", "validatingadmissionpolicybinding,validatingadmissionpolicy", "--output=name")
+    if mine := [each for each in policies.split() if f"/{namespace}-" in each]:
+        kinds.kubectl("delete", *mine)
+
+
+@pytest.fixture(scope="session")
+def shared_objects(kinds: Cluster, api_server: ApiServer, shared_namespace: str) -> ApiNamespace:
+    """The namespace that tests share: they make dry runs, and delete what they create."""
+    return ApiNamespace(api_server, shared_namespace)
 
 
 @pytest.fixture
 def another_namespace(kinds: Cluster) -> Iterator[str]:
-    name = f"test-{uuid.uuid4().hex[:8]}"
-    kinds.make_namespace(name)
-    yield name
-    kinds.delete_namespace(name)
+    with new_namespace(kinds) as name:
+        yield name
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from charts.conftest import Place
+from support.kubernetes.api_server import ApiServer
 from support.kubernetes.charts import CHART, Object
+from support.kubernetes.fixtures import new_namespace
 from support.kubernetes.installation import wait_for
 from testcluster.cluster import Cluster
 from testcluster.errors import ClusterError
@@ -98,17 +99,16 @@ TAKEN: dict[str, Object] = {
 
 
 @pytest.fixture(scope="module")
-def guarded(kinds: Cluster) -> Iterator[Place]:
+def guarded(kinds: Cluster, api_server: ApiServer) -> Iterator[Place]:
     """A release called blue, whose policy is in force."""
-    place = Place(kinds, f"test-{uuid.uuid4().hex[:8]}")
-    kinds.make_namespace(place.namespace)
-    try:
-        place.helm("install", "blue", str(CHART), values=VALUES)
-        wait_for(lambda: is_in_force(place), 60, lambda: "the policy is not in force")
-        yield place
-    finally:
-        kinds.kubectl("delete", "--ignore-not-found", *(f"{kind}/{policy_of(place)}" for kind in KINDS))
-        kinds.delete_namespace(place.namespace)
+    with new_namespace(kinds) as namespace:
+        place = Place(kinds, api_server, namespace)
+        try:
+            place.helm("install", "blue", str(CHART), values=VALUES)
+            wait_for(lambda: is_in_force(place), 60, lambda: "the policy is not in force")
+            yield place
+        finally:
+            kinds.kubectl("delete", "--ignore-not-found", *(f"{kind}/{policy_of(place)}" for kind in KINDS))
 
 
 KINDS = ("validatingadmissionpolicybinding", "validatingadmissionpolicy")
@@ -121,7 +121,7 @@ def policy_of(place: Place) -> str:
 def is_in_force(place: Place) -> bool:
     """By its own words: one that is there already is refused by any API server."""
     try:
-        place.would_accept(owner(**variable("others")))
+        place.objects.would_create(owner(**variable("others")))
     except ClusterError as error:
         return "Secret others is not allowed" in str(error)
     return False
@@ -130,7 +130,7 @@ def is_in_force(place: Place) -> bool:
 def is_refused(place: Place, manifest: Object) -> str:
     """What the API server says to it."""
     try:
-        place.would_accept(manifest)
+        place.objects.would_create(manifest)
     except ClusterError as error:
         return str(error)
     raise AssertionError("the API server takes it")
@@ -143,7 +143,7 @@ def test_it_is_refused_in_a_sentence(guarded: Place, manifest: Object, says: str
 
 @pytest.mark.parametrize("manifest", TAKEN.values(), ids=TAKEN.keys())
 def test_what_is_its_users_own_is_taken(guarded: Place, manifest: Object) -> None:
-    guarded.would_accept(manifest)
+    guarded.objects.would_create(manifest)
 
 
 def test_a_change_of_the_spec_is_looked_at_and_other_changes_are_not(guarded: Place) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import yaml
 from charts.conftest import Place
+from support.kubernetes.api_server import ApiNamespace
 from support.kubernetes.charts import CHART, NAMESPACE, ROOT, Object, named, notes, render
 
 HERE = Path(__file__).parent
@@ -27,29 +29,30 @@ def pod_of(workload: Object) -> Object:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
-def test_every_object_would_be_accepted_where_pods_must_be_restricted(place: Place, case: Path) -> None:
+def test_every_object_would_be_accepted_where_pods_must_be_restricted(shared_objects: ApiNamespace, case: Path) -> None:
     objects = [each for each in render(yaml.safe_load(case.read_text())) if each["kind"] != "CustomResourceDefinition"]
-    for each in objects:
-        # Bindings name their account's namespace; what is for another one is tried here as well.
-        text = json.dumps(each).replace(f'"{NAMESPACE}"', f'"{place.namespace}"')
-        for elsewhere in ELSEWHERE:
-            text = text.replace(f'"{elsewhere}"', f'"{place.namespace}"')
-        place.would_accept(json.loads(text))
-        if each["kind"] == "ServiceAccount":
-            place.kubectl("create", "--filename=-", stdin=text)
-    workloads = [each for each in objects if each["kind"] == "Deployment"]
-    assert len(workloads) == 2
-    for each in workloads:
-        place.would_accept(pod_of(each))
+    with ExitStack() as accounts:
+        for each in objects:
+            # Bindings name their account's namespace; what is for another one is tried here as well.
+            text = json.dumps(each)
+            for elsewhere in (NAMESPACE, *ELSEWHERE):
+                text = text.replace(f'"{elsewhere}"', f'"{shared_objects.name}"')
+            shared_objects.would_create(json.loads(text))
+            if each["kind"] == "ServiceAccount":
+                accounts.enter_context(shared_objects.holding(json.loads(text)))
+        workloads = [each for each in objects if each["kind"] == "Deployment"]
+        assert len(workloads) == 2
+        for each in workloads:
+            shared_objects.would_create(pod_of(each))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
-def test_every_session_of_a_catalogue_would_be_accepted(place: Place, case: Path) -> None:
+def test_every_session_of_a_catalogue_would_be_accepted(shared_objects: ApiNamespace, case: Path) -> None:
     catalogue = named(render(yaml.safe_load(case.read_text())), "ConfigMap", "tinsmith-api-server-catalogue")
     for entry in json.loads(catalogue["data"]["catalogue.json"]):
         assert entry.keys() == {"name", "maxSessions", "spec"}
         session = {"apiVersion": "tinsmith.dev/v1alpha1", "kind": "TrainingSession", "spec": entry["spec"]}
-        place.would_accept({**session, "metadata": {"name": f"{entry['name']}-1"}})
+        shared_objects.would_create({**session, "metadata": {"name": f"{entry['name']}-1"}})
 
 
 def test_installing_makes_pods_and_says_what_to_do_next(place: Place) -> None:

@@ -6,19 +6,19 @@ from __future__ import annotations
 import ast
 import json
 import re
-import ssl
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import httpx
 import pytest
 from charts.conftest import Place
+from support.kubernetes.api_server import ApiServer
 from support.kubernetes.charts import CHART, ROOT, Object
+from support.kubernetes.fixtures import new_namespace
 from support.kubernetes.installation import wait_for
 from testcluster.cluster import Cluster
+from testcluster.errors import ClusterError
 
 PAGE = ROOT / "docs" / "security.md"
 OPERATOR, API_SERVER = "tinsmith-operator", "tinsmith-api-server"
@@ -42,54 +42,26 @@ OWN_SECRETS = (
 
 @dataclass(frozen=True)
 class Installed:
-    """A release with its defaults; a user who reads sessions and one who writes them; and a namespace beside.
-
-    api: without a program for each of many questions.
-    """
+    """A release with its defaults; a user who reads sessions and one who writes them; and a namespace beside."""
 
     place: Place
     elsewhere: str
-    api: httpx.Client
 
     def may(self, user: str, verb: str, resource: str, namespace: str | None = None) -> bool:
-        review = {"verb": verb, "namespace": namespace or self.place.namespace, **resource_of(resource)}
-        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview"}
-        asked = {**body, "spec": {"user": user, "groups": groups_of(user), "resourceAttributes": review}}
-        answer = self.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", asked)
-        return bool(answer["status"]["allowed"])
+        return self.place.api.may(user, verb, namespace or self.place.namespace, resource_of(resource))
 
     def account(self, name: str) -> str:
         return f"system:serviceaccount:{self.place.namespace}:{name}"
 
     def refuses(self, manifest: Object, words: str) -> None:
         """To the writer."""
-        with pytest.raises(Refused) as refusal:
+        with pytest.raises(ClusterError) as refusal:
             self.write(manifest)
         assert re.search(words, str(refusal.value)), refusal.value
 
     def write(self, manifest: Object) -> None:
         """As the writer, without its being kept."""
-        path = f"/apis/tinsmith.dev/v1alpha1/namespaces/{self.place.namespace}/trainingsessions?dryRun=All"
-        self.post(path, manifest, {"Impersonate-User": "writer"})
-
-    def post(self, path: str, body: Object, headers: dict[str, str] | None = None) -> Object:
-        answer = self.api.post(path, json=body, headers=headers)
-        if answer.is_error:
-            raise Refused(answer.text)
-        said: Object = answer.json()
-        return said
-
-
-class Refused(Exception):
-    """By the API server, in its words."""
-
-
-def api_of(cluster: Cluster) -> httpx.Client:
-    config = json.loads(cluster.kubeconfig.read_text())
-    where, who = config["clusters"][0]["cluster"], config["users"][0]["user"]
-    trust = ssl.create_default_context(cafile=where["certificate-authority"])
-    trust.load_cert_chain(who["client-certificate"], who["client-key"])
-    return httpx.Client(base_url=where["server"], verify=trust, timeout=60)
+        self.place.objects.would_create(manifest, user="writer")
 
 
 def resource_of(resource: str) -> Object:
@@ -99,32 +71,21 @@ def resource_of(resource: str) -> Object:
     return {"resource": plural, "group": group, "subresource": subresource}
 
 
-def groups_of(user: str) -> list[str]:
-    if not user.startswith("system:serviceaccount:"):
-        return ["system:authenticated"]
-    namespace = user.split(":")[2]
-    return ["system:authenticated", "system:serviceaccounts", f"system:serviceaccounts:{namespace}"]
-
-
 @pytest.fixture(scope="module")
-def installed(kinds: Cluster) -> Iterator[Installed]:
-    place, elsewhere = (Place(kinds, f"test-{uuid.uuid4().hex[:8]}") for _ in range(2))
-    made = Installed(place, elsewhere.namespace, api_of(kinds))
-    for each in (place, elsewhere):
-        kinds.make_namespace(each.namespace)
-    try:
-        place.helm("install", "tinsmith", str(CHART), values=VALUES)
-        grant(place, "reader", ["get", "list", "watch"])
-        grant(place, "writer", ["get", "list", "watch", *WRITE])
-        wait_for(lambda: is_in_force(made), 60, lambda: "the policy or a right is not in force")
-        yield made
-    finally:
-        policy = f"{place.namespace}-tinsmith-sessions"
-        kinds.kubectl("delete", "--ignore-not-found", f"validatingadmissionpolicybinding/{policy}")
-        kinds.kubectl("delete", "--ignore-not-found", f"validatingadmissionpolicy/{policy}")
-        for each in (place, elsewhere):
-            kinds.delete_namespace(each.namespace)
-        made.api.close()
+def installed(kinds: Cluster, api_server: ApiServer) -> Iterator[Installed]:
+    with new_namespace(kinds) as namespace, new_namespace(kinds) as elsewhere:
+        place = Place(kinds, api_server, namespace)
+        made = Installed(place, elsewhere)
+        try:
+            place.helm("install", "tinsmith", str(CHART), values=VALUES)
+            grant(place, "reader", ["get", "list", "watch"])
+            grant(place, "writer", ["get", "list", "watch", *WRITE])
+            wait_for(lambda: is_in_force(made), 60, lambda: "the policy or a right is not in force")
+            yield made
+        finally:
+            policy = f"{place.namespace}-tinsmith-sessions"
+            kinds.kubectl("delete", "--ignore-not-found", f"validatingadmissionpolicybinding/{policy}")
+            kinds.kubectl("delete", "--ignore-not-found", f"validatingadmissionpolicy/{policy}")
 
 
 def grant(place: Place, user: str, verbs: list[str]) -> None:
@@ -136,7 +97,7 @@ def is_in_force(installed: Installed) -> bool:
     try:
         installed.write(session())
         installed.write(session(**variable("postgresql")))
-    except Refused as error:
+    except ClusterError as error:
         return "may not name" in str(error)
     return False
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from support.kubernetes.api_server import ApiNamespace, ApiServer
 from support.kubernetes.crds import install_crds
-from support.kubernetes.fixtures import Cluster
+from support.kubernetes.fixtures import Cluster, api_server, new_namespace, shared_namespace
+
+__all__ = ["api_server", "shared_namespace"]
 
 Manifest = dict[str, Any]
 Kubectl = Callable[..., str]
@@ -20,29 +23,27 @@ def definition(api_cluster: Cluster) -> None:
     install_crds(api_cluster.kubectl)
 
 
-@pytest.fixture
-def kubectl(api_cluster: Cluster, definition: None, namespace: str) -> Kubectl:
-    """In a namespace of the test's own; manifests are given as `manifest=`."""
-
-    def run(*arguments: str, manifest: Manifest | None = None) -> str:
-        stdin = json.dumps(manifest) if manifest is not None else None
-        return api_cluster.kubectl(f"--namespace={namespace}", *arguments, stdin=stdin)
-
-    return run
+@pytest.fixture(scope="session")
+def api(api_server: ApiServer, definition: None, shared_namespace: str) -> ApiNamespace:
+    """The namespace that the tests share: each deletes what it creates."""
+    return ApiNamespace(api_server, shared_namespace)
 
 
-def try_to_create(kubectl: Kubectl, manifest: Manifest) -> Manifest:
-    """As the API server would keep it."""
-    answer: Manifest = json.loads(
-        kubectl("create", "--dry-run=server", "--output=json", "--filename=-", manifest=manifest)
-    )
-    return answer
+@contextmanager
+def stored_with_status(
+    cluster: Cluster, api_server: ApiServer, manifest: Manifest, status: Manifest
+) -> Iterator[Kubectl]:
+    """kubectl in a namespace that has the object, with the status that the operator would write, and no other."""
+    with new_namespace(cluster) as name:
+        namespace = ApiNamespace(api_server, name)
+        namespace.create(manifest)
+        namespace.merge(manifest, {"status": status}, subresource="status")
+        yield lambda *arguments: cluster.kubectl(f"--namespace={name}", *arguments)
 
 
-def assert_taken(kubectl: Kubectl, built: list[Manifest], namespace: str) -> None:
+def assert_taken(api: ApiNamespace, built: list[Manifest]) -> None:
     """What an operator would create; whoever makes the keys fills a Secret."""
     pair = {"tls.crt": "certificate", "tls.key": "key", "ca.crt": "authority"}
     for manifest in built:
         data = {"stringData": pair} if manifest["kind"] == "Secret" else {}
-        placed = {**manifest, **data, "metadata": {**manifest["metadata"], "namespace": namespace}}
-        kubectl("create", "--dry-run=server", "--validate=strict", "--filename=-", manifest=placed)
+        api.would_create({**manifest, **data, "metadata": {**manifest["metadata"], "namespace": api.name}})

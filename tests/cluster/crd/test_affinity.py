@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.crd.conftest import Kubectl, Manifest, try_to_create
+from cluster.crd.conftest import Manifest
 from cluster.crd.test_pool_validation import pool
 from cluster.crd.test_validation import session
+from support.kubernetes.api_server import ApiNamespace, ApiServer
 from support.kubernetes.crds import CRD_FILE, POOL_CRD_FILE, Schema, root_schema, walk
 from testcluster.errors import ClusterError
 
 # The API server's own limit is 10,000; the parser of Python goes some 1,000 deep.
 DEPTH = 3000
 SAID = ("type", "format", "required", "x-kubernetes-list-type", "x-kubernetes-map-type")
-OWNERS = pytest.mark.parametrize(
-    ("owner", "plural"), [(session, "trainingsessions"), (pool, "samplerpools")], ids=["session", "pool"]
-)
+OWNERS = pytest.mark.parametrize("owner", [session, pool])
 
 SELECTOR = {
     "matchLabels": {"app": "trainer"},
@@ -56,43 +55,40 @@ ORDINARY: Manifest = {
 
 
 @OWNERS
-def test_every_field_of_an_affinity_is_kept_as_it_was_written(owner: Any, plural: str, kubectl: Kubectl) -> None:
-    kept = try_to_create(kubectl, owner(pod={"affinity": ORDINARY}))
+def test_every_field_of_an_affinity_is_kept_as_it_was_written(owner: Any, api: ApiNamespace) -> None:
+    kept = api.would_create(owner(pod={"affinity": ORDINARY}))
     assert kept["spec"]["pod"]["affinity"] == ORDINARY
 
 
 @OWNERS
 @pytest.mark.parametrize("place", ORDINARY)
-def test_an_affinity_that_is_none_is_refused_with_a_sentence(
-    owner: Any, plural: str, place: str, kubectl: Kubectl
-) -> None:
+def test_an_affinity_that_is_none_is_refused_with_a_sentence(owner: Any, place: str, api: ApiNamespace) -> None:
     with pytest.raises(ClusterError, match=f'unknown field "spec.pod.affinity.{place}.required"'):
-        try_to_create(kubectl, owner(pod={"affinity": {place: {"required": []}}}))
+        api.would_create(owner(pod={"affinity": {place: {"required": []}}}))
     with pytest.raises(ClusterError, match=rf"spec.pod.affinity.{place}.{REQUIRED}: Invalid value.*must be of type"):
-        try_to_create(kubectl, owner(pod={"affinity": {place: {REQUIRED: "gpu"}}}))
+        api.would_create(owner(pod={"affinity": {place: {REQUIRED: "gpu"}}}))
 
 
 @OWNERS
 @pytest.mark.parametrize("place", [None, *ORDINARY])
-def test_no_object_is_kept_deeper_than_its_readers_go(
-    owner: Any, plural: str, place: str | None, kubectl: Kubectl, namespace: str, tmp_path: Path
-) -> None:
+def test_no_object_is_kept_deeper_than_its_readers_go(owner: Any, place: str | None, api: ApiNamespace) -> None:
     """As by a client that does not ask for unknown fields to be refused, which is what the API server then drops."""
     affinity = {place: "deep"} if place else "deep"
-    body = json.dumps(owner(pod={"affinity": affinity})).replace('"deep"', '{"a":' * DEPTH + "{}" + "}" * DEPTH)
-    file = tmp_path / "deep.json"
-    file.write_text(body)
-    kubectl("create", "--raw", f"/apis/tinsmith.dev/v1alpha1/namespaces/{namespace}/{plural}", f"--filename={file}")
-    kept = json.loads(kubectl("get", plural, "qwen", "--output=json", "--show-managed-fields"))
+    manifest = owner(pod={"affinity": affinity})
+    body = json.dumps(manifest).replace('"deep"', '{"a":' * DEPTH + "{}" + "}" * DEPTH)
+    api.api.call("POST", api.api.path(manifest, api.name), body.encode())
+    try:
+        kept = api.get(manifest)
+    finally:
+        api.delete(manifest)
     assert not kept["spec"]["pod"]["affinity"].get(place)
     assert '"f:a"' not in json.dumps(kept["metadata"])
 
 
 @pytest.fixture(scope="module")
-def native(api_cluster: Any) -> Schema:
+def native(api_server: ApiServer) -> Schema:
     """Kubernetes' schemas of its own types."""
-    answer: Schema = json.loads(api_cluster.kubectl("get", "--raw", "/openapi/v3/api/v1"))
-    schemas: Schema = answer["components"]["schemas"]
+    schemas: Schema = api_server.call("GET", "/openapi/v3/api/v1")["components"]["schemas"]
     return schemas
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from cluster.crd.conftest import Kubectl, Manifest
+from cluster.crd.conftest import Manifest
+from support.kubernetes.api_server import ApiNamespace
 from support.kubernetes.documents import Written, blocks_of_pages, manifests_of_examples
 from testcluster.errors import ClusterError
 from tinsmith_operator.api.names import API_VERSION, SESSION_KIND
@@ -13,11 +14,6 @@ from tinsmith_operator.api.names import API_VERSION, SESSION_KIND
 IN_PAGES = [each for each in blocks_of_pages() if each.is_manifest]
 CATALOGUES = [each for each in blocks_of_pages() if each.where.startswith("docs/chart.md") and "models" in each.content]
 IN_EXAMPLES = list(manifests_of_examples())
-
-
-def would_apply(kubectl: Kubectl, manifest: Manifest) -> None:
-    """Raises ClusterError with the API server's words when it would not."""
-    kubectl("create", "--dry-run=server", "--validate=strict", "--filename=-", manifest=manifest)
 
 
 def whole(manifest: Manifest) -> Manifest:
@@ -33,19 +29,19 @@ def pod_of(job: Manifest) -> Manifest:
 
 
 @pytest.mark.parametrize("written", [*IN_PAGES, *IN_EXAMPLES], ids=lambda each: f"{each.where} {each.content['kind']}")
-def test_a_manifest_that_people_are_told_to_apply_is_taken(kubectl: Kubectl, written: Written) -> None:
+def test_a_manifest_that_people_are_told_to_apply_is_taken(api: ApiNamespace, written: Written) -> None:
     manifest = whole(written.content)
-    would_apply(kubectl, manifest)
+    api.would_create(manifest)
     # Nobody admits or refuses the pod of a Job before there is one.
     if manifest["kind"] == "Job":
-        would_apply(kubectl, pod_of(manifest))
+        api.would_create(pod_of(manifest))
 
 
 @pytest.mark.parametrize("written", CATALOGUES, ids=lambda each: each.where)
-def test_a_session_of_a_catalogue_that_people_are_told_to_write_is_taken(kubectl: Kubectl, written: Written) -> None:
+def test_a_session_of_a_catalogue_that_people_are_told_to_write_is_taken(api: ApiNamespace, written: Written) -> None:
     for entry in written.content["models"]:
         name = f"{entry['name']}-1"
-        would_apply(kubectl, whole({"kind": SESSION_KIND, "metadata": {"name": name}, "spec": entry["spec"]}))
+        api.would_create(whole({"kind": SESSION_KIND, "metadata": {"name": name}, "spec": entry["spec"]}))
 
 
 def test_pages_and_examples_have_manifests_to_find() -> None:
@@ -54,8 +50,8 @@ def test_pages_and_examples_have_manifests_to_find() -> None:
     assert {each.content["kind"] for each in IN_EXAMPLES} >= {SESSION_KIND, "Job", "PersistentVolumeClaim"}
 
 
-def test_a_misspelt_field_would_be_seen(kubectl: Kubectl) -> None:
+def test_a_misspelt_field_would_be_seen(api: ApiNamespace) -> None:
     sessions = [json.dumps(each.content) for each in IN_EXAMPLES if each.content["kind"] == SESSION_KIND]
     misspelt = json.loads(next(each for each in sessions if '"slots"' in each).replace('"slots"', '"slot"'))
     with pytest.raises(ClusterError, match=r'unknown field "spec\.adapters\.slot"'):
-        would_apply(kubectl, misspelt)
+        api.would_create(misspelt)

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
-from cluster.crd.conftest import Kubectl
+from cluster.crd.conftest import Kubectl, stored_with_status
+from cluster.crd.test_pool_validation import pool
 from cluster.crd.test_reading import cells
+from support.kubernetes.api_server import ApiNamespace, ApiServer
+from support.kubernetes.fixtures import Cluster
 from support.operator.pool_world import PoolWorld
 from support.operator.resources import pool_manifest
 from tinsmith_operator.api.status import SamplerPoolStatus
 
 
-@pytest.fixture
-def ready_pool(kubectl: Kubectl) -> Kubectl:
-    """With the status that the operator would write."""
+@pytest.fixture(scope="module")
+def ready_pool(api_cluster: Cluster, api_server: ApiServer, definition: None) -> Iterator[Kubectl]:
+    """kubectl in a namespace with one pool, which tests only read."""
     world = PoolWorld(pool_manifest(replicas=2))
     world.settle()
     manifest = pool_manifest(replicas=2)
     manifest["metadata"] = {"name": "qwen"}
-    kubectl("create", "--filename=-", manifest=manifest)
     assert world.owner is not None
-    status = json.dumps({"status": world.owner["status"]})
-    kubectl("patch", "samplerpool", "qwen", "--subresource=status", "--type=merge", f"--patch={status}")
-    return kubectl
+    with stored_with_status(api_cluster, api_server, manifest, world.owner["status"]) as kubectl:
+        yield kubectl
 
 
 def test_a_pools_status_comes_back_as_it_was_written(ready_pool: Kubectl) -> None:
@@ -69,10 +71,13 @@ def test_autoscalers_read_the_number_of_replicas_and_which_pods_they_are(ready_p
     assert scale["status"] == {"replicas": 2, "selector": selector}
 
 
-def test_kubectl_scales_a_pool(ready_pool: Kubectl) -> None:
-    ready_pool("scale", "samplerpool", "qwen", "--replicas=5")
-    assert ready_pool("get", "samplerpool", "qwen", "--output=jsonpath={.spec.replicas}") == "5"
+def test_kubectl_scales_a_pool(api_cluster: Cluster, api: ApiNamespace) -> None:
+    with api.holding(pool(replicas=2)) as stored:
+        api_cluster.kubectl(f"--namespace={api.name}", "scale", "samplerpool", "qwen", "--replicas=5")
+        assert api.get(stored)["spec"]["replicas"] == 5
 
 
-def test_kubectl_explains_the_fields_of_a_pool(kubectl: Kubectl) -> None:
-    assert "How many adapters a replica keeps in memory." in kubectl("explain", "samplerpool.spec.adapters.maxLoaded")
+@pytest.mark.usefixtures("definition")
+def test_kubectl_explains_the_fields_of_a_pool(api_cluster: Cluster) -> None:
+    explained = api_cluster.kubectl("explain", "samplerpool.spec.adapters.maxLoaded")
+    assert "How many adapters a replica keeps in memory." in explained

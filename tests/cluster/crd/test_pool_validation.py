@@ -5,12 +5,13 @@ What pools and sessions both say has one form (tests/unit/operator/api/test_crd.
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster.crd.conftest import Kubectl, Manifest, assert_taken, try_to_create
+from cluster.crd.conftest import Manifest, assert_taken
+from support.kubernetes.api_server import ApiNamespace
 from support.operator.built_pools import BUILT_POOLS, EVERYTHING_OF_A_POOL, VLLM
 from support.operator.resources import FROM_HUB, ON_CLAIM
 from testcluster.errors import ClusterError
@@ -78,8 +79,8 @@ BAD = {
 
 
 @pytest.mark.parametrize("manifest", GOOD.values(), ids=GOOD)
-def test_a_good_pool_is_taken(manifest: Manifest, kubectl: Kubectl) -> None:
-    kept = try_to_create(kubectl, manifest)
+def test_a_good_pool_is_taken(manifest: Manifest, api: ApiNamespace) -> None:
+    kept = api.would_create(manifest)
     # The one default that the model does not have (tests/unit/operator/api/test_crd.py).
     adapters = {"maxRank": 128, **manifest["spec"].get("adapters", {})}
     wanted = SamplerPoolSpec.model_validate({**manifest["spec"], "adapters": adapters})
@@ -87,15 +88,15 @@ def test_a_good_pool_is_taken(manifest: Manifest, kubectl: Kubectl) -> None:
 
 
 @pytest.mark.parametrize(("manifest", "says"), BAD.values(), ids=BAD)
-def test_a_bad_pool_is_refused_with_a_sentence(manifest: Manifest, says: str, kubectl: Kubectl) -> None:
+def test_a_bad_pool_is_refused_with_a_sentence(manifest: Manifest, says: str, api: ApiNamespace) -> None:
     with pytest.raises(ClusterError) as refused:
-        try_to_create(kubectl, manifest)
+        api.would_create(manifest)
     assert re.search(says, str(refused.value))
 
 
 @pytest.mark.parametrize("said", [{}, {"replicas": None}], ids=["nothing", "null"])
-def test_the_api_server_fills_in_the_defaults_of_a_pool(said: Manifest, kubectl: Kubectl) -> None:
-    kept = try_to_create(kubectl, pool(**said))["spec"]
+def test_the_api_server_fills_in_the_defaults_of_a_pool(said: Manifest, api: ApiNamespace) -> None:
+    kept = api.would_create(pool(**said))["spec"]
     assert (kept["replicas"], kept["engine"], kept["adapters"]) == (1, "builtin", {"maxLoaded": 64, "maxRank": 128})
 
 
@@ -119,26 +120,24 @@ FREE_CHANGES = {
 
 
 @pytest.fixture
-def with_pool(kubectl: Kubectl) -> Kubectl:
-    kubectl("create", "--filename=-", manifest=pool(**EVERYTHING_OF_A_POOL))
-    return kubectl
-
-
-def patch(kubectl: Kubectl, spec: Manifest) -> None:
-    kubectl("patch", "samplerpool", "qwen", "--type=merge", f"--patch={json.dumps({'spec': spec})}")
+def stored_pool(api: ApiNamespace) -> Iterator[Manifest]:
+    with api.holding(pool(**EVERYTHING_OF_A_POOL)) as stored:
+        yield stored
 
 
 @pytest.mark.parametrize(("spec", "says"), CHANGES.values(), ids=CHANGES)
-def test_what_cannot_be_changed_of_a_pool_says_why(spec: Manifest, says: str, with_pool: Kubectl) -> None:
+def test_what_cannot_be_changed_of_a_pool_says_why(
+    spec: Manifest, says: str, stored_pool: Manifest, api: ApiNamespace
+) -> None:
     with pytest.raises(ClusterError, match=says):
-        patch(with_pool, spec)
+        api.merge(stored_pool, {"spec": spec})
 
 
 @pytest.mark.parametrize("spec", FREE_CHANGES.values(), ids=FREE_CHANGES)
-def test_what_may_be_changed_of_a_pool_is_taken(spec: Manifest, with_pool: Kubectl) -> None:
-    patch(with_pool, spec)
+def test_what_may_be_changed_of_a_pool_is_taken(spec: Manifest, stored_pool: Manifest, api: ApiNamespace) -> None:
+    api.merge(stored_pool, {"spec": spec})
 
 
 @pytest.mark.parametrize("name", BUILT_POOLS)
-def test_what_is_built_for_a_pool_is_taken(name: str, kubectl: Kubectl, namespace: str) -> None:
-    assert_taken(kubectl, BUILT_POOLS[name].objects(), namespace)
+def test_what_is_built_for_a_pool_is_taken(name: str, api: ApiNamespace) -> None:
+    assert_taken(api, BUILT_POOLS[name].objects())

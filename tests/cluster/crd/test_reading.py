@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from cluster.crd.conftest import Kubectl
+from cluster.crd.conftest import Kubectl, stored_with_status
+from support.kubernetes.api_server import ApiServer
+from support.kubernetes.fixtures import Cluster
 from support.operator.resources import session_manifest
 from support.operator.session_world import World
 from tinsmith_operator.api.status import TrainingSessionStatus
 
 
-@pytest.fixture
-def ready_session(kubectl: Kubectl) -> Kubectl:
-    """With the status that the operator would write."""
+@pytest.fixture(scope="module")
+def ready_session(api_cluster: Cluster, api_server: ApiServer, definition: None) -> Iterator[Kubectl]:
+    """kubectl in a namespace with one session, which tests only read."""
     world = World(session_manifest())
     world.settle()
     world.worker_reports(adapters_used=3)
@@ -22,11 +25,9 @@ def ready_session(kubectl: Kubectl) -> Kubectl:
     world.settle()
     manifest = session_manifest()
     manifest["metadata"] = {"name": "qwen"}
-    kubectl("create", "--filename=-", manifest=manifest)
     assert world.session is not None
-    status = json.dumps({"status": world.session["status"]})
-    kubectl("patch", "trainingsession", "qwen", "--subresource=status", "--type=merge", f"--patch={status}")
-    return kubectl
+    with stored_with_status(api_cluster, api_server, manifest, world.session["status"]) as kubectl:
+        yield kubectl
 
 
 def cells(table: str) -> dict[str, str]:
@@ -82,5 +83,7 @@ def test_kubectl_waits_for_it(ready_session: Kubectl) -> None:
     ready_session("wait", "trainingsession/qwen", "--for=condition=Ready", "--timeout=60s")
 
 
-def test_kubectl_explains_its_fields(kubectl: Kubectl) -> None:
-    assert "How many adapters are in memory at a time." in kubectl("explain", "trainingsession.spec.adapters.slots")
+@pytest.mark.usefixtures("definition")
+def test_kubectl_explains_its_fields(api_cluster: Cluster) -> None:
+    explained = api_cluster.kubectl("explain", "trainingsession.spec.adapters.slots")
+    assert "How many adapters are in memory at a time." in explained

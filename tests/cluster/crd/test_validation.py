@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
-from cluster.crd.conftest import Kubectl, Manifest, assert_taken, try_to_create
+from cluster.crd.conftest import Manifest, assert_taken
+from support.kubernetes.api_server import ApiNamespace
 from support.kubernetes.crds import CRD_FILE
 from support.kubernetes.fixtures import Cluster
 from support.operator.built_sessions import BUILT, EVERYTHING
@@ -208,35 +209,35 @@ BAD = {
 
 
 @pytest.mark.parametrize("manifest", GOOD.values(), ids=GOOD)
-def test_a_good_session_is_taken(manifest: Manifest, kubectl: Kubectl) -> None:
-    kept = try_to_create(kubectl, manifest)
+def test_a_good_session_is_taken(manifest: Manifest, api: ApiNamespace) -> None:
+    kept = api.would_create(manifest)
     # The one default that the model does not have (tests/unit/operator/api/test_crd.py).
     adapters = {"maxRank": 128, **manifest["spec"].get("adapters", {})}
     wanted = TrainingSessionSpec.model_validate({**manifest["spec"], "adapters": adapters})
     assert TrainingSessionSpec.model_validate(kept["spec"]) == wanted
 
 
-def test_the_manifest_in_the_documentation_is_taken(kubectl: Kubectl) -> None:
+def test_the_manifest_in_the_documentation_is_taken(api: ApiNamespace) -> None:
     page = (CRD_FILE.parents[1] / "docs" / "training-session.md").read_text()
     (manifest,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    try_to_create(kubectl, yaml.safe_load(manifest))
+    api.would_create(yaml.safe_load(manifest))
 
 
 @pytest.mark.parametrize(("manifest", "says"), BAD.values(), ids=BAD)
-def test_a_bad_session_is_refused_with_a_sentence(manifest: Manifest, says: str, kubectl: Kubectl) -> None:
+def test_a_bad_session_is_refused_with_a_sentence(manifest: Manifest, says: str, api: ApiNamespace) -> None:
     with pytest.raises(ClusterError) as refused:
-        try_to_create(kubectl, manifest)
+        api.would_create(manifest)
     assert re.search(says, str(refused.value))
 
 
-def test_what_miles_never_divides_is_not_said_to_want_gpus(kubectl: Kubectl) -> None:
+def test_what_miles_never_divides_is_not_said_to_want_gpus(api: ApiNamespace) -> None:
     with pytest.raises(ClusterError, match="make a session with engine nemo-rl") as refused:
-        try_to_create(kubectl, session(**MILES, parallelism={"context": 2}))
+        api.would_create(session(**MILES, parallelism={"context": 2}))
     assert "nvidia.com/gpu" not in str(refused.value)
 
 
-def test_the_api_server_fills_in_the_defaults(kubectl: Kubectl) -> None:
-    kept = try_to_create(kubectl, session())
+def test_the_api_server_fills_in_the_defaults(api: ApiNamespace) -> None:
+    kept = api.would_create(session())
     assert kept["spec"]["adapters"] == {"slots": 8, "maxRank": 128}
     assert kept["spec"]["storage"]["retentionPolicy"] == {"whenDeleted": "Retain"}
 
@@ -271,30 +272,27 @@ FREE_CHANGES = {
 
 
 @pytest.fixture
-def with_session(kubectl: Kubectl) -> Kubectl:
-    kubectl("create", "--filename=-", manifest=session(**EVERYTHING))
-    return kubectl
-
-
-def patch(kubectl: Kubectl, spec: Manifest) -> None:
-    kubectl("patch", "trainingsession", "qwen", "--type=merge", f"--patch={json.dumps({'spec': spec})}")
+def stored_session(api: ApiNamespace) -> Iterator[Manifest]:
+    with api.holding(session(**EVERYTHING)) as stored:
+        yield stored
 
 
 @pytest.mark.parametrize(("spec", "says"), CHANGES.values(), ids=CHANGES)
-def test_what_cannot_be_changed_says_why(spec: Manifest, says: str, with_session: Kubectl) -> None:
+def test_what_cannot_be_changed_says_why(
+    spec: Manifest, says: str, stored_session: Manifest, api: ApiNamespace
+) -> None:
     with pytest.raises(ClusterError, match=says):
-        patch(with_session, spec)
+        api.merge(stored_session, {"spec": spec})
 
 
 @pytest.mark.parametrize("spec", FREE_CHANGES.values(), ids=FREE_CHANGES)
-def test_what_may_be_changed_is_taken(spec: Manifest, with_session: Kubectl) -> None:
-    patch(with_session, spec)
+def test_what_may_be_changed_is_taken(spec: Manifest, stored_session: Manifest, api: ApiNamespace) -> None:
+    api.merge(stored_session, {"spec": spec})
 
 
-def test_a_length_cannot_be_added_later(kubectl: Kubectl) -> None:
-    kubectl("create", "--filename=-", manifest=session())
-    with pytest.raises(ClusterError, match="changed, added or taken away"):
-        patch(kubectl, {"maxSequenceLength": 4096})
+def test_a_length_cannot_be_added_later(api: ApiNamespace) -> None:
+    with api.holding(session()) as stored, pytest.raises(ClusterError, match="changed, added or taken away"):
+        api.merge(stored, {"spec": {"maxSequenceLength": 4096}})
 
 
 @pytest.fixture(scope="session")
@@ -305,12 +303,14 @@ def ray_clusters(api_cluster: Cluster) -> None:
 
 @pytest.mark.usefixtures("ray_clusters")
 @pytest.mark.parametrize("name", BUILT)
-def test_what_is_built_for_a_session_is_taken(name: str, kubectl: Kubectl, namespace: str) -> None:
-    assert_taken(kubectl, BUILT[name].objects(), namespace)
+def test_what_is_built_for_a_session_is_taken(name: str, api: ApiNamespace) -> None:
+    assert_taken(api, BUILT[name].objects())
 
 
 @pytest.mark.parametrize("change", [{"tensor": 4}, None], ids=["changed", "taken away"])
-def test_how_a_model_is_divided_cannot_be_changed(change: Manifest | None, kubectl: Kubectl) -> None:
-    kubectl("create", "--filename=-", manifest=session(**NEMO_RL, parallelism={"tensor": 2}))
-    with pytest.raises(ClusterError, match="changed, added or taken away"):
-        patch(kubectl, {"parallelism": change})
+def test_how_a_model_is_divided_cannot_be_changed(change: Manifest | None, api: ApiNamespace) -> None:
+    with (
+        api.holding(session(**NEMO_RL, parallelism={"tensor": 2})) as stored,
+        pytest.raises(ClusterError, match="changed, added or taken away"),
+    ):
+        api.merge(stored, {"spec": {"parallelism": change}})

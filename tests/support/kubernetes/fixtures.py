@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from support.kubernetes.api_server import ApiServer, connected
 from support.requirements import require
 from testcluster.cluster import CONTEXT_VARIABLE, Cluster, given, recorded
 from testcluster.errors import ClusterError
@@ -29,13 +30,16 @@ from testcluster import own
 __all__ = [
     "Cluster",
     "api_cluster",
+    "api_server",
     "cluster_of_a_run",
     "fresh_cluster",
     "namespace",
+    "new_namespace",
     "node_cluster",
     "own_api_cluster",
     "pytest_collection_finish",
     "pytest_runtest_makereport",
+    "shared_namespace",
     "two_node_cluster",
 ]
 
@@ -103,10 +107,33 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
     """An empty namespace of the test's own, which admits restricted pods alone, in the cluster that the test uses."""
     [fixture] = [name for name in _FIXTURE_TIERS if name in request.fixturenames]
     cluster: Cluster = request.getfixturevalue(fixture)
+    with new_namespace(cluster) as name:
+        yield name
+
+
+@pytest.fixture(scope="session")
+def api_server(api_cluster: Cluster) -> Iterator[ApiServer]:
+    """One connection to the API server for all tests."""
+    with connected(api_cluster.kubeconfig) as api_server:
+        yield api_server
+
+
+@pytest.fixture(scope="session")
+def shared_namespace(api_cluster: Cluster) -> Iterator[str]:
+    """A namespace of all tests that make dry runs, or delete what they create; it admits restricted pods alone."""
+    with new_namespace(api_cluster) as name:
+        yield name
+
+
+@contextmanager
+def new_namespace(cluster: Cluster) -> Iterator[str]:
+    """An empty namespace, which admits restricted pods alone."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     cluster.make_namespace(name)
-    yield name
-    cluster.delete_namespace(name)
+    try:
+        yield name
+    finally:
+        cluster.delete_namespace(name)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
