@@ -32,6 +32,8 @@ SLOW_IMPORT, IMPORTING = "slow-import", "importing"
 BAD_DISK = "bad-disk"
 REFUSED = 28
 """A first token: the engine refuses the call, and it kills to read that body once more."""
+HARMLESS_TOKENS = min(KILLS, ENDS, EXITS, REFUSED)
+"""First tokens below this one are trained on as any other."""
 DEADLY_SEED = 13
 DEADLY_RATE = 13.0
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 from google.protobuf.message import Message
+from support.engine.deadly import HARMLESS_TOKENS
 from support.worker.messages import forward_backward, next_token_datum
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
 
@@ -62,8 +63,10 @@ def train_many(
     forward_only: bool = False,
     last: Sequence[int] | None = None,
 ) -> Call:
-    """Of so many datums, of which few are equal, and perhaps one more."""
-    tokens = [(number % 29, number // 29 % 29, 4, 1, 5) for number in range(datums)]
+    """So many datums, few of which are equal, and perhaps one more. None begins with a token that is deadly."""
+    tokens = [
+        (number % HARMLESS_TOKENS, number // HARMLESS_TOKENS % HARMLESS_TOKENS, 4, 1, 5) for number in range(datums)
+    ]
     bodies = [next_token_datum(each) for each in (*tokens, *([last] if last else ()))]
     body = forward_backward(bodies, model_id=model_id, seq_id=seq_id, forward_only=forward_only)
     return Call(seq_id, worker_pb2.FORWARD_BACKWARD, body, model_id)
