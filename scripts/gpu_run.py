@@ -63,16 +63,20 @@ def run_tests(tests: Sequence[str], marker: str, seconds: float) -> list[Result]
         return outcomes.read_results(file)
 
 
-def _run_for(seconds: float, program: Sequence[str], environment: Mapping[str, str]) -> None:
-    """To its end, or to the end of the time: then as by Ctrl-C first, so that servers that it started end, too."""
-    process = subprocess.Popen(program, cwd=ROOT, env={**os.environ, **environment}, start_new_session=True)
+def _run_for(seconds: float, program: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run the program to its end or to the end of the time, and return its exit status.
+
+    The end of the time is a Ctrl-C first, so that servers that the program started end, too.
+    """
+    # A shell starts what runs in the background with SIGINT ignored, which a child inherits.
+    command = ["env", "--default-signal=INT", *program]
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, start_new_session=True)
     for ending, patience_seconds in ((signal.SIGINT, seconds), (signal.SIGKILL, END_SECONDS)):
         try:
-            process.wait(max(patience_seconds, 0.0))
-            return
+            return process.wait(max(patience_seconds, 0.0))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, ending)
-    process.wait()
+    return process.wait()
 
 
 def run_benchmark(model: str, seconds: float) -> dict[str, Any] | None:

@@ -75,6 +75,11 @@ class Pods:
         return failed.value.reason
 
 
+@pytest.fixture(autouse=True)
+def time_for_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamed_saves, "FIRST_PART_SECONDS", 60.0)
+
+
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[Pods]:
     draw = np.random.default_rng(1)

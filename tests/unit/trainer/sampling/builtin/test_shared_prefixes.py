@@ -91,7 +91,8 @@ def test_samples_of_a_shared_prompt_are_those_of_rows_by_themselves(
 
 
 def test_requests_for_one_sample_each_share_their_prompt(model: TorchModel, steps: list[list[tuple[int, int]]]) -> None:
-    outcomes = answers(model, [job(prompt_of(60), seed=seed, max_tokens=4) for seed in range(GROUP)])
+    # The first sample is drawn from while the others come: it must be long enough for the last one to find it there.
+    outcomes = answers(model, [job(prompt_of(60), seed=seed, max_tokens=16) for seed in range(GROUP)])
     assert [(0, GROUP)] in steps
     assert sorted(outcome.prompt_cache_hit_tokens for outcome in outcomes) == [0, *[59] * (GROUP - 1)]
 
