@@ -33,12 +33,14 @@ each = status=0; $(1) || status=1; $(2) || status=1; $(if $(3),$(3) || status=1;
 WITH_NODES := tests/cluster/bare tests/cluster/node
 # Some of their tests need a Kubernetes' API.
 WITH_AN_API := tests/faults tests/contract/fleet
+# Whole programs of users.
+PROGRAMS_OF_USERS := tests/recipes tests/sdk tests/tutorials
 
-# The other Pythons import all there is, and the newest of them runs the units of what has event loops, typing and parsing
-# of its own: what works on the oldest and on the newest works between them, as long as it can be imported there.
-# PyTorch and what stands on it is their makers' to test; the worker's own tests run on the newest Python in its image.
+# The other Pythons import all there is, and the newest of them runs the units of what users install and of what has
+# event loops of its own: what works on the oldest and on the newest works between them, as long as it can be imported
+# there. The images have the newest Python: the operator runs on it in tests of clusters, and the worker's tests do.
 IMPORTS := tests/unit/test_imports.py
-WITHOUT_PYTORCH := $(IMPORTS) $(addprefix tests/unit/,rpc client operator server testcluster)
+WITHOUT_PYTORCH := $(IMPORTS) $(addprefix tests/unit/,rpc client server)
 NEEDING_PYTORCH := tests/unit/client/test_tokenizers.py \
     tests/unit/client/training/environments tests/unit/client/training/rl \
     $(addprefix tests/unit/client/training/run_logs/,test_console.py test_run_log.py test_services.py) \
@@ -58,11 +60,11 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo demo-cluster demo-kind kind-node-image test test-unit test-gpu gpu-run test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
-    test-nodes test-nodes-and-units test-clusters test-elsewhere test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-down cluster-status images images-clean \
+    test-nodes test-programs test-nodes-and-programs test-clusters test-clusters-and-units test-contracts test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
 
 venv: $(VENV)/.tinsmith ## make .venv: everything to run, test and change Tinsmith
 
@@ -88,21 +90,27 @@ kind-node-image: venv ## where no registry can be reached: build kind, and make 
 
 test: venv ## every test this machine can run, on other installed Pythons too
 	@# Side by side, since tests of clusters wait for half of their time; shared out so that all three take about as long.
-	@MAKE="$(MAKE)" $(BIN)/python scripts/side_by_side.py test-nodes-and-units test-clusters test-elsewhere $(ALSO)
+	@MAKE="$(MAKE)" $(BIN)/python scripts/side_by_side.py test-nodes-and-programs test-clusters-and-units test-contracts $(ALSO)
 
 test-nodes: venv ## the tests in a Kubernetes in which pods run
 	$(BIN)/pytest $(WITH_NODES)
 
+test-programs: venv ## whole programs of users: the SDK's, recipes, tutorials; vLLM's promises
+	@$(call each,$(BIN)/pytest $(PROGRAMS_OF_USERS),$(MAKE) --no-print-directory test-vllm)
+
+test-nodes-and-programs: venv
+	@$(call each,$(MAKE) --no-print-directory test-nodes,$(MAKE) --no-print-directory test-programs)
+
 test-clusters: venv ## those that need a Kubernetes without nodes, the chart's, and faults
 	@$(call each,$(BIN)/pytest tests/cluster tests/charts $(WITH_NODES:%=--ignore=%),$(BIN)/pytest $(WITH_AN_API))
 
-test-nodes-and-units: venv ## test-nodes, then the units, on the other Pythons too
-	@$(call each,$(MAKE) --no-print-directory test-nodes,$(MAKE) --no-print-directory test-unit,$(MAKE) --no-print-directory test-other-pythons)
+test-clusters-and-units: venv
+	@$(call each,$(MAKE) --no-print-directory test-unit,$(MAKE) --no-print-directory test-clusters,$(MAKE) --no-print-directory test-other-pythons)
 
-test-elsewhere: venv ## the others, which need no Kubernetes; vLLM's
-	@$(call each,$(BIN)/pytest $(patsubst %,--ignore=%,tests/cluster tests/charts tests/unit $(WITH_AN_API)),$(MAKE) --no-print-directory test-vllm)
+test-contracts: venv ## the others, which need no Kubernetes: contracts, and attacks on them
+	$(BIN)/pytest $(patsubst %,--ignore=%,tests/cluster tests/charts tests/unit $(WITH_AN_API) $(PROGRAMS_OF_USERS))
 
-test-unit: venv ## the tests that take seconds
+test-unit: venv ## the units, which start no server and no cluster
 	$(BIN)/pytest tests/unit
 
 test-vllm: venv ## the promises of samplers, asked of vLLM itself on this machine's CPU
@@ -266,7 +274,7 @@ images: ## build the container images into archives, with docker or buildah
 images-clean: ## remove the images' archives and what their builds keep
 	$(IMAGES) clean
 
-test-trainer-image: ## the engine's and worker's tests on the Python and PyTorch of the trainer's image
+test-trainer-image: ## the tests of engines, models and the built-in sampler on the Python and PyTorch of the trainer's image
 	$(IMAGES) test-trainer
 
 debian-packages: ## install what the tests need: PostgreSQL, and the parts of a test cluster (as root, on Debian)

@@ -16,7 +16,11 @@ TOOLS_LOCK = ROOT / "requirements" / "image-tests.txt"
 FIND_UV = ROOT / "scripts" / "find-uv"
 SOURCE = "/tmp/source"
 TOOLS = "/tmp/tools"
-TRAINER_TESTS = ("tests/contract/engine", "tests/unit/trainer")
+# What another Python, PyTorch or build of it could compute otherwise.
+TRAINER_TESTS = (
+    "tests/contract/engine",
+    *(f"tests/unit/trainer/{folder}" for folder in ("engines", "sampling/builtin", "torch_model")),
+)
 # These ask the client's command, the SDK, Megatron, Ray or Triton, which the image is right not to have.
 NOT_OF_THE_IMAGE = (
     "tests/unit/trainer/engines/custom_losses",
@@ -24,9 +28,6 @@ NOT_OF_THE_IMAGE = (
     "tests/unit/trainer/engines/miles",
     "tests/unit/trainer/engines/nemo_rl",
     "tests/unit/trainer/engines/test_loss_kernels.py",
-    "tests/unit/trainer/test_cli.py",
-    "tests/unit/trainer/training/test_codec.py",
-    "tests/unit/trainer/sampling/test_codec.py",
 )
 
 
@@ -37,7 +38,7 @@ def run_in_image(name: str, program: Program) -> subprocess.CompletedProcess[str
 
 
 def run_trainer_tests(arguments: Sequence[str]) -> int:
-    """What `arguments` name, or the tests of the engine and the worker's parts. Returns pytest's exit status."""
+    """Run what `arguments` name, or the tests of engines, models and samplers. Returns pytest's exit status."""
     with TemporaryDirectory(prefix="tinsmith-tools-") as tools:
         _install_tools(Path(tools))
         return subprocess.run(_command("trainer", _pytest(Path(tools), arguments)), check=False).returncode
