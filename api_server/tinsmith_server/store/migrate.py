@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, inspect, text
+from sqlalchemy import URL, Connection, Engine, NullPool, String, column, create_engine, inspect, select, table, text
 
 from tinsmith_server.store.database import (
     POSTGRESQL_ISOLATION,
@@ -72,7 +72,7 @@ def _revision_of(connection: Connection) -> str | None:
     """The revision that Alembic has noted in the database, or None in an empty one."""
     if not inspect(connection).has_table("alembic_version"):
         return None
-    return connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return connection.scalar(select(column("version_num", String)).select_from(table("alembic_version")))
 
 
 def _migrate_sqlite(url: URL) -> None:
