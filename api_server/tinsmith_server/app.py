@@ -39,6 +39,19 @@ from tinsmith_server.store.sql_store import open_store
 # FastAPI looks for OpenTelemetry's providers in each request anew, a sixteenth of its time; nothing here sets one.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 
+
+def _front_page() -> dict[str, str]:
+    """For whoever opens the address in a browser."""
+    return {
+        "detail": "Tinsmith serves the Tinker training API here, under /api/v1. /docs describes every call; "
+        "`tinsmith doctor` checks that your programs can use it."
+    }
+
+
+_OUTSIDE_THE_API = APIRouter(tags=["service"])
+_OUTSIDE_THE_API.add_api_route("/health", service.health, summary="Whether the server answers")
+_OUTSIDE_THE_API.add_api_route("/", _front_page, summary="What this is")
+
 # A path is looked for among all of these in turn: those of which there are hundreds a second come first.
 ROUTERS: tuple[APIRouter, ...] = (
     futures.router,
@@ -77,10 +90,8 @@ def create_app(
         summary="The Tinker training API on your own machines.",
         lifespan=_lifespan(settings, fleet or fleet_of(settings), metrics, clock),
         telemetry=NO_TELEMETRY,
-        routes=ROUTES,
+        routes=[*ROUTES, *_OUTSIDE_THE_API.routes],
     )
-    app.add_api_route("/health", service.health, tags=["service"], summary="Whether the server answers")
-    app.add_api_route("/", _front_page, tags=["service"], summary="What this is")
     app.add_api_route(
         METRICS_PATH,
         _metrics_page(metrics),
@@ -104,14 +115,6 @@ def create_app(
 def release_polls(app: FastAPI) -> None:
     """Lets held polls go, so that a stopping server does not wait for them."""
     app.state.services.long_polls.release()
-
-
-def _front_page() -> dict[str, str]:
-    """For whoever opens the address in a browser."""
-    return {
-        "detail": "Tinsmith serves the Tinker training API here, under /api/v1. /docs describes every call; "
-        "`tinsmith doctor` checks that your programs can use it."
-    }
 
 
 def _metrics_page(metrics: Metrics) -> Callable[[], Response]:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import tinker
 from support.client.sdk import adam, next_token_datum, service_client
-from support.server.serve_process import API_KEY, TESTS, ServedInstallation
+from support.server.serve_process import API_KEY, HTTP_OPTIONS, TESTS, ServedInstallation
 from support.token_server.look_alikes import call, environment_with_look_alikes
 from support.token_server.real_vllm import EXTRA, PLUGIN, SHAPE, installed_vllm, real_vllm_variables
 from support.waiting import until
@@ -186,7 +186,7 @@ def download(server: ServedInstallation, path: str, folder: Path) -> None:
     folder.mkdir()
     rest = tinker.RestClient(base_url=server.url, api_key=API_KEY)
     for name, url in rest.get_external_weights_urls(path).result().urls.items():
-        (folder / name).write_bytes(httpx.get(url, trust_env=False).raise_for_status().content)
+        (folder / name).write_bytes(httpx.get(url, **HTTP_OPTIONS).raise_for_status().content)
 
 
 def address_of_vllm(server: ServedInstallation) -> str:

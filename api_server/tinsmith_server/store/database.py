@@ -6,14 +6,15 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from sqlalchemy import URL, Engine, PoolProxiedConnection, Select, create_engine, event, select
+from sqlalchemy import URL, Dialect, Engine, PoolProxiedConnection, QueuePool, Select, create_engine, event, select
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.util import LRUCache
 
 from tinsmith_server.store.columns import to_json
 from tinsmith_server.store.errors import RowRefused, StoreUnavailable, StoreUnreached
@@ -34,6 +35,9 @@ SQLITE_READERS = 4
 # Each is a process of the database's, too.
 POSTGRESQL_READERS = 10
 POSTGRESQL_WRITERS = 6
+
+# More than the store's queries have; a query that grows with its arguments must not fill the memory.
+COMPILED_STATEMENTS = 500
 
 # What a statement of `look_up_value` calls its one parameter.
 KEY = "key"
@@ -256,15 +260,25 @@ def _limit_transactions(connection: Any, _record: object) -> None:
 
 
 def _sqlite_engine(url: URL, pool_size: int, begin: str | None = None, *, patient: bool = True) -> Engine:
-    engine = create_engine(
-        driver_url(url),
-        pool_size=pool_size,
-        max_overflow=0,
-        json_serializer=to_json,
-        connect_args=SQLITE_CONNECT_ARGS,
-    )
+    dialect, compiled = _sqlite_dialect()
+    where, how = dialect.create_connect_args(driver_url(url))
+    connect = partial(dialect.connect, *where, **{**how, **SQLITE_CONNECT_ARGS})
+    pool = QueuePool(connect, pool_size, max_overflow=0, dialect=dialect)
+    engine = Engine(pool, dialect, driver_url(url), execution_options={"compiled_cache": compiled})
     prepare_sqlite(engine, begin, patient=patient)
     return engine
+
+
+@cache
+def _sqlite_dialect() -> tuple[Dialect, LRUCache[Any, Any]]:
+    """Return SQLite's dialect and its compiled statements, which all engines of the process share.
+
+    `create_engine` makes a dialect for each, and each would compile anew every statement, at 2 to 10 ms of CPU.
+    """
+    engine = create_engine(driver_url(URL.create("sqlite")), json_serializer=to_json)
+    engine.connect().close()  # the dialect asks the library for its version
+    engine.dispose()
+    return engine.dialect, LRUCache(COMPILED_STATEMENTS)
 
 
 def _postgresql_reader(url: URL) -> Engine:

@@ -9,11 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, text
+from sqlalchemy import URL, Connection, Engine, NullPool, String, column, create_engine, inspect, select, table, text
 
 from tinsmith_server.store.database import (
     POSTGRESQL_ISOLATION,
@@ -51,15 +47,32 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     A schema that this version does not know was made by a newer one. It is left as it is: steps only
     expand until every replica is new (`migrations/README.md`), so this version still works on it.
     """
-    config = Config()
-    config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    present = MigrationContext.configure(connection).get_current_revision()
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    present, known = _revision_of(connection), known_revisions()
+    if present == known[-1]:
+        return
     if present is not None and present not in known:
         _log.warning("store_schema_is_newer", schema=present)
         return
+    # Deferred: the import and the load of the steps take longer than the rest of a start, and few starts need them.
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
+    config.attributes["connection"] = connection
     command.upgrade(config, revision)
+
+
+def known_revisions() -> list[str]:
+    """This version's revisions, the oldest first, as the names of the steps' files begin."""
+    return sorted(file.name[1:5] for file in (_SCRIPTS / "versions").glob("v*.py"))
+
+
+def _revision_of(connection: Connection) -> str | None:
+    """The revision that Alembic has noted in the database, or None in an empty one."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.scalar(select(column("version_num", String)).select_from(table("alembic_version")))
 
 
 def _migrate_sqlite(url: URL) -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.server.empty_stores import with_schema
 from support.server.fake_worker import write_checkpoint
 from support.server.store_records import NOW, a_checkpoint
 from tinsmith_server.errors import Unprocessable
@@ -50,7 +51,7 @@ def content(folder: Path) -> bytes:
 
 
 async def check(asked: Sequence[Asked], place: Path) -> None:
-    store, root = await open_store(f"sqlite:///{place}/store.db"), place / "root"
+    store, root = await open_store(with_schema(f"sqlite:///{place}/store.db")), place / "root"
     try:
         sources = await sources_in(store, root)
         files = CheckpointFiles(root.as_uri())

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.kubernetes.crds import install_crds
 from support.kubernetes.fixtures import api_cluster, namespace, pytest_collection_finish
+from support.server.empty_stores import with_schema
 from support.server.fleet_under_test import Installation, SamplingInstallation, until_present, worker_pid
 from support.server.operator_stand_in import MODEL, StandInOperator, reached_at
 from testcluster.cluster import Cluster
@@ -29,7 +30,7 @@ __all__ = ["api_cluster", "namespace", "pytest_collection_finish"]
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
-    store = await open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    store = await open_store(with_schema(f"sqlite:///{tmp_path / 'store.db'}"))
     yield store
     await store.close()
 

@@ -56,7 +56,7 @@ async def over_a_socket(server: TestedServer) -> AsyncIterator[httpx.AsyncClient
     await http.startup()
     port = http.servers[0].sockets[0].getsockname()[1]
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False) as client:
             yield client
     finally:
         await http.shutdown()

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from support.server.empty_stores import with_schema
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.sql_store import open_store
 
 
 @pytest.fixture
 async def store(store_url: str) -> AsyncIterator[Store]:
-    store = await open_store(store_url)
+    store = await open_store(with_schema(store_url))
     yield store
     await store.close()
 
 
 @pytest.fixture
 async def replicas(store_url: str) -> AsyncIterator[tuple[Store, Store]]:
-    first, second = await open_store(store_url), await open_store(store_url)
+    first, second = await open_store(with_schema(store_url)), await open_store(store_url)
     yield first, second
     await first.close()
     await second.close()

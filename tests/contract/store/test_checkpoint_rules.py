@@ -10,6 +10,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from support.server.empty_stores import with_schema
 from support.server.store_records import NOW, a_checkpoint
 from tinsmith_server.store.records import Checkpoint
 from tinsmith_server.store.sql_store import open_store
@@ -25,7 +26,8 @@ class CheckpointRules(RuleBasedStateMachine):
         super().__init__()
         self.directory = tempfile.TemporaryDirectory()
         self.loop = asyncio.new_event_loop()
-        self.store = self.loop.run_until_complete(open_store(f"sqlite:///{Path(self.directory.name)}/store.db"))
+        url = with_schema(f"sqlite:///{Path(self.directory.name)}/store.db")
+        self.store = self.loop.run_until_complete(open_store(url))
         self.newest: dict[str, tuple[int, int]] = {}
         self.present: dict[str, Checkpoint] = {}
 

@@ -176,6 +176,30 @@ async def test_models_at_workers_that_counted_for_themselves_hold_places_after_a
     await upgraded.close()
 
 
+async def test_a_store_at_the_newest_revision_opens_without_alembic(store_url: str) -> None:
+    """Alembic's import and its load of the steps take longer than the rest of a store's opening."""
+    await (await open_store(store_url)).close()
+    program = """
+import asyncio, sys
+from tinsmith_server.store.sql_store import open_store
+
+async def main():
+    await (await open_store(sys.argv[1])).close()
+
+asyncio.run(main())
+print("alembic" in sys.modules)
+"""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program, store_url), stdout=asyncio.subprocess.PIPE
+    )
+
+    assert (await process.communicate())[0] == b"False\n"
+
+
+def test_the_names_of_the_steps_say_the_revisions_that_alembic_finds_in_them() -> None:
+    assert migrate.known_revisions() == REVISIONS
+
+
 async def test_a_schema_of_a_newer_version_is_left_alone_and_used(store_url: str, connection: Connection) -> None:
     await (await open_store(store_url)).close()
     connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))

@@ -141,7 +141,8 @@ class Installation:
 
         def answers() -> bool:
             try:
-                return httpx.get(f"{self.url}/api/v1/healthz", trust_env=False, timeout=5).status_code == 200
+                answer = httpx.get(f"{self.url}/api/v1/healthz", trust_env=False, verify=False, timeout=5)
+                return answer.status_code == 200
             except httpx.TransportError:
                 return False
 

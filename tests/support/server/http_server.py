@@ -14,6 +14,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from pydantic import SecretStr
+from support.server.empty_stores import with_schema
 from support.server.fake_fleet import BASE_MODEL, FakeFleet, FakeHandle
 from support.server.fake_worker import FakeWorker
 from tinsmith_rpc import wire_pb2
@@ -194,6 +195,7 @@ async def running_server(
     settings: Settings, fleet: Any, time: Time | None = None, key: str = API_KEY
 ) -> AsyncIterator[TestedServer]:
     time = time or Time()
+    with_schema(settings.store_url)
     app = create_app(settings, fleet, time)
     if isinstance(fleet, FakeFleet):
         fleet.keep_checkpoints(settings.data / "checkpoints")

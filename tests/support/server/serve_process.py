@@ -23,7 +23,8 @@ START_SECONDS = 240.0
 STOP_SECONDS = 120.0
 """It gives its workers a minute, after a third of one for its own requests."""
 RETRIEVALS = 5
-HTTP_OPTIONS: dict[str, Any] = {"trust_env": False, "timeout": 60.0}
+HTTP_OPTIONS: dict[str, Any] = {"trust_env": False, "timeout": 60.0, "verify": False}
+"""Certificates are for https alone, and each client would load the public ones: 30 ms of CPU a request."""
 REFERENCE_ENGINE = "support.engine.reference:build_reference"
 REFERENCE_MODEL = "reference/model"
 OF_LOCAL_WORKERS = {"local": {"TINSMITH_DETERMINISTIC_SAMPLING": "true"}}

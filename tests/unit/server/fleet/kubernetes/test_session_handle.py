@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.certificates import CLIENT, Authority, mount_secret
+from support.server.empty_stores import with_schema
 from support.server.operator_stand_in import API_SERVER_NAME, StandInWorker, spec_of
 from testcluster.ports import free_port
 from tinsmith_server.fleet.channels import TlsDirectory
@@ -33,7 +34,7 @@ async def handle(worker: StandInWorker, tmp_path: Path) -> AsyncIterator[Session
     ready = {"type": "Ready", "status": "True", "message": "The worker answers."}
     status = {"workerId": WORKER, "endpoint": f"127.0.0.1:{worker.port}", "conditions": [ready]}
     session = parse_session({"metadata": {"name": "tiny", "namespace": "team"}, "spec": spec_of(), "status": status})
-    store = await open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    store = await open_store(with_schema(f"sqlite:///{tmp_path / 'store.db'}"))
     handle = SessionHandle(WORKER, session, TlsDirectory(tmp_path / "tls"), store)
     yield handle
     await handle.close()
