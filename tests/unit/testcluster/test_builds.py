@@ -157,6 +157,17 @@ def test_every_stub_is_a_file_of_its_program() -> None:
             assert (program.source / stub.file).is_file()
 
 
+# What each of these programs compiles besides Go's own library is mostly these modules; Go compiles a package once for
+# all programs whose versions of it, and of what it imports, are the same.
+SHARED_MODULES = ("k8s.io/api", "k8s.io/apimachinery", "k8s.io/client-go")
+
+
+def test_programs_share_what_go_compiled_of_the_modules_that_they_have_in_common() -> None:
+    programs = [pinned((builds.SOURCES / name / "go.mod").read_text()) for name in ("coredns", "traefik", "kuberay")]
+    for module in SHARED_MODULES:
+        assert len({program[module] for program in programs}) == 1, module
+
+
 def test_kubernetes_knows_its_version() -> None:
     """Without it the kubelet and the API server disagree about skew."""
     command = " ".join(KUBERNETES.command(Path("out")))
