@@ -57,7 +57,7 @@ def build(tier: Tier) -> None:
     unbuilt = [program for program in _NEEDED_PROGRAMS[tier] if not program.folder().is_dir()]
     if unbuilt:
         names = ", ".join(program.name for program in unbuilt)
-        print(f"to build first: {names}; on two cores that takes 6 to 15 minutes, once", flush=True)
+        print(f"to build first: {names}; on two cores that takes 4 to 8 minutes, once", flush=True)
     for program in unbuilt:
         built(program)
 
