@@ -167,12 +167,12 @@ async def test_managed_fields_that_nest_deeper_than_a_parser_goes_stop_nobodys_s
         write(SESSIONS, session_manifest())
 
     if is_there_first:
-        write_both()
+        await asyncio.to_thread(write_both)
     async with running(settings_for(hands.namespace)):
         if not is_there_first:
             await hands.create(SESSIONS, session_manifest("early"))
             await comes_to_rest(hands, "WorkerReady", "early")
-            write_both()
+            await asyncio.to_thread(write_both)
         await hands.create(SESSIONS, session_manifest())
         await comes_to_rest(hands, "WorkerReady")
 
