@@ -15,6 +15,8 @@ KILLS := 200
 PROGRAMS :=
 # Of the tree that a run on GPUs is of, where git cannot say it.
 COMMIT :=
+# Of such a run on a machine without network: the folder that `make gpu-wheels` made.
+WHEELS :=
 # Targets that are to run beside the tests.
 ALSO :=
 CLUSTER := PYTHONPATH=testcluster $(BIN)/python -m testcluster
@@ -59,7 +61,7 @@ export PYTHONDONTWRITEBYTECODE =
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-cluster demo-kind kind-node-image test test-unit test-gpu gpu-run test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
+.PHONY: help venv demo demo-cluster demo-kind kind-node-image test test-unit test-gpu gpu-run gpu-wheels test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
     test-nodes test-programs test-nodes-and-programs test-clusters test-clusters-and-units test-contracts test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
@@ -141,8 +143,11 @@ package-environments: venv ## install what tests need in environments of their o
 test-gpu: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## the tests that need a GPU; PYTHON=python3 for an image's own
 	$(PYTHON) -m pytest -m gpu -s tests/gpu tests/contract/engine
 
-gpu-run: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## those and a benchmark in ten minutes, written to docs/gpu-runs.toml; PYTHON=python3 and COMMIT=… if you like
-	PYTHONPATH=scripts $(PYTHON) scripts/gpu_run.py $(COMMIT:%=--commit %)
+gpu-run: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## those and a benchmark in eight minutes, written to docs/gpu-runs.toml; PYTHON=python3, COMMIT=… and WHEELS=… if you like
+	PYTHONPATH="scripts$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) scripts/gpu_run.py $(COMMIT:%=--commit %) $(WHEELS:%=--wheels %)
+
+gpu-wheels: venv ## for a GPU's machine without network: download what its image of PyTorch may lack, and print the command to run there
+	PYTHONPATH=scripts $(BIN)/python scripts/gpu_wheels.py
 
 test-other-pythons: venv ## imports on each other Python that is installed; on the newest the units without PyTorch
 	@for version in $(OTHER_PYTHONS); do \
@@ -201,7 +206,7 @@ lock: ## resolve requirements/*.txt anew
 	    --config-file requirements/miles-cpu.toml requirements/miles-cpu.in --output-file requirements/miles-cpu.txt
 	$(RESOLVE) --python-version 3.11 --no-annotate requirements/uv.in --output-file requirements/uv.txt
 	@# What is put beside the packages of others' images, and what tests put before ours.
-	for lock in nemo-rl-image:3.13 gpu-image:3.13 miles-image:3.12 $(IMAGE_TRANSFORMERS:%=%:3.11); do \
+	for lock in nemo-rl-image:3.13 gpu-image:3.13 gpu-wheels:3.12 miles-image:3.12 $(IMAGE_TRANSFORMERS:%=%:3.11); do \
 	    "$$(scripts/find-uv)" pip compile --quiet --no-deps --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	        --python-version $${lock#*:} requirements/$${lock%:*}.in \
 	        --output-file requirements/$${lock%:*}.txt || exit 1; \

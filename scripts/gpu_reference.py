@@ -38,10 +38,12 @@ def _check(entry: Mapping[str, Any], keys: set[str]) -> None:
         raise ValueError(f"{name}: a run has {sorted(RUN_KEYS)}, and what failed if it did")
 
 
-def write(tests: Sequence[Mapping[str, Any]], benchmarks: Sequence[Mapping[str, Any]]) -> None:
-    """Replaces the file."""
+def write(
+    tests: Sequence[Mapping[str, Any]], benchmarks: Sequence[Mapping[str, Any]], file: Path | None = None
+) -> None:
+    """Replace the file, which is docs/gpu-runs.toml unless another one is named."""
     blocks = [_block("test", entry) for entry in tests] + [_block("benchmark", entry) for entry in benchmarks]
-    RUNS.write_text("\n".join([HEAD, *blocks]))
+    (file or RUNS).write_text("\n".join([HEAD, *blocks]))
 
 
 def _block(table: str, entry: Mapping[str, Any]) -> str:

@@ -1,13 +1,16 @@
 """Runs all that one machine's GPUs can run of the tests and the benchmark, and writes it down: `make gpu-run`.
 
-Nothing of the project need be installed, only what its worker imports. It ends in time: what has not run by then keeps
-the row of its last run. Exits with 1 if a test failed, and with 2 if nothing could be run.
+Nothing of the project need be installed, only what its worker imports; a machine without network takes what it lacks
+from a folder of wheels. Results are written while tests end, so a run that is killed leaves what it knows. It ends in
+time: what has not run by then keeps the row of its last run. Exits with 1 if a test failed, and with 2 if nothing could
+be run.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import json
 import os
 import signal
@@ -16,7 +19,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,22 +35,67 @@ from outcomes import Result
 ROOT = Path(__file__).parents[1]
 SOURCES = ("api_server", "client", "operator", "rpc", "trainer_image", "scripts")
 TESTS = ("tests/gpu/test_peft_engine.py", "tests/contract/engine", "tests/gpu")
-"""In the order of what one would know first. Pytest runs a test once, whoever names it."""
+"""In the order of what one would know first, which is kept. Pytest runs a test once, whoever names it."""
 NEEDED = (
-    *("torch", "transformers", "peft", "grpc", "structlog", "typer", "zstandard", "safetensors", "prometheus_client"),
+    *("torch", "transformers", "tokenizers", "peft", "safetensors", "numpy", "PIL", "grpc", "grpc_health"),
+    *("google.protobuf", "orjson", "pyrage", "apsw", "structlog", "typer", "rich", "zstandard", "prometheus_client"),
+    *("typing_extensions", "fsspec", "aiohttp"),
     *("pytest", "pytest_asyncio", "pytest_timeout", "hypothesis"),
 )
-BENCHMARK_SECONDS = 150
-"""What is kept of the time for the benchmark."""
+"""Modules that the tests and the benchmark import. `make gpu-wheels` brings those that an image of PyTorch lacks."""
+TOLD = ("torch", "transformers", "peft")
+"""Packages whose versions a run prints."""
+RUN_SECONDS = 480.0
+"""For a machine that ends a command after ten minutes, and takes one or two of them to begin."""
+BENCHMARK_SECONDS = {"tiny": 60, "0.6B": 100, "8B": 120}
+"""What is kept of the time for the benchmark of a model."""
 END_SECONDS = 20
+NOTE_SECONDS = 5.0
+"""Between two writings of what is known so far."""
 WRITTEN = ("docs/gpu-runs.toml", "docs/gpu.md")
 FAILED, NOTHING_RUN = 1, 2
 
 
+@contextmanager
+def packages_of(wheels: Path | None) -> Iterator[list[str]]:
+    """Install the folder's wheels for as long as the block runs, before whatever the machine has of those packages.
+
+    Yields the folders to put on the path of child processes. Raises CannotRun.
+    """
+    inherited = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    if wheels is None:
+        yield inherited
+        return
+    with tempfile.TemporaryDirectory(prefix="tinsmith-wheels-") as site:
+        _install(wheels, site)
+        sys.path.insert(0, site)
+        importlib.invalidate_caches()
+        try:
+            yield [site, *inherited]
+        finally:
+            sys.path.remove(site)
+
+
+def _install(wheels: Path, site: str) -> None:
+    files = sorted(str(file) for file in wheels.glob("*.whl"))
+    if not files:
+        raise CannotRun(f"{wheels} holds no wheels: `make gpu-wheels` fills such a folder where there is a network")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+    finished = subprocess.run(
+        [*command, "--no-cache-dir", "--target", site, *files], capture_output=True, text=True, check=False
+    )
+    if finished.returncode != 0:
+        [*_, why] = finished.stderr.strip().splitlines() or ["pip says nothing"]
+        raise CannotRun(f"the wheels of {wheels} cannot be installed for {sys.executable}: {why}")
+
+
 def device_name() -> str:
     """Raises CannotRun, in one sentence, where packages or GPUs are missing."""
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise CannotRun(f"{sys.executable} has no {', '.join(missing)}: install them there, or name another by PYTHON=")
+    if missing := [name for name in NEEDED if not _is_there(name)]:
+        raise CannotRun(
+            f"{sys.executable} has no {', '.join(missing)}: install them there, bring them by --wheels, "
+            "or name another by PYTHON="
+        )
     import torch  # takes seconds, and may be what is missing
 
     if not torch.cuda.is_available():
@@ -53,17 +104,53 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if count == 1 else f"{count} x {torch.cuda.get_device_name()}"
 
 
-def run_tests(tests: Sequence[str], marker: str, seconds: float) -> list[Result]:
-    """What ran of them within the time, in order."""
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # a package that would hold it
+        return False
+
+
+@dataclass
+class Record:
+    """What a run knows so far, in a file that is whole at any moment."""
+
+    run: Mapping[str, str]
+    file: Path
+    results: Sequence[Result] = ()
+    reports: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def write(self) -> None:
+        unfinished = self.file.with_suffix(".unfinished")
+        gpu_reference.write(
+            test_entries(gpu_reference.entries(), self.results, self.run),
+            benchmark_entries(gpu_reference.entries("benchmark"), self.reports, self.run),
+            unfinished,
+        )
+        unfinished.replace(self.file)
+
+
+def run_tests(tests: Sequence[str], marker: str, seconds: float, packages: Sequence[str], record: Record) -> None:
+    """Run what the time allows of the tests, in their order; the record has each result soon after it is there."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "results"
-        path = os.pathsep.join(str(ROOT / source) for source in SOURCES)
-        program = [sys.executable, "-m", "pytest", "-p", "outcomes", "-m", marker, *tests]
-        _run_for(seconds, program, {"PYTHONPATH": path, outcomes.FILE: str(file)})
-        return outcomes.read_results(file)
+
+        def note() -> None:
+            record.results = outcomes.read_results(file)
+            record.write()
+
+        program = [sys.executable, "-m", "pytest", "-p", "outcomes", "-m", marker, "--continue-on-collection-errors"]
+        _run_for(seconds, [*program, *tests], {**_path(packages), outcomes.FILE: str(file)}, note)
+        note()
 
 
-def _run_for(seconds: float, program: Sequence[str], environment: Mapping[str, str]) -> int:
+def _path(packages: Sequence[str]) -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join([*(str(ROOT / source) for source in SOURCES), *packages])}
+
+
+def _run_for(
+    seconds: float, program: Sequence[str], environment: Mapping[str, str], meanwhile: Callable[[], None] = lambda: None
+) -> int:
     """Run the program to its end or to the end of the time, and return its exit status.
 
     The end of the time is a Ctrl-C first, so that servers that the program started end, too.
@@ -71,23 +158,33 @@ def _run_for(seconds: float, program: Sequence[str], environment: Mapping[str, s
     # A shell starts what runs in the background with SIGINT ignored, which a child inherits.
     command = ["env", "--default-signal=INT", *program]
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, start_new_session=True)
-    for ending, patience_seconds in ((signal.SIGINT, seconds), (signal.SIGKILL, END_SECONDS)):
-        try:
-            return process.wait(max(patience_seconds, 0.0))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, ending)
+    ends_at = time.monotonic() + seconds
+    while (left := ends_at - time.monotonic()) > 0:
+        if (status := _ended(process, min(left, NOTE_SECONDS))) is not None:
+            return status
+        meanwhile()
+    os.killpg(process.pid, signal.SIGINT)
+    if (status := _ended(process, END_SECONDS)) is not None:
+        return status
+    os.killpg(process.pid, signal.SIGKILL)
     return process.wait()
 
 
-def run_benchmark(model: str, seconds: float) -> dict[str, Any] | None:
+def _ended(process: subprocess.Popen[bytes], patience_seconds: float) -> int | None:
+    try:
+        return process.wait(patience_seconds)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def run_benchmark(model: str, seconds: float, packages: Sequence[str]) -> dict[str, Any] | None:
     """The report of benchmarks/gpu_step.py; None, and why on standard error, where it fails or takes too long."""
     program = [sys.executable, "benchmarks/gpu_step.py", "--model", model, "--json"]
-    path = os.pathsep.join(str(ROOT / source) for source in SOURCES)
     try:
         told = subprocess.run(
             program,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, **_path(packages)},
             check=True,
             timeout=seconds,
             stdout=subprocess.PIPE,
@@ -146,34 +243,43 @@ def benchmark_entry(report: Mapping[str, Any], run: Mapping[str, str]) -> dict[s
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=600.0, help="of the whole run; 600 unless told")
-    parser.add_argument("--model", default="0.6B", help="of the benchmark")
+    parser.add_argument(
+        "--seconds", type=float, default=RUN_SECONDS, help=f"of the whole run; {RUN_SECONDS:g} unless told"
+    )
+    parser.add_argument("--model", choices=BENCHMARK_SECONDS, default="0.6B", help="of the benchmark")
     parser.add_argument("--commit", default="", help="where the tree is no checkout")
+    parser.add_argument("--wheels", type=Path, help="a folder of wheels, as `make gpu-wheels` makes it")
+    parser.add_argument("--out", type=Path, help="a folder for gpu-runs.toml; unless told, the one in docs/ is written")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     started = time.monotonic()
-    try:
-        run = {
-            "device": device_name(),
-            "commit": given.commit or commit_of(ROOT, *WRITTEN),
-            "date": str(datetime.date.today()),
-        }
-    except CannotRun as error:
-        print(f"gpu-run: {error}", file=sys.stderr)
-        return NOTHING_RUN
-    results = run_tests(TESTS, "gpu", given.seconds - BENCHMARK_SECONDS - END_SECONDS)
-    report = run_benchmark(given.model, max(given.seconds - (time.monotonic() - started), END_SECONDS))
-    gpu_reference.write(
-        test_entries(gpu_reference.entries(), results, run),
-        benchmark_entries(gpu_reference.entries("benchmark"), [report] if report else [], run),
-    )
-    counts = Counter(result.outcome for result in results)
+    with ExitStack() as stack:
+        try:
+            packages = stack.enter_context(packages_of(given.wheels))
+            record = Record(
+                {
+                    "device": device_name(),
+                    "commit": given.commit or commit_of(ROOT, *WRITTEN),
+                    "date": str(datetime.date.today()),
+                },
+                given.out / gpu_reference.RUNS.name if given.out else gpu_reference.RUNS,
+            )
+        except CannotRun as error:
+            print(f"gpu-run: {error}", file=sys.stderr)
+            return NOTHING_RUN
+        print(f"{record.run['device']}, {', '.join(f'{name} {version(name)}' for name in TOLD)}", flush=True)
+        kept = BENCHMARK_SECONDS[given.model] + END_SECONDS
+        run_tests(TESTS, "gpu", given.seconds - kept - (time.monotonic() - started), packages, record)
+        report = run_benchmark(given.model, max(given.seconds - (time.monotonic() - started), END_SECONDS), packages)
+    record.reports = [report] if report else []
+    record.write()
+    counts = Counter(result.outcome for result in record.results)
     told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "no test ran"
-    print(f"{run['device']}: {told} in {time.monotonic() - started:.0f} s, written to docs/gpu-runs.toml")
-    return FAILED if counts["failed"] or not results or report is None else 0
+    print(f"{record.run['device']}: {told} in {time.monotonic() - started:.0f} s, written to {record.file}")
+    return FAILED if counts["failed"] or not record.results or report is None else 0
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ REPORT: dict[str, Any] = {
     "engine": {"tokens_per_second": 1250.0, "peak_gb": 4.25, "error": None},
     "sampled_tokens_per_second": 300.0,
 }
+BROKEN = "import no_such_package_at_all"
 TESTS = """
 import pytest
 
@@ -48,23 +52,46 @@ def result(test: str, outcome: Outcome, reason: str = "") -> Result:
     return Result(test, outcome, reason)
 
 
-def test_outcomes_are_written_as_tests_end(tmp_path: Path) -> None:
-    (tmp_path / "test_three.py").write_text(TESTS)
-    results = tmp_path / "results"
+def outcomes_of(folder: Path, *arguments: str) -> list[Result]:
+    """What pytest with the plugin writes of the folder's tests."""
+    results = folder / "results"
     scripts = str(Path(outcomes.__file__).parent)
+    plugins = ["-p", "outcomes", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
     subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "outcomes", "-p", "no:cacheprovider", "test_three.py"],
-        cwd=tmp_path,
+        [sys.executable, "-m", "pytest", "-q", *plugins, *arguments],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": scripts, outcomes.FILE: str(results)},
         check=False,
         capture_output=True,
     )
-    assert outcomes.read_results(results) == [
+    return outcomes.read_results(results)
+
+
+def test_outcomes_are_written_as_tests_end_and_of_modules_that_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "test_three.py").write_text(TESTS)
+    (tmp_path / "test_broken.py").write_text(BROKEN)
+    assert outcomes_of(tmp_path) == [
+        result("test_broken.py", "failed", "ModuleNotFoundError: No module named 'no_such_package_at_all'"),
         result("test_three.py::test_it_holds", "passed"),
         result("test_three.py::test_of_two[1]", "passed"),
         result("test_three.py::test_of_two[2]", "failed", "AssertionError: one and no other"),
         result("test_three.py::test_it_needs_more", "skipped", "needs two GPUs"),
     ]
+
+
+def test_tests_run_in_the_order_in_which_they_were_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "some").mkdir()
+    for name in ("test_a", "test_b", "some/test_c"):
+        (tmp_path / f"{name}.py").write_text("def test_it(): pass")
+    ran = [each.test for each in outcomes_of(tmp_path, "test_b.py", "some", ".")]
+    assert ran == ["test_b.py::test_it", "some/test_c.py::test_it", "test_a.py::test_it"]
+
+
+def test_a_module_that_cannot_be_imported_fails_each_of_its_rows() -> None:
+    rows = [entry("a/test_b.py::test_one"), entry("a/test_b.py::test_two", run=EARLIER), entry("a/test_c.py::test_b")]
+    one, two, other = gpu_run.test_entries(rows, [result("a/test_b.py", "failed", "no such package")], RUN)
+    assert one["run"] == two["run"] == {**RUN, "failed": "no such package"}
+    assert "run" not in other
 
 
 def test_one_failure_among_a_rows_parameters_is_what_counts() -> None:
@@ -114,6 +141,25 @@ def test_what_is_written_is_what_docs_show(tmp_path: Path, monkeypatch: pytest.M
     assert measured[:5] == ("0.6B in bfloat16, 8 x 512 tokens", "1,250", "1.25", "4.2 GB", "300")
 
 
+def test_a_record_is_whole_while_tests_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tmp_path / "rows.toml"
+    monkeypatch.setattr(gpu_reference, "RUNS", rows)
+    gpu_reference.write([entry("t.py::test_one"), entry("t.py::test_two")], [])
+    record = gpu_run.Record(RUN, tmp_path / "gpu-runs.toml", [result("t.py::test_one", "passed")])
+    record.write()
+    before = rows.read_text()
+    monkeypatch.setattr(gpu_reference, "RUNS", record.file)
+    assert [one.get("run") for one in gpu_reference.entries()] == [RUN, None]
+    assert before == rows.read_text()
+
+
+def test_results_are_noted_before_a_run_is_at_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpu_run, "NOTE_SECONDS", 0.05)
+    noted = tmp_path / "noted"
+    ends = f"import pathlib, time\nwhile not pathlib.Path({str(noted)!r}).exists(): time.sleep(0.01)"
+    assert gpu_run._run_for(60.0, [sys.executable, "-c", ends], {}, meanwhile=noted.touch) == 0
+
+
 @pytest.mark.parametrize("inherited", [signal.default_int_handler, signal.SIG_IGN], ids=["foreground", "background"])
 def test_a_program_that_outlasts_its_time_is_ended_as_by_ctrl_c(inherited: Any) -> None:
     before = signal.signal(signal.SIGINT, inherited)
@@ -122,6 +168,52 @@ def test_a_program_that_outlasts_its_time_is_ended_as_by_ctrl_c(inherited: Any) 
     finally:
         signal.signal(signal.SIGINT, before)
     assert status == -signal.SIGINT
+
+
+def wheel_in(folder: Path) -> None:
+    """A package of one module, as a wheel."""
+    folder.mkdir()
+    record = "brought_along-1.0.dist-info"
+    with zipfile.ZipFile(folder / "brought_along-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("brought_along.py", "ANSWER = 42")
+        wheel.writestr(f"{record}/METADATA", "Metadata-Version: 2.1\nName: brought-along\nVersion: 1.0\n")
+        wheel.writestr(
+            f"{record}/WHEEL", "Wheel-Version: 1.0\nGenerator: none\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{record}/RECORD", "")
+
+
+def test_wheels_are_there_for_the_run_and_its_children_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "image"], check=True)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "image" / "bin" / "python"))
+    monkeypatch.setenv("PYTHONPATH", "of-the-caller")
+    wheel_in(tmp_path / "wheels")
+    with gpu_run.packages_of(tmp_path / "wheels") as packages:
+        assert gpu_run._is_there("brought_along")
+        assert packages[1:] == ["of-the-caller"]
+        asks = [sys.executable, "-c", "import brought_along, sys; sys.exit(brought_along.ANSWER)"]
+        assert gpu_run._run_for(60.0, asks, gpu_run._path(packages)) == 42
+    assert not gpu_run._is_there("brought_along")
+
+
+def test_without_wheels_children_have_the_callers_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/of/the/caller")
+    with gpu_run.packages_of(None) as packages:
+        assert gpu_run._path(packages)["PYTHONPATH"].split(os.pathsep)[-1] == "/of/the/caller"
+
+
+def test_a_folder_without_wheels_is_an_error_that_says_how_to_fill_it(tmp_path: Path) -> None:
+    with pytest.raises(CannotRun, match="`make gpu-wheels` fills"), gpu_run.packages_of(tmp_path):
+        pass
+
+
+def test_the_benchmark_has_its_time_for_each_model_that_it_knows() -> None:
+    tree = ast.parse((gpu_run.ROOT / "benchmarks" / "gpu_step.py").read_text())
+    [shapes] = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SHAPES"
+    ]
+    assert isinstance(shapes, ast.Dict)
+    assert list(gpu_run.BENCHMARK_SECONDS) == [ast.literal_eval(key) for key in shapes.keys if key is not None]
 
 
 def test_a_machine_without_a_gpu_is_told_so(
@@ -136,6 +228,42 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_run, "NEEDED", ("pytest", "no_such_package"))
     with pytest.raises(CannotRun, match="has no no_such_package: install"):
         gpu_run.device_name()
+
+
+IMPORTS = """
+import builtins, json, os, pathlib, sys
+
+ROOT, imported, plain = pathlib.Path.cwd(), set(), builtins.__import__
+
+def __import__(name, globals=None, locals=None, fromlist=(), level=0):
+    importer = (globals or {}).get("__file__") or ""
+    if level == 0 and importer.startswith(str(ROOT)) and "site-packages" not in importer:
+        imported.add(name.partition(".")[0])
+    return plain(name, globals, locals, fromlist, level)
+
+builtins.__import__ = __import__
+
+def pytest_collection_finish(session):
+    pathlib.Path(os.environ["IMPORTED"]).write_text(json.dumps(sorted(imported - sys.stdlib_module_names)))
+"""
+
+
+def test_what_is_needed_names_every_package_that_is_imported_where_gpu_tests_are_collected(tmp_path: Path) -> None:
+    (tmp_path / "imports_seen.py").write_text(IMPORTS)
+    collect = ["-m", "pytest", "-p", "imports_seen", "-p", "no:cacheprovider", "--collect-only", "-q", "-m", "gpu"]
+    path = os.pathsep.join([str(tmp_path), gpu_run._path(())["PYTHONPATH"]])
+    subprocess.run(
+        [sys.executable, *collect, *gpu_run.TESTS],
+        cwd=gpu_run.ROOT,
+        env={**os.environ, "PYTHONPATH": path, "IMPORTED": str(tmp_path / "imported")},
+        check=True,
+        capture_output=True,
+    )
+    imported = set(json.loads((tmp_path / "imported").read_text()))
+    places = (*gpu_run.SOURCES, "tests", "testcluster", "benchmarks")
+    own = {child.stem for place in places for child in (gpu_run.ROOT / place).iterdir()}
+    needed = {name.partition(".")[0] for name in gpu_run.NEEDED} | {"_pytest"}  # which is pytest's own
+    assert imported - own - needed == set()
 
 
 def test_a_run_is_of_a_commit(tmp_path: Path) -> None:
