@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.zoo.stored_formats import FORMATS, TOKENS, check_made_dense, make, say_format, say_generation
+from support.zoo.stored_formats import (
+    FORMATS,
+    TOKENS,
+    check_made_dense,
+    make,
+    read_as_its_dense_twin,
+    say_format,
+    say_generation,
+)
 from tinsmith_trainer.engines.base import LoraSpec
 from tinsmith_trainer.engines.peft import build_peft_engine
 from tinsmith_trainer.errors import ModelDirectoryInvalid
@@ -17,12 +25,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 @pytest.mark.parametrize("method", FORMATS)
 def test_a_quantized_checkpoint_is_the_model_that_it_stands_for(method: str, tmp_path: Path) -> None:
-    stored, dense = make(method, tmp_path)
-    model = load_torch_model(str(stored))
+    model, plain = read_as_its_dense_twin(method, tmp_path)
     assert model.info.stored_as == method
-    plain = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
-    with torch.no_grad():
-        torch.testing.assert_close(model.model(TOKENS).logits, plain(TOKENS).logits, atol=1e-5, rtol=0)
     engine = build_peft_engine(model)
     engine.create_adapter("a", LoraSpec(rank=4, alpha=8.0, seed=1))
     engine.export(engine.state("a"), tmp_path / "merged", "merged")

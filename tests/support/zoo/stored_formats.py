@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from support.zoo.families import family_directory
+from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
+from transformers import AutoModelForCausalLM
 
 # Each a multiple of what a block takes.
 SIZES = {"moe_intermediate_size": 64, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "head_dim": 16}
@@ -77,6 +79,16 @@ def make(method: str, folder: Path) -> tuple[Path, Path]:
 def say_format(directory: Path, quantization: dict[str, Any]) -> None:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+
+
+def read_as_its_dense_twin(method: str, folder: Path) -> tuple[TorchModel, Any]:
+    """Load a checkpoint in that format, and in plain transformers the weights it stands for: their logits are close."""
+    stored, dense = make(method, folder)
+    model = load_torch_model(str(stored))
+    plain = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(model.model(TOKENS).logits, plain(TOKENS).logits, atol=1e-5, rtol=0)
+    return model, plain
 
 
 GENERATION = {"eos_token_id": [3, 7], "do_sample": True, "temperature": 0.6, "top_p": 0.95}

@@ -29,7 +29,7 @@ from tinsmith_trainer.torch_model.logits import LogitTransform, logit_transform_
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, StackedLoraLinear, module_family, wrap_linears
 from tinsmith_trainer.torch_model.model_source import model_directory
 from tinsmith_trainer.torch_model.quantization import quantize
-from tinsmith_trainer.torch_model.quantized_checkpoints import dequantizing, stored_format
+from tinsmith_trainer.torch_model.quantized_checkpoints import dequantizing, stored_format, widen
 from tinsmith_trainer.torch_model.rows import wrap_activations
 from tinsmith_trainer.torch_model.vision import Vision, vision_of
 from tinsmith_trainer.torch_model.warm_memory import WarmMemory
@@ -163,6 +163,7 @@ def load_torch_model(
             raise
         raise ModelDirectoryInvalid(blame(directory, error)) from error
     if stored := stored_format(config):
+        widen(model, dtype)
         log.info("the checkpoint's quantized weights are made dense", format=stored, directory=str(directory))
     if quantization is not None:
         quantize(model.get_decoder(), quantization)

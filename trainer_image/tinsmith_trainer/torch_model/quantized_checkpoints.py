@@ -40,6 +40,17 @@ def dequantizing(directory: Path, config: Any) -> dict[str, Any]:
     return {"quantization_config": DENSE[method](**{**given, "dequantize": True})}
 
 
+def widen(model: Any, dtype: torch.dtype) -> None:
+    """Cast the weights that were made dense in a narrower dtype than the model computes in.
+
+    transformers before 5.23 makes MXFP4 dense in bfloat16, whatever it was asked for. That holds each value of MXFP4
+    exactly, but the layer would compute in it: logits of a float32 model were 5e-3 off.
+    """
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and torch.finfo(parameter.dtype).bits < torch.finfo(dtype).bits:
+            parameter.data = parameter.data.to(dtype)
+
+
 def _options(config: Any) -> dict[str, Any]:
     said = getattr(config, "quantization_config", None) or {}
     return dict(said if isinstance(said, dict) else said.to_dict())
@@ -54,6 +65,7 @@ def load_to_save(architecture: Any, directory: Path, config: Any, dtype: torch.d
     model = architecture.from_pretrained(directory, config=config, dtype=dtype, **options)
     if not options:
         return model
+    widen(model, dtype)
     # transformers would write the weights back in that format, which it can for some only: so they change their model.
     for named in (config, config.get_text_config()):
         if getattr(named, "quantization_config", None) is not None:
