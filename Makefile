@@ -100,13 +100,13 @@ test-nodes: venv ## the tests in a Kubernetes in which pods run
 test-programs: venv ## whole programs of users: the SDK's, recipes, tutorials; vLLM's promises
 	@$(call each,$(BIN)/pytest $(PROGRAMS_OF_USERS),$(MAKE) --no-print-directory test-vllm)
 
-test-nodes-and-programs: venv
+test-nodes-and-programs: venv ## test-nodes, then test-programs
 	@$(call each,$(MAKE) --no-print-directory test-nodes,$(MAKE) --no-print-directory test-programs)
 
 test-clusters: venv ## those that need a Kubernetes without nodes, the chart's, and faults
 	@$(call each,$(BIN)/pytest tests/cluster tests/charts $(WITH_NODES:%=--ignore=%),$(BIN)/pytest $(WITH_AN_API))
 
-test-clusters-and-units: venv
+test-clusters-and-units: venv ## the units, then test-clusters, then the other Pythons
 	@$(call each,$(MAKE) --no-print-directory test-unit,$(MAKE) --no-print-directory test-clusters,$(MAKE) --no-print-directory test-other-pythons)
 
 test-contracts: venv ## the others, which need no Kubernetes: contracts, and attacks on them
