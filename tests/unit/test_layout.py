@@ -104,7 +104,6 @@ WHY_SHORT = {
     "trainer_image/tinsmith_trainer/collector.py": SHARED,
     "trainer_image/tinsmith_trainer/engines/adam.py": SHARED,
     "trainer_image/tinsmith_trainer/engines/adapter_state.py": SHARED,
-    "trainer_image/tinsmith_trainer/engines/megatron/model/cpu_rank.py": SHARED,
     "trainer_image/tinsmith_trainer/engines/nemo_rl/actor.py": "Ray loads it by name, in another environment",
     "trainer_image/tinsmith_trainer/engines/megatron/ranks/ray_answers.py": SHARED,
     "trainer_image/tinsmith_trainer/engines/peft/settings.py": CHOICE,

@@ -6,7 +6,7 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -174,8 +174,18 @@ def _peft_on_gpu(dtype: torch.dtype) -> Engine:
     return build_peft_engine(_on_gpu(dtype), _PEFT)
 
 
-# For the contract suite, beside `ENGINES`.
-GPU_ENGINES: Mapping[str, EngineFactory] = {
+def _megatron_on_gpu() -> Engine:
+    """One rank of Megatron's own layers, which NeMo RL's and Miles' ranks share. Skips where there is no GPU."""
+    require_gpus()
+    from support.nemo_rl.engines import in_process_engine
+
+    return in_process_engine(_ON_RANKS, device="cuda")
+
+
+GPU_ENGINES: dict[str, EngineFactory] = {
     "peft-gpu-float32": lambda: _peft_on_gpu(torch.float32),
     "peft-gpu-bfloat16": lambda: _peft_on_gpu(torch.bfloat16),
 }
+"""For the contract suite, in addition to `ENGINES`."""
+if find_spec("megatron") is not None:
+    GPU_ENGINES["megatron-gpu"] = _megatron_on_gpu

@@ -14,7 +14,7 @@ from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.export import BaseFiles
 from tinsmith_trainer.engines.megatron.engine import MegatronEngine
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
-from tinsmith_trainer.engines.megatron.model.cpu_rank import RankModel
+from tinsmith_trainer.engines.megatron.model.local_rank import RankModel
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup
 from tinsmith_trainer.engines.megatron.ranks.in_process import InProcessRank
@@ -24,9 +24,10 @@ from tinsmith_trainer.torch_model.tiny_model import Family
 from typing_extensions import override
 
 
-def in_process_engine(settings: MegatronSettings, family: Family = "qwen3") -> MegatronEngine:
+def in_process_engine(settings: MegatronSettings, family: Family = "qwen3", device: str = "cpu") -> MegatronEngine:
     model = tiny_model(family)
-    return engine_over(InProcessRank(RankModel(model.directory, Parallelism(), settings.max_rank)), model, settings)
+    ranked = RankModel(model.directory, Parallelism(), settings.max_rank, device=device)
+    return engine_over(InProcessRank(ranked), model, settings)
 
 
 def engine_over(ranks: RankGroup, model: TorchModel, settings: MegatronSettings) -> MegatronEngine:

@@ -7,8 +7,8 @@ from typing import Any
 
 from support.nemo_rl.gloo import GlooRanks
 from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
-from tinsmith_trainer.engines.megatron.model.cpu_rank import RankModel, build_cpu_rank
 from tinsmith_trainer.engines.megatron.model.gpt_model import initialise_parallel
+from tinsmith_trainer.engines.megatron.model.local_rank import RankModel, build_rank
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import Answer, RankGroup, agreed, attempt
 from tinsmith_trainer.engines.megatron.step.rank import Rank
@@ -65,7 +65,7 @@ class GlooGroup(OverGloo):
 
 def _start(model: RankModel, rank: int) -> None:
     initialise_parallel(model.parallelism, rank)
-    _rank.append(build_cpu_rank(model, rank))
+    _rank.append(build_rank(model, rank))
 
 
 def _call(method: str, args: tuple[Any, ...]) -> Answer:

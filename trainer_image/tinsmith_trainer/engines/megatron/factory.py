@@ -58,7 +58,7 @@ def _start_ranks(request: RanksRequest, gpu_ranks: GpuRanks) -> tuple[RankGroup,
         prepare_for_ray()
     if wanted.gpus_per_node:
         return gpu_ranks(request)
-    from tinsmith_trainer.engines.megatron.model.cpu_rank import RankModel
+    from tinsmith_trainer.engines.megatron.model.local_rank import RankModel
 
     model = RankModel(request.directory, wanted.parallelism, settings.max_rank, settings.recompute)
     if wanted.in_process:

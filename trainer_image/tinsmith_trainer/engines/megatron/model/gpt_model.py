@@ -91,6 +91,7 @@ def build_megatron_model(
     max_rank: int,
     dtype: torch.dtype = torch.float32,
     recompute: RankRecompute = "none",
+    device: str = "cpu",
 ) -> MegatronModel:
     """This rank's part, after `initialise_parallel`. The adapter's tensors are float32 whatever `dtype` the base has.
 
@@ -103,7 +104,8 @@ def build_megatron_model(
     part = Part(parallel_state.get_tensor_model_parallel_rank(), parallelism.tensor)
     experts = Part(parallel_state.get_expert_model_parallel_rank(), parallelism.expert)
     with cpu_megatron():
-        chunk = _build_chunk(architecture, parallelism, dtype, recompute)
+        # Megatron makes weights on the CPU, and the files are copied to where they then are.
+        chunk = _build_chunk(architecture, parallelism, dtype, recompute).to(device)
         with Checkpoint(directory) as checkpoint:
             Loader(checkpoint, architecture, part, experts).load(chunk)
         _set_rotary_frequencies(chunk, config)

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 from typing_extensions import override
 
 from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
-from tinsmith_trainer.engines.megatron.model.cpu_rank import RankModel, build_cpu_rank, join_process_group
+from tinsmith_trainer.engines.megatron.model.local_rank import RankModel, build_rank, join_process_group
 from tinsmith_trainer.engines.megatron.rank_group import Answer
 from tinsmith_trainer.engines.megatron.ranks.ray_cluster import RayCluster
 from tinsmith_trainer.engines.megatron.ranks.ray_ranks import ON_CPUS, RankPlaces, RankProcess, RayRanks, started_on
@@ -22,7 +22,7 @@ MEETING_TIMEOUT = timedelta(minutes=5)
 def start_cpu_ranks(model: RankModel, *, nodes: int, address: str | None) -> RayRanks:
     """On a cluster that runs at `address`, or a new one in this container, which ends with the ranks.
 
-    Raises ServerError and what `build_cpu_rank` raises.
+    Raises ServerError and what `build_rank` raises.
     """
     cluster = RayCluster(address, cpus=model.parallelism.world_size)
     return started_on(model.parallelism, nodes, ON_CPUS, lambda places: _start(model, places), at_close=cluster.close)
@@ -57,8 +57,8 @@ class RankActor(RankProcess):
         """Raises ModelDirectoryInvalid."""
         world_size = self._model.parallelism.world_size
         store = self._store if self._number == 0 else _store(address, port, world_size)
-        join_process_group(store, self._model.parallelism, self._number)
-        self._rank = build_cpu_rank(self._model, self._number)
+        join_process_group(store, self._model, self._number)
+        self._rank = build_rank(self._model, self._number)
 
     @override
     def ts_call(self, method: str, args: tuple[Any, ...]) -> Answer:

@@ -1,4 +1,4 @@
-"""One rank in this process, on the CPU: the engine without Ray."""
+"""One rank in this process, on the CPU or on a GPU: the engine without Ray."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import HashStore
 from typing_extensions import override
 
 from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
-from tinsmith_trainer.engines.megatron.model.cpu_rank import RankModel, build_cpu_rank, join_process_group
+from tinsmith_trainer.engines.megatron.model.local_rank import RankModel, build_rank, join_process_group
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup, agreed, attempt
 from tinsmith_trainer.errors import ServerError
@@ -28,7 +28,7 @@ class InProcessRank(RankGroup):
 
     def __init__(self, model: RankModel) -> None:
         """Raises ModelDirectoryInvalid, ServerError beside a GPU, and ValueError for more ranks than one."""
-        if torch.cuda.is_available():
+        if torch.cuda.is_available() and model.device == "cpu":
             raise ServerError(
                 "A rank in this process computes on the CPU, and Megatron would look for the GPU that this process "
                 "sees. Give --gpus-per-node to use it, or set CUDA_VISIBLE_DEVICES to nothing."
@@ -37,9 +37,9 @@ class InProcessRank(RankGroup):
             raise ValueError(f"One process cannot be {model.parallelism.world_size} ranks.")
         with _joining:
             if not torch.distributed.is_initialized():
-                join_process_group(HashStore(), model.parallelism, 0)
+                join_process_group(HashStore(), model, 0)
         self._parallelism = model.parallelism
-        self._rank = build_cpu_rank(model, 0)
+        self._rank = build_rank(model, 0)
 
     @property
     @override

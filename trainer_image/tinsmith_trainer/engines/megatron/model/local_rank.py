@@ -1,4 +1,4 @@
-"""A rank on the CPU: Megatron's own layers, optimizer and schedules over gloo."""
+"""A rank of Megatron's own layers, optimizer and schedules: on the CPU over gloo, or on a GPU over NCCL."""
 
 from __future__ import annotations
 
@@ -18,33 +18,46 @@ from tinsmith_trainer.engines.megatron.step.rank import LoraPlaces, Rank
 from tinsmith_trainer.engines.megatron.step.step_setup import wrap_for_training
 from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep
 
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """A rank that waits this long for the others fails; one that died is noticed at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankModel:
-    """What every rank must know to build its part of the model. Picklable."""
+    """What every rank must know to build its part of the model. Picklable.
+
+    device: where weights and batches are; of a process that sees GPUs it must be one.
+    """
 
     directory: Path
     parallelism: Parallelism
     max_rank: int
     recompute: RankRecompute = "none"
+    device: str = "cpu"
 
 
-def join_process_group(store: Store, parallelism: Parallelism, rank: int) -> None:
+def join_process_group(store: Store, model: RankModel, rank: int) -> None:
     """Once a process. Returns when all ranks have come."""
     torch.distributed.init_process_group(
-        "gloo", store=store, rank=rank, world_size=parallelism.world_size, timeout=COLLECTIVE_TIMEOUT
+        BACKENDS[torch.device(model.device).type],
+        store=store,
+        rank=rank,
+        world_size=model.parallelism.world_size,
+        timeout=COLLECTIVE_TIMEOUT,
     )
-    initialise_parallel(parallelism, rank)
+    initialise_parallel(model.parallelism, rank)
 
 
-def build_cpu_rank(model: RankModel, rank: int) -> Rank:
+def build_rank(model: RankModel, rank: int) -> Rank:
     """After `join_process_group`. Raises ModelDirectoryInvalid."""
     with cpu_megatron():
         part = build_megatron_model(
-            model.directory, model.parallelism, max_rank=model.max_rank, recompute=model.recompute
+            model.directory,
+            model.parallelism,
+            max_rank=model.max_rank,
+            recompute=model.recompute,
+            device=model.device,
         )
         ddp, optimizer = wrap_for_training(part.chunk, distributed_optimizer=model.parallelism.distributed_optimizer)
         step = AdapterStep(ddp, optimizer, part.lora.tensors)
