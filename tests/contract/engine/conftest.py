@@ -34,8 +34,11 @@ def engine_factory(engine_name: str) -> EngineFactory:
 
 @pytest.fixture
 def relative_rounding(engine_name: str) -> float:
-    """What equal sums in another order may differ by, as a part of the largest."""
-    return 2e-2 if engine_name.endswith("bfloat16") else 1e-5
+    """What equal sums in another order may differ by, as a part of the largest.
+
+    In bfloat16, six draws of three targets differed by 1.4e-2 to 2.9e-2 on a CPU.
+    """
+    return 5e-2 if engine_name.endswith("bfloat16") else 1e-5
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from support.engine.like_gpu import build_like_gpu
 from support.engine.reference import ReferenceEngine
 from support.requirements import require
 from support.tiny_models import TIED, tiny_directory, tiny_model
@@ -71,6 +72,8 @@ ENGINES: dict[str, EngineFactory] = {
     "peft-qwen3": lambda: build_peft_engine(tiny_model("qwen3"), _PEFT),
     "peft-llama3-tied": lambda: build_peft_engine(tiny_model("llama3", TIED), _PEFT),
     "reference": lambda: ReferenceEngine(adapter_slots=SLOTS, max_rank=MAX_RANK),
+    "peft-like-gpu-float32": lambda: build_like_gpu(torch.float32, _PEFT),
+    "peft-like-gpu-bfloat16": lambda: build_like_gpu(torch.bfloat16, _PEFT),
 }
 if find_spec("megatron") is not None:  # the PEFT worker's image has none, and runs this contract in it
     ENGINES |= {
