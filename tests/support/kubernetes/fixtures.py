@@ -228,6 +228,10 @@ def _own_cluster(tier: Tier, nodes: int, mark: str) -> Iterator[Cluster]:
     require(lack is None, lack or "")
     _remove_left_behind()
     name = f"run-{os.getpid()}-{tier}-{mark}"
+    if (record := read_record(Places(name))) is not None:
+        # The same fixture of another folder's conftest has brought it up. That one ends later, and takes it down.
+        yield recorded(record)
+        return
     try:
         yield _brought_up(name, tier, nodes)
     finally:
