@@ -97,8 +97,8 @@ test: venv ## every test this machine can run, on other installed Pythons too
 test-nodes: venv ## the tests in a Kubernetes in which pods run
 	$(BIN)/pytest $(WITH_NODES)
 
-test-programs: venv ## whole programs of users: the SDK's, recipes, tutorials; vLLM's promises
-	@$(call each,$(BIN)/pytest $(PROGRAMS_OF_USERS),$(MAKE) --no-print-directory test-vllm)
+test-programs: venv ## whole programs of users: the SDK's, recipes, tutorials
+	$(BIN)/pytest $(PROGRAMS_OF_USERS)
 
 test-nodes-and-programs: venv ## test-nodes, then test-programs
 	@$(call each,$(MAKE) --no-print-directory test-nodes,$(MAKE) --no-print-directory test-programs)
@@ -109,8 +109,8 @@ test-clusters: venv ## those that need a Kubernetes without nodes, the chart's, 
 test-clusters-and-units: venv ## the units, then test-clusters, then the other Pythons
 	@$(call each,$(MAKE) --no-print-directory test-unit,$(MAKE) --no-print-directory test-clusters,$(MAKE) --no-print-directory test-other-pythons)
 
-test-contracts: venv ## the others, which need no Kubernetes: contracts, and attacks on them
-	$(BIN)/pytest $(patsubst %,--ignore=%,tests/cluster tests/charts tests/unit $(WITH_AN_API) $(PROGRAMS_OF_USERS))
+test-contracts: venv ## the others, which need no Kubernetes: contracts, and attacks on them; vLLM's
+	@$(call each,$(BIN)/pytest $(patsubst %,--ignore=%,tests/cluster tests/charts tests/unit $(WITH_AN_API) $(PROGRAMS_OF_USERS)),$(MAKE) --no-print-directory test-vllm)
 
 test-unit: venv ## the units, which start no server and no cluster
 	$(BIN)/pytest tests/unit
