@@ -62,7 +62,11 @@ async def arriving(groups: Sequence[RolloutGroup]) -> AsyncIterator[RolloutGroup
 
 @pytest.mark.parametrize("loss", LOSSES, ids=[name for name, _ in LOSSES])
 async def test_a_stream_trains_as_the_collected_batch(client: tinker.ServiceClient, loss: Any) -> None:
-    """Within 1e-6, after three steps of Adam."""
+    """Logprobs agree within 1e-5 after three steps of Adam.
+
+    Gradients are summed in another order, and Adam divides small ones by their own size: which of float32's steps of
+    4.8e-7 it comes to depends on the processor. Up to 2.4e-6 was seen.
+    """
     loss_fn, config = loss
     collected, streamed = new_model(client), new_model(client)
     by_step = [groups_of(step) for step in range(3)]
@@ -83,7 +87,7 @@ async def test_a_stream_trains_as_the_collected_batch(client: tinker.ServiceClie
     assert [report.metrics["grad_norm"] for report in reports] == pytest.approx(norms, rel=1e-6)
     probe = [next_token_datum([1, 3, 4, 5, 6, 7])]
     apart, together = [exact_logprobs(await model.forward(probe, "cross_entropy")) for model in (streamed, collected)]
-    assert apart[0] == pytest.approx(together[0], abs=1e-6)
+    assert apart[0] == pytest.approx(together[0], abs=1e-5)
 
 
 async def test_a_minibatch_is_trained_while_the_next_rollouts_are_sampled(client: tinker.ServiceClient) -> None:
