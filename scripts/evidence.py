@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import evidence_reference
-import outcomes
+import run_results
 from commits import CannotRun, commit_of
 from evidence_reference import SUBJECTS, Subject
-from outcomes import Result
+from run_results import Result
 
 ROOT = Path(__file__).parents[1]
 WRITTEN = ("docs/evidence.toml", "docs/evidence.md")
@@ -34,10 +34,10 @@ def run(subject: Subject) -> tuple[list[Result], int, float]:
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "outcomes"
         path = os.pathsep.join(str(ROOT / folder) for folder in ("scripts", "testcluster"))
-        changed = {"PYTHONPATH": path, "PYTEST_ADDOPTS": "-p outcomes", outcomes.FILE: str(file)}
+        changed = {"PYTHONPATH": path, "PYTEST_ADDOPTS": "-p outcomes", run_results.FILE: str(file)}
         started = time.monotonic()
         ended = subprocess.run(shlex.split(subject.command), cwd=ROOT, env={**os.environ, **changed}, check=False)
-        return outcomes.read_results(file), ended.returncode, time.monotonic() - started
+        return run_results.read_results(file), ended.returncode, time.monotonic() - started
 
 
 def entry_of(subject: Subject, results: Sequence[Result], status: int, seconds: float, commit: str) -> dict[str, str]:

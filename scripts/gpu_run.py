@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import gpu_reference
-import outcomes
+import run_results
 from commits import CannotRun, commit_of
-from outcomes import Result
+from run_results import Result
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("api_server", "client", "operator", "rpc", "trainer_image", "scripts")
@@ -136,11 +136,11 @@ def run_tests(tests: Sequence[str], marker: str, seconds: float, packages: Seque
         file = Path(scratch) / "results"
 
         def note() -> None:
-            record.results = outcomes.read_results(file)
+            record.results = run_results.read_results(file)
             record.write()
 
         program = [sys.executable, "-m", "pytest", "-p", "outcomes", "-m", marker, "--continue-on-collection-errors"]
-        _run_for(seconds, [*program, *tests], {**_path(packages), outcomes.FILE: str(file)}, note)
+        _run_for(seconds, [*program, *tests], {**_path(packages), run_results.FILE: str(file)}, note)
         note()
 
 
@@ -200,7 +200,7 @@ def test_entries(
     known: Sequence[Mapping[str, Any]], results: Sequence[Result], run: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """The entries, with this run where a test passed or failed. One that was skipped keeps its last run."""
-    counted = outcomes.by_row([entry["name"] for entry in known], results)
+    counted = run_results.by_row([entry["name"] for entry in known], results)
     return [{**entry, **_run_of(counted.get(entry["name"]), run)} for entry in known]
 
 

@@ -9,7 +9,7 @@ import evidence
 import evidence_reference
 import pytest
 from evidence_reference import SUBJECTS, Subject
-from outcomes import Result
+from run_results import Result
 
 ROOT = Path(__file__).parents[2]
 OF_VERSIONS = Subject("generations", "what", "true", version_of="tinker")

@@ -14,11 +14,11 @@ from typing import Any
 
 import gpu_reference
 import gpu_run
-import outcomes
 import pytest
+import run_results
 import torch
 from commits import CannotRun, commit_of
-from outcomes import Outcome, Result
+from run_results import Outcome, Result
 
 RUN = {"device": "NVIDIA H100", "commit": "0123abc", "date": "2026-11-30"}
 EARLIER = {"device": "NVIDIA A100", "commit": "fedcba9", "date": "2026-10-01"}
@@ -55,16 +55,16 @@ def result(test: str, outcome: Outcome, reason: str = "") -> Result:
 def outcomes_of(folder: Path, *arguments: str) -> list[Result]:
     """What pytest with the plugin writes of the folder's tests."""
     results = folder / "results"
-    scripts = str(Path(outcomes.__file__).parent)
+    scripts = str(Path(run_results.__file__).parent)
     plugins = ["-p", "outcomes", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
     subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *plugins, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": scripts, outcomes.FILE: str(results)},
+        env={**os.environ, "PYTHONPATH": scripts, run_results.FILE: str(results)},
         check=False,
         capture_output=True,
     )
-    return outcomes.read_results(results)
+    return run_results.read_results(results)
 
 
 def test_outcomes_are_written_as_tests_end_and_of_modules_that_cannot_be_imported(tmp_path: Path) -> None:
@@ -200,6 +200,21 @@ def test_without_wheels_children_have_the_callers_path(monkeypatch: pytest.Monke
     monkeypatch.setenv("PYTHONPATH", "/of/the/caller")
     with gpu_run.packages_of(None) as packages:
         assert gpu_run._path(packages)["PYTHONPATH"].split(os.pathsep)[-1] == "/of/the/caller"
+
+
+def test_a_python_without_any_package_gets_as_far_as_its_wheels(tmp_path: Path) -> None:
+    bare = [sys.executable, "-I", "-S", str(Path(gpu_run.__file__)), "--wheels", str(tmp_path), "--commit", "0123abc"]
+    program = f"import runpy, sys; sys.path.insert(0, {str(Path(gpu_run.__file__).parent)!r}); sys.argv = {bare[3:]!r}"
+    done = subprocess.run(
+        [*bare[:3], "-c", f"{program}; runpy.run_path(sys.argv[0], run_name='__main__')"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (
+        gpu_run.NOTHING_RUN,
+        f"gpu-run: {tmp_path} holds no wheels: `make gpu-wheels` fills such a folder where there is a network\n",
+    )
 
 
 def test_a_folder_without_wheels_is_an_error_that_says_how_to_fill_it(tmp_path: Path) -> None:
