@@ -121,13 +121,18 @@ class Record:
     reports: list[Mapping[str, Any]] = field(default_factory=list)
 
     def write(self) -> None:
+        """Raises CannotRun where the file cannot be written."""
         unfinished = self.file.with_suffix(".unfinished")
-        gpu_reference.write(
-            test_entries(gpu_reference.entries(), self.results, self.run),
-            benchmark_entries(gpu_reference.entries("benchmark"), self.reports, self.run),
-            unfinished,
-        )
-        unfinished.replace(self.file)
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            gpu_reference.write(
+                test_entries(gpu_reference.entries(), self.results, self.run),
+                benchmark_entries(gpu_reference.entries("benchmark"), self.reports, self.run),
+                unfinished,
+            )
+            unfinished.replace(self.file)
+        except OSError as error:
+            raise CannotRun(f"{self.file} cannot be written: {error}. Name another folder by --out") from error
 
 
 def run_tests(tests: Sequence[str], marker: str, seconds: float, packages: Sequence[str], record: Record) -> None:
@@ -267,6 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 },
                 given.out / gpu_reference.RUNS.name if given.out else gpu_reference.RUNS,
             )
+            record.write()
         except CannotRun as error:
             print(f"gpu-run: {error}", file=sys.stderr)
             return NOTHING_RUN
