@@ -40,7 +40,8 @@ PROGRAMS_OF_USERS := tests/recipes tests/sdk tests/tutorials
 
 # The other Pythons import all there is, and the newest of them runs the units of what users install and of what has
 # event loops of its own: what works on the oldest and on the newest works between them, as long as it can be imported
-# there. The images have the newest Python: the operator runs on it in tests of clusters, and the worker's tests do.
+# there. The images have the newest Python: the operator runs on it in tests of clusters, engines and samplers in the
+# tests of the worker's image.
 IMPORTS := tests/unit/test_imports.py
 WITHOUT_PYTORCH := $(IMPORTS) $(addprefix tests/unit/,rpc client server)
 NEEDING_PYTORCH := tests/unit/client/test_tokenizers.py \
@@ -112,7 +113,7 @@ test-clusters-and-units: venv ## the units, then test-clusters, then the other P
 test-contracts: venv ## the others, which need no Kubernetes: contracts, and attacks on them; vLLM's
 	@$(call each,$(BIN)/pytest $(patsubst %,--ignore=%,tests/cluster tests/charts tests/unit $(WITH_AN_API) $(PROGRAMS_OF_USERS)),$(MAKE) --no-print-directory test-vllm)
 
-test-unit: venv ## the units, which start no server and no cluster
+test-unit: venv ## the unit tests
 	$(BIN)/pytest tests/unit
 
 test-vllm: venv ## the promises of samplers, asked of vLLM itself on this machine's CPU

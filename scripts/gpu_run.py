@@ -164,10 +164,15 @@ def _run_for(
     command = ["env", "--default-signal=INT", *program]
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, start_new_session=True)
     ends_at = time.monotonic() + seconds
-    while (left := ends_at - time.monotonic()) > 0:
-        if (status := _ended(process, min(left, NOTE_SECONDS))) is not None:
-            return status
-        meanwhile()
+    try:
+        while (left := ends_at - time.monotonic()) > 0:
+            if (status := _ended(process, min(left, NOTE_SECONDS))) is not None:
+                return status
+            meanwhile()
+    except BaseException:  # a Ctrl-C at this program reaches no other session, and the tests would run on
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
     os.killpg(process.pid, signal.SIGINT)
     if (status := _ended(process, END_SECONDS)) is not None:
         return status

@@ -41,7 +41,7 @@ NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fal
 
 
 def _front_page() -> dict[str, str]:
-    """For whoever opens the address in a browser."""
+    """Tell a person who opens the address in a browser what this is."""
     return {
         "detail": "Tinsmith serves the Tinker training API here, under /api/v1. /docs describes every call; "
         "`tinsmith doctor` checks that your programs can use it."

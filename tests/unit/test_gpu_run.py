@@ -167,6 +167,20 @@ def test_results_are_noted_before_a_run_is_at_its_end(monkeypatch: pytest.Monkey
     assert gpu_run._run_for(60.0, [sys.executable, "-c", ends], {}, meanwhile=noted.touch) == 0
 
 
+def test_a_program_does_not_outlive_a_run_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpu_run, "NOTE_SECONDS", 0.05)
+    names_itself = f"import os, pathlib, time; pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid())); "
+
+    def disk_is_full() -> None:
+        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text():
+            raise CannotRun("the disk is full")
+
+    with pytest.raises(CannotRun):
+        gpu_run._run_for(60.0, [sys.executable, "-c", names_itself + "time.sleep(600)"], {}, meanwhile=disk_is_full)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
 @pytest.mark.parametrize("inherited", [signal.default_int_handler, signal.SIG_IGN], ids=["foreground", "background"])
 def test_a_program_that_outlasts_its_time_is_ended_as_by_ctrl_c(inherited: Any) -> None:
     before = signal.signal(signal.SIGINT, inherited)

@@ -25,9 +25,9 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class RankModel:
-    """What every rank must know to build its part of the model. Picklable.
+    """A model as each rank is told to build its part of it; picklable.
 
-    device: where weights and batches are; of a process that sees GPUs it must be one.
+    device: where weights and batches are. A process that sees GPUs must use one.
     """
 
     directory: Path
