@@ -2,8 +2,8 @@
 
 Nothing of the project need be installed, only what its worker imports; a machine without network takes what it lacks
 from a folder of wheels. Results are written while tests end, so a run that is killed leaves what it knows. It ends in
-time: what has not run by then keeps the row of its last run. Exits with 1 if a test failed, and with 2 if nothing could
-be run.
+time: what has not run by then keeps the row of its last run. Exits with 1 if a test failed, and with 2 if it could
+not run or not write what it knew.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -266,30 +266,32 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     started = time.monotonic()
-    with ExitStack() as stack:
-        try:
-            packages = stack.enter_context(packages_of(given.wheels))
-            record = Record(
-                {
-                    "device": device_name(),
-                    "commit": given.commit or commit_of(ROOT, *WRITTEN),
-                    "date": str(datetime.date.today()),
-                },
-                given.out / gpu_reference.RUNS.name if given.out else gpu_reference.RUNS,
-            )
-            record.write()
-        except CannotRun as error:
-            print(f"gpu-run: {error}", file=sys.stderr)
-            return NOTHING_RUN
-        print(f"{record.run['device']}, {', '.join(f'{name} {version(name)}' for name in TOLD)}", flush=True)
-        kept = BENCHMARK_SECONDS[given.model] + END_SECONDS
-        run_tests(TESTS, "gpu", given.seconds - kept - (time.monotonic() - started), packages, record)
-        report = run_benchmark(given.model, max(given.seconds - (time.monotonic() - started), END_SECONDS), packages)
+    try:
+        with packages_of(given.wheels) as packages:
+            return _run(given, packages, started)
+    except CannotRun as error:
+        print(f"gpu-run: {error}", file=sys.stderr)
+        return NOTHING_RUN
+
+
+def _run(given: argparse.Namespace, packages: Sequence[str], started: float) -> int:
+    """Run tests and benchmark within the time, and return the exit status. Raises CannotRun."""
+    run = {
+        "device": device_name(),
+        "commit": given.commit or commit_of(ROOT, *WRITTEN),
+        "date": str(datetime.date.today()),
+    }
+    record = Record(run, given.out / gpu_reference.RUNS.name if given.out else gpu_reference.RUNS)
+    record.write()
+    print(f"{run['device']}, {', '.join(f'{name} {version(name)}' for name in TOLD)}", flush=True)
+    kept = BENCHMARK_SECONDS[given.model] + END_SECONDS
+    run_tests(TESTS, "gpu", given.seconds - kept - (time.monotonic() - started), packages, record)
+    report = run_benchmark(given.model, max(given.seconds - (time.monotonic() - started), END_SECONDS), packages)
     record.reports = [report] if report else []
     record.write()
     counts = Counter(result.outcome for result in record.results)
     told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "no test ran"
-    print(f"{record.run['device']}: {told} in {time.monotonic() - started:.0f} s, written to {record.file}")
+    print(f"{run['device']}: {told} in {time.monotonic() - started:.0f} s, written to {record.file}")
     return FAILED if counts["failed"] or not record.results or report is None else 0
 
 
