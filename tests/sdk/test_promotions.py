@@ -24,16 +24,20 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture(scope="module")
 def saved(server: ServedInstallation) -> list[str]:
-    """Paths of one model's samplers, which say different things."""
+    """Return the paths of two samplers that answer differently: each has learned to repeat a token of its own.
+
+    The seed is fixed, and each is trained until its loss is below 0.01: other starts leave answers to chance.
+    """
     with service_client(server) as client:
-        model = client.create_lora_training_client(MODEL, rank=4).result()
-        paths = []
-        for name, tokens in (("seven", [5, 9, 7, 7, 7, 7, 7]), ("eleven", [5, 9, 11, 11, 11, 11, 11])):
-            for _ in range(8):
-                model.forward_backward([next_token_datum(tokens)], "cross_entropy")
-                model.optim_step(adam(5e-2)).result()
-            paths.append(model.save_weights_for_sampler(name).result().path or "")
-        return paths
+        return [trained_to_repeat(client, token) for token in (7, 11)]
+
+
+def trained_to_repeat(client: tinker.ServiceClient, token: int) -> str:
+    model = client.create_lora_training_client(MODEL, rank=4, seed=1).result()
+    for _ in range(10):
+        model.forward_backward([next_token_datum([token] * 12)], "cross_entropy")
+        model.optim_step(adam(2e-2)).result()
+    return model.save_weights_for_sampler(f"repeats-{token}").result().path or ""
 
 
 @pytest.fixture
