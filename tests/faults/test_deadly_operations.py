@@ -70,6 +70,7 @@ def program(third: Call) -> list[Call]:
     ]
 
 
+@pytest.mark.core("durability 13")
 async def test_it_fails_after_three_and_all_else_ends_as_if_it_had_failed_by_itself(tmp_path: Path) -> None:
     async with worker(tmp_path / "undisturbed") as lives:
         await lives.run(program(broken_train(3)))

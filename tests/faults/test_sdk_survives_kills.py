@@ -54,7 +54,14 @@ def kill_the_worker_three_times(server: ServedInstallation) -> None:
 
 
 @pytest.mark.parametrize(
-    "disturbance", [kill_worker, kill_server, kill_both, stop_cleanly, kill_the_worker_three_times]
+    "disturbance",
+    [
+        kill_worker,
+        kill_server,
+        pytest.param(kill_both, marks=pytest.mark.core("durability 15")),
+        stop_cleanly,
+        kill_the_worker_three_times,
+    ],
 )
 def test_a_program_does_not_notice(
     disturbance: Callable[[ServedInstallation], None], server: ServedInstallation, undisturbed: Ending

@@ -32,6 +32,7 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
+@pytest.mark.slow("makes every reference table anew, in a process of its own")
 def test_the_reference_tables_are_what_the_code_says() -> None:
     """Settings, metrics, commands, statuses, calls."""
     checked = subprocess.run(

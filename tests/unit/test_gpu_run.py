@@ -204,6 +204,7 @@ def wheel_in(folder: Path) -> None:
         wheel.writestr(f"{record}/RECORD", "")
 
 
+@pytest.mark.slow("collects tests in processes of their own, which import PyTorch")
 def test_wheels_are_there_for_the_run_and_its_children_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "image"], check=True)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "image" / "bin" / "python"))
@@ -278,6 +279,7 @@ def pytest_collection_finish(session):
 """
 
 
+@pytest.mark.slow("collects tests in processes of their own, which import PyTorch")
 def test_what_is_needed_names_every_package_that_is_imported_where_gpu_tests_are_collected(tmp_path: Path) -> None:
     (tmp_path / "imports_seen.py").write_text(IMPORTS)
     collect = ["-m", "pytest", "-p", "imports_seen", "-p", "no:cacheprovider", "--collect-only", "-q", "-m", "gpu"]

@@ -59,18 +59,22 @@ def failed_on(environment: Path) -> dict[str, str]:
     return failed_imports([*modules, *late, reading, MADE_DENSE], first_on_path=packages)
 
 
+@pytest.mark.slow("imports another version of transformers, in a process of its own")
 def test_a_worker_imports_and_reads_a_model_on_the_transformers_of_vllm() -> None:
     assert failed_on(require_environment("transformers-vllm")) == {}
 
 
+@pytest.mark.slow("imports another version of transformers, in a process of its own")
 def test_a_worker_imports_and_reads_a_model_on_the_transformers_of_sglang() -> None:
     assert failed_on(require_environment("transformers-sglang")) == {}
 
 
+@pytest.mark.slow("imports another version of transformers, in a process of its own")
 def test_a_worker_imports_and_reads_a_model_on_the_transformers_of_nemo_rl() -> None:
     assert failed_on(require_environment("transformers-nemo-rl")) == {}
 
 
+@pytest.mark.slow("imports another version of transformers, in a process of its own")
 def test_a_worker_imports_and_reads_a_model_on_the_transformers_of_miles() -> None:
     assert failed_on(require_environment("transformers-miles")) == {}
 

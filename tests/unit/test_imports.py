@@ -20,6 +20,7 @@ def test_each_module_is_this_pythons_language(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.slow("imports every module, in a process of its own")
 def test_each_module_loads(package: str) -> None:
     failed = failed_imports(import_statements(package))
     left_out = NEVER_HERE | (WITH_PYTORCH if importlib.util.find_spec("torch") is None else set())

@@ -21,7 +21,17 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
             engines.close_shared_ranks()
 
 
-@pytest.fixture(params=[*ENGINES, *(pytest.param(name, marks=pytest.mark.gpu) for name in GPU_ENGINES)])
+# What `make test` asks: the others are these on other devices, in another precision, or over ranks.
+QUICK_ENGINES = {"peft-qwen3", "reference"}
+_LATER = pytest.mark.slow("another engine keeps the same promise")
+
+
+@pytest.fixture(
+    params=[
+        *(pytest.param(name, marks=[] if name in QUICK_ENGINES else _LATER) for name in ENGINES),
+        *(pytest.param(name, marks=pytest.mark.gpu) for name in GPU_ENGINES),
+    ]
+)
 def engine_name(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

@@ -19,10 +19,13 @@ from support.engine.datums import policy_datum, sft_datum, with_inputs
 from tinsmith_trainer.engines.base import AdamParams, Datum, Engine, LossSpec, Work
 from tinsmith_trainer.errors import UserError
 
+pytestmark = pytest.mark.core
+
 DATUMS = [sft_datum(length, seed) for seed, length in enumerate((5, 20, 12, 33, 5))]
 TOO_HIGH_AN_ID = with_inputs(sft_datum(4), target_tokens=[0, 1, 2, 10**6])
 
 
+@pytest.mark.core("Engine.start", "Engine.finish")
 def test_loss_is_the_plain_sum_over_all_tokens(engine: Engine) -> None:
     outcome = forward_backward(engine, DATUMS)
 
@@ -68,6 +71,7 @@ def test_trained_tokens_counts_all_tokens_of_the_call(engine: Engine) -> None:
     assert (trained.trained_tokens, trained.input_tokens) == (75, 75)
 
 
+@pytest.mark.core("Engine.clear_gradients")
 def test_cleared_gradients_are_gone_and_nothing_else(engine: Engine) -> None:
     train(engine, DATUMS)
     before = state_bits(engine.state("a"))

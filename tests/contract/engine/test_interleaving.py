@@ -21,6 +21,8 @@ from support.engine.contract import (
 from support.engine.datums import sft_datum
 from tinsmith_trainer.engines.base import Call, Engine, Outcome, Work
 
+pytestmark = pytest.mark.core
+
 LENGTHS = (5, 20, 5, 60, 12, 20, 1, 33, *[5] * 8)
 DATUMS = [sft_datum(length, seed) for seed, length in enumerate(LENGTHS)]
 WORKS = [
@@ -63,6 +65,7 @@ def test_no_order_of_microbatches_changes_a_bit(trained: Engine, data: st.DataOb
     assert what_is_left(trained, [trained.finish(call) for call in calls]) == alone
 
 
+@pytest.mark.core("Engine.capabilities")
 def test_an_engine_gives_way_within_a_call_unless_it_says_that_it_does_not(trained: Engine) -> None:
     call = trained.start(WORKS[0])
     microbatches = 0

@@ -8,6 +8,8 @@ from support.engine.datums import policy_datum, sft_datum
 from tinsmith_trainer.engines.base import Engine, LossSpec
 from tinsmith_trainer.engines.losses import loss_names
 
+pytestmark = pytest.mark.core
+
 REDUCTIONS = {"mean", "sum", "min", "max", "slack", "hash2", "unique"}
 """Those by which the SDK combines chunks; it drops any other silently."""
 

@@ -12,6 +12,8 @@ from support.engine.datums import policy_datum, sft_datum, with_inputs
 from tinsmith_trainer.engines.base import AdamParams, Engine, LossSpec
 from tinsmith_trainer.errors import UserError
 
+pytestmark = pytest.mark.core
+
 DATUMS = [sft_datum(length, seed) for seed, length in enumerate((5, 20, 12))]
 STEPS = [
     AdamParams(learning_rate=1e-2),
@@ -49,6 +51,7 @@ def assert_same_weights(engine: Engine, plain: TorchAdamW) -> None:
         np.testing.assert_allclose(values, plain.parameters[name].detach().numpy(), atol=1e-6, err_msg=name)
 
 
+@pytest.mark.core("Engine.optim_step")
 def test_steps_with_changing_hyperparameters_equal_torch_adamw(engine: Engine) -> None:
     plain = TorchAdamW(engine)
     for params in STEPS:

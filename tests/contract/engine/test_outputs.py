@@ -17,6 +17,8 @@ from support.engine.contract import (
 from support.engine.datums import policy_datum, sft_datum, with_inputs
 from tinsmith_trainer.engines.base import Datum, Engine, LossSpec, Work
 
+pytestmark = pytest.mark.core
+
 LENGTHS = (5, 20, 5, 60, 12, 20, 1, 33, 5, 5, 5, 5, 5, 5, 5, 5)
 DATUMS = [sft_datum(length, seed) for seed, length in enumerate(LENGTHS)]
 
@@ -121,6 +123,7 @@ def test_outputs_do_not_depend_on_the_order_of_datums(trained: Engine) -> None:
 
 
 @pytest.mark.parametrize("company", [DATUMS, DATUMS[:1], DATUMS[::-1]], ids=["equal", "one-datum", "reversed"])
+@pytest.mark.core("durability 7", "Engine.together", "Engine.advance")
 def test_company_of_another_model_changes_no_bit(trained: Engine, company: list[Datum]) -> None:
     skip_unless_invariant(trained)
     alone = forward_backward(trained, DATUMS)
@@ -135,6 +138,7 @@ def test_company_of_another_model_changes_no_bit(trained: Engine, company: list[
         assert np.array_equal(gradient, alone_gradients[name]), name
 
 
+@pytest.mark.core("durability 7")
 def test_a_second_engine_with_the_same_inputs_has_the_same_bits(engine_factory: EngineFactory) -> None:
     states = []
     for _ in range(2):
@@ -143,3 +147,12 @@ def test_a_second_engine_with_the_same_inputs_has_the_same_bits(engine_factory: 
         train(engine, DATUMS, steps=2)
         states.append(engine.state("a"))
     assert all(np.array_equal(states[0].tensors[name], values) for name, values in states[1].tensors.items())
+
+
+@pytest.mark.core("Engine.room_beside")
+def test_calls_share_a_forward_where_there_is_room_and_only_there(trained: Engine) -> None:
+    first, fits = (trained.start(Work(adapter, DATUMS[:1], CROSS_ENTROPY)) for adapter in "ab")
+
+    shared = [first, fits] if fits.next_tokens <= trained.room_beside(first) else [first]
+
+    assert list(trained.together([first, fits])) == shared

@@ -22,6 +22,8 @@ from tinsmith_trainer.torch_model.loading import load_torch_model
 from tinsmith_trainer.torch_model.quantized_checkpoints import load_to_save
 from transformers import AutoConfig, AutoModelForCausalLM
 
+pytestmark = pytest.mark.core
+
 
 @pytest.mark.parametrize("method", FORMATS)
 def test_a_quantized_checkpoint_is_the_model_that_it_stands_for(method: str, tmp_path: Path) -> None:

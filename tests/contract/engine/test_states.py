@@ -20,12 +20,15 @@ from support.engine.contract import (
     train,
 )
 from support.engine.datums import sft_datum
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, Engine, Work
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, AnnouncedAdapter, Engine, Work
 from tinsmith_trainer.errors import TrainerError, UserError
+
+pytestmark = pytest.mark.core
 
 DATUMS = [sft_datum(length, seed) for seed, length in enumerate((5, 20, 12))]
 
 
+@pytest.mark.core("Engine.load_state")
 def test_a_run_continued_from_a_state_equals_the_undisturbed_one(engine_factory: EngineFactory, engine: Engine) -> None:
     train(engine, DATUMS, steps=2)
     forward_backward(engine, DATUMS[:1])
@@ -60,6 +63,7 @@ def test_one_that_was_dropped_comes_back_in_the_middle_of_a_window_as_if_it_had_
     assert state_bits(engine.state("a")) == state_bits(undisturbed.state("a"))
 
 
+@pytest.mark.core("Engine.state")
 def test_a_state_is_a_copy(engine: Engine) -> None:
     state = engine.state("a")
     before = state_bits(state)
@@ -99,6 +103,7 @@ def test_loading_over_a_living_adapter_replaces_all_of_it(engine: Engine) -> Non
     assert state_bits(engine.state("a")) == state_bits(fresh)
 
 
+@pytest.mark.core("Engine.create_adapter")
 def test_a_new_adapter_is_the_seeds_and_changes_nothing_yet(engine: Engine) -> None:
     engine.create_adapter("same", spec(engine, seed=1))
     engine.create_adapter("other", spec(engine, seed=2))
@@ -139,6 +144,7 @@ def test_adapters_of_different_rank_live_on_one_base(engine: Engine) -> None:
     assert all(outcome.outputs for outcome in compute_together(engine, works))
 
 
+@pytest.mark.core("Engine.drop")
 def test_a_full_engine_refuses_and_a_dropped_adapter_frees_its_slot(engine: Engine) -> None:
     for number in range(1, SLOTS):
         engine.create_adapter(f"more-{number}", spec(engine))
@@ -163,6 +169,7 @@ def test_an_adapter_that_has_lived_here_comes_back_when_every_slot_is_taken(engi
     assert state_bits(engine.state("b")) == state_bits(state)
 
 
+@pytest.mark.core("Engine.export")
 def test_the_peft_export_holds_the_weights(engine: Engine, tmp_path: Path) -> None:
     train(engine, DATUMS)
     state: AdapterState = engine.state("a")
@@ -170,3 +177,48 @@ def test_the_peft_export_holds_the_weights(engine: Engine, tmp_path: Path) -> No
     engine.export(state, tmp_path, "peft")
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+@pytest.mark.core("Engine.read_adapter")
+def test_an_exported_adapter_is_read_back_with_the_same_weights(engine: Engine, tmp_path: Path) -> None:
+    train(engine, DATUMS)
+    state = engine.weights("a")
+    engine.export(state, tmp_path, "peft")
+    lora = state.lora
+    announced = AnnouncedAdapter(lora.rank, lora.seed, lora.train_attn, lora.train_mlp, lora.train_unembed)
+
+    config, weights = ((tmp_path / name).read_bytes() for name in ("adapter_config.json", "adapter_model.safetensors"))
+    read = engine.read_adapter(config, weights, announced)
+
+    assert state_bits(read) == state_bits(state.weights_only())
+
+
+@pytest.mark.core("Engine.weights")
+def test_weights_are_those_of_the_state_without_moments_and_gradients(engine: Engine) -> None:
+    train(engine, DATUMS)
+    forward_backward(engine, DATUMS[:1])
+
+    weights, state = engine.weights("a"), engine.state("a")
+
+    assert (weights.lora, weights.optimizer_step) == (state.lora, state.optimizer_step)
+    assert state_bits(weights.weights_only()) == state_bits(state.weights_only())
+    assert not group(weights, "adam")
+    assert not group(weights, "gradients")
+
+
+@pytest.mark.core("Engine.adapter_shapes")
+def test_shapes_are_known_before_there_is_an_adapter_and_are_those_of_its_state(engine: Engine) -> None:
+    for rank in (1, MAX_RANK):
+        shapes = dict(engine.adapter_shapes(spec(engine, rank=rank)))
+        engine.create_adapter("b", spec(engine, rank=rank))
+        assert shapes == {name: values.shape for name, values in group(engine.state("b"), "weights").items()}
+        engine.drop("b")
+
+
+@pytest.mark.core("Engine.base_model")
+def test_engines_on_the_same_weights_name_the_same_base_model(engine_factory: EngineFactory, engine: Engine) -> None:
+    info = engine.base_model()
+    assert info == engine_factory().base_model()
+    assert info.revision
+    assert max(int(datum.tokens.max()) for datum in DATUMS) < info.vocab_size
+    assert max(datum.length for datum in DATUMS) <= info.max_sequence_length

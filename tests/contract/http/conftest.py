@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.server.fake_fleet import FakeFleet
-from support.server.http_server import REPLICAS, TestedServer, running_server, settings_for
+from support.server.http_server import REPLICAS, TestedServer, recorded_answers, running_server, settings_for
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def fleet() -> Iterator[FakeFleet]:
     fleet.cleanup()
 
 
-@pytest.fixture(params=list(REPLICAS))
+@pytest.fixture(params=["one server", pytest.param("two in turn", marks=pytest.mark.slow("the same of two servers"))])
 async def server(request: pytest.FixtureRequest, tmp_path: Path, fleet: FakeFleet) -> AsyncIterator[TestedServer]:
     async with REPLICAS[request.param](settings_for(tmp_path), fleet) as server:
         yield server
@@ -28,3 +28,15 @@ async def hasty_server(tmp_path: Path, fleet: FakeFleet) -> AsyncIterator[Tested
     """Holds polls for a moment only, for tests of what comes after the hold."""
     async with running_server(settings_for(tmp_path, poll_hold_seconds=0.1), fleet) as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _covers_the_routes_that_it_names(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A `core` mark that names a route is true only if the route has answered, and not with an error."""
+    with recorded_answers() as answers:
+        yield
+    for mark in request.node.iter_markers("core"):
+        for subject in (subject for subject in mark.args if "/" in subject):
+            method, path = subject.split(" ", maxsplit=1)
+            answered = any(answer.is_of(method, path) for answer in answers)
+            assert answered, f"the mark names {subject}, which did not answer"

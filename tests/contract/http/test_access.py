@@ -10,6 +10,8 @@ from support.server.fake_fleet import BASE_MODEL, FakeFleet
 from support.server.http_server import API_KEY, TestedServer, one_server, running_server, settings_for
 from tinsmith_rpc import CUSTOM_LOSS
 
+pytestmark = pytest.mark.core
+
 
 async def other_tenant(server: TestedServer) -> dict[str, str]:
     made = await server.services.keys.create("other", "theirs")
@@ -71,6 +73,10 @@ async def test_another_tenants_things_do_not_exist(server: TestedServer) -> None
     assert (await server.client.get("/checkpoints", headers=headers)).json()["checkpoints"] == []
 
 
+@pytest.mark.core(
+    "POST /api/v1/training_runs/{run_id}/checkpoints/{kind}/{name}/publish",
+    "DELETE /api/v1/training_runs/{run_id}/checkpoints/{kind}/{name}/publish",
+)
 async def test_a_published_checkpoint_is_readable_by_all_and_changed_by_its_owner_only(server: TestedServer) -> None:
     model_id = await server.model()
     path = (await server.outcome(await server.save(model_id, 1, "ck")))["path"]
@@ -93,6 +99,7 @@ async def test_a_first_key_is_made_once_and_kept_only_as_a_hash(tmp_path: Path, 
         assert (await server.post("/client/config")).status_code == 200
 
 
+@pytest.mark.core("POST /api/v1/client/config", "POST /api/v1/client/dynamic_config")
 async def test_the_flags_that_clients_hear(tmp_path: Path, fleet: FakeFleet) -> None:
     async with running_server(settings_for(tmp_path, compress_training_bodies=True), fleet) as server:
         config = (await server.post("/client/config", {"sdk_version": "0.38.0"})).json()
@@ -108,6 +115,7 @@ async def test_the_flags_that_clients_hear(tmp_path: Path, fleet: FakeFleet) -> 
         assert (await server.post("/client/dynamic_config")).json() == {"sample_cancel_enabled": True}
 
 
+@pytest.mark.core("GET /api/v1/get_server_capabilities")
 async def test_capabilities_prefer_what_the_worker_says_over_the_models_configuration(server: TestedServer) -> None:
     before = (await server.client.get("/get_server_capabilities")).json()["supported_models"]
     assert before[0] == {"model_name": "org/tiny", "max_context_length": 1024, "trainable": True, "sampleable": True}
@@ -122,6 +130,7 @@ async def test_capabilities_prefer_what_the_worker_says_over_the_models_configur
 
 
 @one_server
+@pytest.mark.core("GET /api/v1/healthz", "GET /metrics")
 async def test_health_metrics_and_the_api_page_need_no_key(server: TestedServer) -> None:
     headers = {"X-API-Key": ""}
     assert (await server.client.get("/healthz", headers=headers)).json() == {"status": "ok"}
@@ -133,6 +142,7 @@ async def test_health_metrics_and_the_api_page_need_no_key(server: TestedServer)
     assert (await server.client.get("http://localhost/docs", headers=headers)).status_code == 200
 
 
+@pytest.mark.core("GET /")
 async def test_the_front_page_says_what_this_is_and_where_to_look(server: TestedServer) -> None:
     page = await server.client.get("http://server/", headers={"X-API-Key": ""})
     assert page.status_code == 200

@@ -14,6 +14,8 @@ from support.server.fake_fleet import BASE_MODEL, FakeFleet
 from support.server.http_server import TestedServer, one_server, running_server, settings_for
 from tinsmith_rpc import worker_pb2
 
+pytestmark = pytest.mark.core
+
 HOUR = 3600
 MIB = 2**20
 FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
@@ -51,6 +53,11 @@ def files_in(server: TestedServer) -> list[str]:
     return sorted(path.name for path in root.rglob("*") if path.is_file())
 
 
+@pytest.mark.core(
+    "POST /api/v1/external_weights_upload_start",
+    "PUT /api/v1/uploads/{token}/{name}",
+    "POST /api/v1/external_weights_upload_finish",
+)
 async def test_files_that_were_sent_become_a_checkpoint_of_the_tenant(server: TestedServer) -> None:
     started = await uploaded(server)
     assert sorted(started["urls"]) == sorted(FILES)

@@ -19,6 +19,8 @@ from tinsmith_server.routes import bodies
 from tinsmith_server.routes.uploads import BODY_BYTES, limit_of
 from tinsmith_server.wire.token_counts import trained_tokens
 
+pytestmark = pytest.mark.core
+
 MIB = 2**20
 # Its files are larger than a test should send, and its limit has tests of its own.
 UPLOAD = "/uploads/{token}/{name}"

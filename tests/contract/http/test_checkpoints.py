@@ -13,6 +13,8 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import CheckpointRootUnavailable
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
 
+pytestmark = pytest.mark.core
+
 HOUR = 3600
 
 
@@ -35,6 +37,7 @@ async def save_external(server: TestedServer, model_id: str, seq_id: int, name: 
     return server.newest_directory
 
 
+@pytest.mark.core("GET /api/v1/training_runs/{run_id}", "POST /api/v1/save_weights")
 async def test_whoever_has_seen_a_save_can_list_it(server: TestedServer) -> None:
     model_id = await server.model()
     fields = {"ttl_seconds": HOUR, "user_metadata": {"step": "7"}}
@@ -110,6 +113,7 @@ async def test_an_expired_checkpoint_is_not_there_and_its_name_is_free(server: T
     assert "path" in await server.outcome(await server.save(model_id, 2, "ck"))
 
 
+@pytest.mark.core("PUT /api/v1/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl")
 async def test_removing_the_ttl_keeps_a_checkpoint(server: TestedServer) -> None:
     model_id = await server.model()
     await server.outcome(await server.save(model_id, 1, "ck", ttl_seconds=HOUR))
@@ -119,6 +123,7 @@ async def test_removing_the_ttl_keeps_a_checkpoint(server: TestedServer) -> None
     assert len(await checkpoints(server)) == 1
 
 
+@pytest.mark.core("DELETE /api/v1/training_runs/{run_id}/checkpoints/{kind}/{name}")
 async def test_deleting_a_checkpoint_removes_its_files_after_its_record(server: TestedServer) -> None:
     model_id = await server.model()
     directory = await save_external(server, model_id, 1, "ex")
@@ -155,6 +160,7 @@ async def test_a_download_link_opens_only_what_was_exported(server: TestedServer
     assert (await server.client.get(f"/downloads/{token}x/adapter_config.json")).status_code == 404
 
 
+@pytest.mark.core("POST /api/v1/weights_info")
 async def test_weights_info_describes_a_checkpoint(server: TestedServer) -> None:
     path = (await server.outcome(await server.save(await server.model(), 1, "ck")))["path"]
     assert (await server.post("/weights_info", {"tinker_path": path})).json() == {
@@ -168,6 +174,7 @@ async def test_weights_info_describes_a_checkpoint(server: TestedServer) -> None
     }
 
 
+@pytest.mark.core("GET /api/v1/checkpoints", "GET /api/v1/training_runs")
 async def test_lists_come_in_pages_newest_first(server: TestedServer) -> None:
     model_id = await server.model()
     for seq_id in range(1, 6):

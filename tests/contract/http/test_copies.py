@@ -15,6 +15,8 @@ from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_server.store.errors import StoreUnavailable
 from tinsmith_server.store.sql_store import SqlStore
 
+pytestmark = pytest.mark.core
+
 HOUR = 3600
 
 
@@ -57,6 +59,7 @@ async def test_a_copy_outlives_what_it_was_made_of(server: TestedServer) -> None
     assert [one["training_run_id"] for one in runs] == [path.split("/")[2]]
 
 
+@pytest.mark.core("POST /api/v1/copy_weights")
 async def test_a_request_that_is_repeated_makes_one_copy(server: TestedServer) -> None:
     source = await saved(server)
     headers = {"X-Idempotency-Key": "once"}

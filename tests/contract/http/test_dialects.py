@@ -18,6 +18,8 @@ from tinsmith_server.services.polling import texts
 from tinsmith_server.wire.dialects.texts import Prompt, TextRequest
 from tinsmith_server.wire.requests import SamplingParams
 
+pytestmark = pytest.mark.core
+
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT, COMPLETIONS = "/oai/api/v1/chat/completions", "/oai/api/v1/completions"
 MESSAGES, COUNT = "/anthropic/api/v1/messages", "/anthropic/api/v1/messages/count_tokens"
@@ -59,6 +61,7 @@ async def other_tenant(server: TestedServer) -> dict[str, str]:
     return {"X-API-Key": made.secret}
 
 
+@pytest.mark.core("POST /anthropic/api/v1/messages")
 async def test_a_key_is_taken_in_either_header_and_a_wrong_one_is_told_in_the_dialects_form(
     server: TestedServer,
 ) -> None:
@@ -74,6 +77,7 @@ async def test_tinkers_own_routes_take_a_bearer_key_too(server: TestedServer) ->
     assert (await server.client.get("/sessions", headers=BEARER)).status_code == 200
 
 
+@pytest.mark.core("POST /oai/api/v1/chat/completions")
 async def test_a_sample_goes_to_the_sampler_as_tinkers_own_does_but_is_read_as_text(server: TestedServer) -> None:
     stop = {"stop": ["x", "y"], "n": 2, "seed": -1, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "max_tokens": 4}
     answer = (await asked(server, CHAT, **stop, logprobs=True, top_logprobs=3)).json()
@@ -95,6 +99,7 @@ async def test_several_prompts_are_several_samples_whose_choices_are_numbered_th
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
 
 
+@pytest.mark.core("POST /oai/api/v1/completions")
 async def test_a_prompt_of_tokens_is_taken_as_it_is(server: TestedServer) -> None:
     await asked(server, COMPLETIONS, prompt=[5, 6])
     (request,) = server.worker.samples.values()
@@ -102,6 +107,7 @@ async def test_a_prompt_of_tokens_is_taken_as_it_is(server: TestedServer) -> Non
     assert list(request.stop_tokens) == [END_TOKEN]
 
 
+@pytest.mark.core("GET /oai/api/v1/models")
 async def test_models_are_the_base_models_and_the_tenants_own_saved_samplers(server: TestedServer) -> None:
     path = await saved_sampler(server)
     listed = (await server.client.get("http://server/oai/api/v1/models")).json()["data"]
@@ -159,6 +165,7 @@ async def test_a_sampler_that_stays_full_is_a_429_after_some_patience(
         assert refused.json()["error"]["type"] == "rate_limit_error"
 
 
+@pytest.mark.core("POST /anthropic/api/v1/messages/count_tokens")
 async def test_sampled_tokens_are_counted_on_the_keys_rate(tmp_path: Path, fleet: FakeFleet) -> None:
     async with running_server(settings_for(tmp_path, sampled_tokens_per_minute=1), fleet) as server:
         assert (await asked(server, CHAT)).status_code == 200

@@ -15,6 +15,8 @@ from tinsmith_server.errors import StartupError
 from tinsmith_server.routes.doors import pages_are_open
 from tinsmith_server.settings import Settings
 
+pytestmark = pytest.mark.core
+
 PAGES = ["/docs", "/redoc", "/openapi.json", "/metrics", "/docs/"]
 
 
@@ -73,6 +75,7 @@ async def test_a_closed_page_needs_a_key_as_clients_or_prometheus_send_it(
             assert (await server.client.get(f"http://server{page}", headers=headers)).status_code in {200, 307}
 
 
+@pytest.mark.core("GET /api/v1/readyz")
 async def test_health_needs_no_key_behind_closed_doors(tmp_path: Path, fleet: FakeFleet) -> None:
     async with server_with(tmp_path, fleet, host="0.0.0.0") as server:
         for path in ("/healthz", "/readyz", "http://server/"):

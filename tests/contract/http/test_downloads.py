@@ -14,7 +14,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import uvicorn
-from support.server.http_server import TestedServer, one_server
+from support.server.http_server import TestedServer, one_server, record_answer
+
+pytestmark = pytest.mark.core
 
 WEIGHTS = "adapter_model.safetensors"
 MIB = 2**20
@@ -56,7 +58,9 @@ async def over_a_socket(server: TestedServer) -> AsyncIterator[httpx.AsyncClient
     await http.startup()
     port = http.servers[0].sockets[0].getsockname()[1]
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False) as client:
+        hooks = {"response": [record_answer]}
+        address = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=address, verify=False, event_hooks=hooks) as client:
             yield client
     finally:
         await http.shutdown()
@@ -73,6 +77,13 @@ def flipped(content: bytes, position: int) -> bytes:
 
 
 @one_server
+@pytest.mark.core(
+    "GET /api/v1/archives/{token}",
+    "GET /api/v1/downloads/{token}/{path}",
+    "GET /api/v1/training_runs/{run_id}/checkpoints/{kind}/{name}/archive",
+    "GET /api/v1/training_runs/{run_id}/checkpoints/external_weights/{name}/external_weights_urls",
+    "POST /api/v1/save_weights_external",
+)
 async def test_files_and_archive_arrive_as_they_were_saved(server: TestedServer) -> None:
     run = await export(server, LARGE)
     file, archive = await file_link(server, run), await archive_link(server, run)

@@ -11,6 +11,8 @@ import pytest
 from support.server.fake_fleet import FakeFleet
 from support.server.http_server import TestedServer, running_server, settings_for
 
+pytestmark = pytest.mark.core
+
 NOBODY = {"X-API-Key": ""}
 
 
@@ -51,6 +53,7 @@ async def test_a_token_ends_with_its_hour_and_says_so_as_the_sdk_hears_it(server
     assert "time is over" in over.json()["detail"]
 
 
+@pytest.mark.core("DELETE /api/v1/auth/apikey/me", "POST /api/v1/auth/token")
 async def test_a_token_ends_with_its_key(tmp_path: Path, fleet: FakeFleet) -> None:
     """At once where that was said; other replicas may go by what they know for some seconds."""
     async with running_server(settings_for(tmp_path), fleet) as server:
@@ -83,6 +86,7 @@ async def test_a_token_that_somebody_else_signed_is_none(server: TestedServer, a
     assert (await asked_with(server, "eyJ.not.atoken")).status_code == 401
 
 
+@pytest.mark.core("GET /api/v1/auth/apikey/me")
 async def test_a_key_learns_its_name_and_tenant(server: TestedServer) -> None:
     key = await new_key(server)
     told = (await asked_with(server, key)).json()

@@ -12,6 +12,8 @@ import zstandard
 from support.server.fake_fleet import FakeFleet
 from support.server.http_server import PROTOBUF, TestedServer, running_server, settings_for, training_body
 
+pytestmark = pytest.mark.core
+
 Start = Callable[..., AbstractAsyncContextManager[TestedServer]]
 
 

@@ -17,6 +17,8 @@ from tinsmith_server.fleet.base import ServedModel, WorkerClient
 from tinsmith_server.store.records import Model
 from tinsmith_server.store.sql_store import SqlStore, open_store
 
+pytestmark = pytest.mark.core
+
 SLOTS = 2
 
 

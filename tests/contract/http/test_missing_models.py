@@ -11,6 +11,8 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.fleet.base import WorkerClient
 from tinsmith_server.services.training import operations
 
+pytestmark = pytest.mark.core
+
 
 async def test_work_that_overtakes_its_models_creation_is_sent_again_and_costs_nothing(
     server: TestedServer, monkeypatch: pytest.MonkeyPatch

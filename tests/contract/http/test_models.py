@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 import zstandard
+from support.engine.graphs import node, ref, written
 from support.server.fake_fleet import ALIAS, BASE_MODEL, OTHER_MODEL
 from support.server.fake_worker import proto_result
 from support.server.http_server import PROTOBUF, TestedServer, one_server, training_body
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.store.sql_store import open_store
 
+pytestmark = pytest.mark.core
 
+
+@pytest.mark.core("POST /api/v1/get_info", "POST /api/v1/create_model")
 async def test_get_info_names_the_base_model_as_the_client_knows_it(server: TestedServer) -> None:
     made = (await server.create_model(await server.session(), base_model=ALIAS, lora_config={"rank": 4})).json()
     info = (await server.post("/get_info", {"model_id": made["model_id"]})).json()
@@ -89,6 +93,7 @@ async def test_a_future_that_never_existed_is_a_404(server: TestedServer) -> Non
         assert (await server.result(request_id)).status_code == 404
 
 
+@pytest.mark.core("POST /api/v1/load_weights")
 async def test_loading_takes_the_lora_settings_of_the_checkpoint(server: TestedServer) -> None:
     path = (await server.outcome(await server.save(await server.model(), 1, "ck")))["path"]
     body = {"session_id": await server.session(), "model_seq_id": 0, "path": path, "optimizer": True}
@@ -213,3 +218,18 @@ async def test_a_refused_load_is_logged_with_the_checkpoints_base_model(
     await server.post("/load_weights", body)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "model refused" in line]
     assert f"base_model={BASE_MODEL}" in line
+
+
+@pytest.mark.core("POST /api/v1/create_custom_loss")
+async def test_equal_custom_losses_have_one_id_and_belong_to_a_session_of_the_tenant(server: TestedServer) -> None:
+    session = await server.session()
+    loss = written(node("loss", "sum", ref("logprobs"), op="call_method"))
+    made = [
+        await server.outcome(
+            await server.post("/create_custom_loss", {"session_id": session, "custom_loss_seq_id": number, **loss})
+        )
+        for number in range(2)
+    ]
+    assert made[0]["loss_id"] == made[1]["loss_id"]
+    unknown = await server.post("/create_custom_loss", {"session_id": "sess-none", "custom_loss_seq_id": 0, **loss})
+    assert unknown.status_code == 404

@@ -16,6 +16,8 @@ from tinsmith_rpc import wire_pb2, worker_pb2
 
 from .test_checkpoints import save_external
 
+pytestmark = pytest.mark.core
+
 DATUM = {
     "model_input": {"chunks": [{"tokens": [1, 2]}]},
     "loss_fn_inputs": {"target_tokens": {"data": [2, 3], "dtype": "int64"}},
@@ -79,6 +81,7 @@ async def test_a_load_without_a_word_about_the_optimizer_restores_it(server: Tes
     assert worker_pb2.LoadWeights.FromString(server.worker.payload(model_id, 2)).with_optimizer
 
 
+@pytest.mark.core("POST /api/v1/unload_model")
 async def test_an_unloaded_model_is_over_and_says_so(server: TestedServer) -> None:
     model_id = await server.model()
     for _ in range(2):
@@ -87,7 +90,17 @@ async def test_an_unloaded_model_is_over_and_says_so(server: TestedServer) -> No
     assert (await server.services.models.owned("default", model_id)).state == "released"
 
 
-@pytest.mark.parametrize("address", ["/training_runs/{}/checkpoints", "/models/{}/checkpoints", "/checkpoints"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        pytest.param(
+            "/training_runs/{}/checkpoints",
+            marks=pytest.mark.core("GET /api/v1/training_runs/{run_id}/checkpoints"),
+        ),
+        pytest.param("/models/{}/checkpoints", marks=pytest.mark.core("GET /api/v1/models/{run_id}/checkpoints")),
+        "/checkpoints",
+    ],
+)
 async def test_a_list_holds_what_the_sdk_knows(server: TestedServer, address: str) -> None:
     """Those below 0.28 fail on the whole list for one type that they have never heard of."""
     model_id = await server.model()

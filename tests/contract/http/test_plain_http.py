@@ -14,6 +14,8 @@ from support.server.http_server import TestedServer, one_server, running_servers
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.services.accounts.sessions import ACTIVE_SECONDS, Sessions
 
+pytestmark = pytest.mark.core
+
 DATUM = {
     "model_input": {"chunks": [{"tokens": [1, 2]}]},
     "loss_fn_inputs": {"target_tokens": {"data": [2, 3], "dtype": "int64"}},
@@ -67,6 +69,7 @@ async def test_operations_without_a_number_are_numbered_in_the_order_of_arrival(
         assert "error" not in (await server.client.get(f"/retrieve_future/{submitted.json()['request_id']}")).json()
 
 
+@pytest.mark.core("POST /api/v1/optim_step")
 async def test_a_repeat_with_the_same_key_is_the_same_operation(server: TestedServer) -> None:
     model_id = await a_model(server)
     body = training(model_id)
@@ -261,6 +264,7 @@ async def test_own_sessions_of_samples_are_forgotten_a_day_after_their_end_and_t
     assert again.json()["sampling_session_id"] != sample.json()["sampling_session_id"]
 
 
+@pytest.mark.core("POST /api/v1/delete_model")
 async def test_a_deleted_model_is_over_and_so_is_its_own_session(server: TestedServer) -> None:
     model_id = await a_model(server)
     deleted = await server.post("/delete_model", {"model_id": model_id})
@@ -296,7 +300,13 @@ async def test_a_delete_says_that_it_waits(servers: tuple[TestedServer, TestedSe
 # ---- results
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param("GET", marks=pytest.mark.core("GET /api/v1/retrieve_future/{request_id}")),
+        pytest.param("POST", marks=pytest.mark.core("POST /api/v1/retrieve_future/{request_id}")),
+    ],
+)
 async def test_a_result_by_its_address_is_json_unless_protobuf_is_named(server: TestedServer, method: str) -> None:
     model_id = await a_model(server)
     request_id = (await server.post("/forward_backward", training(model_id))).json()["request_id"]
@@ -356,6 +366,7 @@ async def test_samples_of_one_source_share_a_sampling_session_and_are_samples_of
             await asyncio.sleep(ACTIVE_SECONDS / 4)
 
 
+@pytest.mark.core("POST /api/v1/create_sampling_client", "POST /api/v1/sample")
 async def test_samples_of_one_sampling_client_are_apart_unless_their_key_is_one(server: TestedServer) -> None:
     client = (await server.post("/create_sampling_client", {"base_model": BASE_MODEL})).json()
     assert client["sampling_client_id"] == client["sampling_session_id"]
@@ -397,6 +408,7 @@ async def test_a_sample_that_is_in_no_form_is_told_so(server: TestedServer, body
 
 
 @one_server
+@pytest.mark.core("GET /api/v1/get_tokenizer")
 async def test_a_tokenizer_is_named_with_what_the_workers_say(server: TestedServer) -> None:
     model_id = await a_model(server)
     answer = (await server.client.get("/get_tokenizer", params={"model_id": model_id})).json()
@@ -405,12 +417,14 @@ async def test_a_tokenizer_is_named_with_what_the_workers_say(server: TestedServ
 
 
 @one_server
-@pytest.mark.parametrize("path", ["/health", "/api/v1/health"])
-async def test_health_needs_no_key(server: TestedServer, path: str) -> None:
-    answer = await server.client.get(f"http://server{path}", headers={"X-API-Key": ""})
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+@pytest.mark.core("GET /health", "GET /api/v1/health")
+async def test_health_needs_no_key(server: TestedServer) -> None:
+    for path in ("/health", "/api/v1/health"):
+        answer = await server.client.get(f"http://server{path}", headers={"X-API-Key": ""})
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
 
 
+@pytest.mark.core("POST /api/v1/forward")
 async def test_a_plain_forward_asks_for_no_gradients(server: TestedServer) -> None:
     model_id = await a_model(server)
     await server.post("/forward", training(model_id))

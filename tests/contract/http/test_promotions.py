@@ -12,6 +12,8 @@ from support.server.http_server import TestedServer, one_server
 from tinsmith_server.services.checkpoints import promotions
 from tinsmith_server.store.queries.checkpoints import CheckpointQueries
 
+pytestmark = pytest.mark.core
+
 HELLO = [{"role": "user", "content": "Hello"}]
 DIALECTS = {"/oai/api/v1/chat/completions": {}, "/anthropic/api/v1/messages": {"max_tokens": 8}}
 
@@ -102,6 +104,11 @@ async def test_a_request_that_has_begun_ends_with_the_adapter_that_it_began_with
     assert sampled_from(server) == await directory_of(server, second)
 
 
+@pytest.mark.core(
+    "POST /api/v1/promotions/{name}/rollback",
+    "PUT /api/v1/promotions/{name}",
+    "GET /api/v1/promotions/{name}",
+)
 async def test_a_rollback_goes_back_one_and_another_one_further(server: TestedServer) -> None:
     paths = await saved(server, "one", "two", "three", "four")
     for path in paths[:3]:
@@ -140,6 +147,7 @@ async def test_a_rollback_whose_answer_was_lost_is_asked_for_again_and_goes_back
     assert [one.json()["number"] for one in both] == [6, 6]
 
 
+@pytest.mark.core("GET /api/v1/promotions")
 async def test_a_name_is_set_only_from_what_is_expected_of_it(server: TestedServer) -> None:
     first, second = await saved(server, "one", "two")
     assert (await promoted(server, "prod", first, expected_path=None)).status_code == 200
@@ -172,6 +180,7 @@ async def test_promotions_at_the_same_moment_are_made_one_after_the_other(server
     assert sorted(answer.status_code for answer in fresh) == [200, 422, 422, 422, 422, 422]
 
 
+@pytest.mark.core("DELETE /api/v1/promotions/{name}")
 async def test_what_a_name_stands_for_does_not_end_under_it(server: TestedServer) -> None:
     first, second = await saved(server, "one", "two")
     run = first.split("/")[2]
@@ -276,6 +285,7 @@ async def test_there_are_so_many_names_and_so_many_of_their_changes(
     assert (await promoted(server, "beta", paths[1])).status_code == 200
 
 
+@pytest.mark.core("GET /oai/api/v1/models/{name}")
 async def test_names_stand_among_the_models_behind_the_base_models(server: TestedServer) -> None:
     (path,) = await saved(server, "one")
     await promoted(server, "prod", path)
@@ -287,6 +297,7 @@ async def test_names_stand_among_the_models_behind_the_base_models(server: Teste
 
 
 @one_server
+@pytest.mark.core("GET /api/v1/audit")
 async def test_what_was_promoted_is_in_the_audit_log(server: TestedServer) -> None:
     first, second = await saved(server, "one", "two")
     for path in (first, second):

@@ -11,6 +11,8 @@ from support.server.fake_fleet import FakeFleet, FakeReplica
 from support.server.http_server import TestedServer, running_server, settings_for
 from tinsmith_server.wire.ids import LAST_CLIENT
 
+pytestmark = pytest.mark.core
+
 one_server = pytest.mark.parametrize("server", ["one server"], indirect=True)
 NOBODYS = "sess-" + "0" * 32 + ":sample:0"
 
@@ -69,6 +71,7 @@ async def test_what_was_seen_is_not_told_again_and_what_was_not_is(server: Teste
     assert ids(await poll(server, sampler, cursor)) == set(second)
 
 
+@pytest.mark.core("POST /api/v1/retrieve_futures")
 async def test_a_poll_is_held_until_a_sample_ends(server: TestedServer) -> None:
     sampler = await server.sampler()
     [waiting] = await withheld(server, sampler, 0)
@@ -188,6 +191,7 @@ async def test_thousands_of_fetched_samples_can_be_named(server: TestedServer) -
     assert ids(await poll(server, sampler, timeout=0, retrieved_request_ids=fetched)) == set()
 
 
+@pytest.mark.core("POST /api/v1/join_sampling_session")
 async def test_each_client_that_joins_has_a_number_of_its_own(server: TestedServer) -> None:
     sampler, other = await server.sampler(), await server.sampler()
     answers = await asyncio.gather(

@@ -15,6 +15,8 @@ from tinsmith_server.services.sampling.adapter_hints import TOLD_REPLICAS
 from tinsmith_server.services.sampling.routing import BUSIER_FACTOR, FEW_SAMPLES
 from tinsmith_server.wire.ids import sampler_token
 
+pytestmark = pytest.mark.core
+
 BUSY_MACHINE_SECONDS = 120.0
 PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
 

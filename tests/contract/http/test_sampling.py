@@ -9,6 +9,8 @@ from support.server.fake_fleet import ALIAS, BASE_MODEL, OTHER_MODEL
 from support.server.http_server import TestedServer
 from tinsmith_rpc import wire_pb2, worker_pb2
 
+pytestmark = pytest.mark.core
+
 TARGETS = {"data": [5, -1, 6, 7], "dtype": "int64", "shape": [2, 2]}
 SPARSE_TARGETS = TARGETS | {"data": [5, 7], "sparse_crow_indices": [0, 1, 2], "sparse_col_indices": [0, 1]}
 
@@ -23,6 +25,7 @@ async def save_for_sampler(server: TestedServer, model_id: str, seq_id: int, **f
     return await server.outcome(await server.post("/save_weights_for_sampler", body))
 
 
+@pytest.mark.core("POST /api/v1/asample", "POST /api/v1/create_sampling_session")
 async def test_a_samples_parameters_reach_the_worker(server: TestedServer) -> None:
     params = {"max_tokens": 4, "seed": 2**64 - 1, "stop": ["x", "y"], "temperature": 0.0, "top_k": 5, "top_p": 0.9}
     request = await sent(server, num_samples=2, sampling_params=params, prompt_logprobs=True, prompt_logprobs_last_n=2)
@@ -97,6 +100,7 @@ async def test_a_sample_that_cannot_work_is_acknowledged_and_fails(
     assert sentence in failed["error"]
 
 
+@pytest.mark.core("GET /api/v1/samplers/{sampling_session_id}", "POST /api/v1/save_weights_for_sampler")
 async def test_a_sampler_on_saved_weights_samples_from_them(server: TestedServer) -> None:
     path = (await save_for_sampler(server, await server.model(), 1, path="s1"))["path"]
     body = {"session_id": await server.session(), "sampling_session_seq_id": 0, "model_path": path}
@@ -131,6 +135,7 @@ async def test_a_sampler_on_saved_weights_of_another_base_model_is_refused(serve
     )
 
 
+@pytest.mark.core("durability 11")
 async def test_a_sampler_whose_weights_were_deleted_is_gone(server: TestedServer) -> None:
     model_id = await server.model()
     path = (await save_for_sampler(server, model_id, 1, path="s1"))["path"]
@@ -175,6 +180,7 @@ async def test_a_sampler_on_nothing_is_refused(server: TestedServer, source: dic
     assert (await server.post("/create_sampling_session", body)).status_code == status
 
 
+@pytest.mark.core("POST /api/v1/cancel_future")
 async def test_a_sample_can_be_cancelled_and_a_training_operation_cannot(server: TestedServer) -> None:
     submitted = (await server.sample(await server.sampler())).json()["request_id"]
     assert (await server.post("/cancel_future", {"request_id": submitted})).status_code == 200

@@ -9,6 +9,8 @@ import pytest
 from support.server.http_server import TestedServer
 from tinsmith_server.services.accounts import session_search
 
+pytestmark = pytest.mark.core
+
 SUCCESS = {"reason": {"type": "success"}, "detail": "done"}
 
 
@@ -41,6 +43,7 @@ async def test_a_summary_has_what_the_session_holds_and_how_it_ended(server: Tes
     assert ended["status"] == {"type": "client_finished", "reason": {"type": "success"}, "detail": "done"}
 
 
+@pytest.mark.core("POST /api/v1/sessions/search")
 async def test_sessions_are_found_by_each_thing_that_is_known_of_them(server: TestedServer) -> None:
     first = await made(server, display_name="Long Maths run", project_id="p1", user_metadata={"seed": "1"})
     second = await made(server, display_name="short chat", project_id="p2", user_metadata={"seed": "2"})
@@ -81,6 +84,7 @@ async def test_another_tenants_sessions_are_nobodys(server: TestedServer) -> Non
     assert moved.status_code == 404
 
 
+@pytest.mark.core("PUT /api/v1/sessions/{session_id}/project")
 async def test_a_session_that_moves_takes_its_runs_along(server: TestedServer) -> None:
     model_id = await server.model()
     path = f"/sessions/{model_id.split(':', maxsplit=1)[0]}/project"

@@ -9,6 +9,8 @@ import pytest
 from support.server.fake_fleet import FakeFleet
 from support.server.http_server import TestedServer, running_server, settings_for
 
+pytestmark = pytest.mark.core
+
 SUCCESS = {"reason": {"type": "success"}, "detail": None}
 
 
@@ -47,6 +49,7 @@ async def test_a_server_that_stops_leaves_its_chores_to_the_next_one_at_once(tmp
         assert (await successor.services.models.owned("default", model_id)).state == "released"
 
 
+@pytest.mark.core("POST /api/v1/sessions/{session_id}/finish")
 async def test_the_first_finish_wins(server: TestedServer) -> None:
     session_id = await server.session()
     for type_ in ("errored", "success"):
@@ -124,6 +127,7 @@ async def test_of_heartbeats_the_store_is_told_as_often_as_the_timeout_asks_for(
         assert seen == noted
 
 
+@pytest.mark.core("GET /api/v1/sessions", "GET /api/v1/sessions/{session_id}")
 async def test_a_session_lists_what_was_made_in_it(server: TestedServer) -> None:
     model_id = await server.model()
     session_id = model_id.split(":", maxsplit=1)[0]

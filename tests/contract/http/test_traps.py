@@ -23,6 +23,8 @@ from support.server.http_server import (
 from tinsmith_rpc import RELEASE_SEQ_ID, wire_pb2, worker_pb2
 from tinsmith_server.settings import Settings
 
+pytestmark = pytest.mark.core
+
 MIB = 2**20
 
 
@@ -47,6 +49,7 @@ async def test_trap_01_a_pending_answer_is_a_408_and_not_a_warning_on_the_users_
     assert (response.status_code, response.json()) == (408, {"queue_state": "active", "queue_state_reason": None})
 
 
+@pytest.mark.core("durability 10")
 async def test_trap_01_an_unreachable_worker_is_a_408_with_a_reason_after_the_full_hold(
     hasty_server: TestedServer,
 ) -> None:
@@ -195,6 +198,7 @@ async def test_trap_06_a_repeated_ephemeral_save_opens_the_session_of_the_first(
         assert opened["sampling_session_id"].endswith(":sample:0")
 
 
+@pytest.mark.core("POST /api/v1/create_session")
 async def test_trap_06_a_repeated_create_session_is_known_by_its_idempotency_key(server: TestedServer) -> None:
     headers = {"x-idempotency-key": "stainless-python-retry-1"}
     first = await server.session(headers=headers)
@@ -202,6 +206,7 @@ async def test_trap_06_a_repeated_create_session_is_known_by_its_idempotency_key
     assert await server.session() != first
 
 
+@pytest.mark.core("POST /api/v1/forward_backward", "POST /api/v1/retrieve_future")
 async def test_trap_08_a_result_can_be_read_any_number_of_times(server: TestedServer) -> None:
     model_id = await server.model()
     await server.forward_backward(model_id, 1)
@@ -256,11 +261,13 @@ async def test_trap_16_run_ids_hold_colons_and_checkpoint_ids_a_slash(server: Te
 
 @one_server
 @pytest.mark.parametrize("body", [b"", b"no json", b'{"events": 3}', b'{"events": [null, {"event": 1}]}', b"[]"])
+@pytest.mark.core("POST /api/v1/telemetry")
 async def test_trap_17_telemetry_is_always_accepted(server: TestedServer, body: bytes) -> None:
     response = await server.client.post("/telemetry", content=body, headers={"X-API-Key": "tml-unknown"})
     assert (response.status_code, response.json()) == (200, {"status": "accepted"})
 
 
+@pytest.mark.core("POST /api/v1/session_heartbeat")
 async def test_trap_18_a_heartbeat_is_refused_only_when_the_session_is_over(server: TestedServer) -> None:
     session_id = await server.session()
     beat = {"session_id": session_id, "type": "session_heartbeat"}
@@ -271,6 +278,7 @@ async def test_trap_18_a_heartbeat_is_refused_only_when_the_session_is_over(serv
     assert (await server.post("/session_heartbeat", beat)).status_code == 410
 
 
+@pytest.mark.core("durability 12")
 async def test_trap_19_a_client_that_vanishes_gets_its_model_saved_and_released(
     tmp_path: Path, fleet: FakeFleet
 ) -> None:

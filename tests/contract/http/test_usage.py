@@ -17,6 +17,8 @@ from tinsmith_server.services.usage import reports
 from tinsmith_server.store.errors import StoreUnavailable
 from tinsmith_server.store.sql_store import SqlStore
 
+pytestmark = pytest.mark.core
+
 HOUR = timedelta(hours=1)
 
 
@@ -45,6 +47,7 @@ async def stranger(server: TestedServer) -> dict[str, Any]:
 
 
 @one_server
+@pytest.mark.core("GET /api/v1/billing/usage/events")
 async def test_what_a_worker_counted_is_told_once_to_its_tenant_alone(server: TestedServer, hour: datetime) -> None:
     session = {"tags": [], "user_metadata": {"run": "a", "seed": 7}, "sdk_version": "0", "project_id": "p"}
     session_id = (await server.post("/create_session", session)).json()["session_id"]
@@ -169,6 +172,7 @@ async def test_more_rows_than_an_answer_has_are_a_422_and_metadata_that_is_too_l
     assert (refused.status_code, "fewer hours" in refused.json()["detail"]) == (422, True)
 
 
+@pytest.mark.core("GET /api/v1/billing/usage/checkpoints/current")
 async def test_a_named_save_counts_once_and_what_is_stored_is_told_by_project(
     server: TestedServer, hour: datetime
 ) -> None:
@@ -298,6 +302,7 @@ async def test_a_trace_has_its_sessions_spans_alone_and_parts_lie_in_their_whole
     assert [event["args"]["state"] for event in events][-1] == "failed"
 
 
+@pytest.mark.core("GET /api/v1/sessions/{session_id}/trace_export", "GET /api/v1/traces/{token}")
 async def test_a_link_to_a_trace_is_its_tenants_to_give_and_ends_by_itself(server: TestedServer) -> None:
     session_id = await server.session()
     assert (

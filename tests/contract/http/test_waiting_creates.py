@@ -16,6 +16,8 @@ from support.server.http_server import TestedServer, client_of, running_server, 
 from tinsmith_server.fleet.base import ServedModel
 from tinsmith_server.store.database import Database
 
+pytestmark = pytest.mark.core
+
 SLOTS = 2
 SUCCESS = {"reason": {"type": "success"}, "detail": None}
 
@@ -142,6 +144,7 @@ async def test_the_last_slot_is_left_to_a_tenant_at_work_that_has_none(server: T
     await bo.get(of_bo["request_id"])
 
 
+@pytest.mark.core("GET /api/v1/waiting_models")
 async def test_waiting_models_are_listed_to_their_own_tenant_at_every_replica(tmp_path: Path, fleet: FakeFleet) -> None:
     async with running_servers(settings_for(tmp_path), fleet) as (first, second):
         await first.model()

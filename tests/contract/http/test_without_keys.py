@@ -12,6 +12,8 @@ from support.server.fake_fleet import BASE_MODEL, FakeFleet
 from support.server.http_server import TestedServer, running_server, settings_for
 from tinsmith_server.configuration import notes_on
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 async def server(tmp_path: Path, fleet: FakeFleet) -> AsyncIterator[TestedServer]:

@@ -6,9 +6,12 @@ import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from support.server.store_records import NOW, a_checkpoint, a_model, a_session, later
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import AuditEntry, StoredCheckpoints, Usage
+
+pytestmark = pytest.mark.core
 
 HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC)
 RUN = "session-1:train:0"

@@ -7,6 +7,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -15,6 +16,8 @@ from support.server.store_records import NOW, a_checkpoint
 from tinsmith_server.store.records import Checkpoint
 from tinsmith_server.store.sql_store import open_store
 from typing_extensions import override
+
+pytestmark = pytest.mark.core
 
 RUN = "session-1:train:0"
 NAMES = st.sampled_from(["a", "b"])

@@ -8,6 +8,8 @@ from support.server.store_records import NOW, a_checkpoint, a_model, a_sampling_
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, CheckpointType
 
+pytestmark = pytest.mark.core
+
 RUN = "session-1:train:0"
 
 

@@ -1,7 +1,10 @@
 import asyncio
 
+import pytest
 from support.server.store_records import NOW, a_checkpoint, a_model, a_session, later
 from tinsmith_server.store.base import Store
+
+pytestmark = pytest.mark.core
 
 
 async def test_files_that_lost_their_name_are_garbage_until_they_are_removed(store: Store) -> None:

@@ -1,7 +1,10 @@
 import asyncio
 
+import pytest
 from support.server.store_records import NOW, later
 from tinsmith_server.store.base import Store
+
+pytestmark = pytest.mark.core
 
 
 async def test_a_key_is_found_by_its_hash(store: Store) -> None:

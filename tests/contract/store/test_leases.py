@@ -3,8 +3,11 @@
 import asyncio
 from datetime import timedelta
 
+import pytest
 from support.server.store_records import NOW, later
 from tinsmith_server.store.base import Store
+
+pytestmark = pytest.mark.core
 
 ABSENCE = timedelta(seconds=45)
 

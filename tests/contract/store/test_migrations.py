@@ -15,6 +15,8 @@ from tinsmith_server.store.sql_store import open_store
 from tinsmith_server.store.tables import metadata
 from tinsmith_server.store.url import driver_url, parse_store_url
 
+pytestmark = pytest.mark.core
+
 STEPS = ScriptDirectory(str(Path(migrate.__file__).parent / "migrations"))
 REVISIONS = [step.revision for step in STEPS.walk_revisions()][::-1]
 FIRST_VERSIONS_KEY = """

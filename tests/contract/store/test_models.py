@@ -7,6 +7,8 @@ from tinsmith_server.store.base import Store
 from tinsmith_server.store.errors import RowRefused
 from tinsmith_server.store.records import FinalState, ModelState
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture(autouse=True)
 async def _sessions(store: Store) -> None:

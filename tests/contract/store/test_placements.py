@@ -9,6 +9,8 @@ from support.server.store_records import NOW, a_model, a_session, later
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import FinalState, Holder, Line, Model, Waiting
 
+pytestmark = pytest.mark.core
+
 SLOTS = 3
 BASE_MODEL = a_model().base_model
 

@@ -13,6 +13,8 @@ from tinsmith_server.store import database
 from tinsmith_server.store.errors import StoreUnavailable
 from tinsmith_server.store.sql_store import open_store
 
+pytestmark = pytest.mark.slow("needs PostgreSQL")
+
 
 def with_setting(url: str, setting: str) -> str:
     return url.replace("options=", f"options={quote_plus(f'-c{setting} ')}")

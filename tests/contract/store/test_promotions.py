@@ -12,6 +12,8 @@ from support.server.store_records import NOW, a_checkpoint, later
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import AuditEntry, Checkpoint, PromotedPath, Promotion, PromotionBounds
 
+pytestmark = pytest.mark.core
+
 PATHS = [f"tinker://session-1:train:0/sampler_weights/{number}" for number in range(5)]
 FIRST = Promotion("ada", "prod", 1, PATHS[0], NOW)
 BOUNDS = PromotionBounds(names=2, kept_per_name=3)

@@ -4,6 +4,8 @@ import pytest
 from support.server.store_records import NOW, a_sampling_session, a_session, later
 from tinsmith_server.store.base import Store
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture(autouse=True)
 async def _sessions(store: Store) -> None:

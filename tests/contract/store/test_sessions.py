@@ -7,6 +7,8 @@ from support.server.store_records import NOW, a_checkpoint, a_model, a_sampling_
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import FinishType, Kept, ModelState
 
+pytestmark = pytest.mark.core
+
 
 async def test_a_session_comes_back_as_it_went_in(store: Store) -> None:
     session = a_session(

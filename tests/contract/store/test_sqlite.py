@@ -17,6 +17,8 @@ from tinsmith_server.store.sql_store import open_store
 from tinsmith_server.store.tables import workers
 from tinsmith_server.store.url import parse_store_url
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:

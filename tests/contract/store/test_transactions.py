@@ -9,6 +9,8 @@ from tinsmith_server.store.base import Store
 from tinsmith_server.store.errors import UnstorableValue
 from tinsmith_server.store.sql_store import open_store
 
+pytestmark = pytest.mark.core
+
 
 async def cancelled(work: Coroutine[Any, Any, Any]) -> None:
     """Cancels `work` where it waits for the first time."""

@@ -1,8 +1,11 @@
 import asyncio
 
+import pytest
 from support.server.store_records import a_model, a_session
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Worker
+
+pytestmark = pytest.mark.core
 
 
 async def test_a_worker_exists_from_first_sight(store: Store) -> None:

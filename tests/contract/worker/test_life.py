@@ -35,6 +35,7 @@ def release(final: str | None = None, model_id: str = MODEL) -> Call:
     return Call(RELEASE_SEQ_ID, worker_pb2.RELEASE_MODEL, request.SerializeToString(), model_id)
 
 
+@pytest.mark.core("durability 8")
 async def test_an_older_epoch_is_fenced_out(worker: Worker) -> None:
     await worker.submit(create())
     await worker.service.activate(5)
@@ -58,6 +59,7 @@ async def test_repeating_an_epoch_is_harmless(worker: Worker) -> None:
     assert (await worker.finished(0)).failure is None
 
 
+@pytest.mark.core("durability 2")
 async def test_a_full_volume_refuses_before_it_acknowledges(start: StartWorker) -> None:
     worker = await start(reserved_bytes=2**60)
     with pytest.raises(JournalFull, match="make room"):
@@ -94,6 +96,7 @@ async def test_a_worker_that_drains_accepts_nothing(worker: Worker) -> None:
         await worker.submit(train(1))
 
 
+@pytest.mark.core("durability 6")
 async def test_results_are_there_after_a_restart(start: StartWorker) -> None:
     worker = await start()
     await worker.submit(create(), train(1), step(2))

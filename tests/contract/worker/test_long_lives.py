@@ -48,6 +48,7 @@ def rows(worker: Worker) -> list[int]:
     return worker.service.journal.read(read).result()
 
 
+@pytest.mark.core("durability 10")
 async def test_the_newest_results_stay_and_older_ones_are_gone(start: StartWorker) -> None:
     worker = await lived(start)
     assert rows(worker) == [9, 10, 11]

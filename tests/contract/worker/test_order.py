@@ -21,6 +21,7 @@ async def optimizer_step(worker: Worker) -> int:
     return worker.engine.state(MODEL).optimizer_step
 
 
+@pytest.mark.core("durability 1")
 async def test_trap_6_a_repeated_submit_runs_once(worker: Worker) -> None:
     await worker.submit(create(), train(1), step(2))
     for _ in range(3):
@@ -43,6 +44,7 @@ async def test_trap_6_bodies_are_not_compared(worker: Worker) -> None:
     assert await worker.finished(1) == first
 
 
+@pytest.mark.core("durability 1")
 async def test_trap_2_the_first_chunk_may_come_last(worker: Worker) -> None:
     await worker.submit(create(), train(2), train(3))
     assert await worker.is_pending(2)
@@ -51,6 +53,7 @@ async def test_trap_2_the_first_chunk_may_come_last(worker: Worker) -> None:
         assert (await worker.finished(seq_id)).failure is None
 
 
+@pytest.mark.core("durability 4")
 async def test_trap_7_a_missing_gradient_fails_the_step_and_the_next_round_works(worker: Worker) -> None:
     await worker.submit(create(), train(2), step(3), train(4), step(5))
     assert "operation 1 of this model never arrived" in await worker.failure(3)
@@ -79,6 +82,7 @@ async def test_a_payload_that_cannot_be_read_fails_in_its_place_and_what_comes_a
     assert (await worker.finished(4)).failure is None
 
 
+@pytest.mark.core("durability 3")
 async def test_a_gap_below_a_forward_backward_closes_after_its_time(worker: Worker) -> None:
     await worker.submit(create(), train(2))
     await worker.finished(0)
@@ -89,6 +93,7 @@ async def test_a_gap_below_a_forward_backward_closes_after_its_time(worker: Work
     assert (await worker.finished(2)).failure is None
 
 
+@pytest.mark.core("durability 3")
 async def test_a_number_that_was_written_off_fails_and_never_runs(worker: Worker) -> None:
     await worker.submit(create(), train(2), step(3))
     await worker.finished(3)
@@ -147,6 +152,7 @@ async def test_an_operation_of_an_unknown_model_is_refused(worker: Worker) -> No
         await worker.submit(train(1))
 
 
+@pytest.mark.core("durability 2")
 async def test_a_backlog_delays_the_acknowledgement_and_refuses_nothing(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ async def done(worker: Worker, *calls: Call) -> None:
         await result_of(worker, call)
 
 
+@pytest.mark.core("durability 14")
 async def test_the_ninth_model_is_made_at_once_and_the_first_goes_on_in_the_middle_of_its_window(
     start: StartWorker, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ async def test_a_save_leaves_no_snapshot(worker: Worker, written: list[tuple[str
     assert written == [(MODEL, 0)]
 
 
+@pytest.mark.core("durability 5")
 async def test_a_replay_passes_over_a_save_that_has_a_result(
     start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

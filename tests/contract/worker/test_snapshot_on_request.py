@@ -136,6 +136,7 @@ async def test_those_who_ask_together_share_one(
     assert written == [(MODEL, 1)]
 
 
+@pytest.mark.core("durability 5")
 async def test_training_goes_on_from_it_to_the_same_bits(start: StartWorker, tmp_path: Path) -> None:
     worker = await start()
     await trained(worker)

@@ -125,7 +125,7 @@ class ReferenceEngine:
         return max(0, int(os.environ.get("TINSMITH_REFERENCE_SHARED_TOKENS", "0")) - call.next_tokens)
 
     def together(self, calls: Sequence[Call]) -> Sequence[Call]:
-        return calls
+        return calls if self.room_beside(calls[0]) else calls[:1]
 
     def advance(self, calls: Sequence[Call]) -> None:
         time.sleep(float(os.environ.get("TINSMITH_REFERENCE_DELAY_SECONDS", "0")))

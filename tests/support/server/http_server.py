@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -184,9 +185,45 @@ async def alternating_servers(settings: Settings, fleet: Any) -> AsyncIterator[T
         yield replace(first, client=client)
 
 
+@dataclass(frozen=True)
+class Answer:
+    method: str
+    path: str
+    status: int
+
+    def is_of(self, method: str, template: str) -> bool:
+        """Tell whether this is a success of a route, by its path as the document of the API writes it."""
+        escaped = re.escape(template).replace(r"\{path\}", ".+")
+        pattern = re.sub(r"\\\{\w+\\\}", "[^/]+", escaped)
+        return self.status < 400 and self.method == method and re.fullmatch(pattern, self.path) is not None
+
+
+_recorders: list[list[Answer]] = []
+
+
+@contextmanager
+def recorded_answers() -> Iterator[list[Answer]]:
+    """All answers to clients of this module, while the context lasts."""
+    answers: list[Answer] = []
+    _recorders.append(answers)
+    try:
+        yield answers
+    finally:
+        _recorders.remove(answers)
+
+
+async def record_answer(response: httpx.Response) -> None:
+    for answers in _recorders:
+        answers.append(Answer(response.request.method, response.request.url.path, response.status_code))
+
+
 def client_of(transport: httpx.AsyncBaseTransport, key: str = API_KEY) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        transport=transport, base_url="http://server/api/v1", headers={"X-API-Key": key}, timeout=60
+        transport=transport,
+        base_url="http://server/api/v1",
+        headers={"X-API-Key": key},
+        timeout=60,
+        event_hooks={"response": [record_answer]},
     )
 
 

@@ -151,12 +151,14 @@ def test_a_base_model_that_cannot_be_loaded_is_named(
     assert f"{tmp_path} has no weights" in said
 
 
+@pytest.mark.slow("starts programs that import PyTorch")
 def test_the_commands_run_without_the_tinsmith_program(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tinsmith_trainer.cli", "make-tiny-model", str(tmp_path / "tiny")]
     subprocess.run(command, check=True, timeout=60)
     assert (tmp_path / "tiny" / "config.json").is_file()
 
 
+@pytest.mark.slow("starts programs that import PyTorch")
 def test_the_trainer_exports_without_the_tinsmith_program(tmp_path: Path, base_model: Path, checkpoint: Path) -> None:
     command = [sys.executable, "-m", "tinsmith_trainer.cli", "export", checkpoint, "--base-model", base_model]
     subprocess.run([*command, "--to", tmp_path / "out", "--layout", "peft"], check=True, timeout=60)

@@ -96,6 +96,7 @@ def test_ranks_on_cpus_need_no_conversion_and_it_says_so(image: Path) -> None:
     assert converted(image) == []
 
 
+@pytest.mark.slow("starts programs that wait for each other")
 def test_of_two_programs_at_once_one_converts_and_the_other_waits_for_it(image: Path) -> None:
     write_rank_python(image / "venvs", SAVE_HALF, TELL_AND_WAIT)
     with ExitStack() as stack:

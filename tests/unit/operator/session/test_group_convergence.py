@@ -109,6 +109,7 @@ def test_any_history_ends_with_a_group_of_one_run_or_with_none(life: list[Step],
 
 @given(life=st.lists(steps(), max_size=15), image=st.sampled_from(IMAGES), converts_after=st.integers(0, 20))
 @SETTINGS
+@pytest.mark.slow("tries every cut point of a group")
 def test_no_pod_of_a_group_begins_before_the_model_is_converted_with_its_image(
     life: list[Step], image: str, converts_after: int
 ) -> None:

@@ -79,6 +79,7 @@ def test_the_names_of_a_saves_files_are_synced_once_before_its_manifest(
     assert synced == [".weights.tmp", ".config.tmp", "1", ".manifest.tmp", "1", "model", "root", tmp_path.name]
 
 
+@pytest.mark.core("durability 9")
 def test_a_save_that_died_before_its_manifest_is_written_again(tmp_path: Path) -> None:
     root = CheckpointRoot(f"file://{tmp_path}")
     first = write(root)
@@ -107,6 +108,7 @@ def test_a_missing_file_is_refused_by_its_name(tmp_path: Path) -> None:
         root.read(written.directory, written.manifest_digest, BASE)
 
 
+@pytest.mark.core("durability 9")
 def test_a_manifest_that_was_tampered_with_is_refused(tmp_path: Path) -> None:
     root = CheckpointRoot(f"file://{tmp_path}")
     written = write(root)

@@ -19,6 +19,7 @@ TESTS = Path(__file__).parents[3]
 ON_A_GPU = (torch.device("cuda"), torch.bfloat16)
 
 
+@pytest.mark.slow("runs a GPU's kernel in Triton's interpreter")
 def test_ligers_kernel_makes_the_logprobs_and_gradients_of_a_log_softmax() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "default"}
     program = [sys.executable, "-m", "support.engine.liger_on_cpu"]

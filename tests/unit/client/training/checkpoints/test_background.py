@@ -149,6 +149,7 @@ def assert_soon(event: threading.Event) -> None:
     [("saves.leave()", None, ""), ("", 0.2, "saved\n")],
     ids=["that was left", "that nobody has left"],
 )
+@pytest.mark.slow("starts programs that import the client")
 def test_a_program_ends_without_a_save_that_was_left_and_waits_for_one_that_nobody_has_left(
     end: str, seconds: float | None, said: str
 ) -> None:

@@ -188,6 +188,7 @@ def test_a_step_below_zero_is_refused(store: CheckpointStore) -> None:
         store.write(-1, lambda _: described(-1))
 
 
+@pytest.mark.slow("starts and kills a program for each operation on files")
 def test_a_kill_between_any_two_operations_on_files_leaves_whole_checkpoints_alone(tmp_path: Path) -> None:
     """Of a process that writes step 3 and removes step 1. Afterwards step 3 can be written."""
     program = [sys.executable, killed_writes.__file__, str(tmp_path)]

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tinker
 from support.requirements import require_environment
 from support.waiting import until
@@ -73,6 +74,7 @@ def test_a_directory_keeps_the_runs_identity(tmp_path: Path) -> None:
     assert (again.run_id, again.project, again.name) == (made.run_id, "tinsmith", made.name)
 
 
+@pytest.mark.slow("starts the services of others, in processes of their own")
 def test_wandb_offline_has_each_step_once_under_one_id_and_leaves_no_process(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
     for steps in LIVES:
@@ -85,6 +87,7 @@ def test_wandb_offline_has_each_step_once_under_one_id_and_leaves_no_process(tmp
     until(lambda: list(processes_marked(mark)) == [])
 
 
+@pytest.mark.slow("starts the services of others, in processes of their own")
 def test_wandb_takes_metrics_of_a_step_that_others_have_passed(tmp_path: Path) -> None:
     """Those of an evaluation beside the run."""
     calls = [
@@ -105,6 +108,7 @@ def test_wandb_takes_metrics_of_a_step_that_others_have_passed(tmp_path: Path) -
     assert lines[2] == {"step": 1, "eval/sums/score": 0.25}
 
 
+@pytest.mark.slow("starts the services of others, in processes of their own")
 def test_trackio_has_each_step_once_under_one_name(tmp_path: Path) -> None:
     environment = require_environment("third-party")
     for steps in LIVES:
@@ -120,6 +124,7 @@ def test_trackio_has_each_step_once_under_one_name(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow("starts the services of others, in processes of their own")
 def test_wandb_without_a_key_is_refused_at_the_start_with_two_ways_out(tmp_path: Path) -> None:
     done = run(sys.executable, "wandb", tmp_path / "run", range(1, 2), WANDB_MODE="online", WANDB_API_KEY="")
     assert done.returncode == 1

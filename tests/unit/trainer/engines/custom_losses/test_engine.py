@@ -93,6 +93,7 @@ def test_a_forward_alone_has_its_loss_and_no_gradient(engine: Engine) -> None:
     )
 
 
+@pytest.mark.slow("trains several models")
 def test_a_failure_is_the_calls_and_leaves_no_trace(engine: Engine) -> None:
     before = gradients(engine, [sft_datum(8)], CROSS_ENTROPY)
     with pytest.raises(UserError, match="'of_nothing' is nan for a datum of 5 tokens"):

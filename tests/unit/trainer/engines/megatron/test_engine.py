@@ -179,6 +179,7 @@ def test_a_norm_that_is_not_finite_is_the_users_error_and_no_step(engine: Megatr
     assert metrics == {"grad_norm": 1.5, "learning_rate": 1e-3, "step": 2.0}
 
 
+@pytest.mark.core("Engine.close")
 def test_its_ranks_end_with_it(engine: MegatronEngine, ranks: RecordedGroup) -> None:
     engine.close()
     assert ranks.calls == ["close"]

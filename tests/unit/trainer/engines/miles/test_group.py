@@ -45,6 +45,7 @@ def test_a_rank_has_what_the_node_tells_its_libraries_and_nothing_that_is_secret
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow("imports an engine in a process of its own")
 def test_the_driver_imports_neither_megatron_nor_miles() -> None:
     imported = subprocess.run(
         [sys.executable, "-c", FORBIDDEN + WHAT_A_DRIVER_IMPORTS], capture_output=True, text=True, check=False

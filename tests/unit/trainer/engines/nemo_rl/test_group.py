@@ -249,6 +249,7 @@ def test_workers_end_before_their_places_and_those_before_ray_once(ray: FakeRay,
 
 
 @pytest.mark.timeout(120)  # a new Python imports PyTorch and transformers
+@pytest.mark.slow("imports an engine in a process of its own")
 def test_the_driver_needs_no_megatron() -> None:
     """NeMo RL's image has it in the ranks' environment alone."""
     imported = subprocess.run(

@@ -1,0 +1,97 @@
+"""Decide which tests `make test` runs: the unit tests and the core promises that need nothing but Python.
+
+The marks decide. `core` names what a test covers (a route, a verb of the engine, a durability rule), and
+tests/unit/test_core.py fails when something has no such test. `slow` takes a test out, and states why.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+UNIT_FOLDER = TESTS / "unit"
+QUICK = "quick"
+PROCESSOR_SECONDS = 5.0
+"""What a unit test may use, its child processes included."""
+
+# What is asked for by a target of its own, and why.
+NOT_ASKED_FOR = {
+    "gpu": "They need a GPU, and were not asked for: `make test-gpu` runs them.",
+    "vllm": "They ask vLLM itself, and were not asked for: `make test-vllm` runs them.",
+    "nemo_rl": "They ask NeMo RL itself, and were not asked for: `make test-nemo-rl` runs them.",
+    "miles": "They ask Miles itself, and were not asked for: `make test-miles` runs them.",
+    "recipes": "They are programs that take minutes, and were not asked for: `make recipes` runs them.",
+}
+# The commands that run what `make test` leaves out, by the folder of the tests.
+COMMANDS = {
+    "attacks": "make test-contracts",
+    "charts": "make test-clusters",
+    "cluster": "make test-clusters and make test-nodes",
+    "contract": "make test-contracts",
+    "faults": "make test-clusters",
+    "gpu": "make test-gpu",
+    "real_miles": "make test-miles",
+    "real_nemo_rl": "make test-nemo-rl",
+    "recipes": "make test-programs",
+    "sdk": "make test-programs",
+    "soak": "make test-contracts",
+    "tutorials": "make test-programs",
+    "unit": "make test-unit",
+}
+_TEST = re.compile(r"^\s*(?:async )?def test_", re.MULTILINE)
+_CORE = re.compile(r"\bmark\.core\b")
+
+
+def is_unit(item: pytest.Item) -> bool:
+    return item.path.is_relative_to(UNIT_FOLDER)
+
+
+def is_quick(item: pytest.Item) -> bool:
+    if any(item.get_closest_marker(mark) for mark in ("slow", *NOT_ASKED_FOR)):
+        return False
+    return is_unit(item) or item.get_closest_marker("core") is not None
+
+
+def holds_no_quick_test(path: Path) -> bool:
+    """Tell whether a module can be left unread: importing all of them takes longer than running some."""
+    if not path.name.startswith("test_") or path.suffix != ".py" or path.is_relative_to(UNIT_FOLDER):
+        return False
+    return _CORE.search(path.read_text(encoding="utf-8")) is None
+
+
+def left_out_by_folder(collected: Counter[str]) -> Counter[str]:
+    """Count the test functions of each folder that are not among `collected`, counts of functions by folder."""
+    there: Counter[str] = Counter()
+    for path in TESTS.rglob("test_*.py"):
+        there[path.relative_to(TESTS).parts[0]] += len(_TEST.findall(path.read_text(encoding="utf-8")))
+    return there - collected
+
+
+def core_subjects() -> dict[str, list[str]]:
+    """Return the modules that name each subject in a `core` mark, without importing them."""
+    found: dict[str, list[str]] = {}
+    for path in TESTS.rglob("test_*.py"):
+        source = path.read_text(encoding="utf-8")
+        if _CORE.search(source):
+            for subject in _named_subjects(ast.parse(source)):
+                found.setdefault(subject, []).append(str(path.relative_to(TESTS)))
+    return found
+
+
+def _named_subjects(module: ast.Module) -> Iterator[str]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.core":
+            yield from (str(ast.literal_eval(subject)) for subject in node.args)
+
+
+def processor_seconds() -> float:
+    """Return what this process and its ended children have used: unlike the clock, it knows no neighbours."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
