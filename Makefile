@@ -68,7 +68,7 @@ export PYTHONDONTWRITEBYTECODE =
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
+.PHONY: help venv demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
     test-nodes test-programs test-nodes-and-programs test-clusters test-clusters-and-units test-contracts test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
@@ -167,6 +167,9 @@ gpu-run: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## those and a benchmark i
 gpu-wheels: venv ## for a GPU's machine without network: download what its image of PyTorch may lack, and print the command to run there
 	PYTHONPATH=scripts $(BIN)/python scripts/gpu_wheels.py
 
+gpu-rehearsal: venv ## what a CPU can run of gpu-run, with those wheels over the packages of an image of PyTorch, installed once (2.5 GB)
+	PYTHONPATH=testcluster:scripts $(BIN)/python scripts/gpu_rehearsal.py
+
 test-other-pythons: venv ## imports on each other Python that is installed; on the newest the units without PyTorch
 	@for version in $(OTHER_PYTHONS); do \
 	    case $$version in \
@@ -222,6 +225,8 @@ lock: ## resolve requirements/*.txt anew
 	    --output-file requirements/nemo-rl-cpu.txt
 	$(RESOLVE) --python-version 3.12 --override requirements/nemo-rl-cpu-overrides.txt \
 	    --config-file requirements/miles-cpu.toml requirements/miles-cpu.in --output-file requirements/miles-cpu.txt
+	$(RESOLVE) --python-version 3.12 --override requirements/nemo-rl-cpu-overrides.txt requirements/gpu-lookalike.in \
+	    --output-file requirements/gpu-lookalike.txt
 	$(RESOLVE) --python-version 3.11 --no-annotate requirements/uv.in --output-file requirements/uv.txt
 	@# What is put beside the packages of others' images, and what tests put before ours.
 	for lock in nemo-rl-image:3.13 gpu-image:3.13 gpu-wheels:3.12 miles-image:3.12 $(IMAGE_TRANSFORMERS:%=%:3.11); do \

@@ -89,13 +89,18 @@ def _install(wheels: Path, site: str) -> None:
         raise CannotRun(f"the wheels of {wheels} cannot be installed for {sys.executable}: {why}")
 
 
-def device_name() -> str:
-    """Raises CannotRun, in one sentence, where packages or GPUs are missing."""
+def require_packages() -> None:
+    """Raise CannotRun, in one sentence, where packages are missing."""
     if missing := [name for name in NEEDED if not _is_there(name)]:
         raise CannotRun(
             f"{sys.executable} has no {', '.join(missing)}: install them there, bring them by --wheels, "
             "or name another by PYTHON="
         )
+
+
+def device_name() -> str:
+    """Return the name of the GPUs. Raises CannotRun, in one sentence, where packages or GPUs are missing."""
+    require_packages()
     import torch  # takes seconds, and may be what is missing
 
     if not torch.cuda.is_available():
@@ -145,11 +150,11 @@ def run_tests(tests: Sequence[str], marker: str, seconds: float, packages: Seque
             record.write()
 
         program = [sys.executable, "-m", "pytest", "-p", "outcomes", "-m", marker, "--continue-on-collection-errors"]
-        _run_for(seconds, [*program, *tests], {**_path(packages), run_results.FILE: str(file)}, note)
+        _run_for(seconds, [*program, *tests], {**path_of_children(packages), run_results.FILE: str(file)}, note)
         note()
 
 
-def _path(packages: Sequence[str]) -> dict[str, str]:
+def path_of_children(packages: Sequence[str]) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([*(str(ROOT / source) for source in SOURCES), *packages])}
 
 
@@ -194,7 +199,7 @@ def run_benchmark(model: str, seconds: float, packages: Sequence[str]) -> dict[s
         told = subprocess.run(
             program,
             cwd=ROOT,
-            env={**os.environ, **_path(packages)},
+            env={**os.environ, **path_of_children(packages)},
             check=True,
             timeout=seconds,
             stdout=subprocess.PIPE,

@@ -61,6 +61,7 @@ VLLM = Packages(
 )
 NEMO_RL = Packages("nemo-rl-cpu", "What NeMo RL needs on a CPU")
 MILES = Packages("miles-cpu", "What Miles needs on a CPU", python="3.12")
+GPU_LOOKALIKE = Packages("gpu-lookalike", "An image of PyTorch for GPUs", python="3.12")
 THIRD_PARTY = Packages("third-party", "What stands on OpenAI's client", takes_another=True)
 COOKBOOK_EXTRAS = Packages("cookbook-extras", "What parts of tinker-cookbook need beside ours", on_ours=True)
 # No PyTorch among them: programs are given them before what .venv has.
@@ -69,7 +70,8 @@ IMAGE_TRANSFORMERS = tuple(
     for image, title in (("vllm", "vLLM"), ("sglang", "SGLang"), ("nemo-rl", "NeMo RL"), ("miles", "Miles"))
 )
 KNOWN: Mapping[str, Packages] = {
-    packages.name: packages for packages in (VLLM, NEMO_RL, MILES, THIRD_PARTY, COOKBOOK_EXTRAS, *IMAGE_TRANSFORMERS)
+    packages.name: packages
+    for packages in (VLLM, NEMO_RL, MILES, GPU_LOOKALIKE, THIRD_PARTY, COOKBOOK_EXTRAS, *IMAGE_TRANSFORMERS)
 }
 FOR_TESTS = (VLLM, THIRD_PARTY, *IMAGE_TRANSFORMERS)
 """Without a name these are made: what `make test` asks for."""

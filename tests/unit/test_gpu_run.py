@@ -214,14 +214,14 @@ def test_wheels_are_there_for_the_run_and_its_children_alone(tmp_path: Path, mon
         assert gpu_run._is_there("brought_along")
         assert packages[1:] == ["of-the-caller"]
         asks = [sys.executable, "-c", "import brought_along, sys; sys.exit(brought_along.ANSWER)"]
-        assert gpu_run._run_for(60.0, asks, gpu_run._path(packages)) == 42
+        assert gpu_run._run_for(60.0, asks, gpu_run.path_of_children(packages)) == 42
     assert not gpu_run._is_there("brought_along")
 
 
 def test_without_wheels_children_have_the_callers_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/of/the/caller")
     with gpu_run.packages_of(None) as packages:
-        assert gpu_run._path(packages)["PYTHONPATH"].split(os.pathsep)[-1] == "/of/the/caller"
+        assert gpu_run.path_of_children(packages)["PYTHONPATH"].split(os.pathsep)[-1] == "/of/the/caller"
 
 
 def test_a_python_without_any_package_gets_as_far_as_its_wheels(tmp_path: Path) -> None:
@@ -257,8 +257,9 @@ def test_a_machine_without_a_gpu_is_told_so(
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_run, "NEEDED", ("pytest", "no_such_package"))
-    with pytest.raises(CannotRun, match="has no no_such_package: install"):
-        gpu_run.device_name()
+    for asks in (gpu_run.require_packages, gpu_run.device_name):
+        with pytest.raises(CannotRun, match="has no no_such_package: install"):
+            asks()
 
 
 IMPORTS = """
@@ -283,7 +284,7 @@ def pytest_collection_finish(session):
 def test_what_is_needed_names_every_package_that_is_imported_where_gpu_tests_are_collected(tmp_path: Path) -> None:
     (tmp_path / "imports_seen.py").write_text(IMPORTS)
     collect = ["-m", "pytest", "-p", "imports_seen", "-p", "no:cacheprovider", "--collect-only", "-q", "-m", "gpu"]
-    path = os.pathsep.join([str(tmp_path), gpu_run._path(())["PYTHONPATH"]])
+    path = os.pathsep.join([str(tmp_path), gpu_run.path_of_children(())["PYTHONPATH"]])
     subprocess.run(
         [sys.executable, *collect, *gpu_run.TESTS],
         cwd=gpu_run.ROOT,

@@ -10,7 +10,9 @@ from support.tiny_models import tiny_directory
 from tinsmith_trainer.engines.base import Call
 from tinsmith_trainer.engines.peft import PeftEngineSettings, shared_forward
 from tinsmith_trainer.engines.peft.engine import PeftEngine
+from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
+from tinsmith_trainer.worker.engine_factories import load_base_model
 from typing_extensions import override
 
 
@@ -29,3 +31,9 @@ class LikeGpuEngine(PeftEngine):
 
 def build_like_gpu(dtype: torch.dtype, settings: PeftEngineSettings) -> LikeGpuEngine:
     return LikeGpuEngine(load_torch_model(str(tiny_directory()), dtype=dtype), settings)
+
+
+def build_for_worker(options: WorkerOptions) -> tuple[LikeGpuEngine, None]:
+    """Build what `tinsmith parity --engine support.engine.like_gpu:build_for_worker` compares."""
+    settings = PeftEngineSettings(adapter_slots=options.adapter_slots, max_rank=options.max_rank)
+    return LikeGpuEngine(load_base_model(options), settings), None
