@@ -29,7 +29,9 @@ SERVE_SECONDS = 20
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where everything goes; made if it is not there.")] = Path("demo-output"),
+    out: Annotated[Path, typer.Option(help="Folder for all files of the demo; created if missing.")] = Path(
+        "demo-output"
+    ),
 ) -> None:
     """Train a tiny model through a server on this machine, in a minute and without downloads."""
     for module in NEEDED_MODULES:

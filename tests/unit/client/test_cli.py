@@ -6,12 +6,14 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
-from tinsmith.cli import main, run
+from tinsmith.cli import build_app, main, run
 from tinsmith.discovery import GROUP, MissingExtra, find_commands, summary_of
 
 HEAVY_MODULES = ("torch", "transformers", "tinker", "fastapi", "sqlalchemy", "grpc", "httpx", "matplotlib")
@@ -183,3 +185,21 @@ def test_a_module_missing_from_tinsmith_itself_is_not_blamed_on_an_extra(
 
 def test_a_command_whose_source_cannot_be_read_has_no_summary() -> None:
     assert summary_of(EntryPoint("paint", "no_such_package.module:paint", GROUP)) == ""
+
+
+FRAGMENTS = re.compile(r"(And|At|By|For|From|Held|In|Of|Those|To|What|Which|Who|Whom|Whose) ")
+
+
+def helped(command: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the help of a command, of its parameters and of its subcommands."""
+    yield path, command.help or ""
+    for parameter in command.params:
+        yield f"{path} {parameter.name}", getattr(parameter, "help", None) or ""
+    for name, subcommand in getattr(command, "commands", {}).items():
+        yield from helped(subcommand, f"{path} {name}")
+
+
+@pytest.mark.parametrize("name", find_commands())
+def test_help_is_written_in_sentences_that_stand_alone(name: str) -> None:
+    program = typer.main.get_command(build_app(find_commands(), find_commands()[name]))
+    assert {place: text for place, text in helped(program, "tinsmith") if FRAGMENTS.match(text)} == {}
