@@ -70,7 +70,7 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv light-venv test-light demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
-    test-nodes test-programs test-nodes-and-programs test-clusters test-clusters-and-units test-contracts test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-down cluster-status images images-clean \
+    test-nodes test-programs test-nodes-and-programs test-clusters test-clusters-and-units test-contracts test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -300,6 +300,11 @@ cluster-programs: venv ## build what tests run, once: Kubernetes, CoreDNS, Traef
 
 cluster-up: venv ## a Kubernetes on this machine to try things in (as root); NAME=… and NODES=2 if you like
 	$(CLUSTER) up --name $(NAME) --nodes $(NODES)
+	@echo "next: make cluster-load NAME=$(NAME), which builds Tinsmith's images and brings them into its nodes"
+
+cluster-load: venv ## build Tinsmith's images and bring them into that cluster
+	$(CLUSTER) load --name $(NAME)
+	@echo "next: helm install tinsmith charts/tinsmith --values examples/values-one-node.yaml --set image.registry=tinsmith.local"
 
 cluster-down: venv ## remove it, and whatever a broken start left of it
 	$(CLUSTER) down --name $(NAME)

@@ -70,14 +70,26 @@ def test_the_environment_has_all_of_the_extra_all() -> None:
         pytest.fail(f"the lock lacks {missing.name}")
 
 
+def texts() -> Iterator[tuple[str, str]]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in listed.split("\0"):
+        if name and (ROOT / name).is_file():
+            yield name, (ROOT / name).read_text(errors="replace")
+
+
 def test_no_text_installs_tinsmith_from_a_package_index() -> None:
     """The name is registered nowhere, so that such a line may install a program of somebody else."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    files = [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
     from_an_index = re.compile(
         r"\b(pipx? install|uvx|uv add|uv tool install)\b[^\n]*['\" ]tinsmith(\[[\w,]*\])?(['\"`]|$)", re.MULTILINE
     )
-    assert [file.name for file in files if from_an_index.search(file.read_text(errors="replace"))] == []
+    assert [name for name, text in texts() if from_an_index.search(text)] == []
+
+
+def test_no_image_of_ours_is_named_in_a_public_registry() -> None:
+    """The name is registered nowhere, so that a node may pull an image of somebody else."""
+    public = re.compile(r"\b(docker\.io|ghcr\.io|quay\.io)/tinsmith/")
+    history = ("tests/fixtures/stored/", "tests/support/operator/stored_objects.py")
+    assert [name for name, text in texts() if public.search(text) and not name.startswith(history)] == []
 
 
 def test_the_metadata_says_who_made_it_for_whom_and_under_which_licence() -> None:
