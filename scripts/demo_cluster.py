@@ -25,6 +25,7 @@ from typing import Any
 
 import httpx
 import yaml
+from images.sources import LOCAL_REGISTRY
 from rich.console import Console
 from testcluster.cluster import Cluster, given, recorded
 from testcluster.errors import ClusterError
@@ -175,9 +176,10 @@ def chart_values(images: Mapping[str, LoadedImage], archives: Mapping[str, Path]
         elif part != "trainer":
             values[CHART_PARTS[part]] = {"podAnnotations": {BUILD_ANNOTATION: archives[part].stem}}
     registry = repository(images["trainer"].name).removesuffix("/tinsmith/trainer")
-    if registry != "docker.io":
+    values["image"] = {"registry": registry}
+    if registry != LOCAL_REGISTRY:
         # The tag stays the same, and nodes have what it meant before.
-        values["image"] = {"registry": registry, "pullPolicy": "Always"}
+        values["image"]["pullPolicy"] = "Always"
     return values
 
 

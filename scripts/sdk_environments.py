@@ -53,7 +53,9 @@ def _install(environment: Path, requirement: str, options: Sequence[str]) -> Non
         constraints.write(without_sdk(LOCK.read_text()))
         constraints.flush()
         python = f"{environment}/bin/python"
-        _run(uv, "pip", "install", "--quiet", "--python", python, "-c", constraints.name, *options, requirement)
+        # The overrides of pyproject.toml are for today's SDK.
+        alone = ("pip", "install", "--quiet", "--no-config", "--python", python)
+        _run(uv, *alone, "-c", constraints.name, *options, requirement)
 
 
 def without_sdk(lock: str) -> str:

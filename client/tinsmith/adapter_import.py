@@ -22,11 +22,11 @@ class NoAdapter(Exception):
 
 
 def import_adapter(
-    adapter: Annotated[Path, typer.Argument(help="A folder as PEFT writes it, or a .tar of Tinker's archive.")],
-    base_model: Annotated[str, typer.Option(help="The base model, by the name under which the server has it.")],
+    adapter: Annotated[Path, typer.Argument(help="Folder in PEFT's format, or a .tar archive from Tinker.")],
+    base_model: Annotated[str, typer.Option(help="Base model, by its name on the server.")],
     base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
 ) -> None:
-    """Bring a LoRA adapter that was made elsewhere to a server, as a checkpoint to train or sample from."""
+    """Upload a LoRA adapter made elsewhere to a server, as a checkpoint to train or sample from."""
     try:
         with (
             tempfile.TemporaryDirectory(prefix="tinsmith-import-") as unpacked,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
 import subprocess
@@ -20,14 +21,22 @@ MODEL = "demo/tiny"
 
 PROGRAM = "first_steps.py"
 DEFAULT_PORT = 8000
+NEEDED_MODULES = ("fastapi", "torch", "tinker")
+"""One of each extra, since the demo's programs would each ask for their own."""
+
 SERVE_SECONDS = 20
 """Longer than a server with the tiny model takes to answer, on a slow machine too."""
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where everything goes; made if it is not there.")] = Path("demo-output"),
+    out: Annotated[Path, typer.Option(help="Folder for all files of the demo; created if missing.")] = Path(
+        "demo-output"
+    ),
 ) -> None:
     """Train a tiny model through a server on this machine, in a minute and without downloads."""
+    for module in NEEDED_MODULES:
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(name=module)
     started = time.monotonic()
     console = Console(highlight=False, soft_wrap=True)
     out.mkdir(parents=True, exist_ok=True)

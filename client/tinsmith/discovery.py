@@ -18,14 +18,18 @@ GROUP = "tinsmith.commands"
 
 
 class MissingExtra(Exception):
-    """A command's packages are not installed. `str(error)` is the line that installs them."""
+    """A command's packages are not installed. `str(error)` ends with the line that installs them."""
 
     def __init__(self, command: EntryPoint, module: str) -> None:
-        extras = ",".join(command.extras)
         super().__init__(
             f"tinsmith {command.name} needs the module {module}, which is not installed: "
-            f"pip install 'tinsmith[{extras}]'"
+            f"in a checkout of Tinsmith, run {install_line(command.extras)}"
         )
+
+
+def install_line(extras: Sequence[str]) -> str:
+    """Return the command that installs these extras from a checkout; no package index has Tinsmith."""
+    return f"uv pip install --constraints requirements/dev.txt '.[{','.join(extras)}]'"
 
 
 @contextmanager

@@ -20,11 +20,11 @@ MARKS = {Status.OK: "[green]✓[/green]", Status.FAILED: "[red]✗[/red]", Statu
 def doctor(
     base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
     wait: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Ask a server that does not answer again for so long.")
+        float, typer.Option(min=0, metavar="SECONDS", help="How long to retry a server that does not answer.")
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="For scripts: one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")] = False,
 ) -> None:
-    """Check address, SDK, server, key and tokenizers, and say how to cure what fails; list models that wait.
+    """Check address, SDK, server, key and tokenizers, and show how to fix what fails; list waiting models.
 
     Exits with 1 when a check fails.
     """

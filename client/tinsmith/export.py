@@ -28,14 +28,14 @@ class Layout(StrEnum):
 def export(
     checkpoint: Annotated[
         str,
-        typer.Argument(help="tinker://RUN/weights/NAME, or beside the server a checkpoint's directory or its URL."),
+        typer.Argument(help="tinker://RUN/weights/NAME, or the directory or URL of a checkpoint's files."),
     ],
-    to: Annotated[Path, typer.Option(help="Where to write; made if it is not there.")],
+    to: Annotated[Path, typer.Option(help="Output folder; created if missing.")],
     layout: Annotated[Layout, typer.Option(help="A PEFT adapter, or the model with the adapter merged in.")],
     base_model: Annotated[
         str | None,
         typer.Option(
-            help="Directory or hub id of the model it was trained on. Default for tinker://: the server's name."
+            help="Directory or hub id of the base model. Default for tinker://: the name that the server gives."
         ),
     ] = None,
     base_url: Annotated[str | None, typer.Option(help="The server, for tinker://; default: TINKER_BASE_URL.")] = None,

@@ -15,7 +15,7 @@ from tinsmith.api import Api, ApiError, ServedModel, api_key_from_environment, b
 
 def models(
     base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For scripts: one JSON array.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array, for scripts.")] = False,
 ) -> None:
     """List the base models of a server, by the names that programs use."""
     try:

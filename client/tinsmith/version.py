@@ -14,7 +14,7 @@ REPORTED_PACKAGES = ("tinker", "tinker-cookbook", "torch", "transformers", "peft
 
 
 def print_version(
-    as_json: Annotated[bool, typer.Option("--json", help="For scripts: one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")] = False,
 ) -> None:
     """Print the versions of Tinsmith, Python and the packages that matter to both."""
     versions = installed_versions()

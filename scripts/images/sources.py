@@ -11,6 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 IGNORED = "__pycache__"
+LOCAL_REGISTRY = "tinsmith.local"
+"""In no public DNS, so that a node that lacks an image cannot pull a stranger's of the same name."""
 
 
 def version() -> str:
@@ -32,7 +34,7 @@ class Image:
     @property
     def reference(self) -> str:
         """As a pod names it."""
-        return f"docker.io/tinsmith/{self.name}:{self.tag}"
+        return f"{LOCAL_REGISTRY}/tinsmith/{self.name}:{self.tag}"
 
     @cached_property
     def instructions(self) -> list[list[str]]:
@@ -57,8 +59,8 @@ class Image:
                     yield from _files(self.root / source)
 
     def digest(self) -> str:
-        """Of everything in the checkout that the image depends on. Other inputs are Debian's packages of the day."""
-        digest = hashlib.sha256(self.tag.encode())
+        """Return a hash of the name and of every file in the checkout that is built in, without Debian's packages."""
+        digest = hashlib.sha256(self.reference.encode())
         for file in [self.dockerfile, self.root / ".dockerignore", *self.copied()]:
             content = hashlib.sha256(file.read_bytes()).hexdigest()
             digest.update(f"{file.relative_to(self.root)}\0{content}\n".encode())

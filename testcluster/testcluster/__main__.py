@@ -11,6 +11,7 @@ from testcluster.errors import ClusterError
 from testcluster.lifecycle import bring_down, bring_up
 from testcluster.places import Places
 from testcluster.programs.builds import OF_TESTS, built
+from testcluster.project_images import ImagesNotBuilt, build_images
 from testcluster.record import dead_processes, every_place, read_record
 
 DEFAULT_NAME = "dev"
@@ -30,8 +31,8 @@ def _parser() -> argparse.ArgumentParser:
     status.set_defaults(run=_status)
     kubeconfig = commands.add_parser("kubeconfig", help="print the path of the kubeconfig file")
     kubeconfig.set_defaults(run=_kubeconfig)
-    load = commands.add_parser("load", help="bring an OCI or docker archive of images into every node")
-    load.add_argument("archive", type=Path)
+    load = commands.add_parser("load", help="bring OCI or docker archives of images into every node")
+    load.add_argument("archives", nargs="*", type=Path, help="default: the project's images, built if need be")
     load.set_defaults(run=_load)
     for command in (up, down, kubeconfig, load):
         command.add_argument("--name", default=DEFAULT_NAME)
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
-    except ClusterError as error:
+    except (ClusterError, ImagesNotBuilt) as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -89,8 +90,10 @@ def _kubeconfig(options: argparse.Namespace) -> None:
 
 
 def _load(options: argparse.Namespace) -> None:
-    for image in (given() or _running(options.name)).load_image(options.archive):
-        print(image.name if image.digest is None else f"{image.name} {image.pinned}")
+    cluster = given() or _running(options.name)
+    for archive in options.archives or build_images().values():
+        for image in cluster.load_image(archive):
+            print(image.name if image.digest is None else f"{image.name} {image.pinned}")
 
 
 def _build(_: argparse.Namespace) -> None:

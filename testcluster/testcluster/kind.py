@@ -17,7 +17,7 @@ from testcluster.kubernetes.containerd import Containerd
 from testcluster.places import Places
 from testcluster.programs.builds import KIND, KUBERNETES_VERSION
 
-OWN_NODE_IMAGE = f"docker.io/tinsmith/kind-node:v{KUBERNETES_VERSION}"
+OWN_NODE_IMAGE = f"tinsmith.local/tinsmith/kind-node:v{KUBERNETES_VERSION}"
 """What `make kind-node-image` makes where kind's own cannot be pulled."""
 # It has a network that knows one node, and kind is not to install another.
 _ITS_SETTINGS = {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.kubernetes import fixtures
 from support.kubernetes.api_server import ApiNamespace, ApiServer
-from support.kubernetes.charts import CHART, HELM, ROOT
+from support.kubernetes.charts import CHART, HELM, ROOT, HelmFailed, at, merged, with_registry
 from support.kubernetes.fixtures import api_cluster, api_server, namespace, new_namespace, shared_namespace
 from support.kubernetes.prometheus import build_when_used, prometheus
 from support.requirements import require
@@ -41,13 +41,16 @@ class Place:
         where = ["--kubeconfig", str(self.cluster.kubeconfig), "--namespace", self.namespace]
         given = ["--values", "-"] if values is not None else []
         command = [str(HELM), *where, *arguments, *given]
-        done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        given_values = json.dumps(with_registry(values or {}))
+        done = subprocess.run(command, input=given_values, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise HelmFailed(done.stderr)
         return done.stdout
 
     def install(self, values: Mapping[str, Any] | None = None) -> str:
         """The definition of a session may be there already: the cluster is shared, and this release takes it over."""
-        return self.helm("install", "tinsmith", str(CHART), "--take-ownership", values=values or {})
+        taken = at("crds.takeOwnership", True)
+        return self.helm("install", "tinsmith", str(CHART), "--take-ownership", values=merged(taken, values or {}))
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         return self.cluster.kubectl("--namespace", self.namespace, *arguments, stdin=stdin)

@@ -93,7 +93,7 @@ TAKEN: dict[str, Object] = {
     "a token of theirs": owner(**token("hub-token")),
     "a variable of theirs": owner(**variable("hub-token")),
     "a login": owner(pod={"imagePullSecrets": [{"name": "registry-login"}], "image": OURS}),
-    "the workers' own image": owner(pod={"image": "docker.io/tinsmith/trainer:0.0.9"}),
+    "the workers' own image": owner(pod={"image": "tinsmith.local/tinsmith/trainer:0.0.9"}),
     "a plain variable": owner(pod={"env": [{"name": "A", "value": "blue-ca"}]}),
 }
 

@@ -6,13 +6,14 @@ import json
 import re
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from charts.conftest import Place
 from support.kubernetes.api_server import ApiNamespace
-from support.kubernetes.charts import CHART, NAMESPACE, ROOT, Object, named, notes, render
+from support.kubernetes.charts import CHART, NAMESPACE, ROOT, HelmFailed, Object, named, notes, render
 
 HERE = Path(__file__).parent
 CASES = sorted([*HERE.glob("values/*.yaml"), *ROOT.glob("examples/values-*.yaml")])
@@ -78,14 +79,45 @@ def test_uninstalling_keeps_volumes_definition_and_sessions_for_the_next_install
         place.kubectl("get", "crd", f"{plural}.tinsmith.dev")
 
     # Without taking anything over: what was kept is this release's own.
-    place.helm("install", "tinsmith", str(CHART))
+    place.helm("install", "tinsmith", str(CHART), values={})
     assert {name: place.uid("pvc", name) for name in KEPT_CLAIMS} == claims
     assert place.uid("trainingsession", "tiny") == session
 
 
+def test_a_second_release_is_told_how_to_share_the_definitions_and_each_way_works(
+    place: Place, another_namespace: str
+) -> None:
+    place.install()
+    second = replace(place, namespace=another_namespace)
+    with pytest.raises(HelmFailed) as refused:
+        second.helm("install", "tinsmith", str(CHART), values={})
+    assert f"installed by the release tinsmith of the namespace {place.namespace}" in str(refused.value)
+    assert "pass --set crds.install=false to use them as they are" in str(refused.value)
+    assert "--take-ownership --set crds.takeOwnership=true to let this release manage them" in str(refused.value)
+
+    without = {"crds": {"install": False}, "sessions": {"admissionPolicy": {"enabled": False}}}
+    second.helm("install", "tinsmith", str(CHART), values=without)
+    second.helm("uninstall", "tinsmith")
+    second.install({"sessions": {"admissionPolicy": {"enabled": False}}})
+    owner = "--output=jsonpath={.metadata.annotations.meta\\.helm\\.sh/release-namespace}"
+    assert place.kubectl("get", "crd", "trainingsessions.tinsmith.dev", owner) == another_namespace
+
+
+def test_definitions_that_no_release_installed_are_told_apart(place: Place) -> None:
+    place.kubectl(
+        "annotate",
+        "crd",
+        "trainingsessions.tinsmith.dev",
+        "meta.helm.sh/release-name-",
+        "meta.helm.sh/release-namespace-",
+    )
+    with pytest.raises(HelmFailed, match="installed by no Helm release"):
+        place.helm("install", "tinsmith", str(CHART), values={})
+
+
 @pytest.mark.parametrize("case", ["default", "everything", "values-high-availability"])
 def test_what_a_gitops_tool_renders_is_what_helm_installs(place: Place, case: str) -> None:
-    """Nothing is looked up in the cluster, depends on what it can do, or is another one each time."""
+    """Nothing is taken from the cluster, depends on what it can do, or is another one each time."""
     [file] = [each for each in CASES if each.stem == case]
     values = {**yaml.safe_load(file.read_text()), "crds": {"install": False}}
     rendered = render(values, namespace=place.namespace)
@@ -122,16 +154,20 @@ def test_a_release_goes_over_to_a_database_with_several_servers_and_back(place: 
     assert deployed() == (2, "RollingUpdate")
     place.kubectl("get", "pdb", API_SERVER)
     # The file is kept for the way back.
-    place.helm("upgrade", "tinsmith", str(CHART), "--reset-values")
+    place.helm("upgrade", "tinsmith", str(CHART), "--reset-values", values={})
     assert deployed() == (1, "Recreate")
     assert place.uid("pvc", KEPT_CLAIMS[0])
 
 
-def test_templates_ask_nothing_of_the_cluster_and_write_by_no_hook_but_the_test() -> None:
+def test_templates_take_nothing_from_the_cluster_and_write_by_no_hook_but_the_test() -> None:
     templates = {path: path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file()}
-    for word in ("lookup", ".Capabilities", "rand", "genCA", "genSelfSigned", "now", "uuidv4"):
+    for word in (".Capabilities", "rand", "genCA", "genSelfSigned", "now", "uuidv4"):
         used = re.compile(rf"{{{{[^}}]*(?<![\w.]){re.escape(word)}")
         assert [path.name for path, text in templates.items() if used.search(text)] == [], word
+    # A check refuses an installation, and changes nothing that is rendered.
+    assert {path.name: text.count("lookup ") for path, text in templates.items() if "lookup " in text} == {
+        "_checks.tpl": 1
+    }
     assert [path.name for path, text in templates.items() if "helm.sh/hook:" in text] == ["step.yaml"]
 
 

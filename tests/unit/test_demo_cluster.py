@@ -43,15 +43,17 @@ def images(registry: str, digest: str | None) -> dict[str, LoadedImage]:
 
 
 def test_images_are_named_by_digest_where_it_is_known() -> None:
-    values = chart_values(images("docker.io", "sha256:1"), ARCHIVES)
-    assert values == {part: {"image": {"digest": "sha256:1"}} for part in ("operator", "apiServer", "worker")}
+    values = chart_values(images("tinsmith.local", "sha256:1"), ARCHIVES)
+    parts = {part: {"image": {"digest": "sha256:1"}} for part in ("operator", "apiServer", "worker")}
+    assert values == {**parts, "image": {"registry": "tinsmith.local"}}
 
 
 def test_elsewhere_another_build_makes_new_pods() -> None:
-    values = chart_values(images("docker.io", None), ARCHIVES)
+    values = chart_values(images("tinsmith.local", None), ARCHIVES)
     assert values == {
         "operator": {"podAnnotations": {"tinsmith.dev/demo-build": "operator_0.1.0-abc"}},
         "apiServer": {"podAnnotations": {"tinsmith.dev/demo-build": "api-server_0.1.0-abc"}},
+        "image": {"registry": "tinsmith.local"},
     }
 
 
@@ -61,7 +63,7 @@ def test_pods_pull_from_the_registry_that_images_were_pushed_to() -> None:
 
 
 def test_the_tiny_model_is_made_by_the_image_that_was_brought(out: Path) -> None:
-    assert tiny_model("docker.io/tinsmith/trainer:0.1.0") == "examples/tiny-model.yaml"
+    assert tiny_model("tinsmith.local/tinsmith/trainer:0.1.0") == "examples/tiny-model.yaml"
     copy = Path(tiny_model("registry.example/tinsmith/trainer:0.1.0"))
     assert copy.parent == out
     [_, job] = yaml.safe_load_all(copy.read_text())

@@ -16,8 +16,8 @@ MANIFEST = RECIPE / "files" / "kind" / "manifests" / "default-storage.yaml"
 
 def test_every_image_that_the_recipe_names_is_one_that_the_program_makes() -> None:
     files = [file for file in RECIPE.rglob("*") if file.is_file()]
-    named = {name for file in files for name in re.findall(r"docker\.io/tinsmith/[\w-]+:\w+", file.read_text())}
-    assert named == {f"docker.io/tinsmith/kind-pods:{PODS_TAG}", PAUSE_IMAGE}
+    named = {name for file in files for name in re.findall(r"tinsmith\.local/tinsmith/[\w-]+:\w+", file.read_text())}
+    assert named == {f"tinsmith.local/tinsmith/kind-pods:{PODS_TAG}", PAUSE_IMAGE}
 
 
 def test_every_program_of_the_image_is_one_that_is_built() -> None:

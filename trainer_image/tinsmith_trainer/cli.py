@@ -32,11 +32,11 @@ class Layout(StrEnum):
 
 
 def make_tiny_model(
-    directory: Annotated[Path, typer.Argument(help="Where to write it; made if it is not there.")],
+    directory: Annotated[Path, typer.Argument(help="Output folder; created if missing.")],
     family: Annotated[ModelFamily, typer.Option(help="Architecture and chat tokens.")] = ModelFamily.QWEN3,
-    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for the random weights.")] = 0,
 ) -> None:
-    """Write a random model of 0.2 million parameters and its tokenizer, to try things with.
+    """Write a random model of 0.2 million parameters and its tokenizer, for experiments.
 
     The same arguments write the same bytes. Nothing is downloaded.
     """
@@ -51,8 +51,8 @@ def export(
     checkpoint: Annotated[
         str, typer.Argument(help="A checkpoint's directory, the one with manifest.json; or its URL, such as s3://….")
     ],
-    base_model: Annotated[str, typer.Option(help="Directory or hub id of the model it was trained on.")],
-    to: Annotated[Path, typer.Option(help="Where to write; made if it is not there.")],
+    base_model: Annotated[str, typer.Option(help="Directory or hub id of the base model.")],
+    to: Annotated[Path, typer.Option(help="Output folder; created if missing.")],
     layout: Annotated[Layout, typer.Option(help="A PEFT adapter, or the model with the adapter merged in.")],
 ) -> None:
     """Turn a saved checkpoint into a PEFT adapter or a merged Hugging Face model."""

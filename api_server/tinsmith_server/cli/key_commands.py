@@ -20,24 +20,24 @@ from tinsmith_server.store.url import parse_store_url
 
 T = TypeVar("T")
 
-keys = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)
+keys = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
 
 Data = Annotated[Path | None, typer.Option(help="The server's data directory.")]
 DatabaseUrl = Annotated[str | None, typer.Option(help="The server's database, if not in its data directory.")]
 Config = Annotated[Path | None, typer.Option(help="The server's configuration file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value, for scripts.")]
 
 
 @keys.command("create")
 def create(
-    name: Annotated[str | None, typer.Argument(help="What the key is for.")] = None,
-    tenant: Annotated[str, typer.Option(help="Whom the key speaks for.")] = DEFAULT_TENANT,
+    name: Annotated[str | None, typer.Argument(help="Purpose of the key.")] = None,
+    tenant: Annotated[str, typer.Option(help="Tenant that the key belongs to.")] = DEFAULT_TENANT,
     data: Data = None,
     database_url: DatabaseUrl = None,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key. Its secret is shown only this once."""
+    """Create a key. Its secret is shown only once."""
     if name is not None and not name.strip():
         typer.echo("tinsmith keys: the name is empty; say what the key is for, or leave it out", err=True)
         raise typer.Exit(2)
@@ -80,7 +80,7 @@ def revoke(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a key's power away; a running server notices within seconds."""
+    """Revoke a key; a running server refuses it within seconds."""
     key = _with_keys(data, database_url, config, lambda service: _revoke(service, key_id))
     if key is None:
         typer.echo(f"tinsmith keys: there is no key {key_id}", err=True)

@@ -40,26 +40,30 @@ def serve(
     *,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Directory of everything the server must find again.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Directory for everything that the server keeps between starts.")
+    ] = None,
     model: Annotated[
         list[str] | None, typer.Option(help="NAME[=PATH]: a hub id or directory, and its name. Repeatable.")
     ] = None,
     quantization: Annotated[
-        str | None, typer.Option(help="8bit or 4bit: how few bits the frozen weights of base models are kept in.")
+        str | None, typer.Option(help="Bits of the frozen weights of base models: 8bit or 4bit.")
     ] = None,
     sampler: Annotated[
-        str | None, typer.Option(help="What samples: builtin, vllm or sglang, the latter in a process of its own.")
+        str | None, typer.Option(help="Sampler: builtin, or vllm or sglang in a separate process.")
     ] = None,
     sampler_environment: Annotated[
         Path | None, typer.Option(help="Virtual environment in which vLLM or SGLang is installed.")
     ] = None,
-    database_url: Annotated[str | None, typer.Option(help="SQLite file (default) or PostgreSQL.")] = None,
+    database_url: Annotated[str | None, typer.Option(help="Database: an SQLite file (default) or PostgreSQL.")] = None,
     checkpoint_root: Annotated[str | None, typer.Option(help="fsspec URL for checkpoints.")] = None,
-    public_url: Annotated[str | None, typer.Option(help="How clients reach this server, for download links.")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="auto, json or console.")] = None,
+    public_url: Annotated[
+        str | None, typer.Option(help="URL by which clients reach this server, for download links.")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="Log level: debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="Log format: auto, json or console.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML or JSON file of settings.")] = None,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Show what is in force, and exit.")] = False,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings in force and exit.")] = False,
 ) -> None:
     """Serve the Tinker API for one or more base models."""
     flags = {

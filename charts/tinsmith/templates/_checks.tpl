@@ -3,6 +3,8 @@
 {{- if not (regexMatch "^[a-z][a-z0-9-]{0,39}$" .Release.Name) }}
 {{- fail (printf "the release name %q does not fit: at most 40 lower-case letters, digits and dashes, a letter first, so that a Service can be called %s-api-server" .Release.Name .Release.Name) }}
 {{- end }}
+{{- include "tinsmith.checkRegistry" . }}
+{{- include "tinsmith.checkDefinitions" . }}
 {{- include "tinsmith.checkKeys" . }}
 {{- include "tinsmith.checkStore" . }}
 {{- include "tinsmith.checkCheckpoints" . }}
@@ -12,6 +14,27 @@
 {{- include "tinsmith.checkMonitoring" . }}
 {{- include "tinsmith.checkLease" . }}
 {{- include "tinsmith.checkRestarts" . }}
+{{- end }}
+
+{{- define "tinsmith.checkRegistry" -}}
+{{- if not .Values.image.registry }}
+{{- fail "image.registry is empty, and Tinsmith's images are not published: build them with `make images`, push them to a registry that the nodes can pull from, and pass --set image.registry=REGISTRY; or load them into the nodes and pass --set image.registry=tinsmith.local" }}
+{{- end }}
+{{- end }}
+
+{{/* Without this Helm names the annotations that differ, and no way out. `helm template` finds nothing in a cluster. */}}
+{{- define "tinsmith.checkDefinitions" -}}
+{{- if and .Values.crds.install .Release.IsInstall (not .Values.crds.takeOwnership) }}
+{{- with lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "trainingsessions.tinsmith.dev" }}
+{{- $annotations := .metadata.annotations | default dict }}
+{{- $release := get $annotations "meta.helm.sh/release-name" }}
+{{- $namespace := get $annotations "meta.helm.sh/release-namespace" }}
+{{- if not (and (eq $release $.Release.Name) (eq $namespace $.Release.Namespace)) }}
+{{- $owner := $release | empty | ternary "no Helm release" (printf "the release %s of the namespace %s" $release $namespace) }}
+{{- fail (printf "the definitions of TrainingSession and SamplerPool are in the cluster already, installed by %s, and a cluster has them once: pass --set crds.install=false to use them as they are, or --take-ownership --set crds.takeOwnership=true to let this release manage them" $owner) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "tinsmith.checkRestarts" -}}

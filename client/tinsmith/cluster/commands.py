@@ -31,7 +31,7 @@ MOST_STREAMS = 64
 """kubectl follows five at once by itself."""
 
 cluster = typer.Typer(
-    help="See and handle TrainingSessions and SamplerPools in a cluster, with your kubectl.",
+    help="Inspect and manage TrainingSessions and SamplerPools in a cluster, by kubectl.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -39,12 +39,12 @@ cluster = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 
-Named = Annotated[str, typer.Argument(metavar="NAME", help="NAME, or session/NAME or pool/NAME where both are there.")]
-Context = Annotated[str | None, typer.Option(help="Of the kubeconfig; default: the current one.")]
-Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Default: the context's.")]
-Kubeconfig = Annotated[str | None, typer.Option(help="The file; default: as kubectl finds it.")]
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it has happened, not when it was asked for.")]
-Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for it.")]
+Named = Annotated[str, typer.Argument(metavar="NAME", help="NAME, or session/NAME or pool/NAME if both exist.")]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; default: the current one.")]
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace; default: the context's.")]
+Kubeconfig = Annotated[str | None, typer.Option(help="Kubeconfig file; default: the one that kubectl finds.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the change is complete, or return at once.")]
+Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long --wait waits.")]
 
 
 class Output(StrEnum):
@@ -59,7 +59,7 @@ def status(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="NAME, session/NAME or pool/NAME; default: all of them.")
     ] = None,
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of every namespace.")] = False,
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces.")] = False,
     output: Annotated[Output, typer.Option("--output", "-o", help="A tree for people, or JSON for scripts.")] = (
         Output.TREE
     ),
@@ -67,7 +67,7 @@ def status(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Show sessions and pools with all that belongs to them, those that need somebody first."""
+    """Show sessions and pools with their conditions, pods and volumes; those that need attention come first."""
     with errors_as_sentences():
         seen = read_families(Kubectl(Access(context, namespace, kubeconfig), all_namespaces=all_namespaces))
         families = seen.families if name is None else (choose(seen.families, parse_target(name)),)
@@ -83,7 +83,7 @@ def status(
 
 @cluster.command()
 def why(name: Named, context: Context = None, namespace: Namespace = None, kubeconfig: Kubeconfig = None) -> None:
-    """Say why a session or pool is not ready: the reason, what to do, and what that rests on."""
+    """Show why a session or pool is not ready: the reason, what to do, and the evidence."""
     with errors_as_sentences():
         kubectl = Kubectl(Access(context, namespace, kubeconfig))
         family, unread = read_family(kubectl, parse_target(name))
@@ -93,14 +93,18 @@ def why(name: Named, context: Context = None, namespace: Namespace = None, kubec
 @cluster.command()
 def logs(
     name: Named,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as long as it writes.")] = False,
-    previous: Annotated[bool, typer.Option("--previous", "-p", help="Of the run before the last restart.")] = False,
-    since: Annotated[str | None, typer.Option(metavar="DURATION", help="Not older than this, for example 10m.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until it ends.")] = False,
+    previous: Annotated[
+        bool, typer.Option("--previous", "-p", help="Show the log from before the last restart.")
+    ] = False,
+    since: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Only lines that are newer than this, for example 10m.")
+    ] = None,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Print what the worker of a session writes, or all replicas of a pool, each line with its pod."""
+    """Print the log of a session's worker or of all replicas of a pool, each line with its pod."""
     with errors_as_sentences():
         kubectl = Kubectl(Access(context, namespace, kubeconfig))
         family, _ = read_family(kubectl, parse_target(name))
@@ -145,7 +149,7 @@ def snapshot(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Let a session's worker write its adapters to the volume now."""
+    """Make a session's worker write its adapters to the volume now."""
     at = now()
     with errors_as_sentences():
         kubectl = Kubectl(Access(context, namespace, kubeconfig))
@@ -170,16 +174,19 @@ def restart(
 
 @cluster.command()
 def report(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Of this one alone; default: of all.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE.tar.gz", help="Default: a name with the time.")
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Report on this session or pool alone; default: all of them.")
     ] = None,
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of every namespace.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE.tar.gz", help="Archive to write; default: a name with the time."),
+    ] = None,
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces.")] = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Collect what somebody needs to help: resources, events, logs and versions, without secrets."""
+    """Collect resources, events, logs and versions for a support request, without secrets."""
     began = now()
     file = output or Path(f"tinsmith-report-{began:%Y%m%d-%H%M%S}.tar.gz")
     with errors_as_sentences():

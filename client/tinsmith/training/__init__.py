@@ -1,4 +1,4 @@
-"""The library around a training loop, on the `tinker` SDK: `pip install 'tinsmith[training]'`."""
+"""The library around a training loop, on the `tinker` SDK: extra `training`; RL and evaluations need `cookbook`."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def repository_of(reference: str) -> str:
-    """Without tag and digest, in full: `tinsmith/trainer:1` is `docker.io/tinsmith/trainer`."""
+    """Without tag and digest, in full: `team/trainer:1` is `docker.io/team/trainer`."""
     name = as_written(reference)
     first, slash, rest = name.partition("/")
     is_host = bool(slash) and ("." in first or ":" in first or first == "localhost")

@@ -12,7 +12,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-PAUSE_IMAGE = "docker.io/tinsmith/test-pause:1"
+PAUSE_IMAGE = "tinsmith.local/tinsmith/test-pause:1"
 _MEDIA = "application/vnd.oci.image"
 _NAME = "io.containerd.image.name"
 

@@ -49,7 +49,7 @@ class Hello:
 @pytest.fixture(scope="module")
 def hello(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hello]:
     archive = tmp_path_factory.mktemp("hello") / "hello.tar"
-    write_archive(archive, "docker.io/tinsmith/test-hello:1", built(HELLO) / "hello")
+    write_archive(archive, "tinsmith.local/tinsmith/test-hello:1", built(HELLO) / "hello")
     [image] = node_cluster.load_image(archive)
     node_cluster.make_namespace(NAMESPACE)
     manifest = Template(MANIFEST.read_text()).substitute(IMAGE=image.pinned, HOST=HOST)
@@ -78,7 +78,7 @@ def test_a_pod_runs_an_image_that_a_named_command_brought_into_a_given_cluster(
     cluster = given()
     assert cluster is not None
     assert cluster.nodes == node_cluster.nodes
-    name = "docker.io/tinsmith/test-hello:brought"
+    name = "tinsmith.local/tinsmith/test-hello:brought"
     [image] = cluster.load_image(write_archive(tmp_path / "hello.tar", name, built(HELLO) / "hello"))
     pod = hello_pod("brought")
     pod["spec"]["containers"][0]["image"] = image.name

@@ -48,7 +48,7 @@ def test_a_list_of_pools_shows_what_one_wants_to_know_first(ready_pool: Kubectl)
 
 
 def test_a_wide_list_of_pools_shows_the_image_too(ready_pool: Kubectl) -> None:
-    assert cells(ready_pool("get", "spool", "--output=wide"))["IMAGE"] == "docker.io/tinsmith/trainer:0.1.0"
+    assert cells(ready_pool("get", "spool", "--output=wide"))["IMAGE"] == "tinsmith.local/tinsmith/trainer:0.1.0"
 
 
 def test_a_pool_is_found_under_the_category(ready_pool: Kubectl) -> None:

@@ -57,7 +57,7 @@ def test_a_list_shows_what_one_wants_to_know_first(ready_session: Kubectl) -> No
 
 def test_a_wide_list_shows_the_node_and_the_image_too(ready_session: Kubectl) -> None:
     shown = cells(ready_session("get", "tsess", "--output=wide"))
-    assert (shown["NODE"], shown["IMAGE"]) == ("node-1", "docker.io/tinsmith/trainer:0.1.0")
+    assert (shown["NODE"], shown["IMAGE"]) == ("node-1", "tinsmith.local/tinsmith/trainer:0.1.0")
 
 
 def test_it_is_found_under_the_category(ready_session: Kubectl) -> None:

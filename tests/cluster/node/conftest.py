@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from support.client.pipelined_program import Ending, checkpoint_run_folder, run_program
-from support.kubernetes.installation import API_KEY, ROOT, Installation, wait_for
+from support.kubernetes.charts import ROOT
+from support.kubernetes.installation import API_KEY, Installation, wait_for
 from support.kubernetes.services import DATABASE_SECRET, postgresql
 from testcluster.cluster import Cluster
 from testcluster.project_images import build_images

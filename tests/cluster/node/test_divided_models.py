@@ -19,7 +19,7 @@ from testcluster.addons.kuberay import install_kuberay_kinds, kuberay_operator
 from testcluster.errors import ClusterError
 from testcluster.project_images import build_images
 
-IMAGE = "docker.io/tinsmith/trainer-megatron:0.1.0"
+IMAGE = "tinsmith.local/tinsmith/trainer-megatron:0.1.0"
 RESOURCES = {"requests": {"cpu": "250m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
 NOTHING_TO_CONVERT = "ranks on CPUs read the model's own files: there is nothing to convert"
 WORKERS, MEMBERS = "app.kubernetes.io/name=tinsmith-worker", "ray.io/node-type=worker"

@@ -124,7 +124,7 @@ def hub_pod(program: str) -> Object:
     user = {"runAsNonRoot": True, "runAsUser": 65532, "fsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
     container = {
         "name": "hub",
-        "image": "docker.io/tinsmith/trainer:0.1.0",
+        "image": "tinsmith.local/tinsmith/trainer:0.1.0",
         "command": ["python3", f"/hub/{program}", REPOSITORY, f"/models/{MODEL}", str(PORT)],
         "env": [{"name": "HUB_TOKEN", "valueFrom": {"secretKeyRef": {"name": HUB, "key": "right"}}}],
         "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},

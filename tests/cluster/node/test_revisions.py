@@ -16,7 +16,7 @@ from testcluster.programs.archives import write_variant
 from testcluster.project_images import build_images
 
 POD = f"{SESSION}-0"
-NEW_IMAGE = "docker.io/tinsmith/trainer:0.1.0"
+NEW_IMAGE = "tinsmith.local/tinsmith/trainer:0.1.0"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def revision(tmp_path_factory: pytest.TempPathFactory) -> Revision:
 def old(fresh_cluster: Cluster, revision: Revision, tmp_path_factory: pytest.TempPathFactory) -> Installation:
     """Its chart with its operator and API server; and a worker under an image's name of those days."""
     trainer = build_images()["trainer"]
-    old_trainer = f"docker.io/tinsmith/trainer:{revision.tag}"
+    old_trainer = f"tinsmith.local/tinsmith/trainer:{revision.tag}"
     for archive in [*build_images().values(), *revision.build_images().values()]:
         fresh_cluster.load_image(archive)
     variant = tmp_path_factory.mktemp("image") / "trainer.tar"

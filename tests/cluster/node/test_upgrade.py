@@ -15,7 +15,7 @@ from testcluster.programs.archives import write_variant
 from testcluster.project_images import build_images
 
 POD, CLAIM = f"{SESSION}-0", f"{SESSION}-journal"
-REPOSITORY = "docker.io/tinsmith/trainer"
+REPOSITORY = "tinsmith.local/tinsmith/trainer"
 
 
 @pytest.fixture(scope="module", autouse=True)

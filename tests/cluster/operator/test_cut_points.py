@@ -23,7 +23,7 @@ WRITES_PER_REIGN = 8
 # and a life that goes on as soon as it has come to where it should lets more of them come together than one that rests.
 FEWEST_WRITES = 40
 QUIET_LOOKS = 8
-NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
+NEW_IMAGE = "tinsmith.local/tinsmith/trainer:0.2.0"
 DELETES = {"retentionPolicy": {"whenDeleted": "Delete"}}
 
 Step = Callable[[KubectlUser], Awaitable[Any]]

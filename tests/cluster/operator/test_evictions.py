@@ -17,7 +17,7 @@ from support.operator.operators import (
 )
 from tinsmith_operator.kube.resources import BUDGETS, PODS, POOLS, SESSIONS
 
-NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
+NEW_IMAGE = "tinsmith.local/tinsmith/trainer:0.2.0"
 REFUSED = 429
 
 

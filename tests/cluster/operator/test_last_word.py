@@ -17,7 +17,7 @@ LAST: dict[str, Any] = {
     "resources": {"limits": {"memory": "2Gi"}},
     "sampling": "None",
     "suspend": False,
-    "pod": {"labels": {"team": "a"}, "image": "docker.io/tinsmith/trainer:0.3.0"},
+    "pod": {"labels": {"team": "a"}, "image": "tinsmith.local/tinsmith/trainer:0.3.0"},
 }
 CHOICES: dict[str, list[Any]] = {
     "adapters": [{"slots": slots, "maxRank": rank} for slots in (1, 4, 200) for rank in (8, 512)],
@@ -28,7 +28,7 @@ CHOICES: dict[str, list[Any]] = {
         {},
         {"nodeSelector": {"disk": "fast"}, "terminationGracePeriodSeconds": 90},
         {"env": [{"name": "A", "value": "1"}], "sharedMemory": "1Gi"},
-        {"tolerations": [{"key": "gpu", "operator": "Exists"}], "image": "docker.io/tinsmith/trainer:0.2.0"},
+        {"tolerations": [{"key": "gpu", "operator": "Exists"}], "image": "tinsmith.local/tinsmith/trainer:0.2.0"},
     ],
 }
 

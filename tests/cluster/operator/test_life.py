@@ -44,7 +44,7 @@ async def test_suspending_takes_the_pod_and_keeps_the_volume_and_resuming_brings
 async def test_another_image_gets_the_volume_after_the_old_worker_has_gone(
     hands: KubectlUser, kubelet: Kubelet
 ) -> None:
-    other = "docker.io/tinsmith/trainer:0.2.0"
+    other = "tinsmith.local/tinsmith/trainer:0.2.0"
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())
         await comes_to_rest(hands, "WorkerReady")

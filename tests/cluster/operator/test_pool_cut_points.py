@@ -17,7 +17,7 @@ CREATION, ROLL = "created", "rolled and scaled"
 WRITES_PER_REIGN = 4
 # Changes of the status that come together are one write. So many come whatever happens.
 FEWEST_WRITES = 13
-NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
+NEW_IMAGE = "tinsmith.local/tinsmith/trainer:0.2.0"
 
 
 def change(**spec: Any) -> Step:

@@ -26,7 +26,7 @@ from support.operator.operators import (
 )
 from tinsmith_operator.kube.resources import BUDGETS, DEPLOYMENTS, PODS, POLICIES, POOLS, SECRETS, SERVICES, Resource
 
-NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
+NEW_IMAGE = "tinsmith.local/tinsmith/trainer:0.2.0"
 EXAMPLES = Path(__file__).parents[3] / "examples"
 AUTOSCALERS = Resource("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 SLICES = Resource("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")

@@ -28,7 +28,7 @@ from support.operator.stored_objects import stored
 from tinsmith_operator.common.drift import holds
 from tinsmith_operator.kube.resources import PODS, SESSIONS
 
-NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
+NEW_IMAGE = "tinsmith.local/tinsmith/trainer:0.2.0"
 
 
 async def test_todays_definition_takes_each_with_its_status(hands: KubectlUser) -> None:

@@ -15,7 +15,7 @@ from tinsmith_operator.kube.resources import PODS, SESSIONS, WORKLOADS
 from tinsmith_operator.runtime.worker_client import Target
 from tinsmith_operator.settings import Settings
 
-NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
+NEW_IMAGE = "tinsmith.local/tinsmith/trainer:0.2.0"
 ASKED_AT = "2026-02-01T12:00:00Z"
 WORK = {"spec": {"storage": {"size": "11Gi"}}}
 """Restarts nobody. An operator that comes to rest after it has looked at the session as it is now."""
@@ -64,7 +64,7 @@ async def test_a_newer_operator_with_a_newer_image_restarts_nobody_and_neither_d
     assert workload is not None
     template = workload["spec"]["template"]["spec"]
     assert template["securityContext"]["supplementalGroups"] == [4711], "the newer template waits for the next start"
-    assert template["containers"][0]["image"].startswith("docker.io/tinsmith/trainer@sha256:")
+    assert template["containers"][0]["image"].startswith("tinsmith.local/tinsmith/trainer@sha256:")
 
     async with running(old):
         await upgrade_condition(hands, "False")

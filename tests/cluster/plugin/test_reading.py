@@ -38,7 +38,7 @@ def pending(api_cluster: Cluster, plugin: Plugin, namespace: str) -> Plugin:
             "containers": [
                 {
                     "name": "worker",
-                    "image": "docker.io/tinsmith/trainer:0.1.0",
+                    "image": "tinsmith.local/tinsmith/trainer:0.1.0",
                     "env": [{"name": "WANDB_API_KEY", "value": SECRET}],
                     "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
                 }

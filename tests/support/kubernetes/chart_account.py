@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
+from support.kubernetes.charts import CHART, HELM, REGISTRY
 from support.kubernetes.installation import wait_for
 from testcluster.cluster import Cluster
 
-CHART = Path(__file__).parents[3] / "charts" / "tinsmith"
-HELM = Path(sys.executable).with_name("helm")
 ACCOUNT = "tinsmith-operator"
 TEMPLATES = [f"templates/operator/{name}.yaml" for name in ("role", "rolebinding", "serviceaccount")]
 ALLOWED_SECONDS = 60.0
@@ -25,7 +23,11 @@ def rights_of(namespace: str, **scope: Any) -> list[Object]:
     """What the chart would make in an installation of that namespace: account, roles, and who has them."""
     shown = [word for template in TEMPLATES for word in ("--show-only", template)]
     command = [str(HELM), "template", "tinsmith", str(CHART), "--namespace", namespace, "--values", "-", *shown]
-    values = {"scope": scope, "checkpoints": {"remote": {"url": "s3://bucket/checkpoints"}}}
+    values = {
+        "image": {"registry": REGISTRY},
+        "scope": scope,
+        "checkpoints": {"remote": {"url": "s3://bucket/checkpoints"}},
+    }
     rendered = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=True).stdout
     objects = [each for each in yaml.safe_load_all(rendered) if each is not None]
     for each in objects:

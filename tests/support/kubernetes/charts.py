@@ -20,15 +20,20 @@ HELM = Path(sys.executable).with_name("helm")
 RELEASE = "tinsmith"
 NAMESPACE = "research"
 KUBERNETES_VERSION = "1.34.0"
+REGISTRY = "tinsmith.local"
 
 Object = dict[str, Any]
+
+
+class HelmFailed(Exception):
+    """`str(error)` is what helm said."""
 
 
 def render(
     values: Mapping[str, Any], release: str = RELEASE, chart: Path = CHART, namespace: str = NAMESPACE
 ) -> list[Object]:
-    """Every object of a release, the definitions included."""
-    done = _template(json.dumps(values), release, chart, namespace)
+    """Every object of a release whose images are loaded into the nodes, the definitions included."""
+    done = _template(json.dumps(with_registry(values)), release, chart, namespace)
     assert done.returncode == 0, done.stderr
     # The definitions are thousands of lines, which the loader in Python reads ten times slower.
     return [each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each]
@@ -51,7 +56,7 @@ def notes(values: Mapping[str, Any]) -> str:
 
 def refusal(values: Mapping[str, Any], release: str = RELEASE) -> str:
     """What helm says of values that it must not install."""
-    done = _template(json.dumps(values), release, CHART)
+    done = _template(json.dumps(with_registry(values)), release, CHART)
     assert done.returncode != 0, "helm took these values"
     return done.stderr
 
@@ -96,6 +101,13 @@ def environment(pod: Object) -> dict[str, Any]:
 
 
 # ---- making values
+
+
+def with_registry(values: Mapping[str, Any]) -> Object:
+    """The values, with the registry of images that are loaded into the nodes where they name none."""
+    if values.get("image", {}) is None:
+        return dict(values)
+    return merged(at("image.registry", REGISTRY), values)
 
 
 def at(path: str, value: Any) -> Object:

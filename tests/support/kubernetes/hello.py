@@ -10,7 +10,7 @@ from testcluster.cluster import Cluster
 from testcluster.programs.archives import write_archive
 from testcluster.programs.builds import HELLO, built
 
-IMAGE = "docker.io/tinsmith/test-hello:1"
+IMAGE = "tinsmith.local/tinsmith/test-hello:1"
 PORT, PORT_NAME = 8080, "http"
 
 

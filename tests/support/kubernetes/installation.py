@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,12 +17,10 @@ from typing import Any, TypeVar
 import httpx
 import tinker
 import yaml
+from support.kubernetes.charts import CHART, HELM, with_registry
 from testcluster.cluster import Cluster
 from testcluster.errors import ClusterError
 
-ROOT = Path(__file__).parents[3]
-CHART = ROOT / "charts" / "tinsmith"
-HELM = Path(sys.executable).with_name("helm")
 API_KEY = "tml-test-key-in-a-cluster"
 POLL_SECONDS = 0.5
 CLOSE_SECONDS = 60.0
@@ -68,7 +65,7 @@ class Installation:
             "--timeout",
             "5m",
         ]
-        return self.helm(*arguments, stdin=json.dumps(dict(self.values)))
+        return self.helm(*arguments, stdin=json.dumps(with_registry(self.values)))
 
     def uninstall(self) -> None:
         self.helm("uninstall", self.release, "--wait", "--timeout", "3m")

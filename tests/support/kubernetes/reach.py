@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from support.kubernetes.installation import Object
 from testcluster.cluster import Cluster
 
-IMAGE = "docker.io/tinsmith/api-server:0.1.0"
+IMAGE = "tinsmith.local/tinsmith/api-server:0.1.0"
 DNS = "dns"
 """As a target: whether the cluster's names can be looked up."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-IMAGE = "docker.io/tinsmith/test-services:0.1.0"
+IMAGE = "tinsmith.local/tinsmith/test-services:0.1.0"
 BUCKET = "checkpoints"
 PASSWORD = "only-for-tests"
 POSTGRESQL_PORT, S3_PORT = 5432, 9000

@@ -16,7 +16,7 @@ from tinsmith_operator.build.workload import build_workload
 from tinsmith_operator.installation import Installation
 from tinsmith_operator.session.image_pins import Pins
 
-DIGEST = "docker.io/tinsmith/trainer@sha256:" + "1f" * 32
+DIGEST = "tinsmith.local/tinsmith/trainer@sha256:" + "1f" * 32
 REMOTE = replace(INSTALLATION, checkpoint_root="s3://checkpoints/tinsmith", checkpoint_claim=None)
 STORE = replace(
     REMOTE,
@@ -57,8 +57,8 @@ EVERYTHING: dict[str, Any] = {
     },
 }
 
-NEMO_RL: dict[str, Any] = {"engine": "nemo-rl", "pod": {"image": "docker.io/tinsmith/trainer-nemo-rl:0.1.0"}}
-MILES: dict[str, Any] = {"engine": "miles", "pod": {"image": "docker.io/tinsmith/trainer-miles:0.1.0"}}
+NEMO_RL: dict[str, Any] = {"engine": "nemo-rl", "pod": {"image": "tinsmith.local/tinsmith/trainer-nemo-rl:0.1.0"}}
+MILES: dict[str, Any] = {"engine": "miles", "pod": {"image": "tinsmith.local/tinsmith/trainer-miles:0.1.0"}}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from tinsmith_operator.settings import Settings
 
 WAIT_SECONDS = 100.0
 WRITES = ("create", "patch", "update", "delete")
-IMAGE = "docker.io/tinsmith/trainer:0.1.0"
+IMAGE = "tinsmith.local/tinsmith/trainer:0.1.0"
 
 
 def settings_for(namespace: str, **changes: Any) -> Settings:

@@ -12,7 +12,7 @@ from tinsmith_operator.api.training_session import TrainingSession, parse_sessio
 from tinsmith_operator.installation import Installation
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-IMAGE = "docker.io/tinsmith/trainer:0.1.0"
+IMAGE = "tinsmith.local/tinsmith/trainer:0.1.0"
 
 ON_CLAIM: Manifest = {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": "models", "path": "qwen"}}
 FROM_HUB: Manifest = {

@@ -16,6 +16,8 @@ from tinsmith_operator.common.observed import CertificateFacts
 
 Manifest = dict[str, Any]
 
+STORED_IMAGE = "docker.io/tinsmith/trainer:0.1.0"
+"""The default image of that revision, which is part of the hashes that it stored."""
 STORED = Path(__file__).parents[2] / "fixtures" / "stored" / "v1alpha1"
 
 

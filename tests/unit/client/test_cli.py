@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
-from tinsmith.cli import main, run
+from tinsmith.cli import build_app, main, run
 from tinsmith.discovery import GROUP, MissingExtra, find_commands, summary_of
 
 HEAVY_MODULES = ("torch", "transformers", "tinker", "fastapi", "sqlalchemy", "grpc", "httpx", "matplotlib")
@@ -63,11 +66,62 @@ def test_a_summary_read_from_the_source_is_the_commands_own(name: str) -> None:
     assert summary_of(command) == own.partition("\n")[0]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["version"], ["version", "--json"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["version"], ["version", "--json"]], ids=" ".join)
 def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
     program = [sys.executable, "-c", PRINT_HEAVY_IMPORTS, *arguments]
     output = subprocess.run(program, check=True, capture_output=True, text=True).stdout
     assert output.splitlines()[-1] == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("tinsmith mo", ["models"]),
+        ("tinsmith keys ", ["create", "list", "revoke"]),
+        ("tinsmith keys revoke --d", ["--data", "--database-url"]),
+        ("tinsmith --vers", ["--version"]),
+    ],
+)
+def test_a_shell_completes_commands_subcommands_and_options(
+    line: str, offered: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert completions(line, monkeypatch, capsys) == offered
+
+
+def test_completing_a_command_that_is_not_installed_prints_nothing_into_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = command_in(tmp_path, monkeypatch, "import brushes_of_hair")
+    monkeypatch.setattr("tinsmith.cli.find_commands", lambda: commands)
+    assert completions("tinsmith paint --", monkeypatch, capsys) == []
+
+
+def completions(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return what bash is given for a line with the cursor at its end."""
+    monkeypatch.setenv("_TINSMITH_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
+    with pytest.raises(SystemExit):
+        main([])
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return shown.out.split()
+
+
+def test_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert re.fullmatch(r"tinsmith \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["models", "--help"], ["keys", "revoke", "--help"]], ids=" ".join)
+def test_help_shows_flags_without_a_type(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    shown = capsys.readouterr().out
+    assert "--help" in shown
+    assert "bool" not in shown
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +159,8 @@ def test_a_missing_extra_is_named_with_the_line_that_installs_it(
     with pytest.raises(MissingExtra) as missing:
         run(commands, ["paint"])
     assert str(missing.value) == (
-        "tinsmith paint needs the module brushes_of_hair, which is not installed: pip install 'tinsmith[brushes]'"
+        "tinsmith paint needs the module brushes_of_hair, which is not installed: in a checkout of Tinsmith, run "
+        "uv pip install --constraints requirements/dev.txt '.[brushes]'"
     )
 
 
@@ -130,3 +185,21 @@ def test_a_module_missing_from_tinsmith_itself_is_not_blamed_on_an_extra(
 
 def test_a_command_whose_source_cannot_be_read_has_no_summary() -> None:
     assert summary_of(EntryPoint("paint", "no_such_package.module:paint", GROUP)) == ""
+
+
+FRAGMENTS = re.compile(r"(And|At|By|For|From|Held|In|Of|Those|To|What|Which|Who|Whom|Whose) ")
+
+
+def helped(command: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the help of a command, of its parameters and of its subcommands."""
+    yield path, command.help or ""
+    for parameter in command.params:
+        yield f"{path} {parameter.name}", getattr(parameter, "help", None) or ""
+    for name, subcommand in getattr(command, "commands", {}).items():
+        yield from helped(subcommand, f"{path} {name}")
+
+
+@pytest.mark.parametrize("name", find_commands())
+def test_help_is_written_in_sentences_that_stand_alone(name: str) -> None:
+    program = typer.main.get_command(build_app(find_commands(), find_commands()[name]))
+    assert {place: text for place, text in helped(program, "tinsmith") if FRAGMENTS.match(text)} == {}

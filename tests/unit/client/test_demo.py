@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tinsmith import demo, local_server
+from tinsmith.cli import main
 from tinsmith.local_server import ServerFailed, free_port, running_server
 
 READY = """
@@ -79,3 +81,18 @@ def test_a_port_where_something_listens_is_not_suggested() -> None:
         taken = listener.getsockname()[1]
         assert free_port(taken) != taken
     assert free_port(taken) == taken
+
+
+@pytest.mark.parametrize("missing", demo.NEEDED_MODULES)
+def test_a_missing_package_is_told_before_anything_is_made_with_the_line_that_installs_all_of_them(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else find_spec("json"))
+    with pytest.raises(SystemExit) as end:
+        main(["demo", "--out", str(tmp_path / "out")])
+    assert end.value.code == 1
+    said = capsys.readouterr().err
+    assert missing in said
+    assert "'.[server,trainer,client]'" in said
+    assert not (tmp_path / "out").exists()

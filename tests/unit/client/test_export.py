@@ -44,7 +44,7 @@ def test_files_without_the_trainer_name_its_extra(
     code, _, err = said(capsys, "weights/run/1-1", *OPTIONS, "--base-model", "org/model")
     assert code == 1
     assert "tinsmith export needs the module brushes_of_hair" in err
-    assert "pip install 'tinsmith[trainer]'" in err
+    assert "'.[trainer]'" in err
 
 
 def test_a_tinker_path_without_the_library_names_its_extra(
@@ -53,4 +53,4 @@ def test_a_tinker_path_without_the_library_names_its_extra(
     monkeypatch.setitem(sys.modules, "tinker", None)
     code, _, err = said(capsys, "tinker://run:train:0/weights/a", *OPTIONS)
     assert code == 1
-    assert "pip install 'tinsmith[training]'" in err
+    assert "'.[training]'" in err

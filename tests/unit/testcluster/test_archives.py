@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from testcluster.programs.archives import write_archive, write_variant
 
-IMAGE = "docker.io/tinsmith/test-hello:1"
+IMAGE = "tinsmith.local/tinsmith/test-hello:1"
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def content(archive: tarfile.TarFile, name: str) -> bytes:
 
 
 def test_a_variant_names_the_layers_of_the_original_and_holds_none(original: Path, tmp_path: Path) -> None:
-    variant = write_variant(tmp_path / "variant.tar", "docker.io/tinsmith/other:2", original, "one")
+    variant = write_variant(tmp_path / "variant.tar", "tinsmith.local/tinsmith/other:2", original, "one")
     entry, manifest = described(variant)
-    assert entry["annotations"] == {"io.containerd.image.name": "docker.io/tinsmith/other:2"}
+    assert entry["annotations"] == {"io.containerd.image.name": "tinsmith.local/tinsmith/other:2"}
     with tarfile.open(original) as archive:
         [settings] = [json.loads(content(archive, name)) for name in archive.getnames() if len(name) == 69]
         size = archive.getmember("layer.tar").size

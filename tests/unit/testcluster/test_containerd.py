@@ -21,10 +21,10 @@ case "$3" in import) cat > /dev/null; [ -z "$NAME" ] || echo "unpacking $NAME ({
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("docker.io/tinsmith/trainer:0.1.0", "docker.io/tinsmith/trainer"),
+        ("tinsmith.local/tinsmith/trainer:0.1.0", "tinsmith.local/tinsmith/trainer"),
         ("localhost:5000/trainer:1", "localhost:5000/trainer"),
         ("localhost:5000/trainer", "localhost:5000/trainer"),
-        (f"docker.io/tinsmith/trainer@{DIGEST}", "docker.io/tinsmith/trainer"),
+        (f"tinsmith.local/tinsmith/trainer@{DIGEST}", "tinsmith.local/tinsmith/trainer"),
         ("pause:1", "pause"),
     ],
 )
@@ -43,7 +43,7 @@ def containerd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Containerd:
     program.write_text(CTR)
     program.chmod(0o755)
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
-    monkeypatch.setenv("NAME", "docker.io/tinsmith/trainer:1")
+    monkeypatch.setenv("NAME", "tinsmith.local/tinsmith/trainer:1")
     return Containerd((str(program),))
 
 
@@ -51,8 +51,8 @@ def test_every_node_learns_the_digest_too(containerd: Containerd, tmp_path: Path
     archive = tmp_path / "image.tar"
     archive.write_bytes(b"an image")
     [image] = load(archive, [containerd, containerd])
-    assert image.pinned == f"docker.io/tinsmith/trainer@{DIGEST}"
-    tag = f"--namespace=k8s.io images tag --force docker.io/tinsmith/trainer:1 {image.pinned}"
+    assert image.pinned == f"tinsmith.local/tinsmith/trainer@{DIGEST}"
+    tag = f"--namespace=k8s.io images tag --force tinsmith.local/tinsmith/trainer:1 {image.pinned}"
     assert (tmp_path / "calls").read_text().splitlines().count(tag) == 2
 
 

@@ -10,8 +10,11 @@ from testcluster.errors import ClusterError
 from testcluster.kubernetes.containerd import LoadedImage
 from testcluster.loading import COMMAND_VARIABLE, REGISTRY_VARIABLE, LoadCommand, load_command
 from testcluster.programs.archives import image_names, write_archive, write_variant
+from testcluster.project_images import ImagesNotBuilt
 
-IMAGE = "docker.io/tinsmith/test-hello:1"
+from testcluster import __main__ as command
+
+IMAGE = "tinsmith.local/tinsmith/test-hello:1"
 THEIRS = Cluster("", Path("/their/kubeconfig"), Path("kubectl"), ("only",))
 
 
@@ -43,8 +46,8 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_an_archive_of_either_layout_says_which_images_it_holds(archive: Path, tmp_path: Path) -> None:
     assert image_names(archive) == [IMAGE]
-    assert image_names(write_variant(tmp_path / "oci.tar", "docker.io/tinsmith/other:2", archive, "one")) == [
-        "docker.io/tinsmith/other:2"
+    assert image_names(write_variant(tmp_path / "oci.tar", "tinsmith.local/tinsmith/other:2", archive, "one")) == [
+        "tinsmith.local/tinsmith/other:2"
     ]
 
 
@@ -68,8 +71,8 @@ def test_a_push_names_the_registry_that_pods_pull_from(
 @pytest.mark.parametrize(
     ("name", "in_full"),
     [
-        ("tinsmith/trainer:1", "docker.io/tinsmith/trainer:1"),
-        ("docker.io/tinsmith/trainer:1", "docker.io/tinsmith/trainer:1"),
+        ("team/trainer:1", "docker.io/team/trainer:1"),
+        ("tinsmith.local/tinsmith/trainer:1", "tinsmith.local/tinsmith/trainer:1"),
         ("localhost:5000/trainer:1", "localhost:5000/trainer:1"),
         ("localhost/trainer:1", "localhost/trainer:1"),
         ("trainer:1", "docker.io/trainer:1"),
@@ -98,3 +101,27 @@ def test_a_command_that_takes_no_archive_is_refused_with_an_example(
 def test_an_image_whose_digest_nobody_told_is_not_pinned() -> None:
     with pytest.raises(ClusterError, match="not known"):
         _ = LoadedImage(IMAGE).pinned
+
+
+def test_load_without_archives_brings_the_projects_images(
+    archive: Path, calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their build takes minutes, so it is not done here."""
+    monkeypatch.setattr(command, "given", lambda: THEIRS)
+    monkeypatch.setattr(command, "build_images", lambda: {"hello": archive})
+    monkeypatch.setenv(COMMAND_VARIABLE, "bring {archive}")
+    assert command.main(["load"]) == 0
+    assert calls.read_text().splitlines() == [str(archive)]
+    assert capsys.readouterr().out == f"{IMAGE}\n"
+
+
+def test_load_says_why_images_cannot_be_built(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build() -> dict[str, Path]:
+        raise ImagesNotBuilt("start a docker daemon")
+
+    monkeypatch.setattr(command, "given", lambda: THEIRS)
+    monkeypatch.setattr(command, "build_images", build)
+    assert command.main(["load"]) == 1
+    assert capsys.readouterr().err == "start a docker daemon\n"

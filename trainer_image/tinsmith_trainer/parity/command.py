@@ -23,18 +23,18 @@ def parity(
     engine: Annotated[
         list[str],
         typer.Option(
-            help="Twice or more: peft, nemo-rl, miles, peft-reference or module:factory, with flags: nemo-rl:ranks=2."
+            help="Repeatable: peft, nemo-rl, miles, peft-reference or module:factory, with flags: nemo-rl:ranks=2."
         ),
     ],
     model: Annotated[
         str | None, typer.Option(help="Model directory or hub id; without it, a tiny one is made.")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps, of two forward-backward calls each.")] = 6,
-    rank: Annotated[int, typer.Option(min=1, help="Of the adapter.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="Of the adapter and of the data.")] = 0,
-    atol: Annotated[float, typer.Option(min=0, help="Differences up to this are fine.")] = 1e-4,
+    rank: Annotated[int, typer.Option(min=1, help="Rank of the adapter.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for the adapter and the data.")] = 0,
+    atol: Annotated[float, typer.Option(min=0, help="Largest difference that is accepted.")] = 1e-4,
 ) -> None:
-    """Train the same adapter on the same data by two engines or more, and compare each with the first, step by step.
+    """Train the same adapter on the same data with two or more engines, and compare each with the first, step by step.
 
     Ends with 0 if they agree, 1 if they do not, 2 if there was nothing to compare.
     """

@@ -89,7 +89,8 @@ def _download(repository: str, spec: str) -> Path:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
         raise StartupError(
-            f"--model {spec}: no such directory, and the hub needs: pip install 'tinsmith[trainer]'"
+            f"--model {spec}: there is no directory {repository}, and a download needs huggingface-hub: "
+            "in a checkout of Tinsmith, run uv pip install --constraints requirements/dev.txt '.[server,trainer]'"
         ) from error
     try:
         return Path(snapshot_download(repository, allow_patterns=HUB_FILES))

@@ -25,17 +25,20 @@ from tinsmith.training.checkpoints.trainer_state import TrainerState, read_train
 from tinsmith.training.errors import CheckpointDamaged, NoCheckpoint, TrainingError
 
 checkpoints = typer.Typer(
-    help="List, verify, prune and export the checkpoints of a run, and say how it goes on.",
+    help="List, verify, prune and export the checkpoints of a run, and show how to resume it.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
 )
 
-Root = Annotated[str, typer.Argument(metavar="ROOT", help="A run's checkpoints: a directory, or a URL of fsspec.")]
+Root = Annotated[str, typer.Argument(metavar="ROOT", help="A run's checkpoints: a directory or an fsspec URL.")]
 Step = Annotated[int, typer.Argument(metavar="STEP", min=0)]
-NewestOr = Annotated[int | None, typer.Argument(metavar="[STEP]", min=0, help="Default: the newest whole one.")]
-AllOr = Annotated[int | None, typer.Argument(metavar="[STEP]", min=0, help="Default: all.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
+NewestOr = Annotated[
+    int | None,
+    typer.Argument(metavar="[STEP]", min=0, help="Step of the checkpoint; default: the newest complete one."),
+]
+AllOr = Annotated[int | None, typer.Argument(metavar="[STEP]", min=0, help="Step of the checkpoint; default: all.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value, for scripts.")]
 BaseUrl = Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")]
 
 
@@ -114,13 +117,19 @@ def verify(root: Root, step: AllOr = None, as_json: AsJson = False) -> None:
 def prune(
     root: Root,
     *,
-    keep_last: Annotated[int, typer.Option(min=1, help="The newest ones that stay.")],
-    keep_best: Annotated[int, typer.Option(min=0, help="And so many of the best by --metric.")] = 0,
-    metric: Annotated[str | None, typer.Option(help="For --keep-best.")] = None,
-    mode: Annotated[Literal["min", "max"], typer.Option(help="Whether small or large is good.")] = "min",
-    keep_every: Annotated[int | None, typer.Option(min=1, help="And each step that this divides.")] = None,
-    delete_states: Annotated[bool, typer.Option("--delete-states", help="At the server, too.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+    keep_last: Annotated[int, typer.Option(min=1, help="Keep this many of the newest checkpoints.")],
+    keep_best: Annotated[int, typer.Option(min=0, help="Also keep this many of the best by --metric.")] = 0,
+    metric: Annotated[str | None, typer.Option(help="Metric that --keep-best compares.")] = None,
+    mode: Annotated[Literal["min", "max"], typer.Option(help="Whether a small or a large value is better.")] = "min",
+    keep_every: Annotated[
+        int | None, typer.Option(min=1, help="Also keep every step that is a multiple of this.")
+    ] = None,
+    delete_states: Annotated[
+        bool, typer.Option("--delete-states", help="Also delete their states on the server.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be removed, and remove nothing.")
+    ] = False,
     base_url: BaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -143,11 +152,11 @@ def prune(
 @checkpoints.command()
 def export(
     root: Root,
-    to: Annotated[Path, typer.Option(help="The folder to make.")],
+    to: Annotated[Path, typer.Option(help="Folder to create.")],
     step: NewestOr = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a PEFT adapter of a checkpoint, without a server."""
+    """Export a checkpoint as a PEFT adapter, without a server."""
     with errors_as_sentences():
         store = CheckpointStore(root)
         chosen = newest_step(store) if step is None else step
@@ -166,7 +175,7 @@ def resume(
     base_url: BaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say from which checkpoint a run goes on, whether the server has its state, and by which lines."""
+    """Show which checkpoint a run resumes from, whether the server has its state, and the code that resumes it."""
     with errors_as_sentences():
         store = CheckpointStore(root)
         chosen = newest_step(store) if step is None else store.verify(step).step

@@ -48,13 +48,13 @@ class _RunByDefault(TyperGroup):
 
 evaluate = typer.Typer(
     cls=_RunByDefault,
-    help="Evaluate checkpoints by tasks of your own, and compare runs.",
+    help="Evaluate checkpoints on your own tasks, and compare runs.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value, for scripts.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +72,35 @@ class _Server:
 @evaluate.command(RUN)
 def run(
     tasks: Annotated[
-        list[str], typer.Argument(metavar="TASK…", help="Files of examples (.jsonl), and module:name of tasks.")
+        list[str], typer.Argument(metavar="TASK…", help="Files of examples (.jsonl), or tasks as module:name.")
     ],
     *,
-    checkpoints: Annotated[list[str], typer.Option(help="A run's checkpoints: a directory, or a URL of fsspec.")] = [],  # noqa: B006
+    checkpoints: Annotated[list[str], typer.Option(help="A run's checkpoints: a directory or an fsspec URL.")] = [],  # noqa: B006
     path: Annotated[list[str], typer.Option(help="A tinker:// path of a sampler or a state.")] = [],  # noqa: B006
-    run_id: Annotated[list[str], typer.Option("--run", help="All that the server has of a run.")] = [],  # noqa: B006
+    run_id: Annotated[list[str], typer.Option("--run", help="All checkpoints that the server has of this run.")] = [],  # noqa: B006
     model: Annotated[list[str], typer.Option(help="A base model, without an adapter.")] = [],  # noqa: B006
-    grader: Annotated[str | None, typer.Option(help=f"Of files: {', '.join(GRADER_NAMES)}.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = DEFAULT_MAX_TOKENS,
+    grader: Annotated[
+        str | None, typer.Option(help=f"Grader for files of examples: {', '.join(GRADER_NAMES)}.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = DEFAULT_MAX_TOKENS,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token.")] = 0.0,
-    num_samples: Annotated[int, typer.Option(min=1, help="Answers to each example.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = DEFAULT_SEED,
-    limit: Annotated[int | None, typer.Option(min=1, help="The first so many examples of each file.")] = None,
-    renderer: Annotated[str | None, typer.Option(help="tinker-cookbook's, or raw; default: the chat template.")] = None,
+    num_samples: Annotated[int, typer.Option(min=1, help="Answers sampled for each example.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed for sampling.")] = DEFAULT_SEED,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Use only this many examples of each file, from its start.")
+    ] = None,
+    renderer: Annotated[
+        str | None, typer.Option(help="A tinker-cookbook renderer, or raw; default: the chat template.")
+    ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="A folder or hub name; default: the base model's.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Examples under way.")] = DEFAULT_CONCURRENCY,
-    out: Annotated[Path, typer.Option(help="Of results.jsonl, results.csv, curves.png; goes on if there.")] = Path(
-        "evaluation"
-    ),
+    concurrency: Annotated[int, typer.Option(min=1, help="Examples evaluated at the same time.")] = DEFAULT_CONCURRENCY,
+    out: Annotated[
+        Path, typer.Option(help="Folder for results.jsonl, results.csv and curves.png; existing results are reused.")
+    ] = Path("evaluation"),
     base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate checkpoints; the default command. What a killed one has found is not asked again."""
+    """Evaluate checkpoints; the default command. A run that was killed resumes without repeating samples."""
     # Here, so that help does not wait for the cookbook.
     from tinsmith.training.evaluation.loading import TaskOptions, find_tasks
 
@@ -126,9 +132,12 @@ def run(
 @evaluate.command("compare")
 def compare_(
     directories: Annotated[
-        list[Path], typer.Argument(metavar="DIR…", help="Of evaluations; the first is held against.")
+        list[Path],
+        typer.Argument(metavar="DIR…", help="Folders of evaluations; the others are compared with the first."),
     ],
-    out: Annotated[Path | None, typer.Option(help="Also write comparison.csv and comparison.png there.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write comparison.csv and comparison.png to this folder.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare evaluations: paired differences from the first, at the same steps and examples."""

@@ -29,21 +29,23 @@ USAGE = "say NAME and a tinker:// path, NAME and one of --rollback, --history an
 
 
 def promote_command(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which programs give as `model`.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name that programs use as `model`.")] = None,
     path: Annotated[
         str | None,
-        typer.Argument(metavar="[PATH]", help="tinker://RUN/sampler_weights/NAME: what it is to stand for."),
+        typer.Argument(metavar="[PATH]", help="Sampler that the name stands for: tinker://RUN/sampler_weights/NAME."),
     ] = None,
     *,
-    expect: Annotated[str | None, typer.Option(help="Only if it stands for this path now; empty: only if new.")] = None,
-    back: Annotated[bool, typer.Option("--rollback", help="Let it stand for what it stood for before.")] = False,
-    history: Annotated[bool, typer.Option("--history", help="What it stood for, newest first.")] = False,
+    expect: Annotated[
+        str | None, typer.Option(help="Change the name only if it stands for this path now; empty: only if it is new.")
+    ] = None,
+    back: Annotated[bool, typer.Option("--rollback", help="Restore the previous sampler.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="List what the name stood for, newest first.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the name, not the sampler.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="What each of your names stands for.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List what each of your names stands for.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value, for scripts.")] = False,
     base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
 ) -> None:
-    """Give a saved sampler a stable name on the OpenAI endpoint, set it to another one, and roll it back."""
+    """Give a saved sampler a stable name on the OpenAI endpoint, move the name, and roll it back."""
     acts = [path is not None, back, history, remove, list_]
     if sum(acts) != 1 or (name is None) is not list_ or (expect is not None and path is None):
         raise typer.BadParameter(USAGE)

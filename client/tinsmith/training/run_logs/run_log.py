@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 Backend = Literal["console", "jsonl", "tensorboard", "wandb", "trackio"]
 PACKAGES: Mapping[str, str] = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
-"""What a backend needs beside `tinsmith[training]`."""
+"""The packages that a backend needs and the extra `training` does not bring."""
 APPEND_ONLY = ("wandb", "trackio")
 """They take nothing back: a step that is computed again is not logged there again."""
 

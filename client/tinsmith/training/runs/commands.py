@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tinsmith.training.runs.outcome import Outcome
 
 train = typer.Typer(
-    help="Train an adapter on examples or in an environment, without a program: settings in YAML, flags above them.",
+    help="Train an adapter on examples or in an environment, without a program: settings in YAML, overridden by flags.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -85,16 +85,16 @@ def _command(kind: type[RunConfig]) -> Callable[..., None]:
             _tell(kind.kind, str(error))
             raise typer.Exit(1) from error
 
-    command.__doc__ = f"{(kind.__doc__ or '').rstrip('.')}, by settings in a file and flags above them."
+    command.__doc__ = f"{(kind.__doc__ or '').rstrip('.')}, with settings from a file, overridden by flags."
     own = [
-        _parameter("config", Path, typer.Option("--config", help="YAML with any of the settings below.")),
+        _parameter("config", Path, typer.Option("--config", help="YAML file with any of the settings below.")),
         _parameter(
             "example",
             Path,
             typer.Option(
                 "--example",
                 metavar="FOLDER",
-                help="Write settings and data there that a demo model learns in a minute.",
+                help="Write example settings and data to this folder; a demo model learns them in a minute.",
             ),
         ),
     ]

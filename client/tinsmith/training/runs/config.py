@@ -28,50 +28,59 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     kind: ClassVar[str]
 
-    model: str = Field(description="The base model, by the name that the server gives it.")
-    out: Path = Field(Path("run"), description="One folder for each run: checkpoints, metrics, curves, the adapter.")
-    seed: int = Field(0, description="Of the adapter's first weights, of the order of the data, and of samples.")
-    rank: Positive = Field(32, description="Of the adapter.")
+    model: str = Field(description="Base model, by its name on the server.")
+    out: Path = Field(Path("run"), description="Folder of this run: checkpoints, metrics, curves and the adapter.")
+    seed: int = Field(0, description="Seed for the adapter's initial weights, the order of the data, and samples.")
+    rank: Positive = Field(32, description="Rank of the adapter.")
     tokenizer: str | None = Field(
-        None, description="A folder or a name at the hub; by default that of the model's name, as the SDK finds it."
+        None, description="Folder or hub id of the tokenizer; by default the SDK finds it by the model's name."
     )
     renderer: str = Field(
         "auto",
-        description="How conversations become tokens: a renderer of tinker-cookbook by its name, chat_template, plain, "
+        description="How conversations become tokens: the name of a tinker-cookbook renderer, chat_template, plain, "
         "or auto: the cookbook's for models that it knows, else the tokenizer's chat template, else plain text.",
     )
-    learning_rate: float = Field(5e-4, gt=0, description="The highest that the schedule comes to.")
+    learning_rate: float = Field(5e-4, gt=0, description="Peak learning rate of the schedule.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "linear", description="Of the learning rate after the warm-up; linear and cosine end at 0."
+        "linear", description="Learning rate after the warm-up; linear and cosine end at 0."
     )
-    warmup_steps: NotNegative = Field(0, description="In which the learning rate rises from 0.")
+    warmup_steps: NotNegative = Field(0, description="Steps in which the learning rate rises from 0.")
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.95, ge=0, lt=1)
     adam_eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
-    grad_clip_norm: float = Field(0.0, ge=0, description="0: gradients are not clipped.")
-    eval_every: NotNegative = Field(20, description="Steps; 0: only before the first and after the last.")
-    save_every: Positive = Field(20, description="Steps. A run that was killed goes on from the newest checkpoint.")
-    keep_last: Positive = Field(2, description="Checkpoints that stay.")
-    logs: Annotated[tuple[Place, ...], BeforeValidator(_words)] = Field(
-        ("console",), description="Where metrics go beside OUT/metrics.jsonl: console, tensorboard, wandb, trackio."
+    grad_clip_norm: float = Field(0.0, ge=0, description="Largest norm of the gradients; 0 turns clipping off.")
+    eval_every: NotNegative = Field(
+        20, description="Steps between evaluations; 0 evaluates only before the first and after the last."
     )
-    project: str | None = Field(None, description="At W&B and trackio.")
-    name: str | None = Field(None, description="The run's, at W&B and trackio.")
+    save_every: Positive = Field(
+        20, description="Steps between checkpoints. A run that was killed resumes from the newest."
+    )
+    keep_last: Positive = Field(2, description="Number of checkpoints to keep.")
+    logs: Annotated[tuple[Place, ...], BeforeValidator(_words)] = Field(
+        ("console",),
+        description="Where metrics go in addition to OUT/metrics.jsonl: console, tensorboard, wandb, trackio.",
+    )
+    project: str | None = Field(None, description="Project in W&B and trackio.")
+    name: str | None = Field(None, description="Name of the run in W&B and trackio.")
 
 
 class DataConfig(RunConfig):
     """Of runs over a file of examples."""
 
-    data: Path = Field(description="JSONL, one example a line.")
-    eval_data: Path | None = Field(None, description="JSONL, held out; by default eval_fraction of data is.")
-    eval_fraction: float = Field(0.1, ge=0, lt=1, description="Of data, held out where there is no eval_data.")
-    eval_examples: Positive = Field(100, description="Held out at most.")
-    batch_size: Positive = Field(8, description="Examples of one optimizer step.")
-    epochs: Positive = Field(3, description="How often the data is gone through.")
-    max_steps: Positive | None = Field(None, description="The run ends there, whatever the data has.")
-    max_length: Annotated[int, Field(ge=2)] = Field(2048, description="The longest example, in tokens.")
-    too_long: Literal["drop", "truncate", "refuse"] = Field("drop", description="What becomes of longer ones.")
+    data: Path = Field(description="Training data: JSONL, one example per line.")
+    eval_data: Path | None = Field(
+        None, description="Evaluation data: JSONL; by default a fraction of data is held out."
+    )
+    eval_fraction: float = Field(0.1, ge=0, lt=1, description="Fraction of data to hold out if there is no eval_data.")
+    eval_examples: Positive = Field(100, description="Largest number of examples to hold out.")
+    batch_size: Positive = Field(8, description="Examples per optimizer step.")
+    epochs: Positive = Field(3, description="Number of passes over the data.")
+    max_steps: Positive | None = Field(
+        None, description="Largest number of optimizer steps; by default all epochs run."
+    )
+    max_length: Annotated[int, Field(ge=2)] = Field(2048, description="Longest example, in tokens.")
+    too_long: Literal["drop", "truncate", "refuse"] = Field("drop", description="Treatment of longer examples.")
 
 
 class SftConfig(DataConfig):
@@ -80,47 +89,51 @@ class SftConfig(DataConfig):
     kind: ClassVar[str] = "sft"
 
     train_on: Literal["all_assistant", "last_assistant"] = Field(
-        "all_assistant", description="Messages of a conversation whose tokens are learned."
+        "all_assistant", description="Messages of a conversation that the model is trained on."
     )
 
 
 class DpoConfig(DataConfig):
-    """Direct preference optimization. The reference is the model that the run begins with."""
+    """Direct preference optimization, with the initial model as the reference."""
 
     kind: ClassVar[str] = "dpo"
 
-    learning_rate: float = Field(1e-4, gt=0, description="The highest that the schedule comes to.")
-    beta: float = Field(0.1, gt=0, description="How dear it is to go away from the reference.")
+    learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate of the schedule.")
+    beta: float = Field(0.1, gt=0, description="Penalty for moving away from the reference model.")
 
 
 class RlConfig(RunConfig):
-    """Reinforcement learning on policy, in an environment that is there, or one of your own."""
+    """On-policy reinforcement learning, in a built-in environment or your own."""
 
     kind: ClassVar[str] = "rl"
 
     environment: str = Field(
         "guessing",
-        description="guessing, forecaster, jsonl (prompts with answers that a grader knows), or module:function, which "
+        description="guessing, forecaster, jsonl (prompts with answers for a grader), or module:function, which "
         "is called with renderer, group_size, count and seed and returns the cookbook's EnvGroupBuilders.",
     )
-    data: Path | None = Field(None, description='Of jsonl: {"prompt": …, "answer": …} a line.')
-    eval_data: Path | None = Field(None, description="Of jsonl, held out; by default eval_groups of data are.")
+    data: Path | None = Field(None, description='Data of environment jsonl: {"prompt": …, "answer": …} per line.')
+    eval_data: Path | None = Field(
+        None, description="Evaluation data of environment jsonl; by default eval_groups lines of data."
+    )
     grader: str = Field(
         "exact",
-        description="Of jsonl: exact, contains, number (the last one said), as tinsmith eval has them, or "
-        "module:function, which is called with what was said and the answer, and returns the reward.",
+        description="Grader of environment jsonl: exact, contains, number (the last number in the answer), or "
+        "module:function, which is called with the sampled text and the answer and returns the reward.",
     )
     renderer: str = Field(
         "auto",
-        description="How conversations become tokens: a renderer of tinker-cookbook by its name, auto (the cookbook's "
-        "for models that it knows, else role_colon), or none: guessing and forecaster are played in tokens then.",
+        description="How conversations become tokens: the name of a tinker-cookbook renderer, auto (the cookbook's "
+        "for models that it knows, else role_colon), or none: guessing and forecaster then use tokens directly.",
     )
     steps: Positive = Field(30, description="Optimizer steps.")
-    groups: Positive = Field(64, description="Different ones, of guessing, forecaster and module:function.")
+    groups: Positive = Field(64, description="Number of different groups in guessing, forecaster and module:function.")
     groups_per_step: Positive = 8
-    group_size: Annotated[int, Field(ge=2)] = Field(8, description="Answers that are compared with each other.")
-    eval_groups: NotNegative = Field(16, description="Held out.")
-    max_tokens: Positive = Field(64, description="Of an answer.")
+    group_size: Annotated[int, Field(ge=2)] = Field(
+        8, description="Answers per group, which are compared with each other."
+    )
+    eval_groups: NotNegative = Field(16, description="Number of groups to hold out.")
+    max_tokens: Positive = Field(64, description="Longest answer, in tokens.")
     temperature: float = Field(1.0, gt=0)
     loss: Literal["importance_sampling", "ppo", "cispo"] = "importance_sampling"
 

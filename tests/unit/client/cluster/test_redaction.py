@@ -105,7 +105,7 @@ def test_what_stands_around_a_secret_stays() -> None:
 
 HARMLESS = [
     'secret "hub" not found; create it',
-    "pull docker.io/tinsmith/trainer@sha256:1f1f1f1f",
+    "pull tinsmith.local/tinsmith/trainer@sha256:1f1f1f1f",
     "max_tokens=128 tokens: 4096",
     "GET https://example.com/a/b?c=d 200",
     "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",

@@ -113,7 +113,7 @@ def test_whatever_is_said_of_a_pod_changes_it(field: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"trainer_image": "docker.io/tinsmith/trainer:2"},
+        {"trainer_image": "tinsmith.local/tinsmith/trainer:2"},
         {"trainer_image_pull_policy": "Always"},
         {"hang_timeout_seconds": 1.0},
     ],

@@ -85,7 +85,7 @@ def says(world: World) -> str:
     ("image", "allowed", "quotes"),
     [
         (None, ("*",), True),
-        ("docker.io/tinsmith/trainer:0.0.9", ("*",), True),
+        ("tinsmith.local/tinsmith/trainer:0.0.9", ("*",), True),
         ("ghcr.io/team/trainer:1", ("ghcr.io/team/*",), True),
         ("ghcr.io/team/trainer:1", ("*",), False),
     ],

@@ -12,7 +12,7 @@ from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.common.actions import EventType, WriteStatus
 from tinsmith_operator.pool.decision import decide_pool
 
-BROKEN = "docker.io/tinsmith/trainer:broken"
+BROKEN = "tinsmith.local/tinsmith/trainer:broken"
 
 
 def settled_world(**spec: Any) -> PoolWorld:

@@ -27,7 +27,7 @@ from tinsmith_operator.common.observed import ReadJournal
 
 SETTINGS = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 ON_A_JOURNAL = ReadJournal("spec.model.source.persistentVolumeClaim.claimName", "models", "ada")
-NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
+NEW_IMAGE = "tinsmith.local/tinsmith/trainer:0.2.0"
 
 CHILDREN = [
     ("Deployment", "qwen-sampler"),

@@ -11,7 +11,7 @@ from support.operator.resources import IMAGE, pool_manifest
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import CONFIGURATION_ANNOTATION, RESTART_REQUEST_ANNOTATION, SAMPLER_DNS_NAME
 
-NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
+NEW_IMAGE = "tinsmith.local/tinsmith/trainer:0.2.0"
 DEPLOYMENT = ("Deployment", "qwen-sampler")
 ASKED = "2026-01-05T10:00:00Z"
 

@@ -101,7 +101,7 @@ def booked(manager: str, *fields: str) -> Manifest:
 
 
 @pytest.mark.parametrize(
-    "change", [{"pod": {"image": "docker.io/tinsmith/trainer:0.2.0"}}, {"storage": {"size": "20Gi"}}]
+    "change", [{"pod": {"image": "tinsmith.local/tinsmith/trainer:0.2.0"}}, {"storage": {"size": "20Gi"}}]
 )
 def test_of_a_claim_from_before_nothing_is_taken_away_that_the_api_server_keeps_as_it_is(change: Any) -> None:
     world = kept_in_class_fast(**change)
@@ -118,7 +118,7 @@ def test_a_storage_class_that_the_cluster_chose_does_not_become_ours() -> None:
     world = settled_world()
     world.objects[CLAIM]["spec"]["storageClassName"] = "local"
     world.objects[CLAIM]["metadata"]["managedFields"] = [booked(MANAGER, "accessModes", "resources", "volumeMode")]
-    world.user_sets(pod={"image": "docker.io/tinsmith/trainer:0.2.0"}, storage={"size": "20Gi"})
+    world.user_sets(pod={"image": "tinsmith.local/tinsmith/trainer:0.2.0"}, storage={"size": "20Gi"})
     claims = [each.manifest for each in applied(world) if each.manifest["kind"] == "PersistentVolumeClaim"]
     assert claims
     assert all("storageClassName" not in claim["spec"] for claim in claims)
@@ -131,7 +131,7 @@ def applied(world: World) -> list[Apply]:
 def test_annotations_and_labels_of_others_stay_on_the_claim() -> None:
     world = settled_world()
     world.objects[CLAIM]["metadata"]["annotations"]["backup.example.com/schedule"] = "daily"
-    world.user_sets(pod={"image": "docker.io/tinsmith/trainer:0.2.0"})
+    world.user_sets(pod={"image": "tinsmith.local/tinsmith/trainer:0.2.0"})
     world.settle()
     assert world.objects[CLAIM]["metadata"]["annotations"]["backup.example.com/schedule"] == "daily"
 

@@ -36,8 +36,8 @@ from tinsmith_operator.session.image_pins import PIN_ANNOTATIONS
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 ON_A_JOURNAL = ReadJournal("spec.model.source.persistentVolumeClaim.claimName", "models", "ada")
-OLD_IMAGE = "docker.io/tinsmith/trainer:0.1.0"
-NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
+OLD_IMAGE = "tinsmith.local/tinsmith/trainer:0.1.0"
+NEW_IMAGE = "tinsmith.local/tinsmith/trainer:0.2.0"
 
 specs = st.fixed_dictionaries(
     {

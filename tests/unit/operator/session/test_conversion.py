@@ -18,7 +18,7 @@ from tinsmith_operator.common.actions import Create
 from tinsmith_operator.common.observed import KubernetesWarning
 
 JOB = ("Job", "qwen-conversion")
-NEW_IMAGE = {"pod": {"image": "docker.io/tinsmith/trainer-nemo-rl:0.2.0"}}
+NEW_IMAGE = {"pod": {"image": "tinsmith.local/tinsmith/trainer-nemo-rl:0.2.0"}}
 CACHE = {"modelCache": {"claimName": "models"}}
 GPUS = {"resources": {"limits": {"nvidia.com/gpu": 8}}, "sampling": "None"}
 
@@ -37,7 +37,7 @@ KINDS = pytest.mark.parametrize("make", [one_pod, several_pods])
 def converting(world: World | None = None) -> World:
     """Its Job is there, with a pod that has not begun, of an image that the platform lists."""
     world = world or one_pod()
-    world.change_installation(allowed_images=("*", "docker.io/tinsmith/*"))
+    world.change_installation(allowed_images=("*", "tinsmith.local/tinsmith/*"))
     for _ in range(6):
         world.operate()
         world.binder_works()

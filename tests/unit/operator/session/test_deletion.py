@@ -252,7 +252,7 @@ def saves_before_it_goes(world: World) -> None:
 
 
 def test_a_worker_is_woken_on_the_image_that_its_volume_knows() -> None:
-    world = kept_and_taken_up_again(storage=DELETE, pod={"image": "docker.io/tinsmith/trainer:0.2.0"})
+    world = kept_and_taken_up_again(storage=DELETE, pod={"image": "tinsmith.local/tinsmith/trainer:0.2.0"})
     world.operate(1)
     world.user_deletes_owner()
     world.operate()

@@ -83,7 +83,7 @@ def refused(reason: str, message: str = "No model in /models/qwen. Put one there
         ({}, "WaitingForScheduler", "waits for the scheduler"),
         (waiting("ContainerCreating"), "PreparingPod", "node-1"),
         (waiting("ImagePullBackOff", "Back-off pulling image"), "ImagePullFailed", "Back-off pulling image"),
-        (waiting("ErrImagePull", "not found"), "ImagePullFailed", "docker.io/tinsmith/trainer:0.1.0"),
+        (waiting("ErrImagePull", "not found"), "ImagePullFailed", "tinsmith.local/tinsmith/trainer:0.1.0"),
         (waiting("InvalidImageName"), "ImagePullFailed", "InvalidImageName"),
         (waiting("CreateContainerConfigError", 'secret "hub" not found'), "SecretMissing", '"hub"'),
         (waiting("CreateContainerConfigError", "couldn't find key t in Secret n/hub"), "SecretMissing", "key t"),

@@ -22,7 +22,7 @@ from tinsmith_operator.common.pod import Pod
 SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NODES = 3
 DIVIDED: Manifest = {**NEMO_RL, "parallelism": {"nodes": NODES}, "modelCache": {"claimName": "models"}}
-IMAGES = [NEMO_RL["pod"]["image"], "docker.io/tinsmith/trainer-nemo-rl:0.2.0"]
+IMAGES = [NEMO_RL["pod"]["image"], "tinsmith.local/tinsmith/trainer-nemo-rl:0.2.0"]
 
 specs = st.fixed_dictionaries(
     {

@@ -18,8 +18,8 @@ from tinsmith_operator.api.names import (
     RESTART_REQUEST_ANNOTATION,
 )
 
-NEW = "docker.io/tinsmith/trainer:0.2.0"
-NEWER = "docker.io/tinsmith/trainer:0.3.0"
+NEW = "tinsmith.local/tinsmith/trainer:0.2.0"
+NEWER = "tinsmith.local/tinsmith/trainer:0.3.0"
 OWN = "registry.test/trainer:dev"
 POD = ("Pod", "qwen-0")
 CLAIM = ("PersistentVolumeClaim", "qwen-journal")

@@ -78,7 +78,7 @@ def test_tolerations_of_the_spec_stand_beside_those_of_the_queue() -> None:
 def test_a_session_that_its_queue_preempts_waits_and_comes_back_on_the_same_image() -> None:
     world = admitted()
     before = uid(world)
-    world.change_installation(trainer_image="docker.io/tinsmith/trainer:9")
+    world.change_installation(trainer_image="tinsmith.local/tinsmith/trainer:9")
     world.queue_preempts()
     world.settle()
     assert HEAD not in world.objects

@@ -12,7 +12,7 @@ from support.operator.session_world import World
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import ASKED_ANNOTATION, RESTART_REQUEST_ANNOTATION
 
-NEW = "docker.io/tinsmith/trainer:0.2.0"
+NEW = "tinsmith.local/tinsmith/trainer:0.2.0"
 POD = ("Pod", "qwen-0")
 WORKLOAD = ("StatefulSet", "qwen")
 ROOT = {"checkpoint_root": "s3://elsewhere", "checkpoint_claim": None}

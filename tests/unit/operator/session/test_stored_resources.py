@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.operator.resources import IMAGE
 from support.operator.session_world import World
-from support.operator.stored_objects import Stored, stored
+from support.operator.stored_objects import STORED_IMAGE, Stored, stored
 from tinsmith_operator.api.names import INPUTS_ANNOTATION, RESTART_REQUEST_ANNOTATION
 from tinsmith_operator.api.training_session import parse_session
 from tinsmith_operator.common.drift import holds
@@ -18,14 +17,14 @@ RUNNING = {name: found for name, found in REVISION_1.items() if found.child("Pod
 # As the operator was installed that wrote them.
 FIRST_INSTALLATION: dict[str, Any] = {
     "namespace": "research",
-    "trainer_image": IMAGE,
+    "trainer_image": STORED_IMAGE,
     "checkpoint_root": "s3://bucket/checkpoints",
     "checkpoint_claim": None,
 }
 
 UPGRADES: dict[str, dict[str, Any]] = {
     "of the operator alone": {},
-    "with a new default image": {"trainer_image": "docker.io/tinsmith/trainer:0.2.0"},
+    "with a new default image": {"trainer_image": STORED_IMAGE.replace(":0.1.0", ":0.2.0")},
 }
 
 

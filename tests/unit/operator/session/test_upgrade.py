@@ -18,7 +18,7 @@ from tinsmith_operator.api.names import (
 from tinsmith_operator.common.ownership import owned_objects
 from tinsmith_operator.session.upgrade import has_stopped
 
-NEW = "docker.io/tinsmith/trainer:0.2.0"
+NEW = "tinsmith.local/tinsmith/trainer:0.2.0"
 
 
 def settled_world() -> World:
@@ -50,7 +50,7 @@ def pod_image(world: World) -> str:
 def test_the_digest_of_the_first_run_is_pinned_without_a_restart() -> None:
     world = settled_world()
     assert pins(world)[IMAGE_ANNOTATION] == IMAGE
-    assert pins(world)[IMAGE_DIGEST_ANNOTATION].startswith("docker.io/tinsmith/trainer@sha256:")
+    assert pins(world)[IMAGE_DIGEST_ANNOTATION].startswith("tinsmith.local/tinsmith/trainer@sha256:")
     assert world.deleted == []
 
 
@@ -212,9 +212,9 @@ def test_after_giving_up_another_image_is_tried() -> None:
         world.operate()
         world.cluster_works()
     world.refused_images = {}
-    world.user_sets(pod={"image": "docker.io/tinsmith/trainer:0.3.0"})
+    world.user_sets(pod={"image": "tinsmith.local/tinsmith/trainer:0.3.0"})
     world.settle()
-    assert pod_image(world) == "docker.io/tinsmith/trainer:0.3.0"
+    assert pod_image(world) == "tinsmith.local/tinsmith/trainer:0.3.0"
     assert stalled(world) == ("False", "AsWanted")
 
 
@@ -222,7 +222,7 @@ def test_after_giving_up_another_image_is_tried() -> None:
     ("reference", "repository"),
     [
         ("debian", "docker.io/library/debian"),
-        ("tinsmith/trainer:1", "docker.io/tinsmith/trainer"),
+        ("team/trainer:1", "docker.io/team/trainer"),
         ("localhost/trainer", "localhost/trainer"),
         ("registry.test:5000/a/b:1", "registry.test:5000/a/b"),
         ("registry.test/a@sha256:ab", "registry.test/a"),
@@ -235,14 +235,14 @@ def test_a_repository_is_known_by_its_full_name(reference: str, repository: str)
 
 def test_an_annotation_that_says_nothing_any_more_is_taken_away_by_itself() -> None:
     world = settled_world()
-    pins(world)[PREVIOUS_IMAGE_ANNOTATION] = "docker.io/tinsmith/trainer:0.0.9"
+    pins(world)[PREVIOUS_IMAGE_ANNOTATION] = "tinsmith.local/tinsmith/trainer:0.0.9"
     world.settle()
     assert PREVIOUS_IMAGE_ANNOTATION not in pins(world)
 
 
 def test_a_webhook_that_puts_a_mirror_in_place_of_the_image_does_not_hide_which_one_runs() -> None:
     world = settled_world()
-    pins(world)[PREVIOUS_IMAGE_ANNOTATION] = "docker.io/tinsmith/trainer:0.0.9"
+    pins(world)[PREVIOUS_IMAGE_ANNOTATION] = "tinsmith.local/tinsmith/trainer:0.0.9"
     world.objects["Pod", "qwen-0"]["spec"]["containers"][0]["image"] = "mirror.example.com/tinsmith/trainer:0.1.0"
     world.settle()
     assert PREVIOUS_IMAGE_ANNOTATION not in pins(world), "the image has arrived"

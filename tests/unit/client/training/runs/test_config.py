@@ -43,7 +43,7 @@ def test_each_mistake_is_a_line_that_names_its_setting(tmp_path: Path) -> None:
     lines = str(raised.value).splitlines()
     assert "lerning_rate is no setting of sft; learning_rate is" in lines
     assert any(
-        line.startswith("model is not given: The base model") and line.endswith("--model on the line") for line in lines
+        line.startswith("model is not given: Base model") and line.endswith("--model on the line") for line in lines
     )
     assert any(line.startswith("batch_size is 0: input should be greater than or equal to 1") for line in lines)
     assert any(line.startswith("schedule is 'square': input should be 'constant', 'linear'") for line in lines)

@@ -2,7 +2,7 @@
 # Gives containerd what lies in /kind/images, and one of them under every name by which kubeadm asks for a program.
 set -eu
 
-PODS=docker.io/tinsmith/kind-pods:1
+PODS=tinsmith.local/tinsmith/kind-pods:1
 
 for archive in /kind/images/*.tar; do
     ctr --namespace=k8s.io images import "$archive"
