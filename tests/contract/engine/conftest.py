@@ -42,6 +42,18 @@ def relative_rounding(engine_name: str) -> float:
 
 
 @pytest.fixture
+def logprob_rounding(engine_name: str) -> float:
+    """What a datum's logprobs may differ by in other company. On a CPU products of other shapes round nearly alike."""
+    return 2e-2 if engine_name in GPU_ENGINES and engine_name.endswith("bfloat16") else 1e-4
+
+
+@pytest.fixture
+def division_rounding(engine_name: str, relative_rounding: float) -> float:
+    """What a gradient may differ by, as a part of its largest element, where its call is divided in another way."""
+    return relative_rounding if engine_name in GPU_ENGINES else 1e-6
+
+
+@pytest.fixture
 def engine(engine_factory: EngineFactory) -> Engine:
     """With one fresh adapter, `a`."""
     engine = engine_factory()

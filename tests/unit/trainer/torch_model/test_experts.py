@@ -9,8 +9,7 @@ import torch
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import LoraSpec
 from tinsmith_trainer.parity.plain_experts import add_to_experts, trained_by_experts
-from tinsmith_trainer.torch_model import expert_products
-from tinsmith_trainer.torch_model.expert_products import PRODUCT_TOKENS, Assignment, by_all, by_expert
+from tinsmith_trainer.torch_model.expert_products import PRODUCT_TOKENS, Assignment, by_expert
 from tinsmith_trainer.torch_model.experts import expert_projections, unadaptable_experts
 from tinsmith_trainer.torch_model.lora import DeltasApart, OwnDelta, routed
 from torch import nn
@@ -104,36 +103,6 @@ def test_an_expert_that_no_token_came_to_has_a_gradient_of_zero() -> None:
     assert weight.grad is not None
     assert weight.grad[1].abs().sum() == 0
     assert weight.grad[[0, 2]].abs().sum() > 0
-
-
-def products_of(x: torch.Tensor, chosen: torch.Tensor, rank: int) -> list[torch.Tensor]:
-    """What goes to experts, up to a rank and back, and the gradients of all that takes part."""
-    generator = torch.Generator().manual_seed(rank)
-    leaves = [
-        torch.randn(shape, generator=generator).to(x.dtype).requires_grad_()
-        for shape in (x.shape, (1, rank, HIDDEN), (8, HIDDEN, rank))
-    ]
-    sent = Assignment.of(chosen, 8)
-    down = by_all(leaves[0], leaves[1])
-    out = by_expert(sent.to_experts(down), leaves[2], sent.counts)
-    out.square().sum().backward()
-    return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("rank", [1, 3, 4, 6, 8])
-def test_one_grouped_product_takes_any_rank_and_has_each_experts_own(
-    rank: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A GPU takes it, which PyTorch refuses for rows that are no whole units of 16 bytes."""
-    x, chosen = tokens(40, 1)
-    apart = products_of(x.to(dtype), chosen, rank)
-    monkeypatch.setattr(expert_products, "takes_all_at_once", lambda _: True)
-    together = products_of(x.to(dtype), chosen, rank)
-    assert len(together) == 4
-    for one, other in zip(together, apart, strict=True):
-        rounding = 8 * torch.finfo(dtype).eps * float(other.abs().max())
-        torch.testing.assert_close(one, other, rtol=0, atol=rounding)
 
 
 def test_experts_in_another_form_are_told_apart() -> None:
