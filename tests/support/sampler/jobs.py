@@ -17,6 +17,8 @@ from tinsmith_trainer.torch_model.lora import module_family
 from transformers import AutoModelForCausalLM
 
 ANSWER_SECONDS = 240.0
+SMALL_SETTINGS = {"max_rows": 8, "prefill_block_tokens": 16}
+"""Of a built-in sampler, so that short jobs fill it."""
 NOTHING_STOPS: tuple[int, ...] = ()
 
 _request_numbers = itertools.count()
