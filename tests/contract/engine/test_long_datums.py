@@ -1,8 +1,8 @@
-"""Calls of datums of 1,000 tokens: once more, in parts, beside another adapter, and by another engine.
+"""Calls of datums of 1,000 tokens: repeated, divided, together with another adapter, and by a second engine.
 
-Attention takes such a datum in several blocks, which a GPU may sum in any order. Equal bits are promised on the CPU in
-float32, whatever else is computed there; on a GPU and in bfloat16 only as much as rounding leaves (docs/gpu.md). There
-the tests say how far apart results were, so that it is known whether more could be promised.
+Attention takes such a datum in several blocks, which a GPU may sum in any order. On the CPU in float32 bits are equal,
+whatever else is computed there. On a GPU and in bfloat16 docs/gpu.md promises a bound alone; a run on a GPU also prints
+the differences, which tell whether more can be promised.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from tinsmith_trainer.engines.peft import PeftEngineSettings
 DATUMS = [sft_datum(length, seed) for seed, length in enumerate((1000, 1000, 700))]
 SETTINGS = PeftEngineSettings(token_budget=2048)
 STEPS = 3
-# Adam makes noise of a gradient that is almost zero as large as any other step; `eps` keeps it small.
+# Without `eps` Adam turns the rounding noise of a gradient near zero into a full step.
 ADAM = AdamParams(learning_rate=1e-3, eps=1e-4)
 
 Arrays = Mapping[str, NDArray[np.float32]]
 Check = Callable[[str, float, float], None]
-"""Of what, how far apart, and how far it may be."""
+"""Takes a name, the measured difference and its bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How far results may be apart: logprobs, gradients by the largest of each, and weights by the way they went."""
+    """The largest differences allowed.
+
+    In logprobs, in gradients as a part of the largest element, in weights as a part of how far training moved them.
+    """
 
     logprobs: float
     gradients: float
@@ -47,7 +50,7 @@ ROUNDED = {torch.float32: Bound(1e-4, 1e-4, 1e-3), torch.bfloat16: Bound(2e-2, 5
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`same`: of equal calls. `otherwise`: of calls that are divided in another way, or have company."""
+    """An engine, and its bounds: `same` for equal calls, `otherwise` for divided calls and calls in company."""
 
     place: Place
     dtype: torch.dtype
@@ -63,7 +66,7 @@ class Case:
 
 
 def _case(place: Place, dtype: torch.dtype) -> object:
-    """Kernels of a CPU have no luck in them: what differs there between equal calls is ours."""
+    """Build a parameter. On a CPU equal calls must have equal bits in either dtype: its kernels are deterministic."""
     rounded = ROUNDED[dtype]
     same = rounded if place == "gpu" else BITS
     case = Case(place, dtype, same, BITS if place == "cpu" else rounded)
@@ -84,7 +87,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture
 def within(request: pytest.FixtureRequest, case: Case, capsys: pytest.CaptureFixture[str]) -> Check:
-    """Fails a test whose results are too far apart; of a GPU's it also says how far they were."""
+    """Return a check that fails where a difference exceeds its bound, and prints the difference on a GPU."""
 
     def check(what: str, apart: float, bound: float) -> None:
         if case.place == "gpu":
@@ -143,9 +146,7 @@ def test_another_engine_takes_the_same_steps(case: Case, within: Check) -> None:
     within("weights", apart_by_way(found, expected, start), case.same.weights)
 
 
-def test_neither_parts_nor_company_change_more_than_the_engine_says(
-    case: Case, within: Check
-) -> None:
+def test_neither_parts_nor_company_change_more_than_the_engine_says(case: Case, within: Check) -> None:
     engine = case.engine()
     train(engine, 1)
     whole = forward_backward(engine, DATUMS)

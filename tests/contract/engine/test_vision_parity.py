@@ -124,7 +124,7 @@ def test_training_on_images_equals_a_hand_written_loop_with_the_processor_in_eve
 
 
 @in_place_of_a_gpu
-@pytest.mark.parametrize("recompute_above_tokens", [0, 10_000], ids=["layers computed again", "layers kept"])
+@pytest.mark.parametrize("recompute_above_tokens", [0, 10_000], ids=["layers recomputed", "layers kept"])
 @pytest.mark.parametrize("family", [*VISION_FAMILIES, *ALIKE])
 def test_training_on_images_is_as_on_the_cpu(place: Place, family: VisionFamily, recompute_above_tokens: int) -> None:
     settings = PeftEngineSettings(recompute_above_tokens=recompute_above_tokens)

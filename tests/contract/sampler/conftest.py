@@ -50,7 +50,7 @@ PLACES: dict[str, tuple[Place, torch.dtype]] = {
     "builtin-like-gpu-bfloat16": ("like-gpu", torch.bfloat16),
     "builtin-gpu-bfloat16": ("gpu", torch.bfloat16),
 }
-"""The fast one on a GPU, and on the CPU by the path that it takes there."""
+"""The fast sampler on a GPU, and on the CPU by a GPU's path."""
 IN_PLACE_OF_A_GPU = ("builtin-like-gpu", pytest.param("builtin-gpu", marks=pytest.mark.gpu))
 IN_BFLOAT16 = ("builtin-like-gpu-bfloat16", pytest.param("builtin-gpu-bfloat16", marks=pytest.mark.gpu))
 
@@ -88,7 +88,7 @@ def sampler(request: pytest.FixtureRequest, model: TorchModel) -> Iterator[Sampl
 
 
 def path_of(place: Place) -> AbstractContextManager[None]:
-    """In which samplers live that compute there."""
+    """Return the context in which samplers of that place run."""
     return sampling_like_gpu() if place == "like-gpu" else nullcontext()
 
 

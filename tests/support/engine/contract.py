@@ -55,7 +55,7 @@ def _dense_bfloat16(place: Place) -> Engine:
 
 
 def _recomputed_experts(place: Place) -> Engine:
-    """In float32: what bfloat16 rounds sends some token to another expert, and no bound holds for its results."""
+    """In float32: rounding to bfloat16 sends some tokens to other experts, whose results no bound covers."""
     return peft_engine(place, tiny_directory("qwen3-moe", FEW_EXPERTS), _RECOMPUTED)
 
 
@@ -144,11 +144,13 @@ def gradients(engine: Engine, adapter: str = "a") -> dict[str, NDArray[np.float3
 
 
 def state_bits(state: AdapterState) -> str:
-    return repr((state.lora, state.optimizer_step, [(name, digest(state.tensors[name])) for name in sorted(state.tensors)]))
+    return repr(
+        (state.lora, state.optimizer_step, [(name, digest(state.tensors[name])) for name in sorted(state.tensors)])
+    )
 
 
 def digest(values: NDArray[np.float32]) -> tuple[str, tuple[int, ...], str]:
-    """Equal for equal bits in equal places."""
+    """Return a value that is equal for equal bits, dtype and shape."""
     return str(values.dtype), values.shape, hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
 
 

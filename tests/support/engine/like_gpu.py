@@ -22,7 +22,7 @@ from typing_extensions import override
 
 
 class LikeGpuEngine(PeftEngine):
-    """Differs from what it stands for in `capabilities` of the device alone."""
+    """A PEFT engine that takes a GPU's path on a CPU."""
 
     def __init__(self, torch_model: TorchModel, settings: PeftEngineSettings) -> None:
         super().__init__(torch_model, settings)

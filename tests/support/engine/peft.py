@@ -1,4 +1,4 @@
-"""PEFT engines with adapters that have been trained a little, and two of them beside each other."""
+"""PEFT engines with adapters that have been trained a little, and a comparison of two engines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def new_engine(settings: PeftEngineSettings | None = None, model: TorchModel | N
 
 
 def assert_alike(found: PeftEngine, expected: PeftEngine, datums: Sequence[Datum], rounding: float = 1e-4) -> None:
-    """Of engines without adapters: logprobs and gradients of an adapter after two steps, these by their largest."""
+    """Compare logprobs and gradients of one adapter after two steps on two engines that have no adapters yet.
+
+    `rounding` bounds logprobs, and gradients as a part of their largest element.
+    """
     expected.create_adapter("a", spec(expected))
     train(expected, datums, steps=2)
     found.load_state("a", expected.state("a"), with_optimizer=True)

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 ANSWER_SECONDS = 240.0
 SMALL_SETTINGS = {"max_rows": 8, "prefill_block_tokens": 16}
-"""Of a built-in sampler, so that short jobs fill it."""
+"""Settings of a built-in sampler that short jobs can fill."""
 NOTHING_STOPS: tuple[int, ...] = ()
 
 _request_numbers = itertools.count()

@@ -212,7 +212,7 @@ def _own_gradient(grad: Tensor, rows: Tensor) -> Tensor:
 
 
 def _aligned(x: Tensor, *dimensions: int) -> Tensor:
-    """Fill dimensions up with zeros to whole units of 16 bytes, as `grouped_mm` asks of strides: ranks may be any."""
+    """Fill dimensions up with zeros to multiples of 16 bytes, which `grouped_mm` demands of strides."""
     floats = ALIGNED_BYTES // x.itemsize
     for dimension in dimensions:
         if missing := -x.shape[dimension] % floats:
