@@ -169,8 +169,10 @@ evidence: venv sdk-environments ## run what shows that others' programs work, an
 package-environments: venv ## install what tests need in environments of their own, once: vLLM for CPUs, trackio, verifiers, the images' transformers
 	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py
 
+# The folder's other modules need packages that a GPU's image may lack.
+BUILTIN_SAMPLER = bfloat16 determinism fair_shares parity promises vision
 test-gpu: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## the tests that need a GPU; PYTHON=python3 for an image's own
-	$(PYTHON) -m pytest -m gpu -s tests/gpu tests/contract/engine
+	$(PYTHON) -m pytest -m gpu -s tests/gpu tests/contract/engine $(BUILTIN_SAMPLER:%=tests/contract/sampler/test_%.py)
 
 gpu-run: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## those and a benchmark in eight minutes, written to docs/gpu-runs.toml; PYTHON=python3, COMMIT=… and WHEELS=… if you like
 	PYTHONPATH="scripts$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) scripts/gpu_run.py $(COMMIT:%=--commit %) $(WHEELS:%=--wheels %)

@@ -34,7 +34,18 @@ from run_results import Result
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("api_server", "client", "operator", "rpc", "trainer_image", "scripts")
-TESTS = ("tests/gpu/test_peft_engine.py", "tests/contract/engine", "tests/gpu")
+TESTS = (
+    *(
+        "tests/gpu/test_peft_engine.py",
+        "tests/contract/engine/test_places.py",
+        "tests/contract/engine/test_long_datums.py",
+    ),
+    *(f"tests/contract/sampler/test_{name}.py" for name in ("bfloat16", "parity", "vision")),
+    "tests/contract/engine",
+    # By module: the folder's others need packages that a GPU's image may lack.
+    *(f"tests/contract/sampler/test_{name}.py" for name in ("promises", "determinism", "fair_shares")),
+    "tests/gpu",
+)
 """In the order of what one would know first, which is kept. Pytest runs a test once, whoever names it."""
 NEEDED = (
     *("torch", "transformers", "tokenizers", "peft", "safetensors", "numpy", "PIL", "grpc", "grpc_health"),

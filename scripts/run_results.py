@@ -34,7 +34,7 @@ def read_results(file: Path) -> list[Result]:
 def by_row(rows: Iterable[str], results: Iterable[Result]) -> Mapping[str, Result]:
     """Map each row that results speak of to the one that counts: a failure of any of its tests, else one that passed.
 
-    A row is a test without its parameters, or a folder of tests.
+    A row is a test without its parameters, a module of tests, or a folder of them.
     """
     found: dict[str, Result] = {}
     names = list(rows)
@@ -47,6 +47,6 @@ def by_row(rows: Iterable[str], results: Iterable[Result]) -> Mapping[str, Resul
 
 
 def _speaks_of(result: Result, row: str) -> bool:
-    """Whether it is of the row's test, of a test in the row's folder, or of the module that holds the row's test."""
+    """Whether it is of the row's test, of a test in the row's module or folder, or of the module of the row's test."""
     test = result.test.partition("[")[0]
-    return test == row or test.startswith(f"{row}/") or row.startswith(f"{test}::")
+    return test == row or test.startswith((f"{row}/", f"{row}::")) or row.startswith(f"{test}::")

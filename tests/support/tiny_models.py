@@ -12,6 +12,10 @@ from tinsmith_trainer.torch_model.tiny_model import Family, TinyShape, make_tiny
 
 SMALL = TinyShape(max_sequence_length=512)
 TIED = TinyShape(max_sequence_length=512, tied_embeddings=True)
+FEW_EXPERTS = TinyShape(max_sequence_length=512, layers=1, experts=4)
+"""A small mixture: a larger one takes several times as long as a dense model."""
+LONG = TinyShape(hidden_size=128, heads=2, kv_heads=1, max_sequence_length=1024)
+"""Heads of 64, a size that the attention kernels of GPUs are made for."""
 
 
 def tiny_directory(family: Family = "qwen3", shape: TinyShape = SMALL) -> Path:

@@ -107,6 +107,14 @@ def test_one_failure_among_a_rows_parameters_is_what_counts() -> None:
     assert folder["run"] == RUN
 
 
+def test_a_row_may_be_a_module_of_tests() -> None:
+    rows = [entry("a/test_b.py", promise="it holds"), entry("a/test_bc.py", promise="it holds, too", run=EARLIER)]
+    told = [result("a/test_b.py::test_one[x]", "passed"), result("a/test_b.py::test_two", "failed", "no")]
+    module, other = gpu_run.test_entries(rows, told, RUN)
+    assert module["run"] == {**RUN, "failed": "no"}
+    assert other["run"] == EARLIER
+
+
 def test_what_was_skipped_or_had_no_time_keeps_its_last_run() -> None:
     rows = [
         entry("t.py::test_skipped", run=EARLIER),

@@ -52,6 +52,18 @@ def relative_rounding(engine_name: str) -> float:
 
 
 @pytest.fixture
+def logprob_rounding(engine_name: str) -> float:
+    """The difference that company may make to a datum's logprobs. On a CPU, products of other shapes round alike."""
+    return 2e-2 if engine_name in GPU_ENGINES and engine_name.endswith("bfloat16") else 1e-4
+
+
+@pytest.fixture
+def division_rounding(engine_name: str, relative_rounding: float) -> float:
+    """The difference that dividing a call may make to a gradient, as a part of the largest element."""
+    return relative_rounding if engine_name in GPU_ENGINES else 1e-6
+
+
+@pytest.fixture
 def engine(engine_factory: EngineFactory) -> Engine:
     """With one fresh adapter, `a`."""
     engine = engine_factory()

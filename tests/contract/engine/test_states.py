@@ -126,7 +126,7 @@ def test_tensor_names_and_shapes_are_those_of_the_contract(engine: Engine) -> No
     for name, values in group(state, "weights").items():
         module, part = name.rsplit(".", 1)
         assert module
-        assert values.shape[0 if part == "lora_A" else 1] == state.lora.rank
+        assert values.shape[-2 if part == "lora_A" else -1] == state.lora.rank
     assert all(values.dtype == np.float32 for values in state.tensors.values())
     assert set(group(state, "gradients")) == set(group(state, "weights"))
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from support.engine.contract import forward, forward_backward, group, train
+from support.engine.peft import assert_alike
+from support.engine.places import Place, in_place_of_a_gpu, peft_engine
 from support.tiny_models import tiny_model
 from support.tiny_vision import (
     ALIKE,
@@ -25,7 +27,7 @@ from support.tiny_vision import (
     vision_model,
 )
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, Datum, LoraSpec
-from tinsmith_trainer.engines.peft import PeftEngine, build_peft_engine
+from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, build_peft_engine
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.torch_model.loading import load_torch_model
 from torch.nn.functional import log_softmax
@@ -119,6 +121,16 @@ def test_training_on_images_equals_a_hand_written_loop_with_the_processor_in_eve
     for one, output in zip(data, forward(engine, [one.datum for one in data]).outputs, strict=True):
         with torch.no_grad():
             np.testing.assert_allclose(output["logprobs"], plain_logprobs(twin, one).numpy(), atol=1e-4)
+
+
+@in_place_of_a_gpu
+@pytest.mark.parametrize("recompute_above_tokens", [0, 10_000], ids=["layers recomputed", "layers kept"])
+@pytest.mark.parametrize("family", [*VISION_FAMILIES, *ALIKE])
+def test_training_on_images_is_as_on_the_cpu(place: Place, family: VisionFamily, recompute_above_tokens: int) -> None:
+    settings = PeftEngineSettings(recompute_above_tokens=recompute_above_tokens)
+    there = peft_engine(place, vision_directory(family), settings)
+    datums = [one.datum for one in examples(family)]
+    assert_alike(there, build_peft_engine(vision_model(family)), datums)
 
 
 @pytest.mark.parametrize("family", VISION_FAMILIES)

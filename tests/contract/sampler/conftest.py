@@ -8,10 +8,15 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from support.sampler.pool_replica import SMALL_SETTINGS, PoolReplica, RemoteSampler
+import torch
+from support.engine.like_gpu import sampling_like_gpu
+from support.engine.places import Place, model_on
+from support.sampler.jobs import SMALL_SETTINGS
 from support.token_server.real_vllm import SHAPE
 from support.token_server.shared import SharedServer, SharedStandIns
 from tinsmith_trainer.sampling.base import Sampler
@@ -19,12 +24,17 @@ from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSett
 from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
 from tinsmith_trainer.torch_model.tiny_model import TinyShape, make_tiny_model
 
+if TYPE_CHECKING:  # a machine with a GPU may lack the packages of a replica's certificates
+    from support.sampler.pool_replica import PoolReplica
+
 MODELS = {
     "qwen3": ("qwen3", SHAPE),
     "llama3": ("llama3", TinyShape(max_sequence_length=1024)),
     "qwen3-tied": ("qwen3", TinyShape(max_sequence_length=1024, tied_embeddings=True)),
     "qwen3-moe": ("qwen3-moe", TinyShape(max_sequence_length=1024)),
 }
+ON_A_GPU = " on a GPU"
+ALSO_ON_A_GPU = ("qwen3", pytest.param("qwen3 on a GPU", marks=pytest.mark.gpu))
 IN_ANOTHER_PROCESS = "pool replica"
 TOKEN_SERVERS = ("vllm", "sglang")
 """By stand-ins."""
@@ -34,14 +44,25 @@ SAMPLERS: dict[str, Callable[[TorchModel], Sampler]] = {
     "builtin": lambda model: BuiltinSampler(model, BuiltinSamplerSettings(deterministic=True, **SMALL_SETTINGS)),
     "builtin-fast": lambda model: BuiltinSampler(model, BuiltinSamplerSettings(deterministic=False, **SMALL_SETTINGS)),
 }
+PLACES: dict[str, tuple[Place, torch.dtype]] = {
+    "builtin-like-gpu": ("like-gpu", torch.float32),
+    "builtin-gpu": ("gpu", torch.float32),
+    "builtin-like-gpu-bfloat16": ("like-gpu", torch.bfloat16),
+    "builtin-gpu-bfloat16": ("gpu", torch.bfloat16),
+}
+"""The fast sampler on a GPU, and on the CPU by a GPU's path."""
+IN_PLACE_OF_A_GPU = ("builtin-like-gpu", pytest.param("builtin-gpu", marks=pytest.mark.gpu))
+IN_BFLOAT16 = ("builtin-like-gpu-bfloat16", pytest.param("builtin-gpu-bfloat16", marks=pytest.mark.gpu))
 
 
 @pytest.fixture(scope="session")
 def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TorchModel]:
-    """A tiny model by its name in `MODELS`, loaded once."""
+    """A tiny model by its name in `MODELS`, loaded once; on a GPU where `ON_A_GPU` follows the name."""
     loaded: dict[str, TorchModel] = {}
 
     def load(name: str) -> TorchModel:
+        if name.endswith(ON_A_GPU):
+            return model_on("gpu", load(name.removesuffix(ON_A_GPU)).directory)
         if name not in loaded:
             family, shape = MODELS[name]
             directory: Path = make_tiny_model(tmp_path_factory.mktemp(name), family=family, shape=shape)
@@ -60,13 +81,24 @@ def model(request: pytest.FixtureRequest, model_of: Callable[[str], TorchModel])
 @pytest.fixture(params=list(SAMPLERS))
 def sampler(request: pytest.FixtureRequest, model: TorchModel) -> Iterator[Sampler]:
     """Of the kind that the parameter names, which may be any of this module's."""
-    sampler = _new_sampler(request, model)
-    yield sampler
-    sampler.close()
+    with path_of(PLACES.get(request.param, ("cpu", None))[0]):
+        sampler = _new_sampler(request, model)
+        yield sampler
+        sampler.close()
+
+
+def path_of(place: Place) -> AbstractContextManager[None]:
+    """Return the context in which samplers of that place run."""
+    return sampling_like_gpu() if place == "like-gpu" else nullcontext()
 
 
 def _new_sampler(request: pytest.FixtureRequest, model: TorchModel) -> Sampler:
+    if request.param in PLACES:
+        place, dtype = PLACES[request.param]
+        return SAMPLERS["builtin-fast"](model_on(place, model.directory, dtype))
     if request.param == IN_ANOTHER_PROCESS:
+        from support.sampler.pool_replica import RemoteSampler
+
         replica: PoolReplica = request.getfixturevalue("replica")
         return RemoteSampler(replica, f"file://{replica.folder / 'checkpoints'}", model.info)
     if request.param in TOKEN_SERVERS or request.param == VLLM_ITSELF:
@@ -77,6 +109,8 @@ def _new_sampler(request: pytest.FixtureRequest, model: TorchModel) -> Sampler:
 @pytest.fixture(scope="session")
 def replica(tmp_path_factory: pytest.TempPathFactory, model_of: Callable[[str], TorchModel]) -> Iterator[PoolReplica]:
     """Of a pool of `qwen3`, behind mutual TLS; shared, so its counters and caches tell nothing of one test."""
+    from support.sampler.pool_replica import PoolReplica
+
     replica = PoolReplica(
         tmp_path_factory.mktemp("replica"),
         {"--engine": "support.sampler.pool_replica:build_small_sampler"},

@@ -15,6 +15,9 @@ from tinsmith_trainer.sampling.base import SampleJob, Sampler
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.loading import TorchModel
 
+from .conftest import ALSO_ON_A_GPU
+
+also_on_a_gpu = pytest.mark.parametrize("model", [*ALSO_ON_A_GPU, "llama3"], indirect=True, scope="module")
 ADAPTERS = {"rank 4": (4, 0), "rank 6": (6, 1), "rank 20": (20, 2)}
 KEYS = ["", *ADAPTERS]
 
@@ -82,12 +85,14 @@ def test_a_prefix_from_the_cache_changes_no_bit(cold: Sampler, crowded: Sampler)
     assert bits(first) == bits(second) == bits(ask(cold, asked))
 
 
+@also_on_a_gpu
 def test_growing_past_an_extent_in_company_changes_no_bit(cold: Sampler, crowded: Sampler) -> None:
     growing = [job(prompt_of(200 + 10 * n, seed=n), adapter=KEYS[n % 2], max_tokens=120) for n in range(6)]
     together = ask_all(crowded, growing)
     assert [bits(outcome) for outcome in together] == [bits(ask(cold, alone)) for alone in growing]
 
 
+@also_on_a_gpu
 def test_more_samples_than_rows_are_the_samples_of_a_job_alone(cold: Sampler, crowded: Sampler) -> None:
     many = job(prompt_of(20), num_samples=20, max_tokens=5)
     busy = [job(prompt_of(30, seed=n), max_tokens=3 + n) for n in range(6)]

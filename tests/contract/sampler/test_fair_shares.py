@@ -19,7 +19,7 @@ from tinsmith_trainer.sampling.builtin.batch import DecodeBatch
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.torch_model.loading import TorchModel
 
-from .conftest import IN_ANOTHER_PROCESS, SAMPLERS
+from .conftest import ALSO_ON_A_GPU, IN_ANOTHER_PROCESS, SAMPLERS
 
 BLOCK = 16
 ROWS = 4
@@ -232,6 +232,7 @@ def test_a_small_job_is_done_before_any_of_a_flood(sampler: Sampler) -> None:
 # --- what company and giving way change ---
 
 
+@pytest.mark.parametrize("model", ALSO_ON_A_GPU, indirect=True)
 def test_rows_that_gave_way_go_on_with_the_same_tokens(
     model: TorchModel, new_sampler: Callable[..., BuiltinSampler], deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

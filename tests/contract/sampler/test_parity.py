@@ -9,6 +9,9 @@ from support.sampler.jobs import ask, ask_all, full_logprobs, job, plain_model, 
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.torch_model.loading import TorchModel
 
+from .conftest import IN_PLACE_OF_A_GPU, SAMPLERS
+
+pytestmark = pytest.mark.parametrize("sampler", [*SAMPLERS, *IN_PLACE_OF_A_GPU], indirect=True)
 every_model = pytest.mark.parametrize("model", ["qwen3", "llama3", "qwen3-tied", "qwen3-moe"], indirect=True)
 TOLERANCE = 1e-4
 

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import grpc
 import pytest
-from support.sampler.jobs import ask, bits, job, prompt_of, random_adapter
-from support.sampler.pool_replica import SMALL_SETTINGS, PoolReplica, RemoteSampler, decode_outcome, sample_request
+from support.sampler.jobs import SMALL_SETTINGS, ask, bits, job, prompt_of, random_adapter
+from support.sampler.pool_replica import PoolReplica, RemoteSampler, decode_outcome, sample_request
 from support.worker.pod_process import describe
 from support.worker.process import AWAIT_SECONDS, START_SECONDS
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc

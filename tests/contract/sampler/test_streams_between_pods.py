@@ -14,8 +14,8 @@ from typing import TypeAlias
 import grpc
 import pytest
 from support.certificates import SERVER, mount_secret
-from support.sampler.jobs import ask, bits, job, prompt_of
-from support.sampler.pool_replica import SMALL_SETTINGS, PoolReplica, decode_outcome, sample_request
+from support.sampler.jobs import SMALL_SETTINGS, ask, bits, job, prompt_of
+from support.sampler.pool_replica import PoolReplica, decode_outcome, sample_request
 from support.worker.pod_process import PodProcess, describe
 from support.worker.pod_worker import PodWorker
 from support.worker.process import AWAIT_SECONDS, START_SECONDS, create, save_ephemeral, step, train

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.sampler.jobs import ask, ask_all, job, prompt_of, random_adapter, submit
-from support.sampler.pool_replica import SMALL_SETTINGS
+from support.engine.places import model_on
+from support.sampler.jobs import SMALL_SETTINGS, ask, ask_all, job, prompt_of, random_adapter, submit
 from support.tiny_models import tiny_model
 from support.tiny_vision import (
     ALIKE,
@@ -22,6 +22,7 @@ from support.tiny_vision import (
     plain_inputs,
     plain_vision_model,
     split_tokens,
+    vision_directory,
     vision_model,
 )
 from tinsmith_trainer.engines.base import Image
@@ -32,22 +33,21 @@ from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.torch_model.lora import Route
 from torch.nn.functional import log_softmax
 
+from .conftest import IN_PLACE_OF_A_GPU, PLACES, path_of
+
 PROMPT = "What is {} and what is {}? Noise:"
 FILES = (encoded(picture()), encoded(picture(56, 96, seed=1), "jpeg"))
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(params=[True, False], ids=["deterministic", "fast"])
-def deterministic(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
-@pytest.fixture
-def sampler(family: VisionFamily, deterministic: bool) -> Iterator[Sampler]:
-    settings = BuiltinSamplerSettings(deterministic=deterministic, **SMALL_SETTINGS)
-    sampler = BuiltinSampler(vision_model(family), settings)
-    yield sampler
-    sampler.close()
+@pytest.fixture(params=["deterministic", "fast", *IN_PLACE_OF_A_GPU])
+def sampler(request: pytest.FixtureRequest, family: VisionFamily) -> Iterator[Sampler]:
+    settings = BuiltinSamplerSettings(deterministic=request.param == "deterministic", **SMALL_SETTINGS)
+    place, _ = PLACES.get(request.param, ("cpu", None))
+    with path_of(place):
+        sampler = BuiltinSampler(model_on(place, vision_directory(family)), settings)
+        yield sampler
+        sampler.close()
 
 
 def job_of(family: VisionFamily, *files: bytes, **options: Any) -> SampleJob:

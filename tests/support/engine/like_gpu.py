@@ -1,23 +1,30 @@
-"""The PEFT engine as it computes on a GPU, on a CPU: rows instead of packed datums, whole products, no company."""
+"""The PEFT engine and the built-in sampler as they compute on a GPU, on a CPU.
+
+The engine takes rows instead of packed datums, whole products, one grouped product for all experts, and no company. The
+sampler has stacked adapters and reads a step behind the next one. What this cannot show is the device's own: copies,
+streams, kernels, and the rounding of its sums.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from unittest import mock
 
-import torch
-from support.tiny_models import tiny_directory
 from tinsmith_trainer.engines.base import Call
 from tinsmith_trainer.engines.peft import PeftEngineSettings, shared_forward
 from tinsmith_trainer.engines.peft.engine import PeftEngine
 from tinsmith_trainer.options import WorkerOptions
-from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
+from tinsmith_trainer.sampling.builtin.batch import BatchPlan
+from tinsmith_trainer.sampling.builtin.forward import ForwardPass
+from tinsmith_trainer.torch_model import expert_products
+from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.worker.engine_factories import load_base_model
 from typing_extensions import override
 
 
 class LikeGpuEngine(PeftEngine):
-    """What this cannot show is the device's own: copies, streams, kernels, and the rounding of its sums."""
+    """A PEFT engine that takes a GPU's path on a CPU."""
 
     def __init__(self, torch_model: TorchModel, settings: PeftEngineSettings) -> None:
         super().__init__(torch_model, settings)
@@ -25,15 +32,39 @@ class LikeGpuEngine(PeftEngine):
 
     @override
     def advance(self, calls: Sequence[Call]) -> None:
-        with mock.patch.object(shared_forward, "_product_tokens", return_value=None):
+        with mock.patch.object(shared_forward, "_product_tokens", new=_all_tokens), grouped_experts():
             super().advance(calls)
-
-
-def build_like_gpu(dtype: torch.dtype, settings: PeftEngineSettings) -> LikeGpuEngine:
-    return LikeGpuEngine(load_torch_model(str(tiny_directory()), dtype=dtype), settings)
 
 
 def build_for_worker(options: WorkerOptions) -> tuple[LikeGpuEngine, None]:
     """Build what `tinsmith parity --engine support.engine.like_gpu:build_for_worker` compares."""
     settings = PeftEngineSettings(adapter_slots=options.adapter_slots, max_rank=options.max_rank)
     return LikeGpuEngine(load_base_model(options), settings), None
+
+
+@contextmanager
+def sampling_like_gpu() -> Iterator[None]:
+    """Have samplers that are made in the block take the path of a GPU, for as long as it lasts."""
+    with (
+        mock.patch.object(BatchPlan, "by_products", new=False),
+        mock.patch.object(BatchPlan, "reads_behind", new=True),
+        mock.patch.object(ForwardPass, "shares_prefixes", new=_never),
+        grouped_experts(),
+    ):
+        yield
+
+
+def grouped_experts() -> AbstractContextManager[object]:
+    """Have one grouped product serve all experts, for as long as a block lasts."""
+    return mock.patch.object(expert_products, "takes_all_at_once", new=_always)
+
+
+def _all_tokens(*_: object) -> None: ...
+
+
+def _always(*_: object) -> bool:
+    return True
+
+
+def _never(*_: object) -> bool:
+    return False

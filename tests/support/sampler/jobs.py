@@ -17,6 +17,8 @@ from tinsmith_trainer.torch_model.lora import module_family
 from transformers import AutoModelForCausalLM
 
 ANSWER_SECONDS = 240.0
+SMALL_SETTINGS = {"max_rows": 8, "prefill_block_tokens": 16}
+"""Settings of a built-in sampler that short jobs can fill."""
 NOTHING_STOPS: tuple[int, ...] = ()
 
 _request_numbers = itertools.count()

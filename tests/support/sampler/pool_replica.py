@@ -13,6 +13,7 @@ import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from numpy.typing import NDArray
 from support.certificates import CLIENT, SERVER, Leaf
+from support.sampler.jobs import SMALL_SETTINGS
 from support.tiny_models import tiny_directory
 from support.worker.pod_process import PodProcess
 from support.worker.process import RECONNECTS, START_SECONDS
@@ -37,7 +38,6 @@ from tinsmith_trainer.worker.peers import SAMPLER
 from typing_extensions import override
 
 _numbers = itertools.count()
-SMALL_SETTINGS = {"max_rows": 8, "prefill_block_tokens": 16}
 
 
 def build_small_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:

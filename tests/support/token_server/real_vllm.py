@@ -15,15 +15,14 @@ from typing import Any
 
 import package_environment
 from support.requirements import require_environment
-from support.tiny_models import tiny_directory
+from support.tiny_models import LONG, tiny_directory
 from tinsmith_trainer.sampling.token_server.served_model import read_model
-from tinsmith_trainer.torch_model.tiny_model import TinyShape
 
 from .look_alikes import call
 from .shared import SharedServer
 
 PLUGIN = Path(__file__).with_name("vllm_cpu")
-SHAPE = TinyShape(hidden_size=128, heads=2, kv_heads=1, max_sequence_length=1024)
+SHAPE = LONG
 """Its kernels have heads of 32 and more, those for GPUs of 64: with smaller ones it says that it is healthy, and dies
 of the first request."""
 

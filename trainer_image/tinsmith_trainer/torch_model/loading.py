@@ -170,6 +170,8 @@ def load_torch_model(
         log.info("base weights are quantized", bits=quantization, model=source)
     linears = {name: layer for name, layer in wrap_linears(model).items() if is_of_text(model, name)}
     model = model.to(device).eval().requires_grad_(False)
+    # PyTorch's default has cuDNN round the float32 of a vision tower's convolutions to ten bits.
+    torch.backends.cudnn.allow_tf32 = False
     if device == "cpu":
         wrap_activations(model)
     tokenizer = load_tokenizer(directory)

@@ -108,3 +108,9 @@ def test_the_revision_follows_the_weights_and_the_config_and_nothing_else(direct
     weights[-1] ^= 1
     (directory / WEIGHTS).write_bytes(weights)
     assert files_digest(directory) not in (original, changed_config)
+
+
+def test_convolutions_of_a_model_in_float32_are_not_rounded_to_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    load_torch_model(str(tiny_directory()))
+    assert not torch.backends.cudnn.allow_tf32
