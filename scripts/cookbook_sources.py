@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from package_environment import directory_for, found_uv, make_environment
+from testcluster.tar_files import extract_files
 
 LOCK = Path(__file__).parents[1] / "requirements" / "dev.txt"
 PACKAGE = "tinker-cookbook"
@@ -50,12 +51,14 @@ def download_command(uv: str, requirement: Path, into: str) -> list[str]:
 
 
 def unpack(archive: Path, directory: Path) -> None:
-    """Of an sdist the wanted files, without the folder that holds them all."""
+    """Unpack the wanted files of an sdist, without the folder that holds them all."""
     with tarfile.open(archive) as packed:
-        for member in packed.getmembers():
-            member.path = member.path.partition("/")[2]
-            if member.isfile() and any(member.path == name or member.path.startswith(f"{name}/") for name in WANTED):
-                packed.extract(member, directory, filter="data")
+        extract_files(packed, directory, _wanted_name)
+
+
+def _wanted_name(member: str) -> str | None:
+    name = member.partition("/")[2]
+    return name if any(name == wanted or name.startswith(f"{wanted}/") for wanted in WANTED) else None
 
 
 def main(_arguments: Sequence[str]) -> int:

@@ -34,6 +34,7 @@ from testcluster.lifecycle import bring_up, bring_up_by_kind
 from testcluster.loading import load_command
 from testcluster.ports import free_port
 from testcluster.project_images import ImagesNotBuilt, build_images
+from testcluster.tar_files import extract_files
 from tinsmith.demo import MODEL, find_program
 
 ROOT = Path(__file__).parents[1]
@@ -254,7 +255,7 @@ def fetch_model(shell: Shell, out: Path) -> None:
     command = ("kubectl", "exec", f"{SESSION}-0", "--", "tar", "-C", "/models", "-c", MODEL)
     console.print(f"[bold]$ {shlex.join(command)} | tar -x[/bold]")
     with tarfile.open(fileobj=BytesIO(shell.read(*command))) as files:
-        files.extractall(out, filter="data")
+        extract_files(files, out)
 
 
 def api_key(shell: Shell) -> str:

@@ -19,8 +19,13 @@ DAY_SECONDS = 24 * 3600.0
 EVERY_NAMESPACE = "*"
 NAMESPACE_PATTERN = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
+CPU = "cpu"
+# A GPU as CUDA_VISIBLE_DEVICES takes it: its index, or the UUID of a GPU or of a MIG slice.
+GPU_PATTERN = r"\d+|(GPU|MIG)-[\w/-]+"
+
 OF_LOCAL_WORKERS = (
     "models",
+    "devices",
     "preload_models",
     "engine",
     "engine_flags",
@@ -91,6 +96,11 @@ class Settings(BaseSettings):
     data: Path = Field(Path("tinsmith-data"), description="Directory of everything the server must find again.")
     models: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="NAME[=PATH]: a directory or a hub id, and the name it is advertised under."
+    )
+    devices: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="One worker of each model for each of these devices: GPUs by index or UUID, as in `0,1`, or `cpu`; "
+        "default: one worker, on a GPU if there is one.",
     )
     preload_models: bool = Field(True, description="Load models at start, not when somebody first needs them.")
     fleet: Literal["local", "kubernetes"] = Field(
@@ -224,12 +234,20 @@ class Settings(BaseSettings):
         "auto", description="`json` or `console`; `auto` is `console` on a terminal, else `json`."
     )
 
-    @field_validator("models", "fleet_namespaces", "trusted_proxies", mode="before")
+    @field_validator("models", "devices", "fleet_namespaces", "trusted_proxies", mode="before")
     @classmethod
     def _split_at_commas(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _may_be_numbers(cls, value: object) -> object:
+        """A file may say `devices: [0, 1]`, or `devices: 0`."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            return (str(value),)
+        return tuple(map(str, value)) if isinstance(value, list) else value
 
     @field_validator("engine_flags", "sampler_flags", mode="before")
     @classmethod
@@ -283,6 +301,23 @@ class Settings(BaseSettings):
             raise ValueError(
                 "require_keys: without keys the server is for this machine alone: it listens on 127.0.0.1 or another "
                 "loopback address (setting host), and trusts no proxies; change that, or turn keys on"
+            )
+        return self
+
+    @field_validator("devices")
+    @classmethod
+    def _are_devices(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if wrong := [device for device in value if device != CPU and not re.fullmatch(GPU_PATTERN, device)]:
+            raise ValueError(f"{wrong[0]!r} is no device; name GPUs by index or UUID, as in `0,1`, or `cpu`")
+        if twice := [device for device in value if device != CPU and value.count(device) > 1]:
+            raise ValueError(f"device {twice[0]} is named twice; two workers would share its memory, so name it once")
+        return value
+
+    @model_validator(mode="after")
+    def _has_engines_for_single_devices(self) -> Settings:
+        if self.devices and self.engine != "peft":
+            raise ValueError(
+                f"devices: a worker of {self.engine} chooses its GPUs by itself; remove it, or set CUDA_VISIBLE_DEVICES"
             )
         return self
 

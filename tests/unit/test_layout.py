@@ -44,6 +44,7 @@ CHOICE = "a package's public choice, which its __init__ exports"
 WHY_SHORT = {
     "api_server/tinsmith_server/cli/stopping.py": "in force while serving.py still loads uvicorn",
     "api_server/tinsmith_server/fleet/kubernetes/errors.py": SHARED,
+    "api_server/tinsmith_server/fleet/local/devices.py": SHARED,
     "api_server/tinsmith_server/fleet/local/threads.py": "reads the machine, where its neighbours start processes",
     "api_server/tinsmith_server/routes/adapter_imports.py": ROUTER,
     "api_server/tinsmith_server/routes/auth.py": ROUTER,
@@ -99,6 +100,7 @@ WHY_SHORT = {
     "testcluster/testcluster/ports.py": FOR_TESTS,
     "testcluster/testcluster/project_images.py": FOR_TESTS,
     "testcluster/testcluster/record.py": SHARED,
+    "testcluster/testcluster/tar_files.py": FOR_TESTS,
     "trainer_image/tinsmith_trainer/__main__.py": PROGRAM,
     "trainer_image/tinsmith_trainer/checkpoints/age_files.py": "a format of its own",
     "trainer_image/tinsmith_trainer/collector.py": SHARED,

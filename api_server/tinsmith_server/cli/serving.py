@@ -46,6 +46,9 @@ def serve(
     model: Annotated[
         list[str] | None, typer.Option(help="NAME[=PATH]: a hub id or directory, and its name. Repeatable.")
     ] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="One worker of each model for each of these devices: 0,1 (GPUs), or cpu.")
+    ] = None,
     quantization: Annotated[
         str | None, typer.Option(help="Bits of the frozen weights of base models: 8bit or 4bit.")
     ] = None,
@@ -71,6 +74,7 @@ def serve(
         "port": port,
         "data": data,
         "models": tuple(model) if model else None,
+        "devices": devices,
         "quantization": quantization,
         "sampler": sampler,
         "sampler_environment": sampler_environment,

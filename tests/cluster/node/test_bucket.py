@@ -19,6 +19,7 @@ from support.kubernetes.installation import Installation, Object, wait_for
 from support.kubernetes.reach import DNS, Place, address
 from support.kubernetes.services import BUCKET, S3_PORT, STORAGE_SECRET, s3, s3_environment
 from testcluster.cluster import Cluster
+from testcluster.tar_files import extract_files
 
 NAMESPACE = "tinsmith-bucket"
 POOL = "tiny"
@@ -136,6 +137,6 @@ def fetch_folder(installation: Installation, folder: str, target: Path) -> Path:
     reading = ["exec", pod, "--", "python3", "-c", READ_FOLDER, folder]
     content = installation.cluster.kubectl_bytes("--namespace", installation.namespace, *reading)
     with tarfile.open(fileobj=BytesIO(content)) as files:
-        files.extractall(target, filter="data")
+        extract_files(files, target)
     [directory] = [entry for entry in target.iterdir() if entry.is_dir()]
     return directory

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.server.fleet_under_test import START_SECONDS, worker_pid
+from support.server.fleet_under_test import START_SECONDS, worker_pid, worker_pids
 from support.server.operator_stand_in import MODEL
 from tinsmith_server.errors import StartupError, WorkerUnavailable, WorkerUnstartable
 from tinsmith_server.fleet.local.fleet import LocalFleet
@@ -57,6 +57,27 @@ async def test_a_worker_hears_the_settings_and_not_the_secrets(
     assert arguments[arguments.index("--adapter-slots") + 1] == "8"
     assert "--map-stable-reinforce" in arguments
     assert arguments[arguments.index("--volume") + 1].startswith(str(tmp_path / "data" / "workers"))
+
+
+async def test_each_device_has_a_worker_process_that_sees_it_alone(settings: Settings, store: SqlStore) -> None:
+    fleet = LocalFleet(settings.model_copy(update={"devices": ("3", "cpu")}))
+    await fleet.open(store)
+    workers = fleet.trainers(MODEL, 8)
+    assert [*workers] == [*fleet.trainers("b", 8)] == [*fleet.samplers("b")] == [*fleet.workers]
+    devices = {}
+    for worker in workers:
+        assert isinstance(worker, Supervisor)
+        await worker.connection(START_SECONDS)
+        [pid] = set(worker_pids()) - devices.keys()
+        devices[pid] = variable_of(pid, "CUDA_VISIBLE_DEVICES")
+    assert list(devices.values()) == ["3", ""]
+    assert len({worker.worker_id for worker in workers}) == 2
+    await fleet.close()
+
+
+def variable_of(pid: int, name: str) -> str | None:
+    environment = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(one.split("=", maxsplit=1) for one in environment if "=" in one).get(name)
 
 
 async def test_nobody_is_started_to_hear_of_a_sample_that_is_cancelled(

@@ -34,7 +34,7 @@ async def test_a_worker_is_heard_to_its_end_also_where_what_it_says_cannot_be_pa
     """Else it would stop at its own log as soon as the pipe is full, and everybody with it."""
     with tempfile.TemporaryDirectory(prefix="t") as folder:
         command = [sys.executable, "-c", TALKS_AND_ENDS]
-        process = await WorkerProcess.start(lambda _socket, _lifeline: command, Path(folder) / "socket")
+        process = await WorkerProcess.start(lambda _socket, _lifeline: command, Path(folder) / "socket", {})
         monkeypatch.setattr(sys, "stderr", FullDisk())
         assert await process.wait() == 3
         assert process.cause_of_death().endswith("the model cannot be loaded")

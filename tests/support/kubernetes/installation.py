@@ -20,6 +20,7 @@ import yaml
 from support.kubernetes.charts import CHART, HELM, with_registry
 from testcluster.cluster import Cluster
 from testcluster.errors import ClusterError
+from testcluster.tar_files import extract_files
 
 API_KEY = "tml-test-key-in-a-cluster"
 POLL_SECONDS = 0.5
@@ -186,7 +187,7 @@ class Installation:
             "--namespace", self.namespace, "exec", pod, "--", "tar", "-C", f"{CHECKPOINTS}/{folder}", "-c", "."
         )
         with tarfile.open(fileobj=BytesIO(archive)) as files:
-            files.extractall(target, filter="data")
+            extract_files(files, target)
         [directory] = [entry for entry in target.iterdir() if entry.is_dir()]
         return directory
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testcluster.project_images import build_images
+from testcluster.tar_files import extract_files
 
 ARCHIVES = Path(__file__).parents[2] / "fixtures" / "revisions"
 
@@ -33,5 +34,5 @@ class Revision:
 
 def unpack(number: int, directory: Path) -> Revision:
     with tarfile.open(ARCHIVES / f"{number}.tar.xz") as archive:
-        archive.extractall(directory, filter="data")
+        extract_files(archive, directory)
     return Revision(number, directory)

@@ -32,10 +32,14 @@ class Installation:
 
 
 def worker_pid() -> int:
-    """Of the one worker process that this test has started."""
+    """Return the id of the one worker process that this test has started."""
+    (pid,) = worker_pids()
+    return pid
+
+
+def worker_pids() -> list[int]:
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    (pid,) = [pid for pid in children if b"fake_worker_program" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return int(pid)
+    return [int(pid) for pid in children if b"fake_worker_program" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @dataclass

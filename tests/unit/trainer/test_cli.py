@@ -92,6 +92,7 @@ def test_an_export_says_that_its_adapter_was_trained_on_few_bits(
 ) -> None:
     shutil.copytree(checkpoint, tmp_path / "few")
     manifest = json.loads((tmp_path / "few" / MANIFEST_FILE).read_text())
+    (tmp_path / "few" / MANIFEST_FILE).unlink()  # it is read-only
     (tmp_path / "few" / MANIFEST_FILE).write_text(json.dumps({**manifest, "base_model_quantization": "4bit"}))
     for folder, says in ((tmp_path / "few", True), (checkpoint, False)):
         arguments = ["--base-model", base_model, "--to", tmp_path / "out", "--layout", "peft"]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tinsmith_server.errors import StartupError
+from tinsmith_server.fleet.local.devices import ONLY, Place
 from tinsmith_server.fleet.local.model_sources import ModelDirectory
 from tinsmith_server.fleet.local.process import SENTENCE_PREFIX, worker_environment
 from tinsmith_server.logs import chosen_format
@@ -26,13 +27,15 @@ OF_BOTH = frozenset({"dtype", "max-sequence-length"})
 class WorkerCommand:
     """The command line of one worker."""
 
-    def __init__(self, settings: Settings, directory: ModelDirectory) -> None:
+    def __init__(self, settings: Settings, directory: ModelDirectory, place: Place = ONLY) -> None:
         self._settings = settings
         self._directory = directory
+        self._worker_id = place.worker_id(directory.served.weights)
+        self._device = place.flags if settings.engine == DEFAULT_ENGINE else ()
 
     @property
     def volume(self) -> Path:
-        return self._settings.data.absolute() / "workers" / self._directory.worker_id
+        return self._settings.data.absolute() / "workers" / self._worker_id
 
     def __call__(self, socket: Path, parent_fd: int) -> list[str]:
         self.volume.mkdir(parents=True, exist_ok=True)
@@ -46,20 +49,22 @@ class WorkerCommand:
             *_flags_of_both(settings, self._directory, socket, parent_fd),
             *("--volume", str(self.volume)),
             *("--engine", settings.engine),
+            *self._device,
             *places,
             *(() if settings.quantization is None else ("--quantization", settings.quantization)),
             "--map-stable-reinforce" if settings.map_stable_reinforce else "--no-map-stable-reinforce",
             "--deterministic-sampling" if settings.deterministic_sampling else "--no-deterministic-sampling",
-            *(() if settings.sampler == BUILTIN else ("--no-sampling", *_saves_socket(self._directory, socket))),
+            *(() if settings.sampler == BUILTIN else ("--no-sampling", *_saves_socket(self._worker_id, socket))),
         ]
 
 
 class SamplerCommand:
     """The command line of the process that samples beside a worker."""
 
-    def __init__(self, settings: Settings, directory: ModelDirectory) -> None:
+    def __init__(self, settings: Settings, directory: ModelDirectory, place: Place = ONLY) -> None:
         self._settings = settings
         self._directory = directory
+        self._worker_id = place.worker_id(directory.served.weights)
 
     def __call__(self, socket: Path, parent_fd: int) -> list[str]:
         return [*PROGRAM, *self.own_flags(socket, parent_fd), *self._settings.sampler_flags]
@@ -67,14 +72,14 @@ class SamplerCommand:
     def own_flags(self, socket: Path, parent_fd: int) -> list[str]:
         """All but those that `sampler_flags` says."""
         settings = self._settings
-        scratch = settings.data.absolute() / "samplers" / self._directory.worker_id
+        scratch = settings.data.absolute() / "samplers" / self._worker_id
         place = settings.sampler_environment
         return [
             *("--role", "sampler"),
             *_flags_of_both(settings, self._directory, socket, parent_fd),
             *("--engine", settings.sampler),
             *("--scratch", str(scratch)),
-            *_saves_socket(self._directory, socket),
+            *_saves_socket(self._worker_id, socket),
             *(() if place is None else ("--server-environment", str(place.absolute()))),
             *_of_the_base_model(settings),
         ]
@@ -121,9 +126,9 @@ def _flags_of_both(settings: Settings, directory: ModelDirectory, socket: Path, 
     ]
 
 
-def _saves_socket(directory: ModelDirectory, socket: Path) -> list[str]:
+def _saves_socket(worker_id: str, socket: Path) -> list[str]:
     """The same for all lives of a worker and its sampler; a name of few bytes, as a socket's has to be."""
-    return ["--saves-socket", str(socket.with_name(f"{directory.worker_id[-DIGEST_CHARACTERS:]}.saves"))]
+    return ["--saves-socket", str(socket.with_name(f"{worker_id[-DIGEST_CHARACTERS:]}.saves"))]
 
 
 def _of_the_base_model(settings: Settings) -> list[str]:

@@ -1,5 +1,7 @@
-"""Workers as child processes of this server: one per base-model directory, started with it; and beside each a sampler,
-where the worker does not sample itself."""
+"""Workers as child processes of this server: one for each model directory and device, started with the server.
+
+Where a worker does not sample itself, a sampler runs on the same device.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from typing_extensions import override
 from tinsmith_server.errors import StartupError, WorkerAbsent
 from tinsmith_server.fleet.base import Changes, EpochRegistry, Fleet, HomeRow, SamplerHandle, ServedModel, WorkerHandle
 from tinsmith_server.fleet.local.commands import BUILTIN, SamplerCommand, WorkerCommand, check_commands
-from tinsmith_server.fleet.local.model_sources import locate_models
+from tinsmith_server.fleet.local.devices import Place, places
+from tinsmith_server.fleet.local.model_sources import ModelDirectory, locate_models
 from tinsmith_server.fleet.local.supervisor import ProcessSupervisor, SamplerSupervisor, Supervisor
 from tinsmith_server.settings import Settings
 
@@ -38,6 +41,7 @@ class LocalFleet(Fleet):
         self._directories = locate_models(settings.models)
         if self._directories:
             check_commands(settings, self._directories[0])
+        self._places = places(settings.devices)
         self._models = {directory.served.name: directory.served for directory in self._directories}
         self._changes = Changes()
         self._supervisors: dict[str, Supervisor] = {}
@@ -51,25 +55,33 @@ class LocalFleet(Fleet):
         """Workers load their models while the server is still put together."""
         self._lock = _lock_data(self._settings.data)
         self._sockets = _socket_directory(self._settings.data)
-        for index, directory in enumerate(self._directories):
-            if directory.worker_id not in self._supervisors:
-                self._supervisors[directory.worker_id] = Supervisor(
-                    directory.worker_id,
-                    directory.served.name,
-                    WorkerCommand(self._settings, directory),
-                    self._sockets / f"w{index}",
-                    self._settings.model_places or self._settings.adapter_slots,
-                )
-                if self._settings.sampler != BUILTIN:
-                    self._samplers[directory.worker_id] = SamplerSupervisor(
-                        self._supervisors[directory.worker_id],
-                        self._settings.sampler,
-                        SamplerCommand(self._settings, directory),
-                        self._sockets / f"s{index}",
-                    )
+        for directory in self._directories:
+            for place in self._places:
+                self._supervise(directory, place, self._sockets)
         if self._settings.preload_models:
             loading = (process.preload(self._tell) for process in self._processes)
             self._preloading = [asyncio.create_task(one, context=contextvars.Context()) for one in loading]
+
+    def _supervise(self, directory: ModelDirectory, place: Place, sockets: Path) -> None:
+        """One worker for the directory's weights at the place, whatever they are called."""
+        worker_id, index = place.worker_id(directory.served.weights), len(self._supervisors)
+        if worker_id in self._supervisors:
+            return
+        self._supervisors[worker_id] = Supervisor(
+            worker_id,
+            directory.served.name,
+            WorkerCommand(self._settings, directory, place),
+            sockets / f"w{index}",
+            self._settings.model_places or self._settings.adapter_slots,
+            place.environment,
+        )
+        if self._settings.sampler != BUILTIN:
+            self._samplers[worker_id] = SamplerSupervisor(
+                self._supervisors[worker_id],
+                self._settings.sampler,
+                SamplerCommand(self._settings, directory, place),
+                sockets / f"s{index}",
+            )
 
     @override
     async def open(self, epochs: EpochRegistry) -> None:
@@ -120,20 +132,25 @@ class LocalFleet(Fleet):
             return self._supervisors[worker_id]
         except KeyError:
             raise WorkerAbsent(
-                f"this server was started without the model directory of {worker_id}; add it with --model"
+                f"this server was started without the model directory or the device of {worker_id}; "
+                "add it with --model, or name as many --devices as before"
             ) from None
 
     @override
     def trainers(self, base_model: str, rank: int) -> Sequence[WorkerHandle]:
-        """The one worker of the directory: it refuses ranks by itself."""
-        return [self._supervisors[one.worker_id] for one in self._directories if one.served.name == base_model]
+        """The workers of the directory, which refuse ranks by themselves."""
+        return [self._supervisors[worker_id] for worker_id in self._worker_ids(base_model)]
 
     @override
     def samplers(self, base_model: str, rank: int = 0) -> Sequence[SamplerHandle]:
-        """One alone, which refuses ranks by itself: a worker with a sampler beside it does not sample."""
+        """They refuse ranks by themselves; a worker with a sampler beside it does not sample."""
         if not self._samplers:
             return self.trainers(base_model, rank)
-        return [self._samplers[one.worker_id] for one in self._directories if one.served.name == base_model]
+        return [self._samplers[worker_id] for worker_id in self._worker_ids(base_model)]
+
+    def _worker_ids(self, base_model: str) -> list[str]:
+        served = self.model(base_model)
+        return [] if served is None else [place.worker_id(served.weights) for place in self._places]
 
     @property
     @override

@@ -23,11 +23,6 @@ class ModelDirectory:
     served: ServedModel
     path: Path
 
-    @property
-    def worker_id(self) -> str:
-        """One worker holds these weights, whatever they are called."""
-        return self.served.weights
-
 
 def locate_models(specs: Sequence[str]) -> list[ModelDirectory]:
     """Resolves every NAME[=PATH]; hub ids are downloaded. Raises StartupError naming what is missing."""

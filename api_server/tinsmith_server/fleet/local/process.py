@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,9 +29,10 @@ LAST_WORDS_SECONDS = 10.0
 SECRET_VARIABLES = frozenset({"TINSMITH_API_KEY", "TINSMITH_DATABASE_URL"})
 
 
-def worker_environment() -> dict[str, str]:
+def worker_environment(device: Mapping[str, str] = {}) -> dict[str, str]:
+    """What the server has but its secrets; `device` says where it computes."""
     own = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
-    return {THREADS_VARIABLE: str(worker_threads()), **own}
+    return {THREADS_VARIABLE: str(worker_threads()), **own, **device}
 
 
 class WorkerDied(WorkerUnavailable):
@@ -50,7 +51,9 @@ class WorkerProcess:
         self.client = GrpcWorkerClient(f"unix:{socket}")
 
     @classmethod
-    async def start(cls, command: Callable[[Path, int], Sequence[str]], socket: Path) -> WorkerProcess:
+    async def start(
+        cls, command: Callable[[Path, int], Sequence[str]], socket: Path, device: Mapping[str, str]
+    ) -> WorkerProcess:
         """`command` gets the socket's path and the file descriptor of the pipe's reading end."""
         reading, lifeline = os.pipe()
         try:
@@ -60,7 +63,7 @@ class WorkerProcess:
                 stderr=asyncio.subprocess.PIPE,
                 stdout=STDERR,  # the server's own standard output holds its URL and nothing else
                 pass_fds=(reading,),
-                env=worker_environment(),
+                env=worker_environment(device),
                 start_new_session=True,  # Ctrl-C must reach the server only, which then stops its workers
             )
         except OSError:

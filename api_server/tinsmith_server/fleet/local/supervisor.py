@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tinsmith_rpc import worker_pb2
@@ -35,14 +35,25 @@ class ProcessSupervisor:
     """One process's life in this server. It begins when somebody asks for its connection."""
 
     def __init__(
-        self, name: str, base_model: str, command: Callable[[Path, int], Sequence[str]], sockets: Path, *, role: str
+        self,
+        name: str,
+        base_model: str,
+        command: Callable[[Path, int], Sequence[str]],
+        sockets: Path,
+        *,
+        role: str,
+        device: Mapping[str, str],
     ) -> None:
-        """Each life gets a socket whose path begins with `sockets`. `role` is what people call such a process."""
+        """Each life gets a socket whose path begins with `sockets`. `role` is what people call such a process.
+
+        `device` is what its environment says of where it computes.
+        """
         self._called = name
         self._base_model = base_model
         self._command = command
         self._sockets = sockets
         self._role = role
+        self._device = device
         self._running: WorkerProcess | None = None
         self._lost_for: str | None = None
         self._loading_since = 0.0
@@ -56,6 +67,10 @@ class ProcessSupervisor:
     @property
     def base_model(self) -> str:
         return self._base_model
+
+    @property
+    def device(self) -> Mapping[str, str]:
+        return self._device
 
     @property
     def _task(self) -> str:
@@ -173,7 +188,7 @@ class ProcessSupervisor:
 
     async def _one_life(self, life: int) -> None:
         await self._until_it_may_start()
-        process = await WorkerProcess.start(self._command, Path(f"{self._sockets}-{life}.sock"))
+        process = await WorkerProcess.start(self._command, Path(f"{self._sockets}-{life}.sock"), self._device)
         log.info(f"{self._role} started", worker_id=self._called, pid=process.pid)
         try:
             await process.until_serving()
@@ -214,9 +229,10 @@ class Supervisor(ProcessSupervisor, ActivatedHandle):
         command: Callable[[Path, int], Sequence[str]],
         sockets: Path,
         slots: int,
+        device: Mapping[str, str] = {},
     ) -> None:
         """It has `slots` until it says how many they are."""
-        ProcessSupervisor.__init__(self, worker_id, base_model, command, sockets, role="worker")
+        ProcessSupervisor.__init__(self, worker_id, base_model, command, sockets, role="worker", device=device)
         ActivatedHandle.__init__(self, worker_id)
         self._has_epochs = asyncio.Event()
         self._slots = slots
@@ -252,7 +268,8 @@ class SamplerSupervisor(ProcessSupervisor, SamplerHandle):
     def __init__(
         self, worker: Supervisor, engine: str, command: Callable[[Path, int], Sequence[str]], sockets: Path
     ) -> None:
-        super().__init__(f"{worker.worker_id}-sampler", worker.base_model, command, sockets, role="sampler")
+        name = f"{worker.worker_id}-sampler"
+        super().__init__(name, worker.base_model, command, sockets, role="sampler", device=worker.device)
         self._worker = worker
         self._engine = engine
 

@@ -32,7 +32,7 @@ def test_names_that_share_a_directory_share_a_worker(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(path)
     other = model_directory(tmp_path / "other" / "m")
     found = locate_models([f"a={path}", f"b={tmp_path / 'link'}", f"c={other}", str(path)])
-    ids = [one.worker_id for one in found]
+    ids = [one.served.weights for one in found]
     assert ids[0] == ids[1] == ids[3] != ids[2]
 
 

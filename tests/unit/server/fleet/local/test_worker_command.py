@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from tinsmith_server.configuration import load_settings
+from tinsmith_server.errors import StartupError
 from tinsmith_server.fleet.local.commands import SamplerCommand, WorkerCommand
-from tinsmith_server.fleet.local.model_sources import locate_models
+from tinsmith_server.fleet.local.devices import places
+from tinsmith_server.fleet.local.model_sources import ModelDirectory, locate_models
+from tinsmith_server.settings import Settings
+
+
+def settings_and_directory(tmp_path: Path, **settings: object) -> tuple[Settings, list[ModelDirectory]]:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    return load_settings({"data": tmp_path / "data", **settings}, None), locate_models([f"tiny={model}"])
 
 
 def commands(tmp_path: Path, **settings: object) -> tuple[list[str], list[str]]:
     """Of a worker, and of a sampler."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    [directory] = locate_models([f"tiny={model}"])
-    loaded = load_settings({"data": tmp_path / "data", **settings}, None)
+    loaded, [directory] = settings_and_directory(tmp_path, **settings)
     worker, sampler = WorkerCommand(loaded, directory), SamplerCommand(loaded, directory)
     return worker(tmp_path / "socket", 3), sampler(tmp_path / "socket", 3)
 
@@ -68,3 +75,62 @@ def test_a_sampler_may_be_told_otherwise(tmp_path: Path) -> None:
     _, sampler = commands(tmp_path, sampler="vllm", engine_flags="--dtype float32", sampler_flags="--dtype=bfloat16")
     assert "--dtype" not in sampler
     assert sampler[-1] == "--dtype=bfloat16"
+
+
+def test_each_device_has_a_worker_with_a_volume_of_its_own(tmp_path: Path) -> None:
+    settings, [directory] = settings_and_directory(tmp_path, devices="1,GPU-5f,cpu,cpu")
+    found = places(settings.devices)
+    volumes = [WorkerCommand(settings, directory, place).volume.name for place in found]
+    weights = directory.served.weights
+    assert volumes == [weights, f"{weights}-2", f"{weights}-3", f"{weights}-4"]
+    assert [place.environment["CUDA_VISIBLE_DEVICES"] for place in found] == ["1", "GPU-5f", "", ""]
+    told = [WorkerCommand(settings, directory, place)(tmp_path / "socket", 3) for place in found]
+    assert [value(command, "--device") for command in told] == ["cuda", "cuda", "cpu", "cpu"]
+
+
+def test_workers_on_processors_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinsmith_server.fleet.local.devices.worker_threads", lambda: 7)
+    threads = [place.environment.get("OMP_NUM_THREADS") for place in places(("0", "cpu", "cpu", "cpu"))]
+    assert threads == [None, "2", "2", "2"]
+
+
+def test_without_devices_a_worker_takes_what_it_finds(tmp_path: Path) -> None:
+    settings, [directory] = settings_and_directory(tmp_path)
+    [place] = places(settings.devices)
+    assert place.environment == {}
+    assert "--device" not in WorkerCommand(settings, directory, place)(tmp_path / "socket", 3)
+
+
+def test_a_sampler_is_on_its_workers_device(tmp_path: Path) -> None:
+    settings, [directory] = settings_and_directory(tmp_path, devices="0,1", sampler="vllm")
+    pairs = [
+        (WorkerCommand(settings, directory, place), SamplerCommand(settings, directory, place))
+        for place in places(settings.devices)
+    ]
+    sockets = [value(command(tmp_path / "socket", 3), "--saves-socket") for pair in pairs for command in pair]
+    assert sockets[0] == sockets[1] != sockets[2] == sockets[3]
+    assert "--device" not in pairs[0][1](tmp_path / "socket", 3)
+
+
+@pytest.mark.parametrize(
+    ("devices", "sentence"),
+    [
+        ("0,one", "'one' is no device; name GPUs by index or UUID, as in `0,1`, or `cpu`"),
+        ("0,1,0", "evice 0 is named twice; two workers would share its memory, so name it once"),
+    ],
+)
+def test_what_is_no_device_is_refused(devices: str, sentence: str) -> None:
+    with pytest.raises(StartupError, match=re.escape(sentence)):
+        load_settings({"devices": devices}, None)
+
+
+def test_an_engine_that_places_its_own_ranks_takes_no_devices() -> None:
+    with pytest.raises(StartupError, match="a worker of nemo-rl chooses its GPUs by itself"):
+        load_settings({"devices": "0,1", "engine": "nemo-rl"}, None)
+
+
+def test_a_file_may_number_devices(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    for text, devices in (("[0, 1]", ("0", "1")), ("0", ("0",)), ("cpu,cpu", ("cpu", "cpu"))):
+        file.write_text(f"devices: {text}")
+        assert load_settings({}, file).devices == devices

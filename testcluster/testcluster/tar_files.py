@@ -1,0 +1,31 @@
+"""Unpack the regular files of an archive.
+
+`TarFile.extractall(filter="data")` came with Python 3.11.4, and Debian 12 has 3.11.2.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+
+def extract_files(archive: tarfile.TarFile, directory: Path, name_of: Callable[[str], str | None] = str) -> None:
+    """Write each regular file below `directory`, with its permissions; links and devices are left out.
+
+    `name_of` gives a file's name there, by its name in the archive, or None to leave it out.
+    Raises ValueError for a name that leads out of the directory.
+    """
+    for member in archive.getmembers():
+        name = name_of(member.name) if member.isfile() else None
+        if name is None:
+            continue
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"the archive has a file {member.name!r}, which leads out of {directory}")
+        target = directory / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        content = archive.extractfile(member)
+        assert content is not None, "it is a regular file"
+        target.write_bytes(content.read())
+        target.chmod(member.mode & 0o755 | 0o200)
