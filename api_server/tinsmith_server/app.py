@@ -27,6 +27,7 @@ from tinsmith_server.routes import (
     usage,
 )
 from tinsmith_server.routes.dialects import anthropic, openai
+from tinsmith_server.routes.dialects.base_urls import ShortPaths
 from tinsmith_server.routes.doors import METRICS_PATH, Doors, PlacesAtWork, RequestsPerAddress, ThisMachineAlone
 from tinsmith_server.routes.middleware import Observing
 from tinsmith_server.routes.openapi import install_openapi
@@ -66,6 +67,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     usage.router,
     openai.router,
     anthropic.router,
+    openai.elsewhere,
+    anthropic.elsewhere,
 )
 # A router that an application includes has all its routes built once more, for each application, at its first requests.
 ROUTES = [route for router in ROUTERS for route in router.routes]
@@ -88,6 +91,7 @@ def create_app(
     app = FastAPI(
         title="Tinsmith",
         summary="The Tinker training API on your own machines.",
+        description="Paths below /oai/api/v1 and /anthropic/api/v1 are also served below /v1.",
         lifespan=_lifespan(settings, fleet or fleet_of(settings), metrics, clock),
         telemetry=NO_TELEMETRY,
         routes=[*ROUTES, *_OUTSIDE_THE_API.routes],
@@ -101,6 +105,7 @@ def create_app(
     )
     pages = frozenset(url for url in (app.docs_url, app.redoc_url, app.openapi_url) if url)
     closable = {*pages, *(url for url in (app.swagger_ui_oauth2_redirect_url,) if url), METRICS_PATH}
+    app.add_middleware(ShortPaths)
     app.add_middleware(PlacesAtWork)
     app.add_middleware(Doors, settings=settings, pages=closable)
     app.add_middleware(RequestsPerAddress, settings=settings)
