@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tinsmith_server.errors import NotFound
 from tinsmith_server.routes.dependencies import API_PREFIX
+from tinsmith_server.services.assembly import Services
 
 SHORT = "/v1"
 OPENAI = "/oai/api/v1"
@@ -43,8 +44,10 @@ class ShortPaths:
 
 
 def base_url(request: Request, path: str) -> str:
-    """Return the URL of `path` at the address that the client used."""
-    return f"{str(request.base_url).rstrip('/')}{path}"
+    """Return the URL of `path` at the setting `public_url`, or at the address that the client used."""
+    services: Services = request.app.state.services
+    base = services.settings.public_url or str(request.base_url)
+    return f"{base.rstrip('/')}{path}"
 
 
 def add_not_here(router: APIRouter, paths: Sequence[str], calls: str, base_path: str) -> None:
