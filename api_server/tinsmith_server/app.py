@@ -19,6 +19,7 @@ from tinsmith_server.routes import (
     auth,
     checkpoints,
     futures,
+    pages,
     promotions,
     sampling,
     service,
@@ -27,6 +28,7 @@ from tinsmith_server.routes import (
     usage,
 )
 from tinsmith_server.routes.dialects import anthropic, openai
+from tinsmith_server.routes.dialects.base_urls import ShortPaths
 from tinsmith_server.routes.doors import METRICS_PATH, Doors, PlacesAtWork, RequestsPerAddress, ThisMachineAlone
 from tinsmith_server.routes.middleware import Observing
 from tinsmith_server.routes.openapi import install_openapi
@@ -40,17 +42,9 @@ from tinsmith_server.store.sql_store import open_store
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 
 
-def _front_page() -> dict[str, str]:
-    """Tell a person who opens the address in a browser what this is."""
-    return {
-        "detail": "Tinsmith serves the Tinker training API here, under /api/v1. /docs describes every call; "
-        "`tinsmith doctor` checks that your programs can use it."
-    }
-
-
 _OUTSIDE_THE_API = APIRouter(tags=["service"])
 _OUTSIDE_THE_API.add_api_route("/health", service.health, summary="Whether the server answers")
-_OUTSIDE_THE_API.add_api_route("/", _front_page, summary="What this is")
+_OUTSIDE_THE_API.routes.extend(pages.router.routes)
 
 # A path is looked for among all of these in turn: those of which there are hundreds a second come first.
 ROUTERS: tuple[APIRouter, ...] = (
@@ -66,6 +60,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     usage.router,
     openai.router,
     anthropic.router,
+    openai.elsewhere,
+    anthropic.elsewhere,
 )
 # A router that an application includes has all its routes built once more, for each application, at its first requests.
 ROUTES = [route for router in ROUTERS for route in router.routes]
@@ -88,6 +84,11 @@ def create_app(
     app = FastAPI(
         title="Tinsmith",
         summary="The Tinker training API on your own machines.",
+        version=pages.VERSION,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=pages.OPENAPI_PATH,
+        description="Paths below /oai/api/v1 and /anthropic/api/v1 are also served below /v1.",
         lifespan=_lifespan(settings, fleet or fleet_of(settings), metrics, clock),
         telemetry=NO_TELEMETRY,
         routes=[*ROUTES, *_OUTSIDE_THE_API.routes],
@@ -99,14 +100,13 @@ def create_app(
         summary="Metrics for Prometheus",
         response_class=PlainTextResponse,
     )
-    pages = frozenset(url for url in (app.docs_url, app.redoc_url, app.openapi_url) if url)
-    closable = {*pages, *(url for url in (app.swagger_ui_oauth2_redirect_url,) if url), METRICS_PATH}
+    app.add_middleware(ShortPaths)
     app.add_middleware(PlacesAtWork)
-    app.add_middleware(Doors, settings=settings, pages=closable)
+    app.add_middleware(Doors, settings=settings, pages={*pages.DOCS_PATHS, pages.OPENAPI_PATH, METRICS_PATH})
     app.add_middleware(RequestsPerAddress, settings=settings)
     if not settings.require_keys:
         app.add_middleware(ThisMachineAlone)
-    app.add_middleware(Observing, metrics=metrics, pages=pages)
+    app.add_middleware(Observing, metrics=metrics, pages=frozenset({pages.OPENAPI_PATH}))
     install_problem_handlers(app)
     install_openapi(app)
     return app

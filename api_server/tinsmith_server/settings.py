@@ -79,7 +79,7 @@ class Settings(BaseSettings):
     )
     pages_need_key: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="Whether /docs, /redoc, /openapi.json and, at the main port, /metrics need a key; `auto`: unless "
+        description="Whether /docs, /openapi.json and, at the main port, /metrics need a key; `auto`: unless "
         "only this machine can reach the server, and it is what asks.",
     )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(

@@ -32,13 +32,13 @@ GREEDY = {"temperature": 0}
 
 @pytest.fixture(scope="module")
 def oai(server: ServedInstallation) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/oai/api/v1", api_key=API_KEY) as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=API_KEY) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def claude(server: ServedInstallation) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=f"{server.url}/anthropic/api", api_key=API_KEY) as client:
+    with anthropic.Anthropic(base_url=server.url, api_key=API_KEY) as client:
         yield client
 
 

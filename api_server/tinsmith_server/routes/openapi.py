@@ -41,7 +41,13 @@ def install_openapi(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         if not app.openapi_schema:
-            document = get_openapi(title=app.title, version=app.version, routes=app.routes, summary=app.summary)
+            document = get_openapi(
+                title=app.title,
+                version=app.version,
+                summary=app.summary,
+                description=app.description,
+                routes=app.routes,
+            )
             _say_problems(document)
             document["components"]["schemas"].update(_request_schemas())
             app.openapi_schema = document

@@ -67,6 +67,18 @@ async def test_one_byte_over_the_limit_is_refused_with_the_limit(
 
 
 @one_server
+@pytest.mark.parametrize("path", sorted(path for path in BODY_BYTES if path.startswith(DIALECTS)))
+async def test_a_short_path_has_the_limit_of_the_path_that_it_stands_for(server: TestedServer, path: str) -> None:
+    limit = limit_of(path, server.services.settings)
+    short = path.removeprefix("/oai/api").removeprefix("/anthropic/api")
+    body = b'{"a":"' + b"x" * (limit - 7) + b'"}'
+    refused = await server.client.post(f"http://server{short}", content=in_parts(body))
+    assert refused.status_code == 413
+    assert f"over the limit of {limit} bytes of {path}" in refused.text
+    assert (await server.client.post(f"http://server{short}", content=body[1:])).status_code == 400
+
+
+@one_server
 async def test_a_body_that_says_it_is_too_large_is_not_waited_for(server: TestedServer) -> None:
     never = asyncio.Event()
 

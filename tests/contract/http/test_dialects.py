@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "Hello"},
     MESSAGES: {"messages": HELLO, "max_tokens": 8},
 }
+SHORT = {path: path.removeprefix("/oai/api").removeprefix("/anthropic/api") for path in BODIES}
+# A short path keeps every promise of the path that it stands for.
+BODIES |= {SHORT[path]: body for path, body in BODIES.items()}
 BEARER = {"X-API-Key": "", "Authorization": f"Bearer {API_KEY}"}
 
 
@@ -110,12 +114,13 @@ async def test_a_prompt_of_tokens_is_taken_as_it_is(server: TestedServer) -> Non
 @pytest.mark.core("GET /oai/api/v1/models")
 async def test_models_are_the_base_models_and_the_tenants_own_saved_samplers(server: TestedServer) -> None:
     path = await saved_sampler(server)
-    listed = (await server.client.get("http://server/oai/api/v1/models")).json()["data"]
-    assert {BASE_MODEL, path} <= {model["id"] for model in listed}
-    theirs = await server.client.get("http://server/oai/api/v1/models", headers=await other_tenant(server))
-    assert path not in {model["id"] for model in theirs.json()["data"]}
-    one = await server.client.get(f"http://server/oai/api/v1/models/{path}")
-    assert (one.status_code, one.json()["id"]) == (200, path)
+    for base in ("/oai/api/v1", "/v1"):
+        listed = (await server.client.get(f"http://server{base}/models")).json()["data"]
+        assert {BASE_MODEL, path} <= {model["id"] for model in listed}
+        theirs = await server.client.get(f"http://server{base}/models", headers=await other_tenant(server))
+        assert path not in {model["id"] for model in theirs.json()["data"]}
+        one = await server.client.get(f"http://server{base}/models/{path}")
+        assert (one.status_code, one.json()["id"]) == (200, path)
 
 
 async def test_a_saved_sampler_is_there_for_its_tenant_and_once_published_for_others(server: TestedServer) -> None:
@@ -180,12 +185,55 @@ async def test_a_body_over_the_limit_is_told_in_the_dialects_form(server: Tested
     assert (refused.status_code, refused.json()["error"]["type"]) == (413, "request_too_large")
 
 
-async def test_a_call_that_is_not_here_is_told_in_the_dialects_form(server: TestedServer) -> None:
-    refused = await asked(server, "/oai/api/v1/responses")
-    assert (refused.status_code, refused.json()["error"]["type"]) == (404, "not_found_error")
-    assert message_of(refused).startswith("POST /oai/api/v1/responses is no call of this server")
-    theirs = await server.client.get("http://server/anthropic/api/v1/models")
-    assert (theirs.status_code, theirs.json()["type"]) == (404, "error")
+OPENAI_MISSES = [
+    *("/v1/responses", "/v1/embeddings", "/v1/", "/v1", "/v1/messages/batches", "/v1/chat/completions/more"),
+    *("/oai/api/v1/responses", "/oai/api/v1", "/oai/v1/chat/completions", "/oai/chat/completions", "/oai"),
+    *("/chat/completions", "/completions", "/responses", "/models", "/models/a/b", "/embeddings"),
+    *("/api/v1/chat/completions", "/api/v1/completions", "/api/v1/responses", "/api/v1/embeddings"),
+]
+ANTHROPIC_MISSES = [
+    *("/anthropic/api/v1/complete", "/anthropic/api/v1", "/anthropic/v1/messages", "/anthropic", "/messages"),
+    *("/anthropic/api/v1/messages/batches", "/api/v1/messages"),
+]
+
+
+HOST = {"Host": "tin.example:81"}
+
+
+async def test_a_call_that_openais_clients_miss_names_the_base_url(server: TestedServer) -> None:
+    for method, path in product(("GET", "POST"), OPENAI_MISSES):
+        refused = await server.client.request(method, f"http://server{path}", headers=HOST)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (404, "not_found_error"), path
+        assert message_of(refused).startswith(f"{method} {path} is no call of this server, which has /models, ")
+        assert message_of(refused).endswith("the client's base URL is http://tin.example:81/v1")
+
+
+async def test_a_call_that_anthropics_clients_miss_names_the_base_url(server: TestedServer) -> None:
+    for method, path in product(("GET", "POST"), ANTHROPIC_MISSES):
+        refused = await server.client.request(method, f"http://server{path}", headers=HOST)
+        assert (refused.status_code, refused.json()["type"]) == (404, "error"), path
+        assert message_of(refused).startswith(f"{method} {path} is no call of this server, which has /v1/messages and ")
+        assert message_of(refused).endswith("the client's base URL is http://tin.example:81")
+
+
+async def test_a_path_that_only_begins_like_a_short_one_is_none(server: TestedServer) -> None:
+    for path in ("/v1x/models", "/v10", "/V1/models", "/api/v1/v1/models"):
+        missing = await server.client.get(f"http://server{path}")
+        assert (missing.status_code, missing.json().keys()) == (404, {"detail"})
+
+
+async def test_short_paths_are_counted_as_the_paths_that_they_stand_for(server: TestedServer) -> None:
+    for path, short in SHORT.items():
+        await asked(server, short)
+        metrics = (await server.client.get("http://server/metrics")).text
+        assert f'route="{path}"' in metrics
+        assert f'route="{short}"' not in metrics
+
+
+async def test_short_paths_are_not_listed_twice_in_the_document(server: TestedServer) -> None:
+    document = server.app.openapi()
+    assert not [path for path in document["paths"] if path.startswith("/v1")]
+    assert "also served below /v1" in document["info"]["description"]
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])

@@ -17,7 +17,7 @@ from tinsmith_server.settings import Settings
 
 pytestmark = pytest.mark.core
 
-PAGES = ["/docs", "/redoc", "/openapi.json", "/metrics", "/docs/"]
+PAGES = ["/docs", "/docs/swagger-ui-bundle.js", "/docs/start.js", "/openapi.json", "/metrics", "/docs/"]
 
 
 @asynccontextmanager

@@ -1,4 +1,6 @@
-"""Anthropic's calls: messages, and how many tokens they are. Clients are given `…/anthropic/api` as their base URL."""
+"""Anthropic's calls: messages, and how many tokens they are. The base URL of clients is the
+server's address, or `…/anthropic/api`.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ from tinsmith_server.errors import TinsmithError
 from tinsmith_server.logs import redact
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
 from tinsmith_server.routes.dialects.answers import Drawing, EventWriter, streamed_answer, whole_answer
+from tinsmith_server.routes.dialects.base_urls import ANTHROPIC, add_not_here, misplaced
 from tinsmith_server.routes.dialects.requests import (
     STREAMS,
     DialectRoute,
-    add_not_here,
     conversation_as,
     problems_as,
     status_of,
@@ -60,11 +62,13 @@ class AnthropicRoute(DialectRoute):
 
 
 router = APIRouter(
-    prefix="/anthropic/api/v1",
+    prefix=ANTHROPIC,
     tags=["Anthropic's dialect"],
     responses=problems_as(AnthropicProblem),
     route_class=AnthropicRoute,
 )
+elsewhere = APIRouter(route_class=AnthropicRoute)
+"""The paths of clients whose base URL is wrong; to be looked at after all other routes."""
 
 
 @router.post("/messages", summary="Answer a conversation", openapi_extra=takes(MessagesRequest), responses=STREAMS)
@@ -90,7 +94,10 @@ async def count_tokens(
     return JSONResponse({"input_tokens": await services.texts.count(tenant, body.model, body.prompt())})
 
 
-add_not_here(router, "messages and messages/count_tokens here")
+CALLS = "/v1/messages and /v1/messages/count_tokens"
+# Clients add /v1 themselves.
+add_not_here(router, ["", "/{path:path}"], CALLS, "")
+add_not_here(elsewhere, ["/anthropic", "/anthropic/{path:path}", *misplaced("/messages")], CALLS, "")
 
 
 class MessageWriter(EventWriter):

@@ -1,4 +1,4 @@
-"""OpenAI's calls: models, completions, chat completions. Clients are given `…/oai/api/v1` as their base URL."""
+"""OpenAI's calls: models, completions, chat completions. The base URL of clients is `…/v1` or `…/oai/api/v1`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tinsmith_server.errors import TinsmithError
 from tinsmith_server.logs import redact
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
 from tinsmith_server.routes.dialects.answers import Drawing, EventWriter, streamed_answer, whole_answer
+from tinsmith_server.routes.dialects.base_urls import OPENAI, SHORT, add_not_here, misplaced
 from tinsmith_server.routes.dialects.requests import (
     STREAMS,
     DialectRoute,
-    add_not_here,
     conversation_as,
     problems_as,
     status_of,
@@ -65,8 +65,10 @@ class OpenAiRoute(DialectRoute):
 
 
 router = APIRouter(
-    prefix="/oai/api/v1", tags=["OpenAI's dialect"], responses=problems_as(OpenAiProblem), route_class=OpenAiRoute
+    prefix=OPENAI, tags=["OpenAI's dialect"], responses=problems_as(OpenAiProblem), route_class=OpenAiRoute
 )
+elsewhere = APIRouter(route_class=OpenAiRoute)
+"""The paths of clients whose base URL is wrong; to be looked at after all other routes."""
 
 
 @router.get("/models", summary="Base models and saved samplers")
@@ -113,7 +115,10 @@ async def chat_completions(
     return await whole_answer(request, drawing, tenant, lambda found, usage: chat_completion(head, found, usage))
 
 
-add_not_here(router, "models, completions and chat/completions here")
+CALLS = "/models, /models/{name}, /completions and /chat/completions"
+WRONG = misplaced("/chat/completions", "/completions", "/embeddings", "/responses")
+add_not_here(router, ["", "/{path:path}"], CALLS, SHORT)
+add_not_here(elsewhere, ["/oai", "/oai/{path:path}", "/models", "/models/{name:path}", *WRONG], CALLS, SHORT)
 
 
 class ChunkWriter(EventWriter):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from typing_extensions import override
 
-from tinsmith_server.errors import NotFound, TinsmithError, TooBusy, Unprocessable
+from tinsmith_server.errors import TinsmithError, TooBusy, Unprocessable
 from tinsmith_server.logs import get_logger, redact
 from tinsmith_server.routes.bodies import off_the_loop, whole_body
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
@@ -64,16 +64,6 @@ class DialectRoute(DirectRoute):
                 return JSONResponse(self.problem(error.status_code, str(error.detail)), error.status_code)
 
         return handled
-
-
-def add_not_here(router: APIRouter, calls: str) -> None:
-    """Behind all other routes: what this dialect has elsewhere is told in its form, too."""
-
-    async def not_here(request: Request) -> Response:
-        raise NotFound(f"{request.method} {request.url.path} is no call of this server, which has {calls}")
-
-    methods = ["GET", "POST", "PUT", "PATCH", "DELETE"]
-    router.add_api_route("/{path:path}", not_here, methods=methods, include_in_schema=False)
 
 
 def status_of(error: TinsmithError) -> int:
