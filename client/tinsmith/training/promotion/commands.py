@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import tinker
 import typer
-from rich.console import Console
 from rich.table import Column, Table
 
 from tinsmith.api import api_key_from_environment, base_url_from_environment
+from tinsmith.console import make_console
 from tinsmith.training.errors import TrainingError
 from tinsmith.training.promotion.names import (
     Expected,
@@ -65,7 +65,7 @@ def promote_command(
         else:
             _tell(promote(str(name), str(path), expected=_expected(expect), service=service), as_json)
     except (TrainingError, tinker.TinkerError) as error:
-        Console(stderr=True, highlight=False).print(f"tinsmith promote: {error}", markup=False, soft_wrap=True)
+        make_console(stderr=True).print(f"tinsmith promote: {error}")
         raise typer.Exit(1) from error
 
 
@@ -87,7 +87,7 @@ def _show(found: Sequence[Promotion], as_json: bool) -> None:
         table.add_row(one.name, f"{one.time:%Y-%m-%d %H:%M:%S}", by, one.path)
     # A path is there to be copied: the terminal breaks its line, and no table.
     width = BESIDE_PATHS + max((len(one.name) + len(one.path) for one in found), default=0)
-    Console(highlight=False, soft_wrap=True, markup=False, width=width).print(table)
+    make_console(width=width).print(table)
 
 
 def _described(one: Promotion) -> dict[str, Any]:
