@@ -18,6 +18,7 @@ PROGRAMS = ("api_server", "client", "operator", "rpc", "scripts", "trainer_image
 ID = "sess-nope:train:0[red]"
 ANSWERS = {
     **WELL,
+    "/oai/api/v1/chat/completions": (404, {"error": {"message": f"there is no model {ID}"}}),
     "/api/v1/create_session": (422, {"detail": f"there is no room for {ID}"}),
     "/api/v1/get_server_capabilities": (200, {"supported_models": [{"model_name": ID}]}),
     "/api/v1/waiting_models": (200, {"waiting_models": [{"model_id": ID, "waiting_seconds": 1, "reason": ID}]}),
@@ -32,6 +33,7 @@ ANSWERS = {
     ),
 }
 COMMANDS = {
+    "chat": [ID, "--message", "Hello"],
     "checkpoints": ["show", ID, "3"],
     "cluster": ["status", "--context", ID],
     "doctor": [],
