@@ -25,7 +25,7 @@ from tinker import types
 mpl.use("Agg")  # draws without a screen
 import matplotlib.pyplot as plt
 
-console = Console(highlight=False)
+console = Console(highlight=False, emoji=False)
 
 QUESTION = "What does a tinsmith make?"
 DRINK_QUESTION = "What will you drink?"

@@ -26,7 +26,6 @@ from typing import Any
 import httpx
 import yaml
 from images.sources import LOCAL_REGISTRY
-from rich.console import Console
 from testcluster.cluster import Cluster, given, recorded
 from testcluster.errors import ClusterError
 from testcluster.kubernetes.containerd import LoadedImage, repository
@@ -35,6 +34,7 @@ from testcluster.loading import load_command
 from testcluster.ports import free_port
 from testcluster.project_images import ImagesNotBuilt, build_images
 from testcluster.tar_files import extract_files
+from tinsmith.console import make_console
 from tinsmith.demo import MODEL, find_program
 
 ROOT = Path(__file__).parents[1]
@@ -50,8 +50,8 @@ READY_SECONDS = 300
 ANSWER_SECONDS = 120
 INTERRUPTED = 130
 
-console = Console(highlight=False, soft_wrap=True)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
+console = make_console()
+errors = make_console(stderr=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         errors.print(f"\nInterrupted. `{command}` goes on from here.")
         return INTERRUPTED
     except (ClusterError, ImagesNotBuilt, CommandFailed) as error:
-        errors.print(f"\n{command}: {error}", markup=False)
+        errors.print(f"\n{command}: {error}")
         return 1
     say_what_next(shell, time.monotonic() - started)
     return 0
@@ -119,7 +119,7 @@ class Shell:
 
     def run(self, *command: str) -> None:
         """What it prints is shown. Raises CommandFailed."""
-        console.print(f"[bold]$ {shlex.join(command)}[/bold]")
+        console.print(f"$ {shlex.join(command)}", style="bold")
         self._run(command, output=None)
 
     def read(self, *command: str) -> bytes:
@@ -129,7 +129,7 @@ class Shell:
     @contextmanager
     def running(self, *command: str) -> Iterator[None]:
         """While the block runs, so does the command. Its errors are shown, and nothing else of it."""
-        console.print(f"[bold]$ {shlex.join(command)} &[/bold]")
+        console.print(f"$ {shlex.join(command)} &", style="bold")
         words = [str(self.programs[command[0]]), *command[1:]]
         with subprocess.Popen(words, env=self._environment, stdout=subprocess.DEVNULL) as process:
             try:
@@ -238,8 +238,8 @@ def train(shell: Shell, base_url: str) -> None:
     wait_until_answering(base_url)
     environment = {"TINKER_BASE_URL": base_url, "TINKER_API_KEY": api_key(shell)}
     arguments = ["--model", MODEL, "--base-model-dir", MODEL, "--out", "."]
-    console.print(f"[bold]$ export TINKER_BASE_URL={base_url} TINKER_API_KEY=tml-…[/bold]")
-    console.print(f"[bold]$ python {ROOT / 'examples/first_steps.py'} {shlex.join(arguments)}[/bold]")
+    console.print(f"$ export TINKER_BASE_URL={base_url} TINKER_API_KEY=tml-…", style="bold")
+    console.print(f"$ python {ROOT / 'examples/first_steps.py'} {shlex.join(arguments)}", style="bold")
     # peft reads an attribute that transformers 5 has renamed.
     quiet = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore::FutureWarning", "NO_PROXY": "*"}
     done = subprocess.run(
@@ -251,9 +251,9 @@ def train(shell: Shell, base_url: str) -> None:
 
 def fetch_model(shell: Shell, out: Path) -> None:
     """The SDK needs the tokenizer where the program runs, under the model's name."""
-    console.print(f"[bold]$ cd {OUT}[/bold]")
+    console.print(f"$ cd {OUT}", style="bold")
     command = ("kubectl", "exec", f"{SESSION}-0", "--", "tar", "-C", "/models", "-c", MODEL)
-    console.print(f"[bold]$ {shlex.join(command)} | tar -x[/bold]")
+    console.print(f"$ {shlex.join(command)} | tar -x", style="bold")
     with tarfile.open(fileobj=BytesIO(shell.read(*command))) as files:
         extract_files(files, out)
 
@@ -281,18 +281,18 @@ def wait_until_answering(base_url: str) -> None:
 
 
 def chapter(title: str) -> None:
-    console.print(f"\n[bold blue]{title}[/bold blue]")
+    console.print(f"\n{title}", style="bold blue")
 
 
 def say_what_next(shell: Shell, seconds: float) -> None:
     key = "kubectl get secret tinsmith-api-key -o jsonpath='{.data.key}' | base64 -d"
     base_url = shell.cluster.ingress_url if shell.cluster.ingress_address else "http://127.0.0.1:8000"
     console.print(f"\nThat took {seconds:.0f} seconds. The files are in {OUT}; what was installed stays up.")
-    console.print("\n[bold]Next[/bold]")
-    console.print(shell.where_to_look(), markup=False)
+    console.print("\nNext", style="bold")
+    console.print(shell.where_to_look())
     if not shell.cluster.ingress_address:
         console.print(f"  kubectl port-forward {SERVICE} 8000:80 &")
-    console.print(f"  export TINKER_BASE_URL={base_url} TINKER_API_KEY=$({key})", markup=False)
+    console.print(f"  export TINKER_BASE_URL={base_url} TINKER_API_KEY=$({key})")
     console.print(f"  (cd {OUT} && tinsmith doctor)")
     console.print(f"  {clean_up(shell.cluster)}        # when you have seen enough")
 

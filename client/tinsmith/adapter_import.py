@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
 from tinsmith.api import Api, ApiError, api_key_from_environment, base_url_from_environment
+from tinsmith.console import make_console
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 COPY_BYTES = 2**20
@@ -84,5 +84,5 @@ def _rank(config: Path) -> int:
 
 
 def _fail(sentence: str) -> NoReturn:
-    Console(stderr=True, highlight=False).print(f"tinsmith import: {sentence}", markup=False, soft_wrap=True)
+    make_console(stderr=True).print(f"tinsmith import: {sentence}")
     raise typer.Exit(1)

@@ -175,15 +175,9 @@ class Api:
         try:
             response = self._http.request(method, path, json=body, content=content, timeout=timeout)
         except httpx.HTTPError as error:
-            if "WRONG_VERSION_NUMBER" in str(error):
-                raise SpeaksHttp(f"the server at {self.base_url} speaks http, not https") from error
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise CertificateRefused(f"the certificate of {self.base_url} is not trusted: {error}") from error
-            raise Unreachable(f"nothing answers at {self.base_url}: {error or type(error).__name__}") from error
+            raise transport_error(self.base_url, error) from error
         if response.status_code == httpx.codes.UNAUTHORIZED:
-            if not self._has_key:
-                raise KeyRefused(f"{self.base_url} wants a key, and {API_KEY_VARIABLE} is not set")
-            raise KeyRefused(f"{self.base_url} refuses the key: {_sentence(response)}")
+            raise KeyRefused(key_refusal(self.base_url, _sentence(response), has_key=self._has_key))
         if response.status_code in FROM_PROXIES:
             raise NotYet(f"{self.base_url} has not answered in time: {_summary(response)}")
         if response.status_code in REFUSALS and (detail := _detail(response)) is not None:
@@ -200,6 +194,22 @@ class Api:
         if not isinstance(content, dict):
             raise ApiError(f"{self.base_url} does not speak the Tinker protocol: {_summary(response)}")
         return content
+
+
+def transport_error(base_url: str, error: httpx.HTTPError) -> ApiError:
+    """Return what a request that got no whole answer means."""
+    if "WRONG_VERSION_NUMBER" in str(error):
+        return SpeaksHttp(f"the server at {base_url} speaks http, not https")
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return CertificateRefused(f"the certificate of {base_url} is not trusted: {error}")
+    return Unreachable(f"nothing answers at {base_url}: {error or type(error).__name__}")
+
+
+def key_refusal(base_url: str, reason: str, *, has_key: bool) -> str:
+    """Return the sentence for a 401; `reason` is the server's."""
+    if not has_key:
+        return f"{base_url} wants a key, and {API_KEY_VARIABLE} is not set"
+    return f"{base_url} refuses the key: {reason}"
 
 
 def find_mistake(url: str) -> Mistake | None:

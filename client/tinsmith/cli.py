@@ -9,8 +9,8 @@ from importlib.metadata import EntryPoint, version
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from tinsmith.console import make_console
 from tinsmith.discovery import MissingExtra, find_commands, naming_extras, summary_of
 
 HELP = "Train and sample LoRA adapters with the tinker SDK, on your own machines."
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except MissingExtra as missing:
         if COMPLETION in os.environ:  # the shell would print it into the line that is being typed
             raise SystemExit(1) from missing
-        Console(stderr=True, highlight=False).print(str(missing), markup=False, soft_wrap=True)
+        make_console(stderr=True).print(str(missing))
         raise SystemExit(1) from missing
 
 

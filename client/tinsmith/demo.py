@@ -13,7 +13,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
+from tinsmith.console import make_console
 from tinsmith.local_server import ServerFailed, free_port, running_server, tinsmith_command
 
 MODEL = "demo/tiny"
@@ -38,19 +40,19 @@ def demo(
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(name=module)
     started = time.monotonic()
-    console = Console(highlight=False, soft_wrap=True)
+    console = make_console()
     out.mkdir(parents=True, exist_ok=True)
     try:
         _make_model(console, out)
         api_key = f"tml-{secrets.token_urlsafe(24)}"
-        console.print(f"[bold]Starting[/bold] tinsmith serve --model {MODEL}")
+        _say_step(console, "Starting", f"tinsmith serve --model {MODEL}")
         with running_server([f"--data={out / 'server'}", f"--model={MODEL}={out / MODEL}"], api_key, out) as base_url:
             console.print(f"  it answers at {base_url}; its log is {out / 'server.log'}")
             _run_program(console, out, base_url, api_key)
         port = free_port(DEFAULT_PORT)
         write_environment(out / "environment", api_key, port)
     except (ServerFailed, subprocess.CalledProcessError) as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"tinsmith demo: {error}", markup=False)
+        make_console(stderr=True).print(f"tinsmith demo: {error}")
         raise typer.Exit(1) from error
     _say_what_next(console, out, port, time.monotonic() - started)
 
@@ -61,14 +63,18 @@ def find_program() -> Path:
     return installed if installed.exists() else Path(__file__).parents[2] / "examples" / PROGRAM
 
 
+def _say_step(console: Console, verb: str, what: str) -> None:
+    console.print(Text.assemble((verb, "bold"), f" {what}"))
+
+
 def _make_model(console: Console, out: Path) -> None:
-    console.print(f"[bold]Making[/bold] a random model of 0.2 million parameters in {out / MODEL}")
+    _say_step(console, "Making", f"a random model of 0.2 million parameters in {out / MODEL}")
     subprocess.run([*tinsmith_command(), "make-tiny-model", out / MODEL], check=True, stdout=subprocess.DEVNULL)
 
 
 def _run_program(console: Console, out: Path, base_url: str, api_key: str) -> None:
     program = find_program()
-    console.print(f"[bold]Running[/bold] {program}")
+    _say_step(console, "Running", str(program))
     environment = os.environ | {
         "TINKER_BASE_URL": base_url,
         "TINKER_API_KEY": api_key,
@@ -90,7 +96,7 @@ def write_environment(file: Path, api_key: str, port: int) -> None:
 
 def _say_what_next(console: Console, out: Path, port: int, seconds: float) -> None:
     console.print(f"\nThat took {seconds:.0f} seconds. The server has stopped; what it keeps is in {out / 'server'}.")
-    console.print("\n[bold]Next[/bold]")
+    console.print("\nNext", style="bold")
     console.print(f"  cd {out} && source environment")
     console.print(f"  tinsmith serve --data server --model {MODEL} --port {port} --log-level warning &")
     console.print(f"  tinsmith doctor --wait {SERVE_SECONDS} && tinker checkpoint list")

@@ -9,12 +9,13 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from tinsmith.api import BASE_URL_VARIABLE, api_key_from_environment, base_url_from_environment
 from tinsmith.checks import CheckResult, ClientEnvironment, Status, diagnose
+from tinsmith.console import make_console
 
-MARKS = {Status.OK: "[green]✓[/green]", Status.FAILED: "[red]✗[/red]", Status.SKIPPED: "[yellow]-[/yellow]"}
+MARKS = {Status.OK: ("✓", "green"), Status.FAILED: ("✗", "red"), Status.SKIPPED: ("-", "yellow")}
 
 
 def doctor(
@@ -40,13 +41,12 @@ def doctor(
 
 def _print_lines(results: Iterable[CheckResult]) -> bool:
     """Each as it is found: an unreachable server takes its time."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = make_console()
     healthy = True
     for result in results:
-        console.print(f"{MARKS[result.status]} {result.check}: ", end="")
-        console.print(result.detail, markup=False)
+        console.print(Text.assemble(MARKS[result.status], f" {result.check}: {result.detail}"))
         if result.cure is not None:
-            console.print(f"    cure: {result.cure}", markup=False)
+            console.print(f"    cure: {result.cure}")
         healthy = healthy and result.status is not Status.FAILED
     return healthy
 

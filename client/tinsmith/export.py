@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
+from tinsmith.console import make_console
 from tinsmith.discovery import naming_extras
 
 if TYPE_CHECKING:
@@ -84,5 +84,5 @@ def _service(base_url: str | None) -> tinker.ServiceClient:
 
 
 def _fail(sentence: str) -> NoReturn:
-    Console(stderr=True, highlight=False).print(f"tinsmith export: {sentence}", markup=False, soft_wrap=True)
+    make_console(stderr=True).print(f"tinsmith export: {sentence}")
     raise typer.Exit(1)

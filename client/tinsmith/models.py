@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from tinsmith.api import Api, ApiError, ServedModel, api_key_from_environment, base_url_from_environment
+from tinsmith.console import make_console
 
 
 def models(
@@ -22,13 +22,13 @@ def models(
         with Api(base_url or base_url_from_environment(), api_key_from_environment()) as api:
             served = api.served_models()
     except ApiError as error:
-        Console(stderr=True, highlight=False).print(f"tinsmith models: {error}", markup=False, soft_wrap=True)
-        Console(stderr=True, highlight=False).print("`tinsmith doctor` finds out why.", markup=False)
+        make_console(stderr=True).print(f"tinsmith models: {error}")
+        make_console(stderr=True).print("`tinsmith doctor` finds out why.")
         raise typer.Exit(1) from error
     if as_json:
         print(json.dumps([asdict(model) for model in served]))
     else:
-        Console(highlight=False).print(_table(served))
+        make_console().print(_table(served))
 
 
 def _table(served: list[ServedModel]) -> Table:

@@ -8,7 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from tinsmith.console import make_console
 
 REPORTED_PACKAGES = ("tinker", "tinker-cookbook", "torch", "transformers", "peft")
 
@@ -21,7 +22,7 @@ def print_version(
     if as_json:
         print(json.dumps(versions))
         return
-    console = Console(highlight=False)
+    console = make_console()
     for name, found in versions.items():
         console.print(f"{name:<16} {found or 'not installed'}")
 

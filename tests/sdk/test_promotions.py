@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import tinker
@@ -71,6 +72,10 @@ def run_promote(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[in
     return int(end.value.code or 0), shown.out, shown.err
 
 
+def how_to_use(name: str, server: ServedInstallation) -> str:
+    return f"Talk to it: tinsmith chat {name}\nOpenAI clients: base URL {server.url}/v1, model {name}\n"
+
+
 @pytest.mark.usefixtures("service")
 def test_programs_that_know_a_name_get_the_next_adapter_and_the_former_one_again(
     server: ServedInstallation, saved: list[str], capsys: pytest.CaptureFixture[str]
@@ -80,7 +85,8 @@ def test_programs_that_know_a_name_get_the_next_adapter_and_the_former_one_again
         says = {path: answered(client, path) for path in saved}
         assert says[first] != says[second]
         for path in saved:
-            assert run_promote(capsys, "assistant", path) == (0, f"assistant stands for {path}\n", "")
+            told = f"assistant stands for {path}\n{how_to_use('assistant', server)}"
+            assert run_promote(capsys, "assistant", path) == (0, told, "")
             assert answered(client, "assistant") == says[path]
         assert run_promote(capsys, "assistant", "--rollback") == (0, f"assistant stands for {first}\n", "")
         assert answered(client, "assistant") == says[first]
@@ -113,6 +119,24 @@ def test_the_library_promotes_and_says_what_there_is(service: tinker.RestClient,
 
 
 @pytest.mark.usefixtures("service")
+def test_the_sampler_of_a_run_is_promoted_by_its_folder_and_a_terminal_talks_to_it(
+    server: ServedInstallation, saved: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"sampler": saved[1]}))
+    told = f"assistant stands for {saved[1]}\n{how_to_use('assistant', server)}"
+    assert run_promote(capsys, "assistant", "--run", str(tmp_path)) == (0, told, "")
+    with client_of(server) as client:
+        expected = answered(client, "assistant")
+    for model in ("assistant", saved[1]):
+        with pytest.raises(SystemExit) as end:
+            main(["chat", model, "--message", "Hello", "--max-tokens", "12", "--temperature", "0"])
+        assert end.value.code == 0
+        assert capsys.readouterr().out == f"{expected}\n"
+    status, _, err = run_promote(capsys, "assistant", "--run", str(tmp_path / "none"), "--expect", "x")
+    assert (status, "has no summary.json" in err) == (1, True)
+
+
+@pytest.mark.usefixtures("service")
 def test_the_command_lists_for_people_and_for_scripts(saved: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     first, second = saved
     assert json.loads(run_promote(capsys, "prod", first, "--json")[1])["number"] == 1
@@ -131,7 +155,17 @@ def test_the_command_lists_for_people_and_for_scripts(saved: list[str], capsys: 
 
 @pytest.mark.parametrize(
     "arguments",
-    ["", "prod", "prod --list", "--rollback", "prod tinker://a/b/c --rollback", "prod --history --expect x"],
+    [
+        "",
+        "prod",
+        "prod --list",
+        "--rollback",
+        "prod tinker://a/b/c --rollback",
+        "prod --history --expect x",
+        "--run a",
+        "prod tinker://a/b/c --run a",
+        "prod --run a --rollback",
+    ],
 )
 def test_what_says_not_one_thing_is_a_misuse(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run_promote(capsys, *arguments.split())

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
+from tinsmith_trainer.console import make_console
 from tinsmith_trainer.errors import CheckpointInvalid, TrainerError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _hide_progress_bars() -> None:
 
 
 def _say(sentence: str) -> None:
-    Console(stderr=True, highlight=False).print(f"tinsmith export: {sentence}", markup=False, soft_wrap=True)
+    make_console(stderr=True).print(f"tinsmith export: {sentence}")
 
 
 def _fail(sentence: str) -> NoReturn:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
 from tinsmith.cluster import requests
 from tinsmith.cluster.bundle import Bundle
@@ -26,6 +25,7 @@ from tinsmith.cluster.requests import Request, wait_for
 from tinsmith.cluster.status_tree import as_json, status_tree
 from tinsmith.cluster.tree import Branch, draw
 from tinsmith.cluster.why import NamespaceFacts, explain
+from tinsmith.console import make_console
 
 MOST_STREAMS = 64
 """kubectl follows five at once by itself."""
@@ -259,14 +259,14 @@ def errors_as_sentences() -> Iterator[None]:
 
 def show(branches: Iterable[Branch]) -> None:
     """With colours on a terminal alone; lines are never broken, so that they can be searched."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = make_console()
     for line in draw(branches):
         console.print(line)
 
 
 def tell(sentence: str) -> None:
     """What is not the answer goes to standard error."""
-    Console(stderr=True, highlight=False, soft_wrap=True, emoji=False).print(sentence, markup=False)
+    make_console(stderr=True).print(sentence)
 
 
 def now() -> datetime:

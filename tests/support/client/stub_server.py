@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from typing_extensions import override
 
@@ -28,9 +29,15 @@ WELL: Mapping[str, Answer] = {
 
 
 @contextmanager
-def stub_server(answers: Mapping[str, Answer] = WELL, tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    """Yields the base URL. Every path but healthz answers 401 to all keys but GOOD_KEY."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_for(answers))
+def stub_server(
+    answers: Mapping[str, Answer] = WELL, tls: ssl.SSLContext | None = None, received: list[Any] | None = None
+) -> Iterator[str]:
+    """Yields the base URL. Every path but healthz answers 401 to all keys but GOOD_KEY.
+
+    `received` gets the JSON bodies of requests that have one.
+    """
+    bodies = [] if received is None else received
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_for(answers, bodies))
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -43,14 +50,16 @@ def stub_server(answers: Mapping[str, Answer] = WELL, tls: ssl.SSLContext | None
         server.server_close()
 
 
-def _handler_for(answers: Mapping[str, Answer]) -> type[BaseHTTPRequestHandler]:
+def _handler_for(answers: Mapping[str, Answer], received: list[Any]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             refused = not self.path.endswith("/healthz") and self.headers["X-API-Key"] != GOOD_KEY
             self._answer((401, {"detail": "no such key"}) if refused else answers.get(self.path, NOT_FOUND))
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers["Content-Type"] == "application/json":
+                received.append(json.loads(body))
             self.do_GET()
 
         def _answer(self, answer: Answer) -> None:

@@ -39,6 +39,7 @@ def command_in(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> di
 def test_all_packages_register_their_commands() -> None:
     found = set(find_commands())
     assert found == {
+        "chat",
         "checkpoints",
         "cluster",
         "demo",

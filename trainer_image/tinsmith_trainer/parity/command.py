@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import structlog
 import typer
-from rich.console import Console
+
+from tinsmith_trainer.console import make_console
 
 if TYPE_CHECKING:
     from tinsmith_trainer.parity.sides import Compared
@@ -86,19 +87,19 @@ def _tell(sides: str, compared: Compared, rank: int, seed: int, tolerance: float
     """Prints the table and what is beyond the tolerance; whether nothing is."""
     from tinsmith_trainer.parity.compare import draw, first_beyond, sentence
 
-    console = Console(highlight=False)
+    console = make_console()
     title = f"{sides}: {compared.base.architecture}, rank {rank}, seed {seed}"
     console.print(draw(title, compared.plan, compared.differences, tolerance))
     beyond = first_beyond(compared.differences, tolerance)
     for difference in beyond:
-        console.print(f"{sentence(difference, tolerance)}.", style="red", markup=False, soft_wrap=True)
+        console.print(f"{sentence(difference, tolerance)}.", style="red")
     if not beyond:
         console.print(f"Within {tolerance:g} in every step.", style="green")
     return not beyond
 
 
 def _fail(sentence: str) -> NoReturn:
-    Console(stderr=True, highlight=False).print(f"tinsmith parity: {sentence}", markup=False, soft_wrap=True)
+    make_console(stderr=True).print(f"tinsmith parity: {sentence}")
     raise typer.Exit(MISUSED)
 
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 import tinker
 import typer
-from rich.console import Console
 from rich.table import Column, Table
 
 from tinsmith.api import api_key_from_environment, base_url_from_environment
+from tinsmith.console import make_console
 from tinsmith.training.checkpoints.adapter_folder import export_adapter, newest_step
 from tinsmith.training.checkpoints.metadata import CONFIG_FILE, TRAINER_STATE_FILE, Metadata
 from tinsmith.training.checkpoints.retention import Retention
@@ -253,8 +253,8 @@ def _scores(metrics: Mapping[str, float]) -> str:
 
 
 def _print(table: Table) -> None:
-    Console(highlight=False, soft_wrap=True, markup=False).print(table)
+    make_console().print(table)
 
 
 def _tell(sentence: str) -> None:
-    Console(stderr=True, highlight=False).print(f"tinsmith checkpoints: {sentence}", markup=False, soft_wrap=True)
+    make_console(stderr=True).print(f"tinsmith checkpoints: {sentence}")

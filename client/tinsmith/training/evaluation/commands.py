@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tinker
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Column, Table
 from tinker import types
@@ -21,6 +19,7 @@ from typer.core import TyperGroup
 from typing_extensions import override
 
 from tinsmith.api import api_key_from_environment, base_url_from_environment
+from tinsmith.console import make_console
 from tinsmith.training.errors import TrainingError
 from tinsmith.training.evaluation.comparison import Compared, compare, csv_of_comparison, read_runs
 from tinsmith.training.evaluation.curves import draw_curves
@@ -166,7 +165,7 @@ _PLAIN: dict[str, Any] = {"box": None, "pad_edge": False}
 def _swept(tasks: Sequence[Any], chosen: Sequence[Checkpoint], server: _Server, out: Path, concurrency: int) -> Sweep:
     from tinsmith.training.evaluation.offline import OfflineEvaluator
 
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         evaluator = OfflineEvaluator(tasks, out, connect=server.session, concurrency=concurrency, progress=progress)
         return evaluator.run(chosen)
@@ -234,8 +233,8 @@ def _errors_as_sentences() -> Iterator[None]:
 
 
 def _print(table: Table) -> None:
-    Console(highlight=False, soft_wrap=True, markup=False).print(table)
+    make_console().print(table)
 
 
 def _tell(sentence: str) -> None:
-    Console(file=sys.stderr, highlight=False).print(f"tinsmith eval: {sentence}", markup=False, soft_wrap=True)
+    make_console(stderr=True).print(f"tinsmith eval: {sentence}")

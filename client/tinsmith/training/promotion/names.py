@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -18,6 +20,7 @@ from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 from tinsmith.training.errors import NotOffered, PromotionRefused
 
 PROMOTIONS = "/api/v1/promotions"
+RUN_SUMMARY = "summary.json"
 NO_SUCH_CALL = ("Not Found", "Method Not Allowed")
 """How a refusal ends of servers that do not know a call; our own say of a name that is not there which it is."""
 
@@ -83,6 +86,25 @@ def promotion_history(name: str, *, service: Service | None = None) -> list[Prom
 def remove_promotion(name: str, *, service: Service | None = None) -> None:
     """Removes the name, not the sampler. Raises as `promote` does."""
     _asked(service, "DELETE", _address(name))
+
+
+def sampler_of_run(directory: Path) -> str:
+    """Return the path of the sampler that a finished run of `tinsmith train` saved last.
+
+    Raises PromotionRefused for a directory without one.
+    """
+    summary = directory / RUN_SUMMARY
+    try:
+        sampler = json.loads(summary.read_text())["sampler"]
+    except FileNotFoundError as error:
+        raise PromotionRefused(
+            f"{directory} has no {RUN_SUMMARY}: `tinsmith train` writes it when the run in that folder is finished"
+        ) from error
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise PromotionRefused(f"{summary} names no sampler that can be read: {error!r}") from error
+    if not isinstance(sampler, str) or not sampler:
+        raise PromotionRefused(f"{summary} names no sampler: its `sampler` is {sampler!r}")
+    return sampler
 
 
 def _address(name: str) -> str:

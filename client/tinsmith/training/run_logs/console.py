@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from tinker_cookbook.utils import ml_log
 from typing_extensions import override
 
+from tinsmith.console import make_console
 from tinsmith.training.run_logs.scalars import Plain, numbers_of
 
 HEADLINES = {
@@ -40,7 +40,7 @@ class ConsoleLogger(ml_log.Logger):
     def __init__(
         self, total_steps: int | None, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._console = console or make_console()
         self._total = total_steps
         self._pace = _Pace(clock)
         self._progress: Progress | None = None
@@ -72,18 +72,18 @@ class ConsoleLogger(ml_log.Logger):
             return
         if self._progress is None or self._task is None:
             self._progress, self._task = self._bar()
-        self._progress.update(self._task, completed=step, description=escape(_words(told)))
+        self._progress.update(self._task, completed=step, description=_words(told))
 
     def _bar(self) -> tuple[Progress, TaskID]:
         of_total = "step {task.completed:.0f}" + ("" if self._total is None else "/{task.total:.0f}")
-        columns = (TextColumn(of_total), BarColumn(bar_width=24), TextColumn("{task.description}"))
+        columns = (TextColumn(of_total), BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
         times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
         progress = Progress(*columns, *times, console=self._console)
         progress.start()
         return progress, progress.add_task("", total=self._total)
 
     def _print(self, line: str) -> None:
-        self._console.print(line, markup=False)
+        self._console.print(line, markup=False, emoji=False)
 
 
 class _Pace:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
-from rich.console import Console
 
+from tinsmith.console import make_console
 from tinsmith.training.errors import TrainingError
 from tinsmith.training.runs.config import DpoConfig, RlConfig, RunConfig, SftConfig, load_config, to_yaml
 
@@ -37,8 +37,8 @@ def _run(config: RunConfig) -> None:
 
     from tinsmith.training.runs.loop import Stopped
 
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(to_yaml(config), markup=False)
+    console = make_console()
+    console.print(to_yaml(config))
     try:
         outcome = _outcome(config)
     except Stopped as stopped:
@@ -55,7 +55,7 @@ def _run(config: RunConfig) -> None:
         ("summary", config.out / "summary.json"),
         ("sampler", outcome.sampler),
     ):
-        console.print(f"{word:<8} {place}", markup=False)
+        console.print(f"{word:<8} {place}")
 
 
 def _outcome(config: RunConfig) -> Outcome:
@@ -149,9 +149,9 @@ def find_examples() -> Path:
 
 
 def _tell(kind: str, sentence: str) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = make_console(stderr=True)
     for line in sentence.splitlines():
-        console.print(f"tinsmith train {kind}: {line}", markup=False)
+        console.print(f"tinsmith train {kind}: {line}")
 
 
 for _kind in (SftConfig, DpoConfig, RlConfig):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import tinker
 from tinsmith.training.errors import NotOffered, PromotionRefused
-from tinsmith.training.promotion.names import explained, rollback
+from tinsmith.training.promotion.names import explained, rollback, sampler_of_run
 
 CHANGE = {"name": "prod", "model_path": "tinker://a", "time": "2026-01-01T00:00:00Z", "is_rollback": False}
 
@@ -101,3 +103,26 @@ def test_a_server_that_has_names_says_what_is_wrong(status: int, sentence: str) 
 @pytest.mark.parametrize("status", [401, 429, 500, 503])
 def test_other_failures_are_the_sdks(status: int) -> None:
     assert explained(status, {"detail": "later"}) is None
+
+
+def test_the_sampler_of_a_run_is_the_one_in_its_summary(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"sampler": "tinker://r/sampler_weights/step-9"}')
+    assert sampler_of_run(tmp_path) == "tinker://r/sampler_weights/step-9"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "has no summary.json: `tinsmith train` writes it when the run in that folder is finished"),
+        ("{", "names no sampler that can be read"),
+        ("[]", "names no sampler that can be read"),
+        ("{}", "names no sampler that can be read: KeyError('sampler')"),
+        ('{"sampler": null}', "names no sampler: its `sampler` is None"),
+    ],
+)
+def test_a_folder_without_a_sampler_is_told(tmp_path: Path, content: str | None, told: str) -> None:
+    if content is not None:
+        (tmp_path / "summary.json").write_text(content)
+    with pytest.raises(PromotionRefused, match=re.escape(told)) as refused:
+        sampler_of_run(tmp_path)
+    assert str(tmp_path) in str(refused.value)
