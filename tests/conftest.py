@@ -15,12 +15,16 @@ import structlog
 from hypothesis import settings
 from support.selection import (
     COMMANDS,
+    LEFT_OUT,
     NOT_ASKED_FOR,
     PROCESSOR_SECONDS,
+    PYTORCH,
     QUICK,
+    count_tests,
     holds_no_quick_test,
     is_quick,
     is_unit,
+    lacks_pytorch,
     left_out_by_folder,
     processor_seconds,
 )
@@ -90,6 +94,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if lacks_pytorch(collection_path):
+        _not_asked_for[PYTORCH] += count_tests(collection_path)
+        return True
     return True if _only_quick(config) and holds_no_quick_test(collection_path) else None
 
 
@@ -158,7 +165,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for layer, seconds in _seconds.most_common():
             terminalreporter.line(f"{seconds:6.0f} s  {_tests[layer]:5} tests  {layer}")
     reasons = Counter(_reason(report) for report in terminalreporter.stats.get("skipped", ()))
-    reasons.update({NOT_ASKED_FOR[mark]: count for mark, count in _not_asked_for.items()})
+    reasons.update({LEFT_OUT[mark]: count for mark, count in _not_asked_for.items()})
     if reasons and not _only_quick(config):
         terminalreporter.section("left out on this machine")
         for reason, count in reasons.most_common():

@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,8 @@ NOT_ASKED_FOR = {
     "miles": "They ask Miles itself, and were not asked for: `make test-miles` runs them.",
     "recipes": "They are programs that take minutes, and were not asked for: `make recipes` runs them.",
 }
+PYTORCH = "pytorch"
+LEFT_OUT = NOT_ASKED_FOR | {PYTORCH: "They need PyTorch, which is not installed here: `make venv` installs it."}
 # The commands that run what `make test` leaves out, by the folder of the tests.
 COMMANDS = {
     "attacks": "make test-contracts",
@@ -47,6 +50,7 @@ COMMANDS = {
 }
 _TEST = re.compile(r"^\s*(?:async )?def test_", re.MULTILINE)
 _CORE = re.compile(r"\bmark\.core\b")
+_PYTORCH = re.compile(r"\bmark\.pytorch\b")
 
 
 def is_unit(item: pytest.Item) -> bool:
@@ -66,12 +70,24 @@ def holds_no_quick_test(path: Path) -> bool:
     return _CORE.search(path.read_text(encoding="utf-8")) is None
 
 
+def lacks_pytorch(path: Path) -> bool:
+    """Tell whether a module is marked `pytorch`, and cannot be imported here: its mark is read from its text."""
+    if not path.name.startswith("test_") or path.suffix != ".py" or find_spec("torch") is not None:
+        return False
+    return _PYTORCH.search(path.read_text(encoding="utf-8")) is not None
+
+
 def left_out_by_folder(collected: Counter[str]) -> Counter[str]:
     """Count the test functions of each folder that are not among `collected`, counts of functions by folder."""
     there: Counter[str] = Counter()
     for path in TESTS.rglob("test_*.py"):
-        there[path.relative_to(TESTS).parts[0]] += len(_TEST.findall(path.read_text(encoding="utf-8")))
+        there[path.relative_to(TESTS).parts[0]] += count_tests(path)
     return there - collected
+
+
+def count_tests(path: Path) -> int:
+    """Return how many test functions a module has, without importing it."""
+    return len(_TEST.findall(path.read_text(encoding="utf-8")))
 
 
 def core_subjects() -> dict[str, list[str]]:

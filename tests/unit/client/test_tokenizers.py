@@ -9,6 +9,8 @@ import transformers.models.auto.tokenization_auto
 from tinker.lib.public_interfaces import sampling_client
 from tinsmith.checks import find_tokenizer, tokenizer_id
 
+pytestmark = pytest.mark.pytorch
+
 NAMES = [
     "Qwen/Qwen3-8B",
     "Qwen/Qwen3-8B:variant",

@@ -14,6 +14,8 @@ from tinsmith.training import CheckpointManager
 from tinsmith.training.checkpoints import commands
 from tinsmith.training.checkpoints import manager as manager_module
 
+pytestmark = pytest.mark.pytorch
+
 Run = Callable[..., tuple[int, str, str]]
 
 

@@ -24,6 +24,8 @@ from tinsmith.training.errors import (
     UnfitLoopState,
 )
 
+pytestmark = pytest.mark.pytorch
+
 LIMIT_SECONDS = 20.0
 Manage = Callable[..., CheckpointManager]
 

@@ -24,6 +24,8 @@ from tinsmith.training.environments.scoring_rules import (
     worst_score,
 )
 
+pytestmark = pytest.mark.pytorch
+
 PROBABILITIES = st.floats(0, 1)
 SURE_ENOUGH = st.floats(1 - SUREST, SUREST)
 

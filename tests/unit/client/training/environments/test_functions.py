@@ -14,6 +14,8 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import TrajectoryGroup
 from tinsmith.training.environments.functions import from_functions, from_games
 
+pytestmark = pytest.mark.pytorch
+
 
 class Says(TokenCompleter):
     """One answer after the other, whatever is asked."""

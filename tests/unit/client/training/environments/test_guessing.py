@@ -18,6 +18,8 @@ from tinsmith.training.environments.guessing import (
     secrets,
 )
 
+pytestmark = pytest.mark.pytorch
+
 SECRET = Secret(number=5, highest=7, guesses=3)
 
 

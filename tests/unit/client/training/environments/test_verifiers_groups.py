@@ -14,6 +14,8 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinsmith.training.environments.verifiers_groups import from_verifiers
 from tinsmith.training.errors import EnvironmentFailed
 
+pytestmark = pytest.mark.pytorch
+
 
 class Letters:
     """A tokenizer by code points."""

@@ -10,6 +10,8 @@ import pytest
 from tinsmith.cli import main
 from tinsmith.training.evaluation.results import Results, Row
 
+pytestmark = pytest.mark.pytorch
+
 Run = Callable[..., tuple[int, str, str]]
 
 

@@ -20,6 +20,8 @@ from tinsmith.training.evaluation.inline import Evaluated, InlineEvaluator
 from tinsmith.training.evaluation.results import read_rows
 from tinsmith.training.evaluation.tasks import Task
 
+pytestmark = pytest.mark.pytorch
+
 
 class Run:
     """A training client: the calls that it was asked for, in order."""

@@ -10,6 +10,8 @@ from tinsmith.training.errors import TaskFileError
 from tinsmith.training.evaluation.loading import TaskOptions, find_tasks, load_task
 from tinsmith.training.evaluation.tasks import ChoiceTask, Task
 
+pytestmark = pytest.mark.pytorch
+
 GOOD = {"prompt": "1 + 1", "answer": "2"}
 CHOOSING = {"prompt": "1 + 1", "answer": 0, "choices": ["2", "3"]}
 MODULE = """

@@ -22,6 +22,8 @@ from tinsmith.training.evaluation.results import read_rows
 from tinsmith.training.evaluation.sources import at_path, of_base_model
 from tinsmith.training.evaluation.tasks import Task
 
+pytestmark = pytest.mark.pytorch
+
 FIRST, SECOND = "tinker://run/sampler_weights/step-5", "tinker://run/sampler_weights/step-10"
 BOTH = [at_path(FIRST), at_path(SECOND)]
 

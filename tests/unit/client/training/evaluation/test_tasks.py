@@ -14,6 +14,8 @@ from tinsmith.training.errors import EvaluationError, GradeFailed
 from tinsmith.training.evaluation.examples import Answer, Example
 from tinsmith.training.evaluation.tasks import ChoiceTask, Task, by_name
 
+pytestmark = pytest.mark.pytorch
+
 EXAMPLES = [Example([1, 2]), Example([3], id="three"), Example([4, 5, 6])]
 
 

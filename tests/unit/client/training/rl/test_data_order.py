@@ -8,6 +8,8 @@ import pytest
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset
 from tinsmith.training.rl.data_order import DataOrder
 
+pytestmark = pytest.mark.pytorch
+
 
 class Group(EnvGroupBuilder):
     def __init__(self, name: str) -> None:

@@ -11,6 +11,8 @@ from support.client.simulated_training import SimulatedSampler
 from tinker_cookbook.rl.types import Action, ActionExtra, Env, EnvGroupBuilder, StepResult
 from tinsmith.training.rl.policy import AllOrNone, GroupPolicy, sample_seed
 
+pytestmark = pytest.mark.pytorch
+
 
 def test_seeds_are_the_same_on_every_machine_and_differ_by_each_part() -> None:
     assert sample_seed(1, 2, 3, 4) == 1212204559

@@ -12,6 +12,8 @@ from tinsmith.training.rl.pump import RolloutPump
 from tinsmith.training.rl.rollouts import RolledOutGroup
 from tinsmith.training.streams.step import MinibatchPlan
 
+pytestmark = pytest.mark.pytorch
+
 
 class Nothing(EnvGroupBuilder):
     async def make_envs(self) -> Sequence[Env]:

@@ -11,6 +11,8 @@ from support.client.simulated_training import SimulatedModel, SimulatedSampler
 from tinker import types
 from tinsmith.training.rl.shadow import ShadowClient
 
+pytestmark = pytest.mark.pytorch
+
 DATUM = types.Datum(model_input=types.ModelInput.from_ints([1]), loss_fn_inputs={})
 
 

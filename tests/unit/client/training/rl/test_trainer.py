@@ -20,6 +20,8 @@ from tinsmith.training.rl.shadow import ShadowClient
 from tinsmith.training.rl.trainer import RLTrainer
 from tinsmith.training.streams.step import MinibatchPlan, StepReport
 
+pytestmark = pytest.mark.pytorch
+
 ADAM = types.AdamParams(learning_rate=1e-3)
 PLAN = MinibatchPlan(groups_per_step=2, groups_per_minibatch=1)
 

@@ -11,6 +11,8 @@ from rich.console import Console
 from tinsmith.training.run_logs.console import ConsoleLogger, headlines
 from tinsmith.training.run_logs.scalars import Plain
 
+pytestmark = pytest.mark.pytorch
+
 
 @pytest.fixture
 def written() -> io.StringIO:

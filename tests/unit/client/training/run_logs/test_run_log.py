@@ -16,6 +16,8 @@ from tinsmith.training import run_log
 from tinsmith.training.errors import BackendMissing, MetricsLost
 from tinsmith.training.run_logs.tensorboard import TensorBoardLogger
 
+pytestmark = pytest.mark.pytorch
+
 PAGE = Path(__file__).parents[5] / "docs" / "training.md"
 
 

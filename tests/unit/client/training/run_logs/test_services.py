@@ -19,6 +19,8 @@ from support.requirements import require_environment
 from support.waiting import until
 from tinsmith.training.run_logs.services import RunIdentity
 
+pytestmark = pytest.mark.pytorch
+
 CLIENT = Path(__file__).parents[5] / "client"
 LIMIT_SECONDS = 100.0
 LIVES = (range(1, 4), range(3, 6))

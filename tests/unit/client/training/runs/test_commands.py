@@ -11,6 +11,8 @@ import pytest
 from tinsmith.cli import main
 from tinsmith.training.runs.config import DpoConfig, RlConfig, RunConfig, SftConfig
 
+pytestmark = pytest.mark.pytorch
+
 Run = Callable[..., tuple[int, str, str]]
 NOBODY = "http://127.0.0.1:9"
 """The port of `discard`, at which nobody listens."""

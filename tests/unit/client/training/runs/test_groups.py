@@ -15,6 +15,8 @@ from tinsmith.training.evaluation.graders import GRADERS
 from tinsmith.training.runs.config import RlConfig
 from tinsmith.training.runs.groups import Prompts, grader, make_groups, read_prompts
 
+pytestmark = pytest.mark.pytorch
+
 
 def config(**given: Any) -> RlConfig:
     return RlConfig(model="demo/tiny", **given)

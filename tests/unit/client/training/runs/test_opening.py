@@ -17,6 +17,8 @@ from tinsmith.training.runs.config import SftConfig
 from tinsmith.training.runs.loop import StopRequest
 from tinsmith.training.runs.opening import claim_folder, opened
 
+pytestmark = pytest.mark.pytorch
+
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:

@@ -7,9 +7,12 @@ import json
 from pathlib import Path
 
 import matplotlib.image
+import pytest
 from rich.console import Console
 from tinsmith.training.runs.outcome import Outcome, curves_of, draw
 from tinsmith.training.runs.work import Panel
+
+pytestmark = pytest.mark.pytorch
 
 
 def logged(folder: Path) -> Path:

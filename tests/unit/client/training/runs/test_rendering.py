@@ -14,6 +14,8 @@ from tinsmith.training.runs.rendering import OfCookbook, Rendering, Tokens, Trai
 from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 from transformers import AutoTokenizer
 
+pytestmark = pytest.mark.pytorch
+
 TALK = Conversation(
     [
         {"role": "user", "content": "One"},

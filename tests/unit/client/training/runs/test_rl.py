@@ -14,6 +14,8 @@ from tinsmith.training.runs import rl
 from tinsmith.training.runs.config import RlConfig
 from tinsmith.training.runs.loop import StopRequest
 
+pytestmark = pytest.mark.pytorch
+
 
 class Model:
     async def save_weights_and_get_sampling_client(self) -> object:
