@@ -45,7 +45,7 @@ def test_a_session_of_a_catalogue_that_people_are_told_to_write_is_taken(api: Ap
 
 
 def test_pages_and_examples_have_manifests_to_find() -> None:
-    assert {each.where.partition(":")[0] for each in IN_PAGES} >= {"README.md", "docs/training-session.md"}
+    assert {each.where.partition(":")[0] for each in IN_PAGES} >= {"docs/training-session.md"}
     assert CATALOGUES
     assert {each.content["kind"] for each in IN_EXAMPLES} >= {SESSION_KIND, "Job", "PersistentVolumeClaim"}
 
