@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from tinsmith.training.errors import EvaluationError, TaskFileError
 from tinsmith.training.evaluation.examples import Example
 from tinsmith.training.evaluation.graders import CHOICE, GRADER_NAMES, GRADERS, exact, require_fit
 from tinsmith.training.evaluation.tasks import ChoiceTask, ExampleTask, Task, right_choice
+from tinsmith.training.json_lines import NoJson, numbered_lines, parse_line, without_empty
 
 KNOWN = {"id", "prompt", "messages", "answer", "choices"}
 
@@ -89,22 +89,20 @@ def _task(name: str, examples: Sequence[Example], grader: str, options: TaskOpti
 def _examples(path: Path) -> Iterator[tuple[int, Example]]:
     """With the number of its line. Empty lines are none."""
     try:
-        content = path.read_text()
+        lines = numbered_lines(path)
     except (OSError, UnicodeDecodeError) as error:
         raise TaskFileError(f"{path} cannot be read: {error}") from error
-    for number, line in enumerate(content.splitlines(), 1):
-        if line.strip():
-            try:
-                yield number, _example(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise TaskFileError(f"{path}:{number}: no JSON: {error}") from error
-            except TaskFileError as error:
-                raise TaskFileError(f"{path}:{number}: {error}") from error
+    for number, line in lines:
+        try:
+            yield number, _example(parse_line(line))
+        except (NoJson, TaskFileError) as error:
+            raise TaskFileError(f"{path}:{number}: {error}") from error
 
 
 def _example(row: Any) -> Example:
     if not isinstance(row, Mapping):
         raise TaskFileError("a line is to be an object with prompt (or messages) and answer")
+    row = without_empty(dict(row), *KNOWN)
     if unknown := sorted(row.keys() - KNOWN):
         raise TaskFileError(f"{unknown[0]} is nothing that an example has: {', '.join(sorted(KNOWN))}")
     if ("prompt" in row) == ("messages" in row):

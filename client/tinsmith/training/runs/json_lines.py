@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from tinsmith.training.errors import BadData
+from tinsmith.training.json_lines import NoJson, numbered_lines, parse_line, without_empty
 
 Message: TypeAlias = dict[str, str]
 """With role and content."""
 ROLES = ("system", "user", "assistant", "tool")
+EXAMPLE_KEYS = ("messages", "prompt", "completion", "text", "chosen", "rejected", "answer")
 MOST_TOLD = 10
 
 
@@ -160,7 +161,7 @@ def _message(value: Any, name: str) -> Message:
         raise BadExample(f"{name} has no role of {', '.join(ROLES)}")
     if not isinstance(value.get("content"), str):
         raise BadExample(f"the content of {name} is no string; this command renders text alone")
-    if others := sorted(value.keys() - {"role", "content"}):
+    if others := sorted(without_empty(value).keys() - {"role", "content"}):
         raise BadExample(f"{name} has {others[0]}, which this command does not render")
     return {"role": value["role"], "content": value["content"]}
 
@@ -185,17 +186,18 @@ def _names(record: Mapping[str, Any]) -> str:
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
     try:
-        lines = file.read_text().splitlines()
+        return numbered_lines(file)
     except (OSError, UnicodeDecodeError) as error:
         raise BadData(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
 def _record(line: str) -> Mapping[str, Any]:
+    """Return the keys that an example may be made of. `id` and keys without a value are left out."""
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise BadExample(f"no JSON: {error.msg} at column {error.colno}") from error
+        record = parse_line(line)
+    except NoJson as error:
+        raise BadExample(str(error)) from error
     if not isinstance(record, dict):
         raise BadExample("no JSON object")
-    return record
+    record.pop("id", None)
+    return without_empty(record, *EXAMPLE_KEYS)

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from tinsmith.training.checkpoints.adapter_folder import export_adapter
 from tinsmith.training.checkpoints.manager import CheckpointManager
+from tinsmith.training.json_lines import numbered_lines
 from tinsmith.training.run_logs.history import METRICS_FILE
 from tinsmith.training.runs.config import RunConfig
 from tinsmith.training.runs.work import Panel
@@ -103,7 +104,7 @@ def evaluation_before(metrics_file: Path) -> dict[str, float]:
 def curves_of(metrics_file: Path, names: Sequence[str] | None) -> dict[str, list[tuple[int, float]]]:
     """Points of each metric that was logged, by its step; of all for None."""
     points: dict[str, list[tuple[int, float]]] = {}
-    for line in metrics_file.read_text().splitlines():
+    for _, line in numbered_lines(metrics_file):
         record = json.loads(line)
         for name in record.keys() - {"step"} if "step" in record else ():
             if names is None or name in names:

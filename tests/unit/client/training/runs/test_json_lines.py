@@ -48,7 +48,7 @@ def test_three_forms_are_examples_of_supervised_training() -> None:
         ({"messages": [USER]}, "the last of messages is the user's, and there is nothing to learn after it"),
         ({"messages": [{**USER, "content": [{"type": "image"}]}]}, r"the content of messages\[0\] is no string"),
         (
-            {"messages": [USER, {**ANSWER, "tool_calls": []}]},
+            {"messages": [USER, {**ANSWER, "tool_calls": [1]}]},
             r"messages\[1\] has tool_calls, which this command does not",
         ),
         ({"text": "a", "weight": 2}, "weight has no meaning beside text"),
