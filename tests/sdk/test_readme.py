@@ -49,7 +49,8 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Typed:
     # Another program may have the port of README; the demo wrote down a free one.
     then = then.replace(SERVES, f"{SERVES} --port ${{TINKER_BASE_URL##*:}}")
     answers = folder / "answers"
-    script = [first.replace(URL, str(ROOT)), then, "python ../../program.py", f"({asks}) > {answers}", "kill %1", "wait"]
+    typed_first = first.replace(URL, str(ROOT))
+    script = [typed_first, then, "python ../../program.py", f"({asks}) > {answers}", "kill %1", "wait"]
     done = subprocess.run(
         ["bash", "-m", "-c", "\n".join(["set -e", *script])],
         cwd=folder,

@@ -115,6 +115,15 @@ async def test_what_the_worker_says_of_the_files_is_said_and_better_ones_can_fol
     assert (await finish(server, started)).status_code == 200
 
 
+async def test_refused_files_hold_no_place_for_uploads(tmp_path: Path, fleet: FakeFleet) -> None:
+    async with running_server(settings_for(tmp_path, uploads_per_tenant=2), fleet) as server:
+        server.worker.import_failure = (grpc.StatusCode.INVALID_ARGUMENT, "no adapter")
+        for _ in range(3):
+            assert (await finish(server, await uploaded(server))).status_code == 422
+        server.worker.import_failure = None
+        assert (await finish(server, await uploaded(server))).status_code == 200
+
+
 @one_server
 async def test_a_worker_of_an_earlier_release_is_named_as_the_reason(server: TestedServer) -> None:
     server.worker.import_failure = (grpc.StatusCode.UNIMPLEMENTED, "Method not found!")

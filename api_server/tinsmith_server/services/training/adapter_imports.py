@@ -201,9 +201,12 @@ class AdapterImports:
         worker = await handle.connection(CONNECT_SECONDS)
         await self._retention.reserve(upload.folder)
         lora = worker_pb2.LoraConfig(**upload.lora)
-        made = await worker.import_adapter(
-            worker_pb2.ImportAdapterRequest(directory=upload.directory, model_id=upload.run_id, lora=lora)
-        )
+        request = worker_pb2.ImportAdapterRequest(directory=upload.directory, model_id=upload.run_id, lora=lora)
+        try:
+            made = await worker.import_adapter(request)
+        except Unprocessable:
+            await self._give_up_files(upload)
+            raise
         await self._record(upload, _checkpoint(upload, made, self._clock()), handle.worker_id)
         found = await self._found(upload)
         if found is None:
@@ -214,6 +217,11 @@ class AdapterImports:
             await self._retention.remove_files(made.directory)
         await self._store.remove_garbage(upload.folder)
         log.info("adapter imported", model_id=upload.run_id, tenant=upload.tenant, base_model=upload.base_model)
+
+    async def _give_up_files(self, upload: Upload) -> None:
+        """Refused files hold none of the tenant's places for uploads. Better ones may be sent to the same link."""
+        if all(directory != upload.directory for directory, _ in self._arriving):
+            await asyncio.to_thread(self._files.remove, upload.directory)
 
     async def _record(self, upload: Upload, checkpoint: Checkpoint, worker_id: str) -> None:
         session = ended_session(
