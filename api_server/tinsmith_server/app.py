@@ -10,6 +10,7 @@ from fastapi.responses import PlainTextResponse
 from fastapi.telemetry import TelemetryConfig
 
 from tinsmith_server.configuration import load_settings
+from tinsmith_server.data_directory import make_data_directory
 from tinsmith_server.fleet import fleet_of
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.metrics.server import CONTENT_TYPE, Metrics
@@ -133,7 +134,7 @@ def _lifespan(
         async with AsyncExitStack() as opened:
             try:
                 if settings.keeps_data_here:
-                    settings.data.mkdir(parents=True, exist_ok=True)
+                    make_data_directory(settings.data)
                 store = await open_store(settings.store_url)
                 opened.push_async_callback(store.close)
                 opened.push_async_callback(fleet.close)

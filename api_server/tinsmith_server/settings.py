@@ -229,7 +229,9 @@ class Settings(BaseSettings):
     )
     external_url_seconds: Seconds = Field(3600, description="How long a link for downloads or uploads works.")
 
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe lines of the log; `tinsmith serve` on a terminal has `warning` by default."
+    )
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="`json` or `console`; `auto` is `console` on a terminal, else `json`."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import time
 from dataclasses import dataclass
@@ -133,6 +134,11 @@ class Api:
         models = self._call("GET", "/get_server_capabilities").get("supported_models", [])
         return [ServedModel(model["model_name"], model.get("max_context_length")) for model in models]
 
+    def loading_models(self) -> list[str]:
+        """Return the base models that no worker has described yet: it loads them, or nobody has needed them."""
+        models = self._call("GET", "/get_server_capabilities").get("supported_models", [])
+        return [model["model_name"] for model in models if model.get("images") is None]
+
     def waiting_models(self) -> list[WaitingModel]:
         """Those of the key's tenant."""
         waiting = self._call("GET", "/waiting_models").get("waiting_models", [])
@@ -210,6 +216,15 @@ def key_refusal(base_url: str, reason: str, *, has_key: bool) -> str:
     if not has_key:
         return f"{base_url} wants a key, and {API_KEY_VARIABLE} is not set"
     return f"{base_url} refuses the key: {reason}"
+
+
+def is_here(base_url: str) -> bool:
+    """Return whether the address is one that only this machine answers."""
+    host = httpx.URL(base_url).host
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def find_mistake(url: str) -> Mistake | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from tinsmith.api import (
     SpeaksHttp,
     Unreachable,
     find_mistake,
+    is_here,
 )
 
 OLDEST_SDK = (0, 38)
@@ -29,9 +32,12 @@ KEY_PREFIXES = ("tml-", "eyJ")
 """The SDK refuses every other key before it sends a request."""
 
 MAKE_A_KEY = (
-    "make one where the server runs, with `tinsmith keys create NAME` "
+    "make one where the server runs, with `tinsmith keys create NAME --data DIR`; DIR is the server's data directory, "
+    "by default tinsmith-data where it was started "
     "(on Kubernetes: kubectl exec deployment/RELEASE-api-server -- tinsmith keys create NAME)"
 )
+DATA_VARIABLE = "TINSMITH_DATA"
+STORE_FILE = "tinsmith.db"
 OFFER_A_MODEL = "apply a TrainingSession, or give the chart an entry of `models`"
 """A server without Kubernetes does not start without one."""
 
@@ -74,24 +80,26 @@ class ClientEnvironment:
 def diagnose(environment: ClientEnvironment, *, wait_seconds: float = 0.0) -> Iterator[CheckResult]:
     """Every check in the order in which a program would stumble; what cannot be judged is skipped.
 
-    A server that does not answer is asked again for `wait_seconds`.
+    A server that does not answer, or loads its models, is asked again for `wait_seconds`.
     """
     yield _check_address(environment)
     yield _check_sdk()
     if find_mistake(environment.base_url) is not None:
         yield CheckResult("server", Status.SKIPPED, "needs an address")
         return
+    deadline = time.monotonic() + wait_seconds
     with Api(environment.base_url, environment.api_key) as api:
-        server = _wait_for_server(api, wait_seconds)
+        server = _wait_for_server(api, deadline)
         yield server if environment.environment_url is not None else _as_hint(server, api)
         if server.status is not Status.OK:
             yield CheckResult("key", Status.SKIPPED, "needs a server that answers")
             return
-        yield (key := _check_key(api, environment.api_key))
+        yield (key := _check_key(api, environment.api_key, _cure_for_a_key(environment.base_url)))
         if key.status is not Status.OK:
             yield CheckResult("tokenizers", Status.SKIPPED, "the server lists its models only for a key that works")
             return
         yield from _check_tokenizers(api)
+        yield from _list_loading(api, deadline)
         yield from _list_waiting(api)
 
 
@@ -142,8 +150,7 @@ def _sdk_version() -> str | None:
         return None
 
 
-def _wait_for_server(api: Api, wait_seconds: float) -> CheckResult:
-    deadline = time.monotonic() + wait_seconds
+def _wait_for_server(api: Api, deadline: float) -> CheckResult:
     while (result := _check_server(api)).status is Status.FAILED and time.monotonic() < deadline:
         time.sleep(RETRY_SECONDS)
     return result
@@ -175,9 +182,23 @@ def _check_server(api: Api) -> CheckResult:
     return CheckResult("server", Status.OK, f"{api.base_url} answers")
 
 
-def _check_key(api: Api, api_key: str | None) -> CheckResult:
+def _cure_for_a_key(base_url: str) -> str:
+    """Return how to make a key, with the data directory if the server is on this machine and the directory is known."""
+    data = data_directory_here() if is_here(base_url) else None
+    return MAKE_A_KEY if data is None else f"make one with `tinsmith keys create NAME --data {shlex.quote(str(data))}`"
+
+
+def data_directory_here() -> Path | None:
+    """Return the directory that TINSMITH_DATA names, or the only one in this folder that has a server's store."""
+    if named := os.environ.get(DATA_VARIABLE):
+        return Path(named)
+    found = list(Path().glob(f"*/{STORE_FILE}"))
+    return found[0].parent.absolute() if len(found) == 1 else None
+
+
+def _check_key(api: Api, api_key: str | None, how_to_make_one: str) -> CheckResult:
     if api_key is None:
-        cure = f"{MAKE_A_KEY}, and export {API_KEY_VARIABLE}"
+        cure = f"{how_to_make_one}, and export {API_KEY_VARIABLE}"
         return CheckResult("key", Status.FAILED, f"{API_KEY_VARIABLE} is not set", cure)
     if not api_key.startswith(KEY_PREFIXES):
         cure = "use a key of `tinsmith keys create --data DIR`; static ones (TINSMITH_API_KEY) must start with tml- too"
@@ -185,7 +206,7 @@ def _check_key(api: Api, api_key: str | None) -> CheckResult:
     try:
         api.send_client_config(_sdk_version() or "none")
     except KeyRefused:
-        cure = f"{MAKE_A_KEY}; `keys list` shows the living ones"
+        cure = f"{how_to_make_one}; `tinsmith keys list` with the same --data lists the active keys"
         return CheckResult("key", Status.FAILED, "the server does not know this key, or it was revoked", cure)
     except ApiError as error:
         return CheckResult("key", Status.FAILED, str(error), f"correct {BASE_URL_VARIABLE}: this is no Tinker server")
@@ -220,6 +241,17 @@ def _check_tokenizer(model_name: str) -> CheckResult:
         "serve the model under a name that is on the hub"
     )
     return CheckResult(check, Status.FAILED, detail, cure)
+
+
+def _list_loading(api: Api, deadline: float) -> Iterator[CheckResult]:
+    """Wait for models that no worker has loaded, and list the rest. That is no failure: requests wait for them."""
+    try:
+        while (loading := api.loading_models()) and time.monotonic() < deadline:
+            time.sleep(RETRY_SECONDS)
+    except ApiError:
+        return  # the check before or after this one reports it
+    for name in loading:
+        yield CheckResult(f"model {name}", Status.SKIPPED, "no worker has loaded it yet; requests wait until one has")
 
 
 def _list_waiting(api: Api) -> Iterator[CheckResult]:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from tinsmith.console import make_console
 from tinsmith.local_server import ServerFailed, free_port, running_server, tinsmith_command
+from tinsmith.output_folder import make_output_folder
 
 MODEL = "demo/tiny"
 """Its name and, in the output directory, its directory: so the SDK finds the tokenizer."""
@@ -41,7 +42,7 @@ def demo(
             raise ModuleNotFoundError(name=module)
     started = time.monotonic()
     console = make_console()
-    out.mkdir(parents=True, exist_ok=True)
+    make_output_folder(out, "--out")
     try:
         _make_model(console, out)
         api_key = f"tml-{secrets.token_urlsafe(24)}"

@@ -43,6 +43,7 @@ CHOICE = "a package's public choice, which its __init__ exports"
 
 WHY_SHORT = {
     "api_server/tinsmith_server/cli/stopping.py": "in force while serving.py still loads uvicorn",
+    "api_server/tinsmith_server/data_directory.py": SHARED,
     "api_server/tinsmith_server/fleet/kubernetes/errors.py": SHARED,
     "api_server/tinsmith_server/fleet/local/devices.py": SHARED,
     "api_server/tinsmith_server/fleet/local/threads.py": "reads the machine, where its neighbours start processes",
@@ -77,6 +78,7 @@ WHY_SHORT = {
     "client/tinsmith/console.py": SHARED,
     "client/tinsmith/doctor.py": COMMAND,
     "client/tinsmith/models.py": COMMAND,
+    "client/tinsmith/output_folder.py": SHARED,
     "client/tinsmith/training/checkpoints/adapter_folder.py": "PEFT's names for files, which no other module knows",
     "client/tinsmith/training/environments/scoring_rules.py": "proper rules by themselves, which a test proves to be",
     "client/tinsmith/training/run_logs/scalars.py": SHARED,

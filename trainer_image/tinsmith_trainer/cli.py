@@ -6,6 +6,7 @@ inside the commands, so that a wrong option is answered at once.
 
 from __future__ import annotations
 
+import tempfile
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -40,6 +41,7 @@ def make_tiny_model(
 
     The same arguments write the same bytes. Nothing is downloaded.
     """
+    _make_output_folder(directory, "make-tiny-model")
     from tinsmith_trainer.torch_model.tiny_model import make_tiny_model as write_tiny_model
 
     _hide_progress_bars()
@@ -75,7 +77,7 @@ def export_files(checkpoint: str, base_model: str, to: Path, layout: ExportLayou
     try:
         engine = build_peft_engine(load_torch_model(base_model))
         loaded = _read_checkpoint(checkpoint, engine.base_model())
-        to.mkdir(parents=True, exist_ok=True)
+        _make_output_folder(to, "export")
         engine.export(loaded.state, to, layout)
     except TrainerError as error:
         _fail(str(error))
@@ -97,6 +99,17 @@ def _read_checkpoint(checkpoint: str, base: BaseModelInfo) -> LoadedCheckpoint:
     except CheckpointInvalid as error:
         _fail(f"{checkpoint} is not a checkpoint: {error}")
     return checkpoints.read(directory, digest, base)
+
+
+def _make_output_folder(folder: Path, command: str) -> None:
+    """Make the folder unless it exists. Raise typer.Exit behind a sentence if it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        make_console(stderr=True).print(f"tinsmith {command}: {folder} cannot be written: {error.strerror}")
+        raise typer.Exit(2) from error
 
 
 def _hide_progress_bars() -> None:

@@ -11,6 +11,7 @@ import orjson
 import typer
 
 from tinsmith_server.configuration import load_settings
+from tinsmith_server.data_directory import make_data_directory
 from tinsmith_server.errors import StartupError, TinsmithError
 from tinsmith_server.services.accounts.keys import DEFAULT_TENANT, Keys, check_tenant_name
 from tinsmith_server.settings import Settings
@@ -120,9 +121,9 @@ def _with_keys(
     try:
         settings = load_settings({"data": data, "database_url": database_url}, config)
         if missing := _missing_file(settings):
-            if not may_make_store:
+            if not may_make_store or not _place_was_given(settings):
                 raise StartupError(_nothing_there(settings, missing))
-            missing.parent.mkdir(parents=True, exist_ok=True)
+            make_data_directory(missing.parent)
             typer.echo(f"no server has used {missing.parent} yet: making a new store, {missing}", err=True)
         return asyncio.run(_on_store(settings, use))
     except TinsmithError as error:
@@ -137,7 +138,14 @@ def _missing_file(settings: Settings) -> Path | None:
     return file if url.drivername == "sqlite" and not file.exists() else None
 
 
+def _place_was_given(settings: Settings) -> bool:
+    """By a flag, the environment or a file. A store in whatever directory the command runs in serves no server."""
+    return bool({"data", "database_url"} & settings.model_fields_set)
+
+
 def _nothing_there(settings: Settings, missing: Path) -> str:
+    if not _place_was_given(settings):
+        return f"there is no store {missing}; give --data, the data directory of the server that the key is for"
     if settings.database_url is None:
         return f"{settings.data} holds no server's data; give --data or --config"
     return f"there is no store {missing}; give the server's --database-url, --data or --config"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tinsmith_server.cli.announcing import announce, on_terminal, say_stopped, tell_person
 from tinsmith_server.configuration import describe_settings, load_settings, notes_on
 from tinsmith_server.errors import StartupError, TinsmithError
 from tinsmith_server.fleet import fleet_of
@@ -25,7 +26,6 @@ from tinsmith_server.settings import Settings
 if TYPE_CHECKING:
     from tinsmith_server.cli.stopping import StoppingServer
     from tinsmith_server.fleet.base import Fleet
-    from tinsmith_server.services.accounts.keys import NewKey
 
 # One client process may hold some 1400 connections.
 WANTED_OPEN_FILES = 65536
@@ -63,7 +63,10 @@ def serve(
     public_url: Annotated[
         str | None, typer.Option(help="URL by which clients reach this server, for download links.")
     ] = None,
-    log_level: Annotated[str | None, typer.Option(help="Log level: debug, info, warning or error.")] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option(help="Log level: debug, info, warning or error; default: warning on a terminal, else info."),
+    ] = None,
     log_format: Annotated[str | None, typer.Option(help="Log format: auto, json or console.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML or JSON file of settings.")] = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings in force and exit.")] = False,
@@ -91,10 +94,17 @@ def serve(
         if print_config:
             typer.echo(describe_settings(settings), nl=False)
             return
-        run_server(settings)
+        run_server(quiet_on_a_terminal(settings))
     except TinsmithError as error:
         typer.echo(f"tinsmith serve: {error}", err=True)
         raise typer.Exit(2) from error
+
+
+def quiet_on_a_terminal(settings: Settings) -> Settings:
+    """Return the settings with the log level `warning` if a person reads the log and has not set another."""
+    if "log_level" in settings.model_fields_set or not on_terminal():
+        return settings
+    return settings.model_copy(update={"log_level": "warning"})
 
 
 def run_server(settings: Settings) -> None:
@@ -151,7 +161,7 @@ def _assemble(settings: Settings, fleet: Fleet, listener: socket.socket) -> Stop
             timeout_graceful_shutdown=STOP_SECONDS,
             server_header=False,
         ),
-        announce=lambda: announce(url_of(listener), app.state.first_key, settings.public_url),
+        announce=lambda: announce(listener, app.state.first_key, settings.public_url),
     )
 
 
@@ -187,38 +197,6 @@ def _leave(_number: int, _frame: object) -> None:
 
 def _stopped(_number: int, _frame: object) -> None:
     """uvicorn repeats the signal after a clean stop; without this the exit status would say "killed"."""
-
-
-def url_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def announce(url: str, first_key: NewKey | None, public_url: str | None) -> None:
-    """Once the server answers. A key that was just made is shown here and never again."""
-    on_terminal = sys.stderr.isatty()
-    if first_key is not None and not on_terminal:
-        _say(f"API key, shown only this once: {first_key.secret}")
-    print(url, flush=True)
-    if first_key is not None and on_terminal:
-        _say("An API key was made, and is shown only this once. For your programs:")
-        _say(f"export TINKER_BASE_URL={public_url or url} TINKER_API_KEY={first_key.secret}")
-
-
-def tell_person(line: str) -> None:
-    """How far the start is. A script reads it in the log."""
-    if sys.stderr.isatty():
-        _say(line)
-
-
-def say_stopped(data: Path) -> None:
-    """After a clean stop. Only a person waits for it."""
-    if sys.stderr.isatty():
-        _say(f"stopped; everything is kept in {data}")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _raise_open_files() -> None:

@@ -23,7 +23,7 @@ WELL: Mapping[str, Answer] = {
     "/api/v1/client/config": (200, {}),
     "/api/v1/get_server_capabilities": (
         200,
-        {"supported_models": [{"model_name": "org/tiny", "max_context_length": 4096}]},
+        {"supported_models": [{"model_name": "org/tiny", "max_context_length": 4096, "images": False}]},
     ),
 }
 

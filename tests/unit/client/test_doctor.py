@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.certificates import SERVER, Authority, mount_secret
 from support.client.stub_server import GOOD_KEY, NOT_FOUND, WELL, Answer, stub_server
+from tinsmith.api import is_here
 from tinsmith.checks import CheckResult, ClientEnvironment, Status, diagnose
 from tinsmith.cli import main
 from typing_extensions import override
@@ -199,6 +200,73 @@ def test_a_server_without_a_base_model_has_a_cure() -> None:
         results = examine(url)
     assert failures(results) == ["models"]
     assert "apply a TrainingSession" in (results["models"].cure or "")
+
+
+def model(**said: object) -> Answer:
+    return 200, {"supported_models": [{"model_name": "org/tiny", **said}]}
+
+
+class LoadsInTime(dict[str, Answer]):
+    """Answers of a server whose model is described by a worker when it is asked for the fourth time."""
+
+    asked = 0
+
+    @override
+    def get(self, path: str, default: object = None) -> Any:
+        if path.endswith("/get_server_capabilities"):
+            self.asked += 1
+            return model(images=False) if self.asked > 3 else model()
+        return super().get(path, default)
+
+
+@pytest.mark.usefixtures("tokenizer_here")
+@pytest.mark.parametrize(("seconds", "told"), [(0, True), (60, False)], ids=["at once", "waiting"])
+def test_a_model_that_loads_is_waited_for_on_request_and_told_otherwise(seconds: float, told: bool) -> None:
+    with stub_server(LoadsInTime(WELL)) as url:
+        found = {one.check: one for one in diagnose(ClientEnvironment(url, url, GOOD_KEY), wait_seconds=seconds)}
+    assert failures(found) == []
+    assert ("model org/tiny" in found) is told
+    if told:
+        assert found["model org/tiny"].detail == "no worker has loaded it yet; requests wait until one has"
+
+
+@pytest.mark.usefixtures("tokenizer_here")
+def test_a_model_that_is_not_loaded_in_time_is_told() -> None:
+    with stub_server({**WELL, "/api/v1/get_server_capabilities": model()}) as url:
+        found = [one.check for one in diagnose(ClientEnvironment(url, url, GOOD_KEY), wait_seconds=0.3)]
+    assert found[-1] == "model org/tiny"
+
+
+def test_the_cure_for_a_key_names_the_data_directory_where_it_is_known(
+    well_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TINSMITH_DATA", raising=False)
+
+    def cure() -> str:
+        return examine(well_server, api_key="tml-revoked")["key"].cure or ""
+
+    assert "`tinsmith keys create NAME --data DIR`" in cure()
+    for name in ("my server", "another"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tinsmith.db").touch()
+        known = name == "my server"
+        assert (f"`tinsmith keys create NAME --data '{tmp_path}/my server'`" in cure()) is known
+    monkeypatch.setenv("TINSMITH_DATA", "/srv/tinsmith")
+    assert "`tinsmith keys create NAME --data /srv/tinsmith`" in cure()
+
+
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [
+        ("http://127.0.0.1:8000", True),
+        ("http://[::1]:1", True),
+        ("https://localhost", True),
+        ("http://10.0.0.1", False),
+    ],
+)
+def test_a_directory_here_is_that_of_a_server_here_alone(url: str, here: bool) -> None:
+    assert is_here(url) is here
 
 
 WAITING = {

@@ -36,11 +36,13 @@ COMMANDS = {
     "chat": [ID, "--message", "Hello"],
     "checkpoints": ["show", ID, "3"],
     "cluster": ["status", "--context", ID],
+    "demo": ["--out", f"kubectl/{ID}"],
     "doctor": [],
     "eval": ["compare", ID, "another"],
     "export": [f"tinker://{ID}/weights/a", "--to", "out", "--layout", "peft"],
     "import": [ID, "--base-model", ID],
     "keys": ["list", "--data", ID],
+    "make-tiny-model": [f"kubectl/{ID}"],
     "models": [],
     "parity": ["--engine", f"module:{ID}", "--engine", "peft", "--model", ID],
     "promote": ["--list"],
@@ -51,7 +53,7 @@ KUBECTL = """#!/bin/sh
 echo "there is no context $*" >&2
 exit 1
 """
-PRINT_NO_ID = {"demo", "make-tiny-model", "version"}
+PRINT_NO_ID = {"version"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -113,6 +113,15 @@ def test_a_directory_that_is_no_checkpoint_is_named(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_output_folder_that_cannot_be_written_is_named(
+    tmp_path: Path, base_model: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/none")):
+        assert run_command("export", checkpoint, "--base-model", base_model, "--to", folder, "--layout", "peft") == 2
+        assert capsys.readouterr().err.startswith(f"tinsmith export: {folder} cannot be written: ")
+
+
 def test_in_an_image_without_the_program_a_tinker_path_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
     path = "tinker://run:train:0/weights/a"
     command = [sys.executable, "-m", "tinsmith_trainer.cli", "export", path, "--base-model", "any"]

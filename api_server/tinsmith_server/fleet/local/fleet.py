@@ -19,6 +19,7 @@ from typing import IO
 
 from typing_extensions import override
 
+from tinsmith_server.data_directory import make_data_directory
 from tinsmith_server.errors import StartupError, WorkerAbsent
 from tinsmith_server.fleet.base import Changes, EpochRegistry, Fleet, HomeRow, SamplerHandle, ServedModel, WorkerHandle
 from tinsmith_server.fleet.local.commands import BUILTIN, SamplerCommand, WorkerCommand, check_commands
@@ -182,7 +183,7 @@ class LocalFleet(Fleet):
 
 def _lock_data(data: Path) -> IO[bytes]:
     """Two servers on one directory would fence each other's workers out, for ever."""
-    data.mkdir(parents=True, exist_ok=True)
+    make_data_directory(data)
     lock = (data / "server.lock").open("wb")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from tinsmith.api import api_key_from_environment, base_url_from_environment
 from tinsmith.console import make_console
+from tinsmith.output_folder import make_output_folder
 from tinsmith.training.errors import TrainingError
 from tinsmith.training.evaluation.comparison import Compared, compare, csv_of_comparison, read_runs
 from tinsmith.training.evaluation.curves import draw_curves
@@ -144,7 +145,7 @@ def compare_(
         runs = read_runs(directories)
         compared = compare(runs)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+        make_output_folder(out, "--out")
         (out / TABLE_FILE).write_text(csv_of_comparison(compared))
         draw_curves({name: each.summaries for name, each in runs.items()}, out / PICTURE_FILE)
     if as_json:

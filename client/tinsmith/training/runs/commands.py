@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from tinsmith.console import make_console
+from tinsmith.output_folder import make_output_folder
 from tinsmith.training.errors import TrainingError
 from tinsmith.training.runs.config import DpoConfig, RlConfig, RunConfig, SftConfig, load_config, to_yaml
 
@@ -132,7 +133,7 @@ def _metavar(field: FieldInfo) -> str:
 
 def _copy_example(kind: str, folder: Path) -> None:
     source = find_examples() / kind
-    folder.mkdir(parents=True, exist_ok=True)
+    make_output_folder(folder, "--example")
     taken = [file.name for file in source.iterdir() if (folder / file.name).exists()]
     if taken:
         raise TrainingError(f"{folder / taken[0]} exists already")

@@ -110,9 +110,12 @@ def claim_folder(config: RunConfig, digest: str) -> None:
         require_same(config, settings.read_text(), settings)
         if data.read_text() != digest:
             raise BadData(f"the data is not that which the run in {config.out} began with: give this run another out")
-    config.out.mkdir(parents=True, exist_ok=True)
-    write_whole(settings, to_yaml(config))
-    write_whole(data, digest)
+    try:
+        config.out.mkdir(parents=True, exist_ok=True)
+        write_whole(settings, to_yaml(config))
+        write_whole(data, digest)
+    except OSError as error:
+        raise BadConfig(f"out is {config.out}, which cannot be written: {error.strerror}") from error
 
 
 def require_server(model: str, base_url: str, api_key: str | None) -> None:

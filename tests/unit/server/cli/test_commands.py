@@ -125,6 +125,41 @@ def test_a_key_for_a_new_directory_says_which_store_it_made(tmp_path: Path) -> N
     assert "new store" not in run("keys", "create").stderr
 
 
+@pytest.mark.parametrize("arguments", [["create"], ["list"], ["revoke", "1"]], ids=" ".join)
+def test_a_command_that_names_no_server_makes_no_store_where_it_happens_to_run(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TINSMITH_DATA")
+    monkeypatch.chdir(tmp_path)
+    result = run("keys", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    store = tmp_path / "tinsmith-data" / "tinsmith.db"
+    assert result.stderr.startswith(f"tinsmith keys: there is no store {store}; give --data, the data directory of the")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_was_started_here_without_data_has_its_keys_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("keys", "create", "--data", str(tmp_path / "tinsmith-data"))
+    monkeypatch.delenv("TINSMITH_DATA")
+    monkeypatch.chdir(tmp_path)
+    assert len(run("keys", "list").stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("place", ["/proc/none", "/sys/kernel", "{tmp}/file/data", "{tmp}/file"])
+@pytest.mark.parametrize("command", [["keys", "create"], ["serve", "--model", "tiny={tmp}/model"]], ids=" ".join)
+def test_data_that_cannot_be_written_is_a_sentence_and_status_2(place: str, command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    directory = place.format(tmp=tmp_path)
+    result = run(*(word.format(tmp=tmp_path) for word in command), "--data", directory)
+    assert result.exit_code == 2
+    assert f"the data directory {directory} cannot be written: " in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_a_new_key_comes_with_the_number_that_revoke_takes() -> None:
     assert "`tinsmith keys revoke 1`" in run("keys", "create").stderr
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tinsmith_server.cli.serving import announce, say_stopped, tell_person
+from tinsmith_server.cli.announcing import announce, reachable_host, say_stopped, tell_person, url_at
+from tinsmith_server.cli.serving import listen, quiet_on_a_terminal
+from tinsmith_server.configuration import load_settings
 from tinsmith_server.services.accounts.keys import NewKey
 from tinsmith_server.store.records import ApiKey
-
-URL = "http://127.0.0.1:8000"
 
 
 def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,33 +27,132 @@ def first_key() -> NewKey:
     return NewKey("tml-a-secret", record)
 
 
-def test_a_person_gets_a_line_to_paste(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with listen("127.0.0.1", 0) as listener:
+        yield listener
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return the lines on standard error between the two rules."""
+    first, *lines, last = capsys.readouterr().err.splitlines()
+    assert set(first) == set(last) == {"─"}
+    return lines
+
+
+def test_a_person_gets_the_url_the_key_and_what_to_type_next(
+    listener: socket.socket, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     on_a_terminal(monkeypatch)
-    announce(URL, first_key(), public_url=None)
-    output = capsys.readouterr()
-    assert output.out == f"{URL}\n"
-    assert output.err.splitlines()[-1] == f"export TINKER_BASE_URL={URL} TINKER_API_KEY=tml-a-secret"
+    announce(listener, first_key(), public_url=None)
+    url = url_at(*listener.getsockname())
+    assert lines_of(capsys) == [
+        f"Tinsmith answers at {url}",
+        "API key, shown only this once: tml-a-secret",
+        "",
+        "In the terminal of your programs:",
+        f"export TINKER_BASE_URL={url} TINKER_API_KEY=tml-a-secret",
+        "tinsmith doctor",
+    ]
 
 
 def test_the_line_to_paste_has_the_address_that_clients_use(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    listener: socket.socket, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_a_terminal(monkeypatch)
-    announce(URL, first_key(), public_url="https://train.example")
+    announce(listener, first_key(), public_url="https://train.example")
     assert "TINKER_BASE_URL=https://train.example " in capsys.readouterr().err
 
 
-def test_a_server_that_has_keys_says_its_address_only(
+def test_a_server_that_has_keys_shows_none(
+    listener: socket.socket, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_a_terminal(monkeypatch)
+    announce(listener, None, public_url=None)
+    url = url_at(*listener.getsockname())
+    *_, exported, doctor = lines_of(capsys)
+    assert (exported, doctor) == (f"export TINKER_BASE_URL={url}", "tinsmith doctor")
+
+
+@pytest.mark.parametrize("terminals", [[], ["stderr"], ["stderr", "stdout"]], ids=["none", "errors", "both"])
+def test_the_url_is_alone_on_standard_output_unless_a_person_reads_both(
+    terminals: list[str],
+    listener: socket.socket,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for stream in terminals:
+        monkeypatch.setattr(getattr(sys, stream), "isatty", lambda: True)
+    announce(listener, None, public_url=None)
+    alone = f"{url_at(*listener.getsockname())}\n"
+    assert capsys.readouterr().out == ("" if "stdout" in terminals else alone)
+
+
+def test_a_server_on_all_addresses_names_one_that_others_reach_and_warns_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_a_terminal(monkeypatch)
-    announce(URL, None, public_url=None)
-    assert capsys.readouterr() == (f"{URL}\n", "")
+    host = "0.0.0.0"
+    with listen(host, 0) as listener:
+        announce(listener, None, public_url=None)
+        port = listener.getsockname()[1]
+    said = capsys.readouterr()
+    assert said.err.count("unencrypted") == 1
+    assert host not in said.err.partition("://")[2].partition("\n")[0]
+    assert f":{port}" in said.err
+    assert said.out == f"{url_at(host, port)}\n"
 
 
-def test_a_script_finds_the_url_alone_and_the_key_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    announce(URL, first_key(), public_url=None)
-    assert capsys.readouterr() == (f"{URL}\n", "API key, shown only this once: tml-a-secret\n")
+@pytest.mark.parametrize(
+    ("host", "public_url", "warns"),
+    [
+        ("127.0.0.1", None, False),
+        ("0.0.0.0", None, True),
+        ("0.0.0.0", "https://train.example", False),
+        ("0.0.0.0", "http://train.example", True),
+    ],
+)
+def test_the_warning_is_for_plain_http_that_others_reach(
+    host: str,
+    public_url: str | None,
+    warns: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_a_terminal(monkeypatch)
+    with listen(host, 0) as listener:
+        announce(listener, None, public_url)
+    assert ("unencrypted" in capsys.readouterr().err) is warns
+
+
+def test_an_address_that_was_chosen_is_named_as_it_is() -> None:
+    assert reachable_host("10.1.2.3") == "10.1.2.3"
+    assert reachable_host("::1") == "::1"
+    assert reachable_host("::") != "::"
+    assert url_at("::1", 80) == "http://[::1]:80"
+
+
+def test_a_script_finds_the_url_alone_and_the_key_on_standard_error(
+    listener: socket.socket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    announce(listener, first_key(), public_url=None)
+    url = url_at(*listener.getsockname())
+    assert capsys.readouterr() == (f"{url}\n", "API key, shown only this once: tml-a-secret\n")
+
+
+@pytest.mark.parametrize(
+    ("on_one", "given", "level"),
+    [(True, {}, "warning"), (False, {}, "info"), (True, {"log_level": "info"}, "info")],
+    ids=["terminal", "script", "given"],
+)
+def test_a_terminal_has_warnings_alone_unless_more_is_asked_for(
+    on_one: bool, given: dict[str, Any], level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TINSMITH_LOG_LEVEL", raising=False)
+    if on_one:
+        on_a_terminal(monkeypatch)
+    settings = load_settings({"models": ("a=b",), **given})
+    assert quiet_on_a_terminal(settings).log_level == level
 
 
 def test_a_person_hears_that_everything_is_kept(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from concurrent.futures import Future
 from pathlib import Path
@@ -39,6 +40,14 @@ def test_a_run_without_a_checkpoint_may_begin_again_with_other_settings_and_data
     claim_folder(config(out), "one")
     claim_folder(config(out, rank=4), "another")
     assert yaml.safe_load((out / "config.yaml").read_text())["rank"] == 4
+
+
+@pytest.mark.parametrize("place", ["{tmp}/file", "{tmp}/file/run", "/proc/none", "/sys/kernel"])
+def test_a_folder_that_cannot_be_written_is_a_sentence(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = Path(place.format(tmp=tmp_path))
+    with pytest.raises(BadConfig, match=f"out is {re.escape(str(folder))}, which cannot be written: "):
+        claim_folder(config(folder), "one")
 
 
 def test_a_run_with_a_checkpoint_goes_on_with_its_settings_and_data(out: Path) -> None:
