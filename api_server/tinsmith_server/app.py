@@ -20,7 +20,6 @@ from tinsmith_server.routes import (
     auth,
     checkpoints,
     futures,
-    pages,
     promotions,
     sampling,
     service,
@@ -28,6 +27,7 @@ from tinsmith_server.routes import (
     training,
     usage,
 )
+from tinsmith_server.routes.about import pages, tokenizers
 from tinsmith_server.routes.dialects import anthropic, openai
 from tinsmith_server.routes.dialects.base_urls import ShortPaths
 from tinsmith_server.routes.doors import METRICS_PATH, Doors, PlacesAtWork, RequestsPerAddress, ThisMachineAlone
@@ -57,6 +57,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     checkpoints.router,
     promotions.router,
     adapter_imports.router,
+    tokenizers.router,
     auth.router,
     usage.router,
     openai.router,

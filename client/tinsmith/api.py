@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
+from urllib.parse import quote
 
 import httpx
 
@@ -144,6 +145,18 @@ class Api:
         waiting = self._call("GET", "/waiting_models").get("waiting_models", [])
         return [WaitingModel(one["model_id"], one["waiting_seconds"], one.get("reason")) for one in waiting]
 
+    def tokenizer_archive(self, base_model: str) -> bytes:
+        """The zip file of its tokenizer; waits for a base model that is being loaded."""
+        path = f"/models/{quote(base_model)}/tokenizer"
+        deadline = time.monotonic() + UPLOAD_SECONDS
+        while True:
+            try:
+                return self._answer("GET", path, timeout=UPLOAD_SECONDS).content
+            except NotYet:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(RETRY_SECONDS)
+
     def start_upload(self, base_model: str, rank: int) -> StartedUpload:
         """Of an adapter for this base model, with parts in any of its modules."""
         body = {"base_model": base_model, "lora_config": {"rank": rank}}
@@ -178,6 +191,24 @@ class Api:
         content: BinaryIO | None = None,
         timeout: float = TIMEOUT_SECONDS,
     ) -> dict[str, Any]:
+        response = self._answer(method, path, body, content=content, timeout=timeout)
+        try:
+            answer = response.json()
+        except ValueError as error:
+            raise ApiError(f"{self.base_url} does not speak the Tinker protocol: {_summary(response)}") from error
+        if not isinstance(answer, dict):
+            raise ApiError(f"{self.base_url} does not speak the Tinker protocol: {_summary(response)}")
+        return answer
+
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        content: BinaryIO | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> httpx.Response:
         try:
             response = self._http.request(method, path, json=body, content=content, timeout=timeout)
         except httpx.HTTPError as error:
@@ -194,12 +225,9 @@ class Api:
         if response.status_code == httpx.codes.NOT_FOUND:
             raise CallUnknown(f"{self.base_url} does not speak the Tinker protocol: {_summary(response)}")
         try:
-            content = response.raise_for_status().json()
-        except (httpx.HTTPStatusError, ValueError) as error:
+            return response.raise_for_status()
+        except httpx.HTTPStatusError as error:
             raise ApiError(f"{self.base_url} does not speak the Tinker protocol: {_summary(response)}") from error
-        if not isinstance(content, dict):
-            raise ApiError(f"{self.base_url} does not speak the Tinker protocol: {_summary(response)}")
-        return content
 
 
 def transport_error(base_url: str, error: httpx.HTTPError) -> ApiError:

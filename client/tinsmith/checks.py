@@ -236,10 +236,7 @@ def _check_tokenizer(model_name: str) -> CheckResult:
         cure = f"put the model's tokenizer there: the SDK prefers a directory {identifier} to the hub's repository"
         return CheckResult(check, Status.FAILED, detail, cure)
     detail = f"{identifier} is neither a directory in {Path.cwd()} nor in the hub's cache"
-    cure = (
-        f"`hf download {identifier}` if it is on the hub; else copy the model's tokenizer files to ./{identifier}, or "
-        "serve the model under a name that is on the hub"
-    )
+    cure = f"`tinsmith tokenizer {model_name}` puts the server's there; or `hf download {identifier}` if the hub has it"
     return CheckResult(check, Status.FAILED, detail, cure)
 
 

@@ -119,6 +119,11 @@ class WorkerStub(object):
                 request_serializer=tinsmith__rpc_dot_worker__pb2.TimelineRequest.SerializeToString,
                 response_deserializer=tinsmith__rpc_dot_worker__pb2.TimelineReply.FromString,
                 _registered_method=True)
+        self.ReadTokenizer = channel.unary_unary(
+                '/tinsmith.rpc.v1.Worker/ReadTokenizer',
+                request_serializer=tinsmith__rpc_dot_worker__pb2.ReadTokenizerRequest.SerializeToString,
+                response_deserializer=tinsmith__rpc_dot_worker__pb2.ReadTokenizerReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer(object):
@@ -276,6 +281,14 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadTokenizer(self, request, context):
+        """The files of the base model's tokenizer, those of an allow-list; no files where they have `known_digest`.
+        INVALID_ARGUMENT: there is no tokenizer, it is too large, or a file is a link to a place outside of the model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -363,6 +376,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Timeline,
                     request_deserializer=tinsmith__rpc_dot_worker__pb2.TimelineRequest.FromString,
                     response_serializer=tinsmith__rpc_dot_worker__pb2.TimelineReply.SerializeToString,
+            ),
+            'ReadTokenizer': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadTokenizer,
+                    request_deserializer=tinsmith__rpc_dot_worker__pb2.ReadTokenizerRequest.FromString,
+                    response_serializer=tinsmith__rpc_dot_worker__pb2.ReadTokenizerReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -824,6 +842,33 @@ class Worker(object):
             '/tinsmith.rpc.v1.Worker/Timeline',
             tinsmith__rpc_dot_worker__pb2.TimelineRequest.SerializeToString,
             tinsmith__rpc_dot_worker__pb2.TimelineReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadTokenizer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.rpc.v1.Worker/ReadTokenizer',
+            tinsmith__rpc_dot_worker__pb2.ReadTokenizerRequest.SerializeToString,
+            tinsmith__rpc_dot_worker__pb2.ReadTokenizerReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -118,6 +118,10 @@ class WorkerStub:
     """When the operations and samples of one session came, began and ended: those of which the journal still has a row,
     and the newest samples that ended here.
     """
+    ReadTokenizer: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReadTokenizerRequest, _worker_pb2.ReadTokenizerReply]
+    """The files of the base model's tokenizer, those of an allow-list; no files where they have `known_digest`.
+    INVALID_ARGUMENT: there is no tokenizer, it is too large, or a file is a link to a place outside of the model.
+    """
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -200,6 +204,10 @@ class WorkerAsyncStub(WorkerStub):
     Timeline: _aio.UnaryUnaryMultiCallable[_worker_pb2.TimelineRequest, _worker_pb2.TimelineReply]  # type: ignore[assignment]
     """When the operations and samples of one session came, began and ended: those of which the journal still has a row,
     and the newest samples that ended here.
+    """
+    ReadTokenizer: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReadTokenizerRequest, _worker_pb2.ReadTokenizerReply]  # type: ignore[assignment]
+    """The files of the base model's tokenizer, those of an allow-list; no files where they have `known_digest`.
+    INVALID_ARGUMENT: there is no tokenizer, it is too large, or a file is a link to a place outside of the model.
     """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
@@ -382,6 +390,16 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_worker_pb2.TimelineReply, _abc.Awaitable[_worker_pb2.TimelineReply]]:
         """When the operations and samples of one session came, began and ended: those of which the journal still has a row,
         and the newest samples that ended here.
+        """
+
+    @_abc_1.abstractmethod
+    def ReadTokenizer(
+        self,
+        request: _worker_pb2.ReadTokenizerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ReadTokenizerReply, _abc.Awaitable[_worker_pb2.ReadTokenizerReply]]:
+        """The files of the base model's tokenizer, those of an allow-list; no files where they have `known_digest`.
+        INVALID_ARGUMENT: there is no tokenizer, it is too large, or a file is a link to a place outside of the model.
         """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -48,6 +48,7 @@ WHY_SHORT = {
     "api_server/tinsmith_server/fleet/local/devices.py": SHARED,
     "api_server/tinsmith_server/fleet/local/threads.py": "reads the machine, where its neighbours start processes",
     "api_server/tinsmith_server/routes/adapter_imports.py": ROUTER,
+    "api_server/tinsmith_server/routes/about/tokenizers.py": ROUTER,
     "api_server/tinsmith_server/routes/auth.py": ROUTER,
     "api_server/tinsmith_server/services/accounts/admission.py": "what routes ask, in one place",
     "api_server/tinsmith_server/services/accounts/keyed_requests.py": SHARED,

@@ -107,6 +107,12 @@ class SamplerClient(Protocol):
     async def take_usage(self) -> worker_pb2.TakeUsageReply:
         """What it has counted since the last call, of whoever made it. Raises WorkerError where it counts nothing."""
 
+    async def read_tokenizer(self, known_digest: str) -> worker_pb2.ReadTokenizerReply:
+        """The base model's tokenizer; without files where they have this digest.
+
+        Raises Unprocessable where there is none that may be given away.
+        """
+
     async def timeline(self, session_id: str) -> worker_pb2.TimelineReply:
         """When the session's operations and samples came, began and ended. Raises likewise."""
 

@@ -35,6 +35,8 @@ SUBMIT_TIMEOUT_SECONDS = 60.0
 QUICK_TIMEOUT_SECONDS = 20.0
 # A conversation of megabytes; others may be rendered before.
 RENDER_TIMEOUT_SECONDS = 60.0
+# Files of 64 MiB at most, from a volume that may be a network's.
+READ_TIMEOUT_SECONDS = 60.0
 # Files of gigabytes are read, checked and written; others may wait before.
 IMPORT_TIMEOUT_SECONDS = 600.0
 # How much longer than the asked hold a reply may take to arrive.
@@ -170,6 +172,17 @@ class GrpcWorkerClient(WorkerClient):
     @override
     async def take_usage(self) -> worker_pb2.TakeUsageReply:
         return await _call(self._stub.TakeUsage, worker_pb2.TakeUsageRequest(), QUICK_TIMEOUT_SECONDS)
+
+    @override
+    async def read_tokenizer(self, known_digest: str) -> worker_pb2.ReadTokenizerReply:
+        request = worker_pb2.ReadTokenizerRequest(known_digest=known_digest)
+        try:
+            return await _call(self._stub.ReadTokenizer, request, READ_TIMEOUT_SECONDS)
+        except CallUnknown as error:
+            raise Unprocessable(
+                "the worker of this base model is of a release that gives no tokenizer; an administrator can restart "
+                "it on the image of this one"
+            ) from error
 
     @override
     async def timeline(self, session_id: str) -> worker_pb2.TimelineReply:

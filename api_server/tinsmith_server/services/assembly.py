@@ -34,6 +34,7 @@ from tinsmith_server.services.sampling.dispatch import Dispatch
 from tinsmith_server.services.sampling.routing import SamplerLoads
 from tinsmith_server.services.sampling.sampling import Sampling
 from tinsmith_server.services.sampling.save_sources import SaveSources
+from tinsmith_server.services.tokenizers import Tokenizers
 from tinsmith_server.services.training.adapter_imports import AdapterImports
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.training.custom_losses import CustomLosses
@@ -172,6 +173,10 @@ class Services:
     @cached_property
     def custom_losses(self) -> CustomLosses:
         return CustomLosses(self.sessions)
+
+    @cached_property
+    def tokenizers(self) -> Tokenizers:
+        return Tokenizers(self._fleet)
 
     # ---- sampling, and whatever is polled for
 

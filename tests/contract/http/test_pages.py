@@ -14,7 +14,7 @@ import httpx
 import pytest
 from support.server.fake_fleet import FakeFleet
 from support.server.http_server import TestedServer, one_server, running_server, settings_for
-from tinsmith_server.routes.pages import DOCS_PATHS, prefers_html
+from tinsmith_server.routes.about.pages import DOCS_PATHS, prefers_html
 from typing_extensions import override
 
 pytestmark = pytest.mark.core

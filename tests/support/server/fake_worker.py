@@ -61,6 +61,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.on_text: Callable[[], None] = lambda: None  # when one waits for more of it
         self.prompts: list[worker_pb2.RenderPromptRequest] = []
         self.prompt_refusal = ""
+        self.tokenizer: dict[str, bytes] = {"tokenizer.json": b"{}", "config.json": b"{}"}
+        self.tokenizer_refusal = ""
+        self.tokenizers_sent = 0
         self.disk_full = False
         self.sampler_full = False
         self.full_for: set[str] = set()  # tenants
@@ -277,6 +280,18 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.CancelSampleReply:
         self.cancelled.append(request.request_id)
         return worker_pb2.CancelSampleReply()
+
+    @override
+    async def ReadTokenizer(
+        self, request: worker_pb2.ReadTokenizerRequest, context: Context
+    ) -> worker_pb2.ReadTokenizerReply:
+        if self.tokenizer_refusal:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.tokenizer_refusal)
+        digest = hashlib.sha256(repr(sorted(self.tokenizer.items())).encode()).hexdigest()
+        if digest == request.known_digest:
+            return worker_pb2.ReadTokenizerReply(digest=digest)
+        self.tokenizers_sent += 1
+        return worker_pb2.ReadTokenizerReply(digest=digest, files=self.tokenizer)
 
     @override
     async def TakeUsage(self, request: worker_pb2.TakeUsageRequest, context: Context) -> worker_pb2.TakeUsageReply:

@@ -193,7 +193,7 @@ class Answer:
 
     def is_of(self, method: str, template: str) -> bool:
         """Tell whether this is a success of a route, by its path as the document of the API writes it."""
-        escaped = re.escape(template).replace(r"\{path\}", ".+")
+        escaped = re.sub(r"\\\{(path|base_model)\\\}", ".+", re.escape(template))
         pattern = re.sub(r"\\\{\w+\\\}", "[^/]+", escaped)
         return self.status < 400 and self.method == method and re.fullmatch(pattern, self.path) is not None
 

@@ -53,6 +53,7 @@ def test_all_packages_register_their_commands() -> None:
         "parity",
         "promote",
         "serve",
+        "tokenizer",
         "train",
         "version",
     }

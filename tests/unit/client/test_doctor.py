@@ -165,7 +165,7 @@ def test_a_key_that_does_not_work_has_a_cure(well_server: str, api_key: str | No
 def test_a_tokenizer_that_programs_would_not_find_has_a_cure(well_server: str) -> None:
     results = examine(well_server)
     assert failures(results) == ["tokenizer of org/tiny"]
-    assert "hf download org/tiny" in (results["tokenizer of org/tiny"].cure or "")
+    assert "`tinsmith tokenizer org/tiny`" in (results["tokenizer of org/tiny"].cure or "")
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -160,6 +160,7 @@ class BaseModelInfo:
 
     `quantization`: `8bit` or `4bit` where they are kept so; empty: as wide as they are computed with. `stored_as`: the
     quantized format of the files, such as `mxfp4`, which are made dense as they are read; empty: they are dense.
+    `directory`: of the files; empty: `path` itself, which may also be the name of a hub's repository.
     """
 
     path: str
@@ -169,6 +170,7 @@ class BaseModelInfo:
     max_sequence_length: int
     quantization: str = ""
     stored_as: str = ""
+    directory: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,6 +231,7 @@ def describe_model(source: str, directory: Path, config: Any) -> BaseModelInfo:
         vocab_size=text_config.vocab_size,
         max_sequence_length=getattr(text_config, "max_position_embeddings", DEFAULT_MAX_SEQUENCE_LENGTH),
         stored_as=stored_format(config),
+        directory=str(directory),
     )
 
 

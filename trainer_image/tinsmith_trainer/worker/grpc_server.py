@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from abc import ABC
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
 import grpc
@@ -32,6 +34,7 @@ from tinsmith_trainer.worker.peers import AdmitPeers, Context, is_operator
 from tinsmith_trainer.worker.rendering_turns import RenderingTurns
 from tinsmith_trainer.worker.service import NotActive, WorkerService
 from tinsmith_trainer.worker.tls import TlsDirectory
+from tinsmith_trainer.worker.tokenizer_files import read_tokenizer
 
 log = structlog.get_logger(__name__)
 
@@ -68,10 +71,11 @@ STATUS_OF_ERROR: dict[type[Exception], grpc.StatusCode] = {
 
 
 class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
-    """The sampling calls; without a sampler no sample is taken, and so none is known."""
+    """The sampling calls; without a sampler no sample is taken, and so none is known. And the base model's files."""
 
-    def __init__(self, samples: Samples | None) -> None:
+    def __init__(self, samples: Samples | None, base: BaseModelInfo) -> None:
         self._samples = samples
+        self._model_directory = Path(base.directory or base.path)
         self._rendering = RenderingTurns()
 
     @override
@@ -153,6 +157,17 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
         samples.prepare(request.adapter)
         return worker_pb2.PrepareReply()
 
+    @override
+    async def ReadTokenizer(
+        self, request: worker_pb2.ReadTokenizerRequest, context: Context
+    ) -> worker_pb2.ReadTokenizerReply:
+        try:
+            found = await asyncio.to_thread(read_tokenizer, self._model_directory)
+        except (UserError, ServerError) as error:
+            await _abort(context, error)
+        files = {} if found.digest == request.known_digest else found.files
+        return worker_pb2.ReadTokenizerReply(digest=found.digest, files=files)
+
 
 class SamplerServicer(SamplingServicer):
     """A process that samples and trains nothing: it has no journal, so no epoch fences it."""
@@ -160,7 +175,7 @@ class SamplerServicer(SamplingServicer):
     def __init__(
         self, samples: Samples, base: BaseModelInfo, capabilities: EngineCapabilities, name: WorkerName
     ) -> None:
-        super().__init__(samples)
+        super().__init__(samples, base)
         self._taken = samples
         self._name = name
         self._base = base
@@ -216,7 +231,7 @@ class WorkerServicer(SamplingServicer):
     """See `worker.proto` for what each call promises."""
 
     def __init__(self, service: WorkerService, name: WorkerName) -> None:
-        super().__init__(service.samples)
+        super().__init__(service.samples, service.parts.engine.base_model())
         self._service = service
         self._name = name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from tinker import types
 from typer.core import TyperGroup
 from typing_extensions import override
 
-from tinsmith.api import api_key_from_environment, base_url_from_environment
+from tinsmith.api import BASE_URL_VARIABLE, api_key_from_environment, base_url_from_environment
 from tinsmith.console import make_console
 from tinsmith.output_folder import make_output_folder
 from tinsmith.training.errors import TrainingError
@@ -107,6 +108,8 @@ def run(
     if not (checkpoints or path or run_id or model):
         raise typer.BadParameter("say what to evaluate: --checkpoints, --path, --run or --model")
     server = _Server(base_url or base_url_from_environment(), api_key_from_environment())
+    # Tasks ask the same server for the tokenizer.
+    os.environ[BASE_URL_VARIABLE] = server.base_url
     with _errors_as_sentences():
         options = TaskOptions(
             grader=grader,

@@ -13,6 +13,8 @@ from tinker import types
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from typing_extensions import override
 
+from tinsmith.api import ApiError, api_key_from_environment, base_url_from_environment
+from tinsmith.tokenizers import TokenizerError, load_tokenizer
 from tinsmith.training.errors import EvaluationError, GradeFailed
 from tinsmith.training.evaluation.examples import (
     DEFAULT_CONCURRENCY,
@@ -101,13 +103,14 @@ class ExampleTask(SamplingClientEvaluator, ABC):
         return self._renderings[base_model]
 
     def _find_tokenizer(self, sampling_client: tinker.SamplingClient) -> Any:
+        base_model, api_key = sampling_client.get_base_model(), api_key_from_environment()
         try:
-            return sampling_client.get_tokenizer()
-        except (OSError, ValueError) as error:
+            # Without a key there is no server to ask.
+            found = load_tokenizer(base_model, base_url_from_environment(), api_key) if api_key else None
+            return sampling_client.get_tokenizer() if found is None else found
+        except (OSError, ValueError, TokenizerError, ApiError) as error:
             needed = "give the task a tokenizer, or tokenizer=False if its prompts are tokens"
-            raise EvaluationError(
-                f"the tokenizer of {sampling_client.get_base_model()} is not found ({error}): {needed}"
-            ) from error
+            raise EvaluationError(f"the tokenizer of {base_model} is not found ({error}): {needed}") from error
 
     def _settings(self) -> Any:
         return None

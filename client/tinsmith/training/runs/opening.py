@@ -12,6 +12,7 @@ import tinker
 from typing_extensions import override
 
 from tinsmith.api import Api, ApiError, Unreachable, api_key_from_environment, base_url_from_environment
+from tinsmith.tokenizers import TokenizerError, load_tokenizer
 from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed, has_tokenizer_json
 from tinsmith.training.checkpoints.retention import Retention
 from tinsmith.training.checkpoints.store import CheckpointStore
@@ -81,7 +82,7 @@ def opened(config: RunConfig, digest: str) -> Iterator[OpenRun]:
     claim_folder(config, digest)
     base_url, api_key = base_url_from_environment(), api_key_from_environment()
     require_server(config.model, base_url, api_key)
-    tokenizer = None if config.tokenizer is None else _tokenizer_at(config.tokenizer)
+    tokenizer = _found_tokenizer(config, base_url, api_key)
     # The very server that was asked: without a URL the SDK takes its maker's.
     with tinker.ServiceClient(base_url=base_url, api_key=api_key) as service:
         manager = RunCheckpoints(
@@ -133,6 +134,18 @@ def require_server(model: str, base_url: str, api_key: str | None) -> None:
 
 def _new_client(service: tinker.ServiceClient, config: RunConfig) -> tinker.TrainingClient:
     return service.create_lora_training_client(config.model, rank=config.rank, seed=config.seed).result()
+
+
+def _found_tokenizer(config: RunConfig, base_url: str, api_key: str | None) -> Any | None:
+    """None: the SDK looks for it, at a hub at last."""
+    if config.tokenizer is not None:
+        return _tokenizer_at(config.tokenizer)
+    try:
+        return load_tokenizer(config.model, base_url, api_key)
+    except TokenizerError as error:
+        raise BadConfig(f"{error}, or give its folder or name as tokenizer") from error
+    except ApiError as error:
+        raise ServerNotReady(f"the tokenizer of {config.model} cannot be fetched: {error}") from error
 
 
 def _tokenizer_of(client: tinker.TrainingClient, config: RunConfig) -> Any:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import yaml
 from support.client.checkpoints.fake_server import FakeModel, FakeServer, FakeTokenizer
+from tinsmith.api import ApiError
+from tinsmith.tokenizers import TokenizerError
 from tinsmith.training.checkpoints import manager as manager_module
-from tinsmith.training.errors import BadConfig, BadData
+from tinsmith.training.errors import BadConfig, BadData, ServerNotReady
 from tinsmith.training.runs import opening
 from tinsmith.training.runs.config import SftConfig
 from tinsmith.training.runs.loop import StopRequest
@@ -95,10 +97,11 @@ def test_the_server_that_was_asked_for_the_model_is_the_one_that_trains(
         monkeypatch.setenv("TINKER_BASE_URL", url)
     monkeypatch.setenv("TINKER_API_KEY", "tml-of-this-server")
     monkeypatch.setattr(opening, "require_server", lambda model, *server: asked.append(server))
+    monkeypatch.setattr(opening, "load_tokenizer", lambda model, *server: asked.append(server))
     monkeypatch.setattr(opening.tinker, "ServiceClient", session)
     with pytest.raises(Opened), opened(config(out), "one"):
         pass
-    assert asked == [(url or "http://127.0.0.1:8000", "tml-of-this-server")]
+    assert asked == [(url or "http://127.0.0.1:8000", "tml-of-this-server")] * 2
 
 
 class Service(FakeServer):
@@ -128,6 +131,7 @@ def test_a_tokenizer_without_a_file_is_told_of_once_and_the_run_is_saved_without
     service = Service(tokenizer)
     monkeypatch.setattr(manager_module, "ServerStates", service)
     monkeypatch.setattr(opening, "require_server", lambda *_: None)
+    monkeypatch.setattr(opening, "load_tokenizer", lambda *_: None)
     monkeypatch.setattr(opening.tinker, "ServiceClient", lambda **_: service)
     with opened(config(out), "one") as run:
         for step in (1, 2):
@@ -156,3 +160,30 @@ def test_the_first_signal_asks_and_the_second_does_as_ever(number: signal.Signal
         assert signal.getsignal(number) is as_ever
     finally:
         signal.signal(number, before)
+
+
+def test_the_servers_tokenizer_is_taken_and_the_sdk_is_not_asked_for_one(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, ours = Service(object()), object()
+    monkeypatch.setattr(manager_module, "ServerStates", service)
+    monkeypatch.setattr(opening, "require_server", lambda *_: None)
+    monkeypatch.setattr(opening, "load_tokenizer", lambda *_: ours)
+    monkeypatch.setattr(opening.tinker, "ServiceClient", lambda **_: service)
+    with opened(config(out), "one") as run:
+        assert run.tokenizer is ours
+
+
+@pytest.mark.parametrize(
+    ("error", "becomes"), [(TokenizerError("it is cut off"), BadConfig), (ApiError("it is cut off"), ServerNotReady)]
+)
+def test_a_tokenizer_that_cannot_be_had_ends_the_run_before_its_first_step(
+    out: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, becomes: type[Exception]
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(opening, "require_server", lambda *_: None)
+    monkeypatch.setattr(opening, "load_tokenizer", fail)
+    with pytest.raises(becomes, match="it is cut off"), opened(config(out), "one"):
+        pass

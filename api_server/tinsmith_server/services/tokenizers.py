@@ -1,0 +1,87 @@
+"""Tokenizers of the base models, from the workers that have the models' files."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import zipfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tinsmith_server.errors import NotFound, WorkerUnavailable
+from tinsmith_server.fleet.base import Fleet, SamplerClient
+
+CONNECT_SECONDS = 5.0
+CACHE_BYTES = 64 * 2**20
+# The same files give the same archive on every server.
+_WRITTEN = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A zip file of the tokenizer's files; `digest` is of those, as the worker makes it."""
+
+    digest: str
+    content: bytes
+
+
+class Tokenizers:
+    """Keeps the archives that were asked for last, up to `CACHE_BYTES` in all, and the newest in any case."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._archives: OrderedDict[str, Archive] = OrderedDict()
+        self._digests: dict[str, str] = {}
+        # Many programs that start together would each hold the files in memory.
+        self._reading = asyncio.Lock()
+
+    async def archive(self, base_model: str) -> Archive:
+        """Return the tokenizer that the base model has now.
+
+        Raises NotFound for a name that is no base model here, Unprocessable where it has no tokenizer to give, and
+        WorkerUnavailable while no worker of it runs.
+        """
+        if self._fleet.model(base_model) is None:
+            raise NotFound(f"there is no base model {base_model[:200]!r}; GET /api/v1/get_server_capabilities has all")
+        worker = await self._worker(base_model)
+        async with self._reading:
+            known = self._archives.get(self._digests.get(base_model, ""))
+            reply = await worker.read_tokenizer(known.digest if known else "")
+            archive = self._archives.get(reply.digest)
+            if archive is None:
+                content = await asyncio.to_thread(packed, reply.files)
+                archive = Archive(reply.digest, content)
+            self._keep(base_model, archive)
+        return archive
+
+    def _keep(self, base_model: str, archive: Archive) -> None:
+        self._digests[base_model] = archive.digest
+        self._archives[archive.digest] = archive
+        self._archives.move_to_end(archive.digest)
+        held = sum(len(one.content) for one in self._archives.values())
+        while held > CACHE_BYTES and len(self._archives) > 1:
+            _, oldest = self._archives.popitem(last=False)
+            held -= len(oldest.content)
+
+    async def _worker(self, base_model: str) -> SamplerClient:
+        """One that runs, or else any that can be started; every worker of a base model has its files."""
+        model = self._fleet.model(base_model)
+        places = [*self._fleet.trainers(base_model, rank=1), *self._fleet.samplers(base_model)]
+        for place in places:
+            if (running := place.running()) is not None:
+                return running
+        if places:
+            return await places[0].connection(CONNECT_SECONDS)
+        sampling = model is not None and not model.training
+        raise WorkerUnavailable(await self._fleet.provide(base_model, sampling=sampling))
+
+
+def packed(files: Mapping[str, bytes]) -> bytes:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as into:
+        for name, content in sorted(files.items()):
+            info = zipfile.ZipInfo(name, _WRITTEN)
+            info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            into.writestr(info, content)
+    return archive.getvalue()

@@ -1,0 +1,162 @@
+"""Tokenizers of the server's base models: `tinsmith tokenizer`, and what other commands load.
+
+The SDK looks a tokenizer up by the model's name: in a directory of that name, then at a public hub. The hub must not
+learn the names of private models, and another's repository of such a name would be taken without a word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+import typer
+
+from tinsmith.api import Api, ApiError, CallUnknown, RequestRefused, api_key_from_environment, base_url_from_environment
+from tinsmith.checks import VOCABULARY_FILES, find_tokenizer, tokenizer_id
+
+FILES = frozenset(
+    {
+        *VOCABULARY_FILES,
+        "merges.txt",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "config.json",
+    }
+)
+"""The files that a server gives; others are refused."""
+MOST_BYTES = 64 * 2**20
+_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+
+
+class TokenizerError(Exception):
+    """`str(error)` says which tokenizer there is not, why, and what to do."""
+
+
+def tokenizer(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A base model, by the name that the server gives it.")],
+    *,
+    base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite files that differ.")] = False,
+) -> None:
+    """Fetch a base model's tokenizer from the server into ./MODEL, where the SDK looks for it first."""
+    try:
+        folder = folder_of(model)
+        with Api(base_url or base_url_from_environment(), api_key_from_environment()) as api:
+            files = unpacked(api.tokenizer_archive(model))
+        written = put(files, folder, replace=replace)
+    except (ApiError, TokenizerError, OSError) as error:
+        typer.echo(f"tinsmith: {error}", err=True)
+        raise typer.Exit(1) from error
+    what = f"{written} files written" if written else "up to date"
+    typer.echo(f"{folder}: {what}; programs that are started in {Path.cwd()} find the tokenizer of {model} there")
+
+
+def load_tokenizer(model: str, base_url: str, api_key: str | None) -> Any | None:
+    """Return the model's tokenizer: the one on this machine, else the server's; None where the server gives none.
+
+    It never asks a hub. Raises TokenizerError for files of the server that are no tokenizer, and ApiError.
+    """
+    from transformers import AutoTokenizer
+
+    if (local := find_tokenizer(tokenizer_id(model))) is not None:
+        try:
+            return AutoTokenizer.from_pretrained(local, local_files_only=True)
+        except (OSError, ValueError):
+            return None  # the SDK knows some that need code of their own
+    try:
+        with Api(base_url, api_key) as api:
+            archive = api.tokenizer_archive(model)
+    except (CallUnknown, RequestRefused):
+        return None
+    folder = kept(archive)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise TokenizerError(
+            f"the tokenizer of {model} that {base_url} gives cannot be loaded: {error}; put a working one into "
+            f"./{tokenizer_id(model)}"
+        ) from error
+
+
+def folder_of(model: str) -> Path:
+    """Return the directory in which the SDK looks, relative to where the program runs.
+
+    Raises TokenizerError for a name that leads elsewhere: a server's names are not ours.
+    """
+    path = PurePosixPath(tokenizer_id(model))
+    if not path.parts or not all(_PART.fullmatch(part) for part in path.parts):
+        raise TokenizerError(
+            f"the name {model!r} does not stand for a directory below this one, so no files are written; names have "
+            "letters, digits, '.', '_' and '-' between slashes"
+        )
+    return Path(path)
+
+
+def unpacked(archive: bytes) -> dict[str, bytes]:
+    """Return the files of an archive by name. Raises TokenizerError for what a server of this project does not send."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as packed:
+            listed = packed.infolist()
+            if strange := [one.filename for one in listed if one.filename not in FILES]:
+                raise TokenizerError(f"the server's archive has a file that no tokenizer has: {strange[0][:100]!r}")
+            if len({one.filename for one in listed}) < len(listed) or sum(one.file_size for one in listed) > MOST_BYTES:
+                raise TokenizerError(f"the server's archive has a file twice, or more than {MOST_BYTES} bytes")
+            # A member that is longer than it says fails at its checksum.
+            files = {one.filename: packed.read(one) for one in listed}
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+        raise TokenizerError(f"the server's answer is not a zip archive that can be read: {error}") from error
+    if files.keys().isdisjoint(VOCABULARY_FILES):
+        raise TokenizerError(f"the server's archive has no vocabulary: none of {', '.join(VOCABULARY_FILES)}")
+    return files
+
+
+def put(files: Mapping[str, bytes], folder: Path, *, replace: bool) -> int:
+    """Write what is not there yet, and return how many files. Raises TokenizerError for others of these names."""
+    there = {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
+    differing = sorted(name for name, content in there.items() if content != files[name])
+    if differing and not replace:
+        raise TokenizerError(
+            f"{folder} has another {', '.join(differing)} than the server; --replace writes the server's over it"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [name for name in files if there.get(name) != files[name]]
+    for name in missing:
+        _write(folder / name, files[name])
+    return len(missing)
+
+
+def kept(archive: bytes) -> Path:
+    """Return a directory with the archive's files in this user's cache, by their digest: it is written once."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tinsmith" / "tokenizers"
+    folder = root / hashlib.sha256(archive).hexdigest()
+    if not folder.is_dir():
+        files = unpacked(archive)
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root) as made:
+            whole = Path(made) / "whole"
+            put(files, whole, replace=False)
+            try:
+                whole.rename(folder)
+            except OSError:
+                # Another program has just put the same there.
+                if not folder.is_dir():
+                    raise
+    return folder
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A reader sees the old file or the new one."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(content)
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, path)

@@ -1,0 +1,91 @@
+"""A base model's tokenizer: who gets it, what of it, and how often a worker is asked for its files."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import zipfile
+from pathlib import Path
+
+import httpx
+import pytest
+from support.server.fake_fleet import BASE_MODEL, FakeFleet
+from support.server.http_server import TestedServer, one_server, running_server, settings_for
+from tinsmith_server.services import tokenizers
+
+pytestmark = pytest.mark.core
+
+
+async def asked(server: TestedServer, model: str = BASE_MODEL, **headers: str) -> httpx.Response:
+    return await server.client.get(f"/models/{model}/tokenizer", headers=headers)
+
+
+def files_in(answer: httpx.Response) -> dict[str, bytes]:
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/zip")
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.mark.core("GET /api/v1/models/{base_model}/tokenizer")
+async def test_every_key_gets_the_tokenizer_of_a_base_model(server: TestedServer) -> None:
+    server.worker.tokenizer["chat_template.jinja"] = "{{ ü }}".encode()
+    assert files_in(await asked(server)) == server.worker.tokenizer
+    made = await server.services.keys.create("other", "theirs")
+    assert files_in(await asked(server, **{"X-API-Key": made.secret})) == server.worker.tokenizer
+
+
+async def test_without_a_key_there_is_none(server: TestedServer) -> None:
+    assert (await asked(server, **{"X-API-Key": ""})).status_code == 401
+    assert (await asked(server, **{"X-API-Key": "tml-wrong"})).status_code == 401
+    assert server.worker.tokenizers_sent == 0
+
+
+@one_server
+@pytest.mark.parametrize(
+    "name", ["unheard/of", "..%2F..%2Fetc", "%2Fetc", "org/tiny/..", "org/tiny%00", "a" * 3000, "tinker://a/weights/b"]
+)
+async def test_a_name_that_is_no_base_model_is_not_found(server: TestedServer, name: str) -> None:
+    missing = await asked(server, name)
+    assert missing.status_code == 404
+    assert len(missing.text) < 700
+    assert server.worker.tokenizers_sent == 0
+
+
+@one_server
+async def test_the_files_cross_to_the_server_once_and_again_when_they_change(server: TestedServer) -> None:
+    first = await asked(server)
+    again = await asyncio.gather(*(asked(server) for _ in range(5)))
+    assert {answer.content for answer in again} == {first.content}
+    assert server.worker.tokenizers_sent == 1
+    server.worker.tokenizer["tokenizer.json"] = b'{"new": true}'
+    assert files_in(await asked(server))["tokenizer.json"] == b'{"new": true}'
+    assert server.worker.tokenizers_sent == 2
+
+
+@one_server
+async def test_what_is_kept_is_bounded_in_bytes(server: TestedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizers, "CACHE_BYTES", 0)
+    before = (await asked(server)).content
+    server.worker.tokenizer["merges.txt"] = b"a b"
+    assert "merges.txt" in files_in(await asked(server))
+    assert len(server.services.tokenizers._archives) == 1
+    del server.worker.tokenizer["merges.txt"]
+    assert (await asked(server)).content == before
+    assert server.worker.tokenizers_sent == 3
+
+
+@one_server
+async def test_what_the_worker_refuses_is_told(server: TestedServer) -> None:
+    server.worker.tokenizer_refusal = "the base model's directory has no tokenizer"
+    refused = await asked(server)
+    assert (refused.status_code, refused.json()["detail"]) == (422, "the base model's directory has no tokenizer")
+
+
+async def test_while_no_worker_answers_it_is_a_503_that_can_be_repeated(tmp_path: Path, fleet: FakeFleet) -> None:
+    async with running_server(settings_for(tmp_path), fleet) as server:
+        server.handle.down = "its machine is gone"
+        missing = await asked(server)
+        assert missing.status_code == 503
+        assert "its machine is gone" in missing.json()["detail"]
+        server.handle.down = None
+        assert files_in(await asked(server)) == server.worker.tokenizer
