@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from support.requirements import InstalledBy, require
 from support.server.serve_process import HTTP_OPTIONS, START_SECONDS, STOP_SECONDS
 from support.waiting import until
 from testcluster.ports import free_port
 from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_http.py"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "plain_http.py"
+PAGE = ROOT / "docs" / "rest.md"
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +80,32 @@ def test_the_example_trains_and_samples(server: tuple[str, str]) -> None:
     first, last = (float(word) for word in done.stdout.split() if word.replace(".", "").isdecimal() and "." in word)
     assert last < first / 2
     assert "sample: [12, 13, 14, 15, 16, 17, 18]" in done.stdout
+
+
+def test_the_walk_by_curl_trains_and_samples_as_the_page_has_it(server: tuple[str, str]) -> None:
+    for program in ("bash", "curl", "jq"):
+        require(shutil.which(program) is not None, f"{program} is not installed.", InstalledBy.DEBIAN_PACKAGES)
+    url, model = server
+    [walk] = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    typed = walk.replace("http://127.0.0.1:8000", url).replace("demo/tiny", model).replace("tml-…", "tml-any")
+    command = ["bash", "-e", "-u", "-o", "pipefail", "-c", typed]
+    environment = {**os.environ, "NO_PROXY": "*", "no_proxy": "*"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    made, trained, _stepped, sampled, _deleted = json_values(done.stdout)
+    assert made["model_id"].endswith(":train:0")
+    assert trained["metrics"]["loss:sum"] > 0
+    assert (len(sampled), all(isinstance(token, int) for token in sampled)) == (4, True)
+
+
+def json_values(text: str) -> list[Any]:
+    """The JSON values that follow each other in a text."""
+    values, decoder, text = [], json.JSONDecoder(), text.strip()
+    while text:
+        value, end = decoder.raw_decode(text)
+        values.append(value)
+        text = text[end:].strip()
+    return values
 
 
 def test_without_keys_a_proxy_is_refused_whoever_it_speaks_for(server: tuple[str, str]) -> None:

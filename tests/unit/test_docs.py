@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 from tinsmith_trainer.engines.losses import loss_names
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+NOTEBOOKS = sorted(ROOT.glob("docs/**/*.ipynb"))
 RECORDED_RUNS = {"soak": "design.md", "test-protocol-model": "design.md", "load": "limits.md"}
 LAST_RUN = re.compile(r"last run, on \d{4}-\d\d-\d\d")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -22,9 +24,17 @@ def page_id(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+def prose_of(page: Path) -> str:
+    """Return the text of a page, or of a notebook's cells of text."""
+    if page.suffix != ".ipynb":
+        return page.read_text(encoding="utf-8")
+    cells = nbformat.read(page, as_version=4).cells
+    return "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+
 def anchors_of(page: Path) -> set[str]:
     """Of its headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", prose_of(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -41,10 +51,10 @@ def test_the_reference_tables_are_what_the_code_says() -> None:
     assert checked.returncode == 0, checked.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=page_id)
 def test_every_relative_link_resolves(page: Path) -> None:
     broken = []
-    for link in LINK.findall(page.read_text()):
+    for link in LINK.findall(prose_of(page)):
         if "://" in link:
             continue
         target, _, anchor = link.partition("#")
