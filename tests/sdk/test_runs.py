@@ -95,7 +95,10 @@ def test_an_example_learns_and_leaves_what_it_says(
     assert list((out / "tensorboard").iterdir())
     assert CheckpointStore(str(out / "checkpoints")).steps() == [40, 43]
     shown = capsys.readouterr().out
-    assert f"model: {MODEL}" in shown
+    model, data, steps, output = shown.splitlines()[1:5]
+    assert model.startswith(f"model    {MODEL}, rank 16")
+    assert data.endswith(".jsonl: 43 examples, 5 held out")
+    assert (steps, output.split(",")[0]) == ("steps    43", f"output   {kind}-run")
     assert "held_out/" in shown.splitlines()[-5]
 
 
@@ -203,7 +206,9 @@ def test_a_run_at_its_end_is_at_its_end_and_another_run_is_kept_out_of_its_folde
     words = ["sft", *here(server), "--max-steps", "2", "--out", "run"]
     assert train(*words) == 0
     first, summary = bits(tmp_path / "run"), (tmp_path / "run" / "summary.json").read_text()
+    capsys.readouterr()
     assert train(*words) == 0
+    assert "steps    2: this run is already finished; another --out begins a new one" in capsys.readouterr().out
     assert bits(tmp_path / "run") == first
     assert (tmp_path / "run" / "summary.json").read_text() == summary
     assert [line["step"] for line in logged(tmp_path / "run")] == [0, 1, 2]
@@ -222,3 +227,14 @@ def test_a_model_that_is_not_served_is_told_with_those_that_are(
     train("sft", "--example", ".")
     assert train("sft", "--config", "run.yaml", "--model", "nobody/has-it") == 1
     assert f"{server.url} does not serve nobody/has-it; it serves {MODEL}" in capsys.readouterr().err
+
+
+def test_a_rank_that_the_server_refuses_is_told_without_a_checkpoint_to_resume_from(
+    train: Train, server: ServedInstallation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("sft", "--example", ".")
+    assert train("sft", *here(server), "--rank", "4096") == 1
+    said = capsys.readouterr().err
+    assert "4096" in said
+    assert "resume" not in said
+    assert "checkpoint" not in said

@@ -6,7 +6,7 @@ import json
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -65,10 +65,11 @@ def _handler_for(answers: Mapping[str, Answer], received: list[Any]) -> type[Bas
         def _answer(self, answer: Answer) -> None:
             status, content = answer
             body = (content if isinstance(content, str) else json.dumps(content)).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            with suppress(ConnectionError):  # a client that was interrupted has gone
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
 
         @override
         def log_message(self, format: str, *args: object) -> None:

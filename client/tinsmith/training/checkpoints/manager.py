@@ -78,6 +78,7 @@ class CheckpointManager:
     server that gives them. `tokenizer` is the training client's own if None, and no file if False.
     `ttl_seconds` ends the states at the server, from one hour on; None keeps them as long as their directory.
     `delete_states` deletes a directory's state at the server when `retention` removes the directory.
+    `user_metadata` is that of the training run that `resume` makes.
 
     One manager at a time writes below a root. As a context it waits for the last save, and raises what became of it;
     a KeyboardInterrupt does not wait, and the save that is under way is no checkpoint then.
@@ -97,6 +98,7 @@ class CheckpointManager:
         ttl_seconds: int | None = None,
         delete_states: bool = True,
         storage_options: Mapping[str, Any] | None = None,
+        user_metadata: Mapping[str, str] | None = None,
     ) -> None:
         self._store = CheckpointStore(str(root), **(storage_options or {}))
         self._service = service
@@ -109,6 +111,7 @@ class CheckpointManager:
         self._tokenizer = tokenizer
         self._ttl_seconds = ttl_seconds
         self._delete_states = delete_states
+        self._user_metadata = None if user_metadata is None else dict(user_metadata)
         self._saves = BackgroundSaves()
         self._swept = False
         self._went_back_to: int | None = None
@@ -183,7 +186,9 @@ class CheckpointManager:
             state = read_trainer_state(stream.read())
         self._server.require(state.state_path)
         self._went_back_to = step
-        client = self._service.create_training_client_from_state_with_optimizer(state.state_path).result()
+        client = self._service.create_training_client_from_state_with_optimizer(
+            state.state_path, user_metadata=self._user_metadata
+        ).result()
         return Resumed(metadata.step, client, state.loop_state, metadata.metrics, tuple(damaged))
 
     def wait(self) -> None:

@@ -15,10 +15,20 @@ from pydantic_core import PydanticUndefined
 from tinsmith.console import make_console
 from tinsmith.output_folder import make_output_folder
 from tinsmith.training.errors import TrainingError
-from tinsmith.training.runs.config import DpoConfig, RlConfig, RunConfig, SftConfig, load_config, to_yaml
+from tinsmith.training.runs.config import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    DataConfig,
+    DpoConfig,
+    RlConfig,
+    RunConfig,
+    SftConfig,
+    load_config,
+)
 
 if TYPE_CHECKING:
     from tinsmith.training.runs.outcome import Outcome
+    from tinsmith.training.runs.work import Begun, OnBegin
 
 train = typer.Typer(
     help="Train an adapter on examples or in an environment, without a program: settings in YAML, overridden by flags.",
@@ -39,14 +49,16 @@ def _run(config: RunConfig) -> None:
     from tinsmith.training.runs.loop import Stopped
 
     console = make_console()
-    console.print(to_yaml(config))
     try:
-        outcome = _outcome(config)
+        outcome = _outcome(config, lambda begun: console.print("\n".join(heading(config, begun))))
     except Stopped as stopped:
         _tell(config.kind, str(stopped))
         raise typer.Exit(INTERRUPTED) from stopped
+    except KeyboardInterrupt:
+        _tell(config.kind, f"interrupted{_how_to_resume(config, '; no checkpoint was saved')}")
+        raise typer.Exit(INTERRUPTED) from None
     except tinker.TinkerError as error:
-        _tell(config.kind, f"the server: {error}; the same command goes on from the newest checkpoint")
+        _tell(config.kind, f"the server: {error}{_how_to_resume(config, '')}")
         raise typer.Exit(1) from error
     if outcome.after:
         console.print(outcome.table())
@@ -59,18 +71,50 @@ def _run(config: RunConfig) -> None:
         console.print(f"{word:<8} {place}")
 
 
-def _outcome(config: RunConfig) -> Outcome:
+def heading(config: RunConfig, begun: Begun) -> list[str]:
+    """Return what a person wants to see of a run before it trains; `config.yaml` has the rest."""
+    counted = begun.counted
+    if isinstance(config, DataConfig):
+        data = f"{config.data}: {counted['examples']} examples, {counted['held_out']} held out"
+        lost = [f"{counted[word]} {word}" for word in ("dropped", "truncated") if counted[word]]
+        data += f"; {' and '.join(lost)} for max_length {config.max_length}" if lost else ""
+    else:
+        assert isinstance(config, RlConfig)
+        data = f"{config.environment}: {counted['groups']} groups, {counted['held_out']} held out"
+    return [
+        f"model    {config.model}, rank {config.rank}, learning rate {config.learning_rate:g}",
+        f"data     {data}",
+        f"steps    {begun.steps}{_progress(begun)}",
+        f"output   {config.out}, all settings in {config.out / CONFIG_FILE}",
+    ]
+
+
+def _progress(begun: Begun) -> str:
+    if begun.done >= begun.steps:
+        return ": this run is already finished; another --out begins a new one"
+    return f", resumed after step {begun.done}" if begun.done else ""
+
+
+def _how_to_resume(config: RunConfig, otherwise: str) -> str:
+    """Return the end of a sentence about a run that failed: where the same command resumes it, if anywhere."""
+    from tinsmith.training.checkpoints.store import CheckpointStore
+
+    steps = CheckpointStore(str(config.out / CHECKPOINTS)).steps()
+    return f"; the same command resumes it from the checkpoint of step {max(steps)}" if steps else otherwise
+
+
+def _outcome(config: RunConfig, on_begin: OnBegin) -> Outcome:
     from tinsmith.training.runs.dpo import DPO
     from tinsmith.training.runs.loop import run
     from tinsmith.training.runs.rl import run_rl
     from tinsmith.training.runs.sft import SFT
 
     if isinstance(config, SftConfig):
-        return run(SFT, config)
+        return run(SFT, config, on_begin)
     if isinstance(config, DpoConfig):
-        return run(DPO, config)
+        return run(DPO, config, on_begin)
     assert isinstance(config, RlConfig)
-    return run_rl(config)
+    return run_rl(config, on_begin)
 
 
 def _command(kind: type[RunConfig]) -> Callable[..., None]:

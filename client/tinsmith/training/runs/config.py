@@ -143,6 +143,7 @@ Config = TypeVar("Config", bound=RunConfig)
 MAY_CHANGE = frozenset({"logs", "project", "name", "eval_every", "save_every", "keep_last", "out", "data", "eval_data"})
 """Between two processes of one run: the weights do not depend on them. What the files of data hold is compared."""
 CONFIG_FILE = "config.yaml"
+CHECKPOINTS = "checkpoints"
 
 
 def load_config(kind: type[Config], file: Path | None, flags: Mapping[str, str]) -> Config:

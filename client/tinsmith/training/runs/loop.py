@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -19,7 +20,9 @@ from tinsmith.training.runs.opening import OpenRun, opened
 from tinsmith.training.runs.outcome import Outcome, finish
 from tinsmith.training.runs.rendering import choose_rendering
 from tinsmith.training.runs.schedule import learning_rate_at
-from tinsmith.training.runs.work import Example, Kind, Work
+from tinsmith.training.runs.work import Begun, Example, Kind, OnBegin, Work
+
+STANDARD_ERROR = 2
 
 
 class Stopped(Exception):
@@ -31,21 +34,37 @@ class Stopped(Exception):
         )
 
 
+FIRST_SIGNAL = "stopping after the step that is under way, which is saved; a second Ctrl-C does not wait for that"
+SECOND_SIGNAL = "ending without a save"
+
+
+def say_at_once(sentence: str) -> None:
+    """Write to standard error from a signal handler, where the stream's own lock may be held."""
+    with suppress(OSError):
+        os.write(STANDARD_ERROR, f"\n{sentence}\n".encode())
+
+
 @dataclass(slots=True)
 class StopRequest:
-    """Set by Ctrl-C and by SIGTERM; a second one ends the process as ever."""
+    """Set by Ctrl-C and by SIGTERM; a second one ends the process. Each is answered on standard error at once."""
 
     asked: bool = False
+    say: Callable[[str], None] = say_at_once
     _before: dict[int, Any] = field(default_factory=dict)
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
-        self.asked = True
+        if not self.asked:
+            self.asked = True
+            self.say(FIRST_SIGNAL)
+            return
+        self.say(SECOND_SIGNAL)
         signal.signal(number, self._before[number])
+        signal.raise_signal(number)
 
     @classmethod
     @contextmanager
-    def listening(cls) -> Iterator[StopRequest]:
-        request = cls()
+    def listening(cls, say: Callable[[str], None] = say_at_once) -> Iterator[StopRequest]:
+        request = cls(say=say)
         for number in (signal.SIGINT, signal.SIGTERM):
             request._before[number] = signal.signal(number, request)
         try:
@@ -55,7 +74,7 @@ class StopRequest:
                 signal.signal(restored, before)
 
 
-def run(kind: Kind[Config, Example], config: Config) -> Outcome:
+def run(kind: Kind[Config, Example], config: Config, on_begin: OnBegin) -> Outcome:
     """To its end, from wherever it is. Raises RunError, Stopped, SaveFailed, and what the SDK raises."""
     assert isinstance(config, DataConfig)
     examples = kind.read(config)
@@ -64,10 +83,11 @@ def run(kind: Kind[Config, Example], config: Config) -> Outcome:
         state = None if open_run.resumed is None else open_run.resumed.loop_state["work"]
         work = kind.begin(config, examples, rendering, open_run.client, state)
         total = min(len(work.batches), config.max_steps or len(work.batches))
+        counted = {**work.data.described(), "renderer": rendering.name}
+        on_begin(Begun(total, open_run.step, counted))
         with logged(config, total) as log, StopRequest.listening() as stop:
             steps = _Steps(config, open_run, work, log, total)
             steps.go_on(stop)
-        counted = {**work.data.described(), "renderer": rendering.name}
         return finish(config, open_run.manager, open_run.client, total, counted, steps.last, work.panels)
 
 

@@ -17,12 +17,11 @@ from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed, ha
 from tinsmith.training.checkpoints.retention import Retention
 from tinsmith.training.checkpoints.store import CheckpointStore
 from tinsmith.training.errors import BadConfig, BadData, ServerNotReady
-from tinsmith.training.runs.config import CONFIG_FILE, RunConfig, require_same, to_yaml
+from tinsmith.training.runs.config import CHECKPOINTS, CONFIG_FILE, RunConfig, require_same, to_yaml
 from tinsmith.training.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINTS = "checkpoints"
 DATA_DIGEST_FILE = "data.sha256"
 
 
@@ -84,13 +83,14 @@ def opened(config: RunConfig, digest: str) -> Iterator[OpenRun]:
     require_server(config.model, base_url, api_key)
     tokenizer = _found_tokenizer(config, base_url, api_key)
     # The very server that was asked: without a URL the SDK takes its maker's.
-    with tinker.ServiceClient(base_url=base_url, api_key=api_key) as service:
+    with tinker.ServiceClient(base_url=base_url, api_key=api_key, display_name=str(config.out)) as service:
         manager = RunCheckpoints(
             config.out / CHECKPOINTS,
             service,
             config=config.model_dump(mode="json"),
             save_every=config.save_every,
             retention=Retention(keep_last=config.keep_last),
+            user_metadata=_user_metadata(config),
         )
         with manager:
             resumed = manager.resume()
@@ -133,7 +133,14 @@ def require_server(model: str, base_url: str, api_key: str | None) -> None:
 
 
 def _new_client(service: tinker.ServiceClient, config: RunConfig) -> tinker.TrainingClient:
-    return service.create_lora_training_client(config.model, rank=config.rank, seed=config.seed).result()
+    return service.create_lora_training_client(
+        config.model, rank=config.rank, seed=config.seed, user_metadata=_user_metadata(config)
+    ).result()
+
+
+def _user_metadata(config: RunConfig) -> dict[str, str]:
+    """Return what `tinker run info` shows of the run."""
+    return {"name": config.name or str(config.out)}
 
 
 def _found_tokenizer(config: RunConfig, base_url: str, api_key: str | None) -> Any | None:

@@ -28,7 +28,7 @@ from tinsmith.training.runs.loop import Stopped, StopRequest, adam_at, is_every,
 from tinsmith.training.runs.opening import OpenRun, opened
 from tinsmith.training.runs.outcome import Outcome, finish
 from tinsmith.training.runs.rendering import choose_cookbook_renderer
-from tinsmith.training.runs.work import HELD_OUT, Panel
+from tinsmith.training.runs.work import HELD_OUT, Begun, OnBegin, Panel
 from tinsmith.training.streams.step import MinibatchPlan, StepReport
 
 NO_RENDERER = "none"
@@ -39,16 +39,17 @@ PANELS = (
 )
 
 
-def run_rl(config: RlConfig) -> Outcome:
+def run_rl(config: RlConfig, on_begin: OnBegin) -> Outcome:
     """To its end, from wherever it is. Raises RunError, Stopped, SaveFailed, and what RLTrainer and the SDK raise."""
     prompts = read_prompts(config)
     with opened(config, digest_of_files([config.data, config.eval_data])) as open_run:
         renderer = _renderer(config, open_run.tokenizer)
         train, held_out = make_groups(config, prompts, renderer)
+        counted = {"groups": len(train), "held_out": len(held_out), "renderer": config.renderer}
+        on_begin(Begun(config.steps, open_run.step, counted))
         with logged(config, config.steps) as log, StopRequest.listening() as stop:
             run = _Run(config, open_run, held_out, log, stop)
             steps = asyncio.run(run.go_on_until_interrupted(train))
-        counted = {"groups": len(train), "held_out": len(held_out), "renderer": config.renderer}
         return finish(config, open_run.manager, open_run.client, steps, counted, run.last, PANELS)
 
 

@@ -27,6 +27,18 @@ class Panel:
     metrics: Sequence[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A run before its first step in this process: `counted` is what the data came to, `done` its steps so far."""
+
+    steps: int
+    done: int
+    counted: Mapping[str, Any]
+
+
+OnBegin = Callable[[Begun], None]
+
+
 class Work(ABC):
     """On one training client. Metrics of a step begin with `train/`, those of an evaluation with `eval/held_out/`."""
 

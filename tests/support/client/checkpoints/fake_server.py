@@ -43,7 +43,9 @@ class FakeServer:
         target.write_bytes(self.exports.pop(export_path))
         return {"r": 8}
 
-    def create_training_client_from_state_with_optimizer(self, path: str) -> Future[FakeModel]:
+    def create_training_client_from_state_with_optimizer(
+        self, path: str, user_metadata: object = None
+    ) -> Future[FakeModel]:
         future: Future[FakeModel] = Future()
         future.set_result(FakeModel(self, self.states[path]))
         return future

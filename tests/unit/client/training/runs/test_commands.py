@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.client.stub_server import GOOD_KEY, WELL, Answer, stub_server
 from tinsmith.cli import main
+from tinsmith.training.runs.commands import heading
 from tinsmith.training.runs.config import DpoConfig, RlConfig, RunConfig, SftConfig
+from tinsmith.training.runs.work import Begun
+from typing_extensions import override
 
 pytestmark = pytest.mark.pytorch
 
@@ -58,11 +65,13 @@ def test_bad_lines_are_told_before_a_server_is_asked(run: Run, tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
-def test_where_no_server_answers_the_command_that_starts_one_is_told(run: Run) -> None:
+def test_where_no_server_answers_the_command_that_starts_one_is_told(run: Run, tmp_path: Path) -> None:
     assert run("sft", "--example", ".")[0] == 0
     status, shown, said = run("sft", "--config", "run.yaml", "--max-steps", 3)
     assert status == 1
-    assert "max_steps: 3\n" in shown
+    assert shown == ""
+    assert "max_steps: 3\n" in (tmp_path / "sft-run" / "config.yaml").read_text()
+    assert "checkpoint" not in said
     assert said.startswith(f"tinsmith train sft: nothing answers at {NOBODY}: ")
     assert said.endswith("; `tinsmith serve --model demo/tiny` starts one on this machine\n")
 
@@ -80,3 +89,60 @@ def test_an_example_has_settings_and_data_and_is_not_written_over_others(
     status, _, said = run(kind, "--example", "here")
     assert status == 1
     assert "exists already" in said
+
+
+class Interrupting(dict[str, Answer]):
+    """Answers of a server: whoever asks for its models presses Ctrl-C meanwhile."""
+
+    @override
+    def get(self, path: str, default: object = None) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return super().get(path, default)
+
+
+def test_an_interrupted_run_says_what_the_same_command_resumes(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("sft", "--example", ".")
+    with stub_server(Interrupting(WELL)) as url:
+        monkeypatch.setenv("TINKER_BASE_URL", url)
+        monkeypatch.setenv("TINKER_API_KEY", GOOD_KEY)
+        words = ("sft", "--config", "run.yaml")
+        assert run(*words) == (130, "", "tinsmith train sft: interrupted; no checkpoint was saved\n")
+        for step in ("000003", "000012"):
+            (tmp_path / "sft-run" / "checkpoints" / f"step-{step}").mkdir(parents=True)
+            (tmp_path / "sft-run" / "checkpoints" / f"step-{step}" / "metadata.json").touch()
+        told = "interrupted; the same command resumes it from the checkpoint of step 12"
+        assert run(*words) == (130, "", f"tinsmith train sft: {told}\n")
+
+
+COUNTED = {"examples": 43, "held_out": 5, "dropped": 0, "truncated": 0}
+
+
+@pytest.mark.parametrize(
+    ("done", "counted", "data", "steps"),
+    [
+        (0, {}, "43 examples, 5 held out", "129"),
+        (60, {"dropped": 2}, "43 examples, 5 held out; 2 dropped for max_length 2048", "129, resumed after step 60"),
+        (
+            129,
+            {"dropped": 1, "truncated": 3},
+            "43 examples, 5 held out; 1 dropped and 3 truncated for max_length 2048",
+            "129: this run is already finished; another --out begins a new one",
+        ),
+    ],
+    ids=["new", "resumed", "finished"],
+)
+def test_a_run_begins_with_four_lines(done: int, counted: dict[str, int], data: str, steps: str) -> None:
+    config = SftConfig(model="demo/tiny", data=Path("a.jsonl"), out=Path("sft-run"), rank=16, learning_rate=5e-3)
+    assert heading(config, Begun(129, done, COUNTED | counted)) == [
+        "model    demo/tiny, rank 16, learning rate 0.005",
+        f"data     a.jsonl: {data}",
+        f"steps    {steps}",
+        "output   sft-run, all settings in sft-run/config.yaml",
+    ]
+
+
+def test_a_run_in_an_environment_counts_groups() -> None:
+    lines = heading(RlConfig(model="demo/tiny"), Begun(30, 0, {"groups": 64, "held_out": 16}))
+    assert lines[1] == "data     guessing: 64 groups, 16 held out"

@@ -17,7 +17,7 @@ from tinsmith.training.checkpoints import manager as manager_module
 from tinsmith.training.errors import BadConfig, BadData, ServerNotReady
 from tinsmith.training.runs import opening
 from tinsmith.training.runs.config import SftConfig
-from tinsmith.training.runs.loop import StopRequest
+from tinsmith.training.runs.loop import FIRST_SIGNAL, SECOND_SIGNAL, StopRequest
 from tinsmith.training.runs.opening import claim_folder, opened
 
 pytestmark = pytest.mark.pytorch
@@ -88,7 +88,8 @@ def test_the_server_that_was_asked_for_the_model_is_the_one_that_trains(
     """Without a URL the SDK would go to its maker's server, and data with it."""
     asked: list[tuple[str, str | None]] = []
 
-    def session(*, base_url: str, api_key: str | None) -> None:
+    def session(*, base_url: str, api_key: str | None, display_name: str) -> None:
+        assert display_name == str(out)
         assert (base_url, api_key) == asked[0]
         raise Opened
 
@@ -151,12 +152,15 @@ def test_the_first_signal_asks_and_the_second_does_as_ever(number: signal.Signal
 
     before = signal.signal(number, as_ever)
     try:
-        with StopRequest.listening() as stop:
+        said: list[str] = []
+        with StopRequest.listening(said.append) as stop:
             assert not stop.asked
             signal.raise_signal(number)
             assert stop.asked
+            assert said == [FIRST_SIGNAL]
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(number)
+            assert said == [FIRST_SIGNAL, SECOND_SIGNAL]
         assert signal.getsignal(number) is as_ever
     finally:
         signal.signal(number, before)
