@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import orjson
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.wire.dialects.texts import Prompt, TextRequest, checked_stops
@@ -19,6 +19,42 @@ MOST_LIKELIEST = 20
 DEFAULT_COMPLETION_TOKENS = 16
 TOKEN_LIMIT = 2**31
 
+# What clients may send though it is not read: it changes no sample.
+WITHOUT_EFFECT = frozenset(
+    {
+        "cache_salt",
+        "metadata",
+        "prediction",
+        "priority",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+# Fields of other servers, and the values with which they ask for what is done anyway.
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "function_call": ("auto", "none"),
+    "ignore_eos": (False,),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "repetition_penalty": (1,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+}
+
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Likeliest = Annotated[Count, Field(le=MOST_LIKELIEST)]
 
@@ -28,7 +64,12 @@ class StreamOptions(Request):
 
 
 class OpenAiRequest(Request):
-    """What both calls share. `top_k` is an extension that other servers know, too."""
+    """The fields of both calls. `top_k` is an extension that other servers have as well.
+
+    A field that is not known here is refused, unless it changes no sample.
+    """
+
+    model_config = ConfigDict(extra="allow")
 
     model: str
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
@@ -51,6 +92,9 @@ class OpenAiRequest(Request):
         _refuse("frequency_penalty", self.frequency_penalty)
         _refuse("presence_penalty", self.presence_penalty)
         _refuse("logit_bias", self.logit_bias)
+        for name, value in (self.model_extra or {}).items():
+            if name not in WITHOUT_EFFECT and value not in NEUTRAL.get(name, ()):
+                _refuse(name, value is not None)
         return self
 
     @property
@@ -233,4 +277,4 @@ def _prompt(prompt: str | Tokens) -> Prompt:
 def _refuse(what: str, value: object) -> None:
     """What has no effect may be named."""
     if value:
-        raise ValueError(f"{what} is not done by this server; leave it out")
+        raise ValueError(f"{what} is not supported by this server; leave it out")

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 from tinsmith_server.wire.dialects.anthropic_requests import CountTokensRequest, MessagesRequest
-from tinsmith_server.wire.dialects.openai_requests import ChatCompletionRequest, CompletionRequest, conversation
+from tinsmith_server.wire.dialects.openai_requests import (
+    NEUTRAL,
+    WITHOUT_EFFECT,
+    ChatCompletionRequest,
+    CompletionRequest,
+    conversation,
+)
 from tinsmith_server.wire.dialects.texts import Prompt
 from tinsmith_server.wire.validation_errors import sentence
 
@@ -167,3 +174,35 @@ def test_a_prompt_may_be_one_or_several_texts_or_lists_of_tokens(prompt: Any, ex
 def test_a_conversation_has_all_of_the_context_unless_it_says_how_much() -> None:
     assert chat().text_request().params.max_tokens is None
     assert chat(max_tokens=5, max_completion_tokens=6).text_request().params.max_tokens == 6
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("repetition_penalty", 1.1),
+        ("min_p", 0.05),
+        ("min_tokens", 3),
+        ("ignore_eos", True),
+        ("stop_token_ids", [7]),
+        ("guided_json", {"type": "object"}),
+        ("prompt_logprobs", 0),
+        ("chat_template", "{{ messages }}"),
+        ("return_token_ids", True),
+        ("temprature", 0.5),
+    ],
+)
+def test_a_field_that_could_change_a_sample_and_is_not_known_is_refused_by_name(
+    make: Callable[..., object], name: str, value: Any
+) -> None:
+    with pytest.raises(ValidationError) as refused:
+        make(**{name: value})
+    assert f"{name} is not supported by this server; leave it out" in sentence(refused.value)
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+def test_fields_that_change_no_sample_may_be_named(make: Callable[..., object]) -> None:
+    make(**dict.fromkeys(WITHOUT_EFFECT, "anything"), chat_template=None)
+    for name, values in NEUTRAL.items():
+        for value in values:
+            make(**{name: value})
