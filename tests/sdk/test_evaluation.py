@@ -196,17 +196,20 @@ def test_the_command_takes_all_that_a_server_has_of_a_run(
     words = [*("eval", str(tmp_path / "few.jsonl"), "--run", model.model_id, "--model", MODEL)]
     words += [*("--path", f"tinker://{model.model_id}/weights/gone", "--tokenizer", str(server.models[MODEL]))]
     words += [*("--max-tokens", "2", "--out", str(tmp_path / "out"), "--base-url", server.url)]
+    rest = tinker.RestClient(base_url=server.url, api_key=API_KEY)
+    runs_before = rest.list_training_runs().result()
     with pytest.raises(SystemExit) as end:
         main(words)
     said = capsys.readouterr()
     assert end.value.code in (None, 0), said.err
+    runs_after = rest.list_training_runs().result()
+    assert runs_after.cursor.total_count == runs_before.cursor.total_count, "an evaluation is no run of its own"
     assert [line.split()[:2] for line in said.out.splitlines()[1:]] == [
         [MODEL, "few/score"],
         ["000001", "1"],
         ["000002", "2"],
     ]
     assert f"passed over: the server has no tinker://{model.model_id}/weights/gone" in said.err
-    rest = tinker.RestClient(base_url=server.url, api_key=API_KEY)
     left = {one.tinker_path.rpartition("/")[2] for one in rest.list_checkpoints(model.model_id).result().checkpoints}
     assert left == {"000001", "000002"}
 

@@ -112,6 +112,7 @@ class Store(Protocol):
     async def list_models(self, tenant: str, limit: int, offset: int, project_id: str | None = None) -> Page[Model]:
         """Newest first, without those whose creation failed: nothing was ever trained there.
 
+        Models with `tinsmith-purpose` in their user_metadata are left out, too: a command made them for a moment.
         With `project_id` only those of sessions in this project.
         """
 

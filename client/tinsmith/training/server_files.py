@@ -23,6 +23,8 @@ from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
 from tinsmith.training.errors import DownloadDamaged, NotOffered
 
+PURPOSE = "tinsmith-purpose"
+"""In the user_metadata of a training run that a command makes for a moment: the server's lists leave it out."""
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 SILENCE_SECONDS = 60.0
 """Without a byte, not in all."""

@@ -107,6 +107,17 @@ async def test_a_model_whose_creation_failed_is_not_listed(store: Store) -> None
     assert (await store.list_models("ada", limit=20, offset=0)).total == 0
 
 
+async def test_a_model_that_a_command_made_for_a_moment_is_not_listed_and_can_be_asked_for(store: Store) -> None:
+    said = {"a": "tinsmith-purpose", 'quoted "tinsmith-purpose": ': "x", "nul": "\0"}
+    for number, metadata in enumerate((None, {}, said, {"tinsmith-purpose": "evaluation"})):
+        await store.add_model(a_model(model_seq_id=number, user_metadata=metadata, created_at=later(number)))
+
+    page = await store.list_models("ada", limit=10, offset=0)
+
+    assert ([model.model_seq_id for model in page.rows], page.total) == ([2, 1, 0], 3)
+    assert await store.get_model("session-1:train:3") is not None
+
+
 async def test_models_of_a_session_come_in_their_own_order(store: Store) -> None:
     for number in (10, 9, 2):
         await store.add_model(a_model(model_seq_id=number, created_at=later(-number)))

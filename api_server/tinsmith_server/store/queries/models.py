@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy import Text, bindparam, cast, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries.base import Queries, changes_rows, newest_first, select_records, values
@@ -24,6 +24,13 @@ _BIND = (
 )
 _LIVE_OF_TENANT = (
     select(func.count()).select_from(models).where(models.c.tenant == bindparam("tenant"), models.c.state.in_(LIVE))
+)
+
+
+# By the text: PostgreSQL's operators on JSON refuse a NUL in any of its strings, which text has escaped. A quote inside
+# a string is escaped as well, so that only a key looks like this one.
+_IS_A_RUN_OF_ITS_OWN = models.c.user_metadata.is_(None) | cast(models.c.user_metadata, Text).not_like(
+    '%"tinsmith-purpose": %'
 )
 
 
@@ -62,7 +69,7 @@ class ModelQueries(Queries):
     async def list_models(self, tenant: str, limit: int, offset: int, project_id: str | None = None) -> Page[Model]:
         query = (
             select_records(models, Model)
-            .where(models.c.tenant == tenant, models.c.state != "failed")
+            .where(models.c.tenant == tenant, models.c.state != "failed", _IS_A_RUN_OF_ITS_OWN)
             .order_by(*newest_first(models.c.created_at, models.c.model_id))
         )
         if project_id is not None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,8 +64,8 @@ class _Server:
     base_url: str
     api_key: str | None
 
-    def session(self) -> tinker.ServiceClient:
-        return tinker.ServiceClient(base_url=self.base_url, api_key=self.api_key)
+    def session(self, name: str) -> tinker.ServiceClient:
+        return tinker.ServiceClient(base_url=self.base_url, api_key=self.api_key, display_name=name)
 
     def rest(self) -> tinker.RestClient:
         return tinker.RestClient(base_url=self.base_url, api_key=self.api_key)
@@ -171,7 +172,8 @@ def _swept(tasks: Sequence[Any], chosen: Sequence[Checkpoint], server: _Server, 
 
     console = make_console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        evaluator = OfflineEvaluator(tasks, out, connect=server.session, concurrency=concurrency, progress=progress)
+        connect = partial(server.session, f"evaluation in {out}")
+        evaluator = OfflineEvaluator(tasks, out, connect=connect, concurrency=concurrency, progress=progress)
         return evaluator.run(chosen)
 
 

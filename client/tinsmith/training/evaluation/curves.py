@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = 2
+TINKER = "tinker://"
 PANEL_INCHES = (5.0, 3.4)
 DOTS_PER_INCH = 120
 
 
 def draw_curves(runs: Mapping[str, Sequence[Summary]], path: Path) -> None:
-    """A panel for each `task/metric`; of each run a curve, its intervals as a band, base models as dashed lines.
+    """A panel for each `task/metric`; of each run a curve, its intervals as a band.
 
+    A base model is the point at step 0 if the run has one; several, and samplers without a step, are dashed lines.
     `runs` are by name; a single one may have none. Raises ValueError where there is nothing to draw.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -46,20 +48,38 @@ def draw_curves(runs: Mapping[str, Sequence[Summary]], path: Path) -> None:
 
 
 def _draw_run(panel: Axes, run: str, summaries: Sequence[Summary], colour: str) -> None:
-    stepped = [one for one in summaries if one.step is not None]
-    steps: list[Any] = [one.step for one in stepped]
+    start = base_model_at_start(summaries)
+    stepped = ([start] if start else []) + [one for one in summaries if one.step is not None]
+    steps: list[Any] = [one.step or 0 for one in stepped]
     if stepped:
         means = [one.estimate.mean for one in stepped]
         panel.plot(steps, means, color=colour, marker="o", markersize=4, label=run or None)
         lows, highs = [one.estimate.low for one in stepped], [one.estimate.high for one in stepped]
         panel.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0)
         panel.errorbar(steps, means, yerr=_bars(stepped), fmt="none", ecolor=colour, elinewidth=1, capsize=2)
-    for number, one in enumerate(each for each in summaries if each.step is None):
+    if start:
+        label = f"{run}: {start.label}" if run else start.label
+        hollow: dict[str, Any] = {
+            "marker": "o",
+            "markersize": 6,
+            "markerfacecolor": "white",
+            "linestyle": "none",
+            "zorder": 3,
+        }
+        panel.plot([0], [start.estimate.mean], color=colour, label=label, **hollow)
+    for number, one in enumerate(each for each in summaries if each.step is None and each is not start):
         style = ("--", ":", "-.")[number % 3]
         label = f"{run}: {one.label}" if run else one.label
         panel.axhline(one.estimate.mean, color=colour if run else "0.4", linestyle=style, linewidth=1.2, label=label)
         if not math.isnan(one.estimate.low):
             panel.axhspan(one.estimate.low, one.estimate.high, color=colour if run else "0.4", alpha=0.07, linewidth=0)
+
+
+def base_model_at_start(summaries: Sequence[Summary]) -> Summary | None:
+    """Return the only base model beside checkpoints with steps, of which none is at step 0: training began with it."""
+    base_models = [one for one in summaries if one.step is None and not one.checkpoint.startswith(TINKER)]
+    steps = {one.step for one in summaries} - {None}
+    return base_models[0] if len(base_models) == 1 and steps and 0 not in steps else None
 
 
 def _bars(summaries: Sequence[Summary]) -> list[list[float]]:

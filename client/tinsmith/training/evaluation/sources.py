@@ -14,6 +14,7 @@ import tinker
 from tinsmith.training.checkpoints.server_states import ServerStates
 from tinsmith.training.checkpoints.store import CheckpointStore
 from tinsmith.training.errors import EvaluationError, StateGone
+from tinsmith.training.server_files import PURPOSE
 
 Kind = Literal["sampler", "training", "base"]
 STEP_AT_START = re.compile(r"step-(\d+)")
@@ -106,7 +107,9 @@ async def _sampling_client(service: tinker.ServiceClient, checkpoint: Checkpoint
         return cast(tinker.SamplingClient, await service.create_sampling_client(base_model=checkpoint.path))
     if checkpoint.kind == "training":
         await asyncio.to_thread(ServerStates.of(service).require, checkpoint.path)
-        training_client = await service.create_training_client_from_state(checkpoint.path)
+        training_client = await service.create_training_client_from_state(
+            checkpoint.path, user_metadata={PURPOSE: "evaluation"}
+        )
         return cast(tinker.SamplingClient, await training_client.save_weights_and_get_sampling_client())
     try:
         return cast(tinker.SamplingClient, await service.create_sampling_client(model_path=checkpoint.path))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import tinker
 
 from tinsmith.training.errors import ExportError, NoSuchWeights, NotOffered
-from tinsmith.training.server_files import CONFIG_FILE, WEIGHTS_FILE, fetch_export, fetch_from_archive
+from tinsmith.training.server_files import CONFIG_FILE, PURPOSE, WEIGHTS_FILE, fetch_export, fetch_from_archive
 
 if TYPE_CHECKING:
     from tinsmith.training.exports.merging import MergedWeights
@@ -137,7 +137,7 @@ def _fetch_through_export(
     """
     try:
         with _beside(service) as own:
-            training_client = own.create_training_client_from_state(path).result()
+            training_client = own.create_training_client_from_state(path, user_metadata={PURPOSE: "export"}).result()
             exported = training_client.save_weights_external("export", ttl_seconds=EXPORT_TTL_SECONDS).result().path
     except tinker.TinkerError as error:
         raise NotOffered(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tinsmith.training.errors import EvaluationError
 from tinsmith.training.evaluation.comparison import compare, csv_of_comparison, read_runs
-from tinsmith.training.evaluation.curves import draw_curves
+from tinsmith.training.evaluation.curves import base_model_at_start, draw_curves
 from tinsmith.training.evaluation.results import Results, Row, read_rows
 from tinsmith.training.evaluation.summary import csv_of, shown, summaries_of
 
@@ -80,6 +80,27 @@ def test_runs_whose_directories_have_the_same_name_are_told_apart(tmp_path: Path
     assert list(read_runs(directories)) == [str(directory) for directory in directories]
     with pytest.raises(EvaluationError, match="two directories"):
         read_runs([directories[0], directories[0]])
+
+
+@pytest.mark.parametrize(
+    ("by_step", "more", "at_start"),
+    [
+        ({None: [0], 5: [1], 10: [1]}, [], True),
+        ({None: [0]}, [], False),
+        ({5: [1]}, [], False),
+        ({None: [0], 0: [0], 5: [1]}, [], False),
+        ({None: [0], 5: [1]}, ["Other/Model"], False),
+        ({None: [0], 5: [1]}, ["tinker://run/sampler_weights/final"], True),
+    ],
+    ids=["a run", "alone", "no base model", "step 0 is there", "two base models", "a sampler without a step"],
+)
+def test_a_base_model_is_where_training_began_if_nothing_else_can_be(
+    tmp_path: Path, by_step: dict[int | None, list[float]], more: list[str], at_start: bool
+) -> None:
+    others = [Row(path, path, None, "sums", "0", {"score": 0.5}) for path in more]
+    rows = [*read_rows(evaluation(tmp_path / "a", by_step)), *others]
+    start = base_model_at_start(summaries_of(rows))
+    assert (start.label if start else None) == (BASE if at_start else None)
 
 
 def test_a_picture_has_a_panel_for_each_metric(tmp_path: Path) -> None:

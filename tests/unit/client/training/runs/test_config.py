@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tinsmith.training.errors import BadConfig
+from tinsmith.training.runs.commands import find_examples
 from tinsmith.training.runs.config import DpoConfig, SftConfig, load_config, require_same, to_yaml
 
 
@@ -74,3 +75,11 @@ def test_a_folder_of_another_kind_of_run_is_refused(file: Path) -> None:
     dpo = load_config(DpoConfig, file, {})
     with pytest.raises(BadConfig, match="another kind of run than sft"):
         require_same(load_config(SftConfig, file, {}), to_yaml(dpo), file)
+
+
+def test_the_example_of_fine_tuning_keeps_enough_checkpoints_for_a_curve() -> None:
+    written = yaml.safe_load((find_examples() / "sft" / "run.yaml").read_text())
+    config = SftConfig(**written)
+    examples = len((find_examples() / "sft" / config.data).read_text().splitlines())
+    steps = int(examples * (1 - config.eval_fraction)) * config.epochs // config.batch_size
+    assert min(config.keep_last, steps // config.save_every) >= 6
