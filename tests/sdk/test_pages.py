@@ -1,4 +1,4 @@
-"""Commands and programs of pages in docs/, typed as they stand there; only their placeholders are filled in."""
+"""Commands and programs in docs/ run as printed, with only their placeholders replaced."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ RANK = 4
 
 
 def block(page: str, *, containing: str) -> str:
-    """Return the one block of a page that has this text."""
+    """Return the only code block of a page that contains a text."""
     [found] = [dedent(code) for _, _, code in FENCE.findall((DOCS / page).read_text()) if containing in code]
     return found
 
 
-def filled(text: str, places: Mapping[str, str]) -> str:
+def fill_in(text: str, places: Mapping[str, str]) -> str:
     for place, value in places.items():
         assert place in text
         text = text.replace(place, value)
@@ -45,24 +45,26 @@ def filled(text: str, places: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A user who types lines of a page in a folder. `tinker` and `tinsmith` run in this process: each takes seconds to
-    start."""
+    """A user who types commands of a page.
+
+    `tinker` and `tinsmith` run in this process, since each takes seconds to start.
+    """
 
     server: ServedInstallation
     monkeypatch: pytest.MonkeyPatch
     capsys: pytest.CaptureFixture[str]
 
-    def sits_in(self, folder: Path) -> Reader:
+    def enter(self, folder: Path) -> Reader:
         self.monkeypatch.chdir(folder)
         self.monkeypatch.setenv("TINKER_BASE_URL", self.server.url)
-        self.takes_key(API_KEY)
+        self.use_key(API_KEY)
         return self
 
-    def takes_key(self, key: str) -> None:
+    def use_key(self, key: str) -> None:
         self.monkeypatch.setenv("TINKER_API_KEY", key)
 
-    def types(self, lines: str) -> str:
-        """Return what they print. Each must succeed."""
+    def type_lines(self, lines: str) -> str:
+        """Return the output of the commands, each of which must succeed."""
         return "".join(self._type(shlex.split(line, comments=True)) for line in lines.splitlines())
 
     def _type(self, words: list[str]) -> str:
@@ -79,8 +81,8 @@ class Reader:
         assert ended.value.code == 0, said
         return said.out
 
-    def runs(self, program: str) -> str:
-        """Return what a program in Python prints."""
+    def run_program(self, program: str) -> str:
+        """Return the output of a Python program."""
         self.capsys.readouterr()
         exec(compile(program, "program of the page", "exec"), {})
         return self.capsys.readouterr().out
@@ -90,11 +92,11 @@ class Reader:
 def reader(
     server: ServedInstallation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Reader:
-    return Reader(server, monkeypatch, capsys).sits_in(tmp_path)
+    return Reader(server, monkeypatch, capsys).enter(tmp_path)
 
 
-def trained(server: ServedInstallation, model: str = MODEL, key: str = API_KEY) -> tuple[str, str]:
-    """Return the paths of a training checkpoint and a sampler of a model that was trained for one step."""
+def train_one_step(server: ServedInstallation, model: str = MODEL, key: str = API_KEY) -> tuple[str, str]:
+    """Return the paths of a training checkpoint and a sampler checkpoint."""
     with service_client(server, api_key=key) as service:
         client = service.create_lora_training_client(model, rank=RANK).result()
         client.forward_backward(DATA, "cross_entropy").result()
@@ -102,54 +104,54 @@ def trained(server: ServedInstallation, model: str = MODEL, key: str = API_KEY) 
         return client.save_state("last").result().path, client.save_weights_for_sampler("last").result().path
 
 
-def names_of(path: str) -> dict[str, str]:
+def placeholders_of(path: str) -> dict[str, str]:
     run, _, name = path.removeprefix("tinker://").split("/")
     return {"RUN": run, "NAME": name}
 
 
-def paths_of(server: ServedInstallation, key: str = API_KEY) -> set[str]:
+def listed_paths(server: ServedInstallation, key: str = API_KEY) -> set[str]:
     listed = tinker.RestClient(base_url=server.url, api_key=key).list_user_checkpoints().result()
     return {checkpoint.tinker_path for checkpoint in listed.checkpoints}
 
 
-def test_checkpoints_of_a_run_are_deleted_as_the_page_says(reader: Reader) -> None:
-    path, sampler = trained(reader.server)
-    reader.types(filled(block("deleting.md", containing="--run-id RUN"), names_of(path)))
-    assert paths_of(reader.server).isdisjoint({path, sampler})
+def test_the_commands_of_the_page_delete_the_checkpoints_of_a_run(reader: Reader) -> None:
+    path, sampler = train_one_step(reader.server)
+    reader.type_lines(fill_in(block("deleting.md", containing="--run-id RUN"), placeholders_of(path)))
+    assert listed_paths(reader.server).isdisjoint({path, sampler})
 
 
-def test_a_tenant_is_deleted_as_the_page_says_and_others_keep_what_they_have(reader: Reader) -> None:
+def test_the_steps_of_the_page_delete_a_tenant_and_leave_others_alone(reader: Reader) -> None:
     server, page = reader.server, "deleting.md"
-    others = set(trained(server))
-    key = reader.types(f"tinsmith keys create loop --tenant research --data {server.data}").strip()
-    reader.takes_key(key)
-    reader.types(f"tinsmith promote greeter {trained(server, key=key)[1]}")
-    [listed] = json.loads(reader.types(f"tinsmith keys list --tenant research --data {server.data} --json"))
+    others = set(train_one_step(server))
+    key = reader.type_lines(f"tinsmith keys create loop --tenant research --data {server.data}").strip()
+    reader.use_key(key)
+    reader.type_lines(f"tinsmith promote greeter {train_one_step(server, key=key)[1]}")
+    [listed] = json.loads(reader.type_lines(f"tinsmith keys list --tenant research --data {server.data} --json"))
     places = {"DIR": str(server.data), "NUMBER": str(listed["key_id"])}
-    reader.types(filled(block(page, containing="keys revoke"), places))
+    reader.type_lines(fill_in(block(page, containing="keys revoke"), places))
     exported = re.fullmatch(r"export TINKER_API_KEY=\$\((.+)\)\n", block(page, containing="keys create"))
     assert exported is not None
-    new_key = reader.types(filled(exported[1], {"DIR": str(server.data)})).strip()
-    reader.takes_key(new_key)
-    assert reader.runs(block(page, containing="import httpx")) == "2 checkpoints deleted\n"
-    assert reader.runs(block(page, containing="import httpx")) == "0 checkpoints deleted\n"
-    assert paths_of(server, new_key) == set()
-    assert others <= paths_of(server)
-    [first, _] = json.loads(reader.types(f"tinsmith keys list --tenant research --data {server.data} --json"))
+    new_key = reader.type_lines(fill_in(exported[1], {"DIR": str(server.data)})).strip()
+    reader.use_key(new_key)
+    assert reader.run_program(block(page, containing="import httpx")) == "2 checkpoints deleted\n"
+    assert reader.run_program(block(page, containing="import httpx")) == "0 checkpoints deleted\n"
+    assert listed_paths(server, new_key) == set()
+    assert others <= listed_paths(server)
+    [first, _] = json.loads(reader.type_lines(f"tinsmith keys list --tenant research --data {server.data} --json"))
     assert first["revoked_at"] is not None
 
 
 # peft calls transformers
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-def test_an_adapter_is_downloaded_imported_and_exported_as_the_page_says(reader: Reader) -> None:
-    server, page, path = reader.server, "from-hosted-tinker.md", trained(reader.server)[0]
+def test_the_commands_of_the_page_move_an_adapter_between_servers(reader: Reader) -> None:
+    server, page, path = reader.server, "from-hosted-tinker.md", train_one_step(reader.server)[0]
     Path(MODEL).parent.mkdir()
     Path(MODEL).symlink_to(server.models[MODEL])
-    reader.types(filled(block(page, containing="checkpoint download"), names_of(path)))
-    imported = reader.types(filled(block(page, containing="tinsmith import"), names_of(path))).strip()
-    assert imported in paths_of(server)
-    places = {**names_of(path), "PATH": str(server.models[MODEL])}
-    reader.types(filled(block(page, containing="tinsmith export"), places))
+    reader.type_lines(fill_in(block(page, containing="checkpoint download"), placeholders_of(path)))
+    imported = reader.type_lines(fill_in(block(page, containing="tinsmith import"), placeholders_of(path))).strip()
+    assert imported in listed_paths(server)
+    places = {**placeholders_of(path), "PATH": str(server.models[MODEL])}
+    reader.type_lines(fill_in(block(page, containing="tinsmith export"), places))
     assert Path("model/config.json").is_file()
     [downloaded] = Path("downloads").glob("*/adapter_model.safetensors")
     before, after = load_file(downloaded), load_file("adapter/adapter_model.safetensors")
@@ -159,10 +161,10 @@ def test_an_adapter_is_downloaded_imported_and_exported_as_the_page_says(reader:
 
 
 def test_the_sizes_of_the_page_are_those_of_saved_checkpoints(reader: Reader) -> None:
-    training, sampler = trained(reader.server)
+    training, sampler = train_one_step(reader.server)
     config = reader.server.models[MODEL] / "config.json"
     reader.monkeypatch.setattr(sys, "argv", ["sizes.py", str(config), str(RANK)])
-    said = reader.runs(block("sizing.md", containing="import json"))
+    said = reader.run_program(block("sizing.md", containing="import json"))
     sizes = {name: float(size) * 1e6 for name, size in re.findall(r"^(.+): ([\d.]+) MB$", said, re.MULTILINE)}
     listed = tinker.RestClient(base_url=reader.server.url, api_key=API_KEY).list_user_checkpoints().result()
     saved = {checkpoint.tinker_path: checkpoint.size_bytes for checkpoint in listed.checkpoints}
@@ -172,36 +174,36 @@ def test_the_sizes_of_the_page_are_those_of_saved_checkpoints(reader: Reader) ->
 
 
 @pytest.fixture
-def stopped_and_started(
+def restartable_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Reader]:
-    """A reader of a server that may be stopped, with an engine that starts at once."""
+    """Return a reader whose server can be restarted; its engine starts quickly."""
     models = {REFERENCE_MODEL: make_tiny_model(tmp_path / "model")}
     server = ServedInstallation(tmp_path / "data", models, {"engine": REFERENCE_ENGINE})
-    yield Reader(server.start(), monkeypatch, capsys).sits_in(tmp_path)
+    yield Reader(server.start(), monkeypatch, capsys).enter(tmp_path)
     server.stop()
 
 
-def types_with_systemctl(reader: Reader, script: str) -> None:
-    """Type a block of the page, in which `systemctl` stands for the reader's server."""
-    first, *between, last = filled(script, {"/var/lib/tinsmith": str(reader.server.data.parent)}).splitlines()
+def type_with_systemctl(reader: Reader, script: str) -> None:
+    """Run a block of the page; its `systemctl` lines stop and start the reader's server."""
+    first, *between, last = fill_in(script, {"/var/lib/tinsmith": str(reader.server.data.parent)}).splitlines()
     assert (first, last) == ("systemctl stop tinsmith", "systemctl start tinsmith")
     reader.server.stop()
     subprocess.run(["bash", "-ec", "\n".join(between)], check=True)
     reader.server.start()
 
 
-def test_a_restored_backup_has_the_keys_and_checkpoints_of_its_time(stopped_and_started: Reader) -> None:
-    reader, server = stopped_and_started, stopped_and_started.server
-    key = reader.types(f"tinsmith keys create laptop --data {server.data}").strip()
-    reader.takes_key(key)
-    of_its_time = trained(server, REFERENCE_MODEL, key)
-    types_with_systemctl(reader, block("single-machine.md", containing="tar --create"))
-    trained(server, REFERENCE_MODEL, key)
-    reader.types(f"tinker checkpoint delete --yes {of_its_time[0]}")
-    types_with_systemctl(reader, block("single-machine.md", containing="tar --extract"))
-    assert paths_of(server, key) == set(of_its_time)
+def test_a_restored_backup_has_its_keys_and_checkpoints(restartable_reader: Reader) -> None:
+    reader, server = restartable_reader, restartable_reader.server
+    key = reader.type_lines(f"tinsmith keys create laptop --data {server.data}").strip()
+    reader.use_key(key)
+    backed_up = train_one_step(server, REFERENCE_MODEL, key)
+    type_with_systemctl(reader, block("single-machine.md", containing="tar --create"))
+    train_one_step(server, REFERENCE_MODEL, key)
+    reader.type_lines(f"tinker checkpoint delete --yes {backed_up[0]}")
+    type_with_systemctl(reader, block("single-machine.md", containing="tar --extract"))
+    assert listed_paths(server, key) == set(backed_up)
     with service_client(server, api_key=key) as service:
-        resumed = service.create_training_client_from_state_with_optimizer(of_its_time[0]).result()
+        resumed = service.create_training_client_from_state_with_optimizer(backed_up[0]).result()
         resumed.forward_backward(DATA, "cross_entropy").result()
         resumed.optim_step(adam()).result()

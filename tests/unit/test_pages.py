@@ -1,4 +1,4 @@
-"""Files and snippets that pages in docs/ lead readers to, held against the code that they are for."""
+"""Example files and snippets of docs/, checked against the code that they belong to."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from images.sources import IMAGES
@@ -20,7 +21,7 @@ SINGLE_MACHINE = ROOT / "examples" / "single-machine"
 PYTHON_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
-def test_systemd_takes_the_unit_of_the_single_machine(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit_for_a_single_machine(tmp_path: Path) -> None:
     require(shutil.which("systemd-analyze") is not None, "systemd-analyze is not installed")
     text = (SINGLE_MACHINE / "tinsmith.service").read_text()
     program = "/opt/tinsmith/bin/tinsmith"
@@ -31,14 +32,14 @@ def test_systemd_takes_the_unit_of_the_single_machine(tmp_path: Path) -> None:
     assert (verified.returncode, verified.stderr) == (0, "")
 
 
-def test_the_settings_of_the_single_machine_are_settings_and_its_pages_name_their_paths() -> None:
+def test_the_server_accepts_the_settings_for_a_single_machine_and_the_page_uses_their_paths() -> None:
     settings = load_settings({}, SINGLE_MACHINE / "server.yaml")
     page = (ROOT / "docs" / "single-machine.md").read_text()
     assert f"keys create laptop --data {settings.data}" in page
     assert settings.models[0].partition("=")[2] in page
 
 
-def test_the_image_of_the_single_machine_is_made_of_images_that_are_built() -> None:
+def test_the_image_for_a_single_machine_combines_images_that_make_builds() -> None:
     text = (SINGLE_MACHINE / "Dockerfile").read_text()
     named = re.findall(r"(?:^FROM |--from=)(\S+)", text, re.MULTILINE)
     assert set(named) == {IMAGES["trainer"].reference, IMAGES["api-server"].reference}
@@ -49,17 +50,17 @@ def test_the_image_of_the_single_machine_is_made_of_images_that_are_built() -> N
 
 def test_the_first_loss_of_the_page_passes_the_test_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     function, entry, test = PYTHON_BLOCK.findall((ROOT / "docs" / "first-loss.md").read_text())
-    of_losses = dict(vars(losses))
-    exec(function, of_losses)
-    definitions = eval(f"{{{entry.strip()}}}", of_losses)
+    losses_namespace = dict(vars(losses))
+    exec(function, losses_namespace)
+    definitions = eval(f"{{{entry.strip()}}}", losses_namespace)
     monkeypatch.setattr(losses, "_DEFINITIONS", {**losses._DEFINITIONS, **definitions})
-    of_tests = dict(vars(_tests_of_losses()))
-    exec(test, of_tests)
-    of_tests["test_log_ratio_is_minus_the_log_ratio_times_advantage"]()
+    tests_namespace = dict(vars(_tests_of_losses()))
+    exec(test, tests_namespace)
+    tests_namespace["test_log_ratio_is_minus_the_log_ratio_times_advantage"]()
 
 
 def _tests_of_losses() -> SimpleNamespace:
     source = ROOT / "tests" / "unit" / "trainer" / "engines" / "test_losses.py"
-    names = {"__name__": "tests_of_losses"}
+    names: dict[str, Any] = {"__name__": "tests_of_losses"}
     exec(compile(source.read_text(), source, "exec"), names)
     return SimpleNamespace(**names)
