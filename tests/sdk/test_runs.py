@@ -79,9 +79,8 @@ def test_an_example_learns_and_leaves_what_it_says(
     at_most: float,
 ) -> None:
     assert train(kind, "--example", ".") == 0
-    assert (
-        train(kind, *here(server), "--epochs", 8, "--logs", "console,tensorboard", "--renderer", "chat_template") == 0
-    )
+    words = ["--epochs", 8, "--logs", "console,tensorboard", "--renderer", "chat_template", "--keep-last", 2]
+    assert train(kind, *here(server), *words) == 0
     out = tmp_path / f"{kind}-run"
     summary = json.loads((out / "summary.json").read_text())
     assert summary["after"][judged_by] < at_most < summary["before"][judged_by]
