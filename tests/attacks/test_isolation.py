@@ -41,6 +41,8 @@ WITHOUT_IDS = {
 WITHOUT_IDS |= {"/external_weights_upload_start", "/external_weights_upload_finish"}
 # What these say is about the key that they come with.
 WITHOUT_IDS |= {"/auth/token", "/auth/apikey/me"}
+# Base models are everybody's, and so are their tokenizers.
+WITHOUT_IDS |= {"/models/{base_model}/tokenizer"}
 # Of a search, which refuses nobody.
 FOUND_NOTHING = '{"sessions":[]}'
 # Whose name it is says the key; tests/contract/http/test_promotions.py tries out that of another's there is no word.

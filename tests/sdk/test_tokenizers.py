@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -34,14 +35,18 @@ def elsewhere(server: ServedInstallation, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.chdir(tmp_path / "here")
 
 
-def test_the_unmodified_sdk_finds_what_the_command_has_fetched(server: ServedInstallation) -> None:
+def test_the_unmodified_sdk_finds_what_the_command_has_fetched_and_asks_no_hub(server: ServedInstallation) -> None:
     subprocess.run([*tinsmith_command(), "tokenizer", PRIVATE], check=True, capture_output=True)
     assert Path(PRIVATE, "tokenizer.json").is_file()
     assert not list(Path(PRIVATE).glob("*.safetensors"))
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, PRIVATE, TEXT], env=offline, check=True, capture_output=True, text=True
-    )
+    online = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        online["HF_ENDPOINT"] = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        command = [sys.executable, "-c", PROGRAM, PRIVATE, TEXT]
+        done = subprocess.run(command, env=online, check=True, capture_output=True, text=True)
+        hub.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            hub.accept()
     assert done.stdout.strip() == str(AutoTokenizer.from_pretrained(server.models[PRIVATE]).encode(TEXT))
 
 

@@ -6,6 +6,7 @@ import ast
 import os
 import re
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from support.client.stub_server import GOOD_KEY, WELL, stub_server
@@ -22,6 +23,7 @@ ANSWERS = {
     "/api/v1/create_session": (422, {"detail": f"there is no room for {ID}"}),
     "/api/v1/get_server_capabilities": (200, {"supported_models": [{"model_name": ID}]}),
     "/api/v1/waiting_models": (200, {"waiting_models": [{"model_id": ID, "waiting_seconds": 1, "reason": ID}]}),
+    f"/api/v1/models/{quote(ID)}/tokenizer": (404, {"detail": f"there is no base model {ID}"}),
     f"/api/v1/promotions/{ID}": (404, {"detail": f"you have promoted nothing as {ID}"}),
     "/api/v1/promotions": (
         200,
@@ -47,6 +49,7 @@ COMMANDS = {
     "parity": ["--engine", f"module:{ID}", "--engine", "peft", "--model", ID],
     "promote": ["--list"],
     "serve": ["--config", ID],
+    "tokenizer": [ID],
     "train": ["sft", "--model", ID, "--data", ID],
 }
 KUBECTL = """#!/bin/sh

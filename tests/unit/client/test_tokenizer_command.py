@@ -28,6 +28,8 @@ from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 from tinsmith_trainer.worker import tokenizer_files
 from transformers import AutoTokenizer
 
+pytestmark = pytest.mark.pytorch
+
 TINY = {"tokenizer.json": b"{}", "tokenizer_config.json": b"{}"}
 
 

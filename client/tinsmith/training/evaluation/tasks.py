@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,6 +37,8 @@ from tinsmith.training.evaluation.rendering import Rendering, rendering_by
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer
 
+_FINDING = threading.Lock()
+
 
 class ExampleTask(SamplingClientEvaluator, ABC):
     """Examples that are scored one by one, so that intervals can be computed and a sweep can go on where it was.
@@ -56,6 +59,7 @@ class ExampleTask(SamplingClientEvaluator, ABC):
         self._renderer = renderer
         self._tokenizer = tokenizer
         self._renderings: dict[str, Rendering] = {}
+        self._tokenizers: dict[str, Any] = {}
 
     @abstractmethod
     async def result(self, sampling_client: tinker.SamplingClient, example: Example) -> ExampleResult:
@@ -98,9 +102,17 @@ class ExampleTask(SamplingClientEvaluator, ABC):
             # It may be read from a disk, or a hub.
             tokenizer = self._tokenizer
             if tokenizer is None:
-                tokenizer = await asyncio.to_thread(self._find_tokenizer, sampling_client)
+                tokenizer = await asyncio.to_thread(self._find_tokenizer_once, sampling_client)
             self._renderings[base_model] = rendering_by(self._renderer, tokenizer)
         return self._renderings[base_model]
+
+    def _find_tokenizer_once(self, sampling_client: tinker.SamplingClient) -> Any:
+        """All examples begin at once, each in a thread, and two threads cannot import transformers at a time."""
+        base_model = sampling_client.get_base_model()
+        with _FINDING:
+            if base_model not in self._tokenizers:
+                self._tokenizers[base_model] = self._find_tokenizer(sampling_client)
+            return self._tokenizers[base_model]
 
     def _find_tokenizer(self, sampling_client: tinker.SamplingClient) -> Any:
         base_model, api_key = sampling_client.get_base_model(), api_key_from_environment()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from threading import Semaphore
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from support.client.scripted_sampling import ScriptedSampling
 from tinker import types
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinsmith.training.errors import EvaluationError, GradeFailed
+from tinsmith.training.evaluation import tasks
 from tinsmith.training.evaluation.examples import Answer, Example
 from tinsmith.training.evaluation.tasks import ChoiceTask, Task, by_name
 
@@ -50,6 +52,27 @@ def length(_example: Example, answer: Answer) -> float:
 
 def task(grade: Any = length, **options: Any) -> Task:
     return Task("lengths", EXAMPLES, grade, **{"tokenizer": False, **options})
+
+
+async def test_examples_that_begin_at_once_look_for_one_tokenizer_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looking, looked = Semaphore(), []
+
+    def load(*server: str) -> Letters:
+        assert looking.acquire(blocking=False), "two threads look at a time"
+        looked.append(server)
+        looking.release()
+        return Letters()
+
+    monkeypatch.setenv("TINKER_BASE_URL", "http://tin.example")
+    monkeypatch.setenv("TINKER_API_KEY", "tml-key")
+    monkeypatch.setattr(tasks, "load_tokenizer", load)
+    sampling = ScriptedSampling()
+    found = await asyncio.gather(*(task(tokenizer=None).results(sampling.client) for _ in range(8)))
+    assert [len(results) for results in found] == [3] * 8
+    base_model = sampling.client.get_base_model()
+    assert looked == [(base_model, "http://tin.example", "tml-key")] * 8, "each task once"
 
 
 async def test_a_task_is_an_evaluator_of_the_cookbook() -> None:
