@@ -55,15 +55,15 @@ def sampling_like_gpu() -> Iterator[None]:
 
 
 def grouped_experts() -> AbstractContextManager[object]:
-    """Have one grouped product serve all experts, for as long as a block lasts."""
-    return mock.patch.object(expert_products, "takes_all_at_once", new=_always)
+    """Have one grouped product serve all experts, for as long as a block lasts, where PyTorch has such a product."""
+    return mock.patch.object(expert_products, "takes_all_at_once", new=_where_there_is_one)
 
 
 def _all_tokens(*_: object) -> None: ...
 
 
-def _always(*_: object) -> bool:
-    return True
+def _where_there_is_one(*_: object) -> bool:
+    return expert_products.HAS_GROUPED_PRODUCTS
 
 
 def _never(*_: object) -> bool:

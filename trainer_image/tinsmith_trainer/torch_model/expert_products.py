@@ -173,9 +173,13 @@ class _FrozenGroupedProduct(torch.autograd.Function):
         return _product(grad.contiguous(), ctx.weight.dense().mT, ctx.counts), None, None
 
 
+# PyTorch before 2.10 has none.
+HAS_GROUPED_PRODUCTS = hasattr(functional, "grouped_mm")
+
+
 def takes_all_at_once(x: Tensor) -> bool:
     """Whether one grouped product serves all experts, which is the faster way on a GPU."""
-    return x.device.type != "cpu"
+    return HAS_GROUPED_PRODUCTS and x.device.type != "cpu"
 
 
 def _product(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
