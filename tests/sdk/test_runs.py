@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tinker
 import yaml
 from safetensors.numpy import load_file
 from support.server.serve_process import API_KEY, ServedInstallation
@@ -206,7 +207,11 @@ def test_a_run_at_its_end_is_at_its_end_and_another_run_is_kept_out_of_its_folde
     assert train(*words) == 0
     first, summary = bits(tmp_path / "run"), (tmp_path / "run" / "summary.json").read_text()
     capsys.readouterr()
+    rest = tinker.RestClient(base_url=server.url, api_key=API_KEY)
+    newest = rest.list_training_runs().result().training_runs[0]
+    assert newest.user_metadata == {"name": "run"}
     assert train(*words) == 0
+    assert rest.list_training_runs().result().training_runs[0].training_run_id == newest.training_run_id
     assert "steps    2: this run is already finished; another --out begins a new one" in capsys.readouterr().out
     assert bits(tmp_path / "run") == first
     assert (tmp_path / "run" / "summary.json").read_text() == summary
@@ -233,7 +238,8 @@ def test_a_rank_that_the_server_refuses_is_told_without_a_checkpoint_to_resume_f
 ) -> None:
     train("sft", "--example", ".")
     assert train("sft", *here(server), "--rank", "4096") == 1
-    said = capsys.readouterr().err
+    # The SDK logs there as well.
+    [said] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tinsmith train sft: ")]
     assert "4096" in said
     assert "resume" not in said
     assert "checkpoint" not in said

@@ -144,6 +144,7 @@ MAY_CHANGE = frozenset({"logs", "project", "name", "eval_every", "save_every", "
 """Between two processes of one run: the weights do not depend on them. What the files of data hold is compared."""
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
+SUMMARY = "summary.json"
 
 
 def load_config(kind: type[Config], file: Path | None, flags: Mapping[str, str]) -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,8 +17,9 @@ from tinsmith.tokenizers import TokenizerError, load_tokenizer
 from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed, has_tokenizer_json
 from tinsmith.training.checkpoints.retention import Retention
 from tinsmith.training.checkpoints.store import CheckpointStore
-from tinsmith.training.errors import BadConfig, BadData, ServerNotReady
-from tinsmith.training.runs.config import CHECKPOINTS, CONFIG_FILE, RunConfig, require_same, to_yaml
+from tinsmith.training.errors import BadConfig, BadData, CheckpointDamaged, ServerNotReady
+from tinsmith.training.runs.config import CHECKPOINTS, CONFIG_FILE, SUMMARY, RunConfig, require_same, to_yaml
+from tinsmith.training.server_files import PURPOSE
 from tinsmith.training.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
@@ -139,8 +141,24 @@ def _new_client(service: tinker.ServiceClient, config: RunConfig) -> tinker.Trai
 
 
 def _user_metadata(config: RunConfig) -> dict[str, str]:
-    """Return what `tinker run info` shows of the run."""
-    return {"name": config.name or str(config.out)}
+    """Return what `tinker run info` shows of the run.
+
+    A finished run that is started again trains nothing: what it makes at the server is left out of the list.
+    """
+    named = {"name": config.name or str(config.out)}
+    return named | {PURPOSE: "summary"} if _is_finished(config) else named
+
+
+def _is_finished(config: RunConfig) -> bool:
+    """Return whether the summary of the run is that of its newest checkpoint."""
+    store = CheckpointStore(str(config.out / CHECKPOINTS))
+    summary, steps = config.out / SUMMARY, store.steps()
+    if not steps or not summary.exists():
+        return False
+    try:
+        return bool(json.loads(summary.read_text()).get("state") == store.metadata(steps[-1]).state_path)
+    except (ValueError, CheckpointDamaged):
+        return False
 
 
 def _found_tokenizer(config: RunConfig, base_url: str, api_key: str | None) -> Any | None:

@@ -17,11 +17,11 @@ from tinsmith.training.checkpoints.adapter_folder import export_adapter
 from tinsmith.training.checkpoints.manager import CheckpointManager
 from tinsmith.training.json_lines import numbered_lines
 from tinsmith.training.run_logs.history import METRICS_FILE
-from tinsmith.training.runs.config import RunConfig
+from tinsmith.training.runs.config import SUMMARY, RunConfig
 from tinsmith.training.runs.work import Panel
 from tinsmith.training.whole_files import write_whole
 
-ADAPTER, CURVES, SUMMARY = "adapter", "curves.png", "summary.json"
+ADAPTER, CURVES = "adapter", "curves.png"
 
 
 @dataclass(frozen=True, slots=True)
