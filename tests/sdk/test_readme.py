@@ -18,6 +18,8 @@ README = ROOT / "README.md"
 URL = "URL-OF-THIS-REPOSITORY"
 SERVES = "tinsmith serve --data server"
 MODEL = '"Qwen/Qwen3-0.6B"'
+# Where a command fails, the server in the background would keep the output open for ever.
+STOPS_ITS_SERVER = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
 # What a person's shell has; neither this environment nor what the tests set.
 KEPT_VARIABLES = ("HOME", "LANG", "PATH", "PYENV_ROOT", "SSL_CERT_FILE", "UV_CACHE_DIR", "UV_DEFAULT_INDEX")
 
@@ -52,7 +54,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Typed:
     typed_first = first.replace(URL, str(ROOT))
     script = [typed_first, then, "python ../../program.py", f"({asks}) > {answers}", "kill %1", "wait"]
     done = subprocess.run(
-        ["bash", "-m", "-c", "\n".join(["set -e", *script])],
+        ["bash", "-m", "-c", "\n".join(["set -e", STOPS_ITS_SERVER, *script])],
         cwd=folder,
         env=environment(folder),
         stdin=subprocess.DEVNULL,
