@@ -10,6 +10,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
+from rich.text import Text
 
 from tinsmith_trainer.parity.plan import Plan
 
@@ -138,7 +139,7 @@ def _apart(
     return float(distance.max(initial=0.0))
 
 
-def _cell(difference: Difference | None, tolerance: float) -> str:
+def _cell(difference: Difference | None, tolerance: float) -> Text:
     if difference is None:
-        return ""
-    return f"[{'red' if difference.exceeds(tolerance) else 'green'}]{difference.size:.1e}"
+        return Text()
+    return Text(f"{difference.size:.1e}", style="red" if difference.exceeds(tolerance) else "green")
