@@ -276,7 +276,9 @@ class Operator:
 
     async def _begin_acting(self, *, anew: bool) -> None:
         await self._informer.complete.wait()
-        if not self._leader.is_leading:
+        # Not `is_leading`: a renewal that is slow ends it for a moment and begins no new term, so nothing would call
+        # this again. Each write asks for a permit, and waits where there is none.
+        if not self._leading.is_set():
             return
         if anew or not self._acts.is_set():
             self._enqueue_all()

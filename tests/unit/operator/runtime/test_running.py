@@ -37,13 +37,21 @@ ENDS = "tinsmith_operator_certificate_expiry_timestamp_seconds"
 
 
 class LeasingCluster(FakeCluster):
-    """lease_is_away: the API server answers no renewal."""
+    """lease_is_away: the API server answers no renewal.
+
+    slow_renewals_seconds: how long the first renewals take. first_lists_seconds: how long the first lists take.
+    """
 
     lease_is_away = False
+    slow_renewals_seconds: Sequence[float] = ()
+    first_lists_seconds = 0.0
 
     async def write_lease(self, resource: Resource, manifest: dict[str, Any], _timeout_seconds: float) -> Any:
         if self.lease_is_away:
             raise Unavailable("away")
+        if self.slow_renewals_seconds:
+            seconds, *self.slow_renewals_seconds = self.slow_renewals_seconds
+            await asyncio.sleep(seconds)
         return self.put(manifest)
 
     async def close(self) -> None:
@@ -71,6 +79,7 @@ class ListingWatch:
         self._resources = resources
 
     async def run(self) -> None:
+        await asyncio.sleep(self._cluster.first_lists_seconds)
         for part in self._scope.parts:
             for resource in self._resources:
                 self._heard(part, resource.plural, "200", await self._cluster.list_answer(resource, part))
@@ -289,5 +298,29 @@ def test_who_lost_the_lead_asks_no_worker_for_anything(
             cluster.lease_is_away = False
             await asyncio.sleep(60)
             assert {"describe", "snapshot"} <= set(asked)
+
+    live()
+
+
+def test_a_renewal_that_is_slow_at_the_start_keeps_no_leader_from_acting(
+    cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the lists are there, the permit has ended for a moment, and the lead goes on without a new term."""
+    asked: list[str] = []
+
+    async def describe(_target: Target) -> WorkerReport:
+        asked.append("describe")
+        raise Silent("busy")
+
+    a_started_worker(cluster)
+    # The lease permits acting for 10 s; the renewal that is sent after 3 s is answered after 12 s.
+    settings = settings_for("tin", lease_seconds=15)
+    cluster.slow_renewals_seconds, cluster.first_lists_seconds = (0, 9), 11
+
+    @simulated_time
+    async def live() -> None:
+        async with operator_over(cluster, settings, monkeypatch, describe=describe):
+            await asyncio.sleep(30)
+            assert asked
 
     live()
