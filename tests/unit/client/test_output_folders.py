@@ -8,6 +8,8 @@ import pytest
 from tinsmith.cli import main
 from tinsmith.training.evaluation.results import Results, Row
 
+pytestmark = pytest.mark.pytorch
+
 COMMANDS = {
     "demo --out": ["demo", "--out"],
     "eval compare --out": ["eval", "compare", "before", "after", "--out"],

@@ -13,6 +13,8 @@ from support.client.stub_server import GOOD_KEY, WELL, stub_server
 from tinsmith.cli import main
 from tinsmith.discovery import find_commands
 
+pytestmark = pytest.mark.pytorch
+
 ROOT = Path(__file__).parents[3]
 FACTORIES = ("client/tinsmith/console.py", "trainer_image/tinsmith_trainer/console.py")
 PROGRAMS = ("api_server", "client", "operator", "rpc", "scripts", "trainer_image")

@@ -148,7 +148,9 @@ def test_a_server_that_was_started_here_without_data_has_its_keys_here(
 
 
 @pytest.mark.parametrize("place", ["/proc/none", "/sys/kernel", "{tmp}/file/data", "{tmp}/file"])
-@pytest.mark.parametrize("command", [["keys", "create"], ["serve", "--model", "tiny={tmp}/model"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [["keys", "create"], ["serve", "--port", "0", "--model", "tiny={tmp}/model"]], ids=" ".join
+)
 def test_data_that_cannot_be_written_is_a_sentence_and_status_2(place: str, command: list[str], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "model").mkdir()
