@@ -5,6 +5,7 @@ where the time went.
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 # Hypothesis' own limit is 0.2 s an example: on a busy machine it fails a test that has nothing wrong.
 settings.register_profile("unhurried", settings(), deadline=None)
 settings.load_profile("unhurried")
+
+# A shell has a run in the background ignore Ctrl-C, and so would every program that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before anything imports PyTorch. Its threads spin while they wait for each other: where several lanes share two cores,
 # two threads took five times the CPU of one.

@@ -225,8 +225,8 @@ def test_on_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_ends() -> None:
     ours, theirs = pty.openpty()
     with endless_server() as url:
         command = [*tinsmith_command(), "chat", "greeter", "--base-url", url]
-        # A session of its own, whose terminal turns Ctrl-C into the signal; a run in the background ignores it.
-        program = ["env", "--default-signal=INT", "setsid", "--ctty", "--wait", *command]
+        # A session of its own, whose terminal turns Ctrl-C into the signal.
+        program = ["setsid", "--ctty", "--wait", *command]
         environment = os.environ | {"TINKER_API_KEY": GOOD_KEY, "NO_PROXY": "127.0.0.1", "TERM": "dumb"}
         with (
             subprocess.Popen(program, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process,
