@@ -97,7 +97,7 @@ demo-kind: venv ## the same on a Kubernetes that kind makes, where Docker or pod
 kind-node-image: venv ## where no registry can be reached: build kind, and make the image of its nodes (as root, on Debian)
 	PYTHONPATH=testcluster:scripts $(BIN)/python scripts/kind_node_image.py
 
-test: venv ## ten minutes at most, with Python and uv alone: unit tests, core promises, import directions
+test: venv ## minutes, with Python and uv alone: unit tests, core promises, import directions
 	@PYTHONPATH=testcluster:scripts $(BIN)/lint-imports --no-logo
 	$(PYTEST) -m quick -n auto --maxprocesses 8 --dist worksteal tests
 
