@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-# A JSON escape of half a character beyond U+FFFF, which no UTF-8 and so no tokenizer has.
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class NoJson(ValueError):
@@ -27,26 +23,20 @@ def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def parse_line(line: str) -> Any:
-    """Raises NoJson, also for strings that hold half a character."""
+    """Return the line's JSON value. Raises NoJson, also for strings that no UTF-8 and so no tokenizer can encode."""
     try:
         value = json.loads(line)
+        json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise NoJson(f"no JSON: {error.msg} at column {error.colno}") from error
     except RecursionError as error:
         raise NoJson("no JSON: it nests too deeply") from error
-    if (half := _half_character(value)) is not None:
-        raise NoJson(f"a string holds \\u{ord(half):04x}, half of a character that is beyond U+FFFF; write both halves")
+    except UnicodeEncodeError as error:
+        half = ord(error.object[error.start])
+        raise NoJson(f"a string holds \\u{half:04x}, half of a character beyond U+FFFF; write both halves") from error
     return value
 
 
 def without_empty(record: dict[str, Any], *kept: str) -> dict[str, Any]:
     """Return the record without keys that say nothing: exporters write `"tools": []` or `"name": null` for all."""
     return {name: value for name, value in record.items() if name in kept or value not in (None, [], {}, "")}
-
-
-def _half_character(value: Any) -> str | None:
-    if isinstance(value, str):
-        found = _SURROGATE.search(value)
-        return found[0] if found else None
-    inner = [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
-    return next((half for one in inner if (half := _half_character(one)) is not None), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def test_empty_lines_are_none_and_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["\ud83d", ["\udc00 a"], {"text": {"deep": ["\ud800"]}}, {"\udfff": 1}])
 def test_half_a_character_is_refused_by_its_escape(value: Any) -> None:
-    with pytest.raises(NoJson, match=r"half of a character that is beyond U\+FFFF"):
+    with pytest.raises(NoJson, match=r"half of a character beyond U\+FFFF"):
         parse_line(json.dumps(value))
 
 
@@ -48,6 +49,12 @@ def test_both_halves_are_a_character() -> None:
 def test_what_is_no_json_is_said(line: str) -> None:
     with pytest.raises(NoJson, match="no JSON"):
         parse_line(line)
+
+
+@pytest.mark.parametrize("depth", [100, 400, 900, 5_000, 100_000])
+def test_any_depth_of_nesting_is_a_value_or_a_sentence(depth: int) -> None:
+    with suppress(NoJson):
+        assert parse_line("[" * depth + "]" * depth) is not None
 
 
 def test_keys_that_say_nothing_are_left_out() -> None:
