@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import grpc
@@ -161,13 +162,8 @@ class GrpcWorkerClient(WorkerClient):
 
     @override
     async def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
-        try:
+        with _refused_by_an_earlier_release("brings in no adapters"):
             return await _call(self._stub.ImportAdapter, request, IMPORT_TIMEOUT_SECONDS)
-        except CallUnknown as error:
-            raise Unprocessable(
-                "the worker of this base model is of a release that brings in no adapters; an administrator can "
-                "restart it on the image of this one"
-            ) from error
 
     @override
     async def take_usage(self) -> worker_pb2.TakeUsageReply:
@@ -176,13 +172,8 @@ class GrpcWorkerClient(WorkerClient):
     @override
     async def read_tokenizer(self, known_digest: str) -> worker_pb2.ReadTokenizerReply:
         request = worker_pb2.ReadTokenizerRequest(known_digest=known_digest)
-        try:
+        with _refused_by_an_earlier_release("gives no tokenizer"):
             return await _call(self._stub.ReadTokenizer, request, READ_TIMEOUT_SECONDS)
-        except CallUnknown as error:
-            raise Unprocessable(
-                "the worker of this base model is of a release that gives no tokenizer; an administrator can restart "
-                "it on the image of this one"
-            ) from error
 
     @override
     async def timeline(self, session_id: str) -> worker_pb2.TimelineReply:
@@ -192,6 +183,18 @@ class GrpcWorkerClient(WorkerClient):
     @override
     async def describe(self) -> worker_pb2.DescribeReply:
         return await _call(self._stub.Describe, worker_pb2.DescribeRequest(), QUICK_TIMEOUT_SECONDS)
+
+
+@contextmanager
+def _refused_by_an_earlier_release(lacks: str) -> Iterator[None]:
+    """A worker keeps its image while the server is upgraded: a call that it does not have is refused in words."""
+    try:
+        yield
+    except CallUnknown as error:
+        raise Unprocessable(
+            f"the worker of this base model is of a release that {lacks}; an administrator can restart it on the "
+            "image of this one"
+        ) from error
 
 
 async def _call(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import zipfile
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,8 +33,9 @@ class Tokenizers:
         self._fleet = fleet
         self._archives: OrderedDict[str, Archive] = OrderedDict()
         self._digests: dict[str, str] = {}
-        # Many programs that start together would each hold the files in memory.
-        self._reading = asyncio.Lock()
+        # Many programs that start together would each hold the files in memory. One lock for each base model: a worker
+        # that does not answer keeps no other model's programs waiting.
+        self._reading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def archive(self, base_model: str) -> Archive:
         """Return the tokenizer that the base model has now.
@@ -45,7 +46,7 @@ class Tokenizers:
         if self._fleet.model(base_model) is None:
             raise NotFound(f"there is no base model {base_model[:200]!r}; GET /api/v1/get_server_capabilities has all")
         worker = await self._worker(base_model)
-        async with self._reading:
+        async with self._reading[base_model]:
             known = self._archives.get(self._digests.get(base_model, ""))
             reply = await worker.read_tokenizer(known.digest if known else "")
             archive = self._archives.get(reply.digest)

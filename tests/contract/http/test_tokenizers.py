@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.server.fake_fleet import BASE_MODEL, FakeFleet
+from support.server.fake_fleet import BASE_MODEL, OTHER_MODEL, FakeFleet
 from support.server.http_server import TestedServer, one_server, running_server, settings_for
 from tinsmith_server.services import tokenizers
 
@@ -72,6 +72,17 @@ async def test_what_is_kept_is_bounded_in_bytes(server: TestedServer, monkeypatc
     del server.worker.tokenizer["merges.txt"]
     assert (await asked(server)).content == before
     assert server.worker.tokenizers_sent == 3
+
+
+@one_server
+async def test_a_worker_that_does_not_answer_keeps_no_other_models_programs_waiting(server: TestedServer) -> None:
+    server.worker.tokenizer_held = asyncio.Event()
+    waiting = asyncio.create_task(asked(server))
+    other = await asyncio.wait_for(asked(server, OTHER_MODEL), 30)
+    assert files_in(other) == server.fleet.handles["other-1"].fake.tokenizer
+    assert not waiting.done()
+    server.worker.tokenizer_held.set()
+    assert files_in(await waiting) == server.worker.tokenizer
 
 
 @one_server

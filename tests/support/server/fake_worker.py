@@ -64,6 +64,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.tokenizer: dict[str, bytes] = {"tokenizer.json": b"{}", "config.json": b"{}"}
         self.tokenizer_refusal = ""
         self.tokenizers_sent = 0
+        self.tokenizer_held: asyncio.Event | None = None
         self.disk_full = False
         self.sampler_full = False
         self.full_for: set[str] = set()  # tenants
@@ -285,6 +286,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def ReadTokenizer(
         self, request: worker_pb2.ReadTokenizerRequest, context: Context
     ) -> worker_pb2.ReadTokenizerReply:
+        if self.tokenizer_held is not None:
+            await self.tokenizer_held.wait()
         if self.tokenizer_refusal:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.tokenizer_refusal)
         digest = hashlib.sha256(repr(sorted(self.tokenizer.items())).encode()).hexdigest()
