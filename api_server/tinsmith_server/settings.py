@@ -21,7 +21,7 @@ NAMESPACE_PATTERN = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
 CPU = "cpu"
 # A GPU as CUDA_VISIBLE_DEVICES takes it: its index, or the UUID of a GPU or of a MIG slice.
-GPU_PATTERN = r"\d+|(GPU|MIG)-[\w/-]+"
+GPU_PATTERN = r"0|[1-9][0-9]*|(GPU|MIG)-[\w/-]+"
 
 OF_LOCAL_WORKERS = (
     "models",
@@ -309,6 +309,7 @@ class Settings(BaseSettings):
     @field_validator("devices")
     @classmethod
     def _are_devices(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        # CUDA would take "00" for GPU 0 as well, so a device has one spelling.
         if wrong := [device for device in value if device != CPU and not re.fullmatch(GPU_PATTERN, device)]:
             raise ValueError(f"{wrong[0]!r} is no device; name GPUs by index or UUID, as in `0,1`, or `cpu`")
         if twice := [device for device in value if device != CPU and value.count(device) > 1]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tinsmith_server.errors import StartupError
-from tinsmith_server.fleet.local.devices import ONLY, Place
+from tinsmith_server.fleet.local.devices import ONLY_PLACE, Place
 from tinsmith_server.fleet.local.model_sources import ModelDirectory
 from tinsmith_server.fleet.local.process import SENTENCE_PREFIX, worker_environment
 from tinsmith_server.logs import chosen_format
@@ -27,7 +27,7 @@ OF_BOTH = frozenset({"dtype", "max-sequence-length"})
 class WorkerCommand:
     """The command line of one worker."""
 
-    def __init__(self, settings: Settings, directory: ModelDirectory, place: Place = ONLY) -> None:
+    def __init__(self, settings: Settings, directory: ModelDirectory, place: Place = ONLY_PLACE) -> None:
         self._settings = settings
         self._directory = directory
         self._worker_id = place.worker_id(directory.served.weights)
@@ -61,7 +61,7 @@ class WorkerCommand:
 class SamplerCommand:
     """The command line of the process that samples beside a worker."""
 
-    def __init__(self, settings: Settings, directory: ModelDirectory, place: Place = ONLY) -> None:
+    def __init__(self, settings: Settings, directory: ModelDirectory, place: Place = ONLY_PLACE) -> None:
         self._settings = settings
         self._directory = directory
         self._worker_id = place.worker_id(directory.served.weights)

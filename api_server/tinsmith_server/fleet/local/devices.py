@@ -13,13 +13,15 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One worker's device. The first place of a model has the id that the only worker had, and so its volume."""
+    """One worker's device, among those of a model's workers.
+
+    The first place has the id, and so the volume, of the only worker of a server without `devices`. Without a device
+    the worker takes what it finds. `cpu_workers` share this machine's processors.
+    """
 
     number: int = 0
     device: str | None = None
-    """None: the worker takes what it finds."""
-    processors: int = 1
-    """Workers that share this machine's processors."""
+    cpu_workers: int = 1
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -36,13 +38,14 @@ class Place:
         if self.device is None:
             return {}
         if self.device == CPU:
-            return {VISIBLE_GPUS: "", THREADS_VARIABLE: str(max(1, worker_threads() // self.processors))}
+            return {VISIBLE_GPUS: "", THREADS_VARIABLE: str(max(1, worker_threads() // self.cpu_workers))}
         return {VISIBLE_GPUS: self.device}
 
 
-ONLY = Place()
+ONLY_PLACE = Place()
 
 
 def places(devices: Sequence[str]) -> list[Place]:
-    processors = max(1, sum(device == CPU for device in devices))
-    return [Place(number, device, processors) for number, device in enumerate(devices)] or [ONLY]
+    """Return one place for each device, or the only place of a server without `devices`."""
+    cpu_workers = devices.count(CPU)
+    return [Place(number, device, cpu_workers) for number, device in enumerate(devices)] or [ONLY_PLACE]

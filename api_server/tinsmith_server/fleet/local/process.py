@@ -30,7 +30,7 @@ SECRET_VARIABLES = frozenset({"TINSMITH_API_KEY", "TINSMITH_DATABASE_URL"})
 
 
 def worker_environment(device: Mapping[str, str] = {}) -> dict[str, str]:
-    """What the server has but its secrets; `device` says where it computes."""
+    """Return the server's environment without its secrets, and with the variables of the worker's device."""
     own = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
     return {THREADS_VARIABLE: str(worker_threads()), **own, **device}
 

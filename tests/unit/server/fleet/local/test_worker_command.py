@@ -116,6 +116,7 @@ def test_a_sampler_is_on_its_workers_device(tmp_path: Path) -> None:
     ("devices", "sentence"),
     [
         ("0,one", "'one' is no device; name GPUs by index or UUID, as in `0,1`, or `cpu`"),
+        ("0,00", "'00' is no device; name GPUs by index or UUID"),
         ("0,1,0", "evice 0 is named twice; two workers would share its memory, so name it once"),
     ],
 )
