@@ -100,6 +100,14 @@ def api_key_from_environment() -> str | None:
     return os.environ.get(API_KEY_VARIABLE) or None
 
 
+def http_client(base_url: str, api_key: str | None, path: str, timeout: float | httpx.Timeout) -> httpx.Client:
+    """Return a client of the calls below `path`. Raises ApiError for an address that cannot be a server's."""
+    if (mistake := find_mistake(base_url)) is not None:
+        raise ApiError(f"{mistake.detail}; {mistake.cure}")
+    headers = {"X-API-Key": api_key} if api_key else {}
+    return httpx.Client(base_url=f"{base_url.rstrip('/')}{path}", headers=headers, timeout=timeout)
+
+
 class Api:
     """A server at `base_url`.
 
@@ -107,12 +115,9 @@ class Api:
     """
 
     def __init__(self, base_url: str, api_key: str | None) -> None:
-        if (mistake := find_mistake(base_url)) is not None:
-            raise ApiError(f"{mistake.detail}; {mistake.cure}")
-        headers = {"X-API-Key": api_key} if api_key else {}
+        self._http = http_client(base_url, api_key, API_PATH, TIMEOUT_SECONDS)
         self.base_url = base_url.rstrip("/")
         self._has_key = bool(api_key)
-        self._http = httpx.Client(base_url=f"{self.base_url}{API_PATH}", headers=headers, timeout=TIMEOUT_SECONDS)
 
     def __enter__(self) -> Self:
         return self

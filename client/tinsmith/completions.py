@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import httpx
 
-from tinsmith.api import ApiError, KeyRefused, RequestRefused, find_mistake, key_refusal, transport_error
+from tinsmith.api import ApiError, KeyRefused, RequestRefused, http_client, key_refusal, transport_error
 
 OPENAI_PATH = "/oai/api/v1"
 CONNECT_SECONDS = 10.0
@@ -46,13 +46,10 @@ class Completions:
     """The OpenAI-compatible endpoint of the server at `base_url`. Each call raises ApiError if the server refuses."""
 
     def __init__(self, base_url: str, api_key: str | None) -> None:
-        if (mistake := find_mistake(base_url)) is not None:
-            raise ApiError(f"{mistake.detail}; {mistake.cure}")
+        timeout = httpx.Timeout(CONNECT_SECONDS, read=ANSWER_SECONDS)
+        self._http = http_client(base_url, api_key, OPENAI_PATH, timeout)
         self.base_url = base_url.rstrip("/")
         self._has_key = bool(api_key)
-        headers = {"X-API-Key": api_key} if api_key else {}
-        timeout = httpx.Timeout(CONNECT_SECONDS, read=ANSWER_SECONDS)
-        self._http = httpx.Client(base_url=f"{self.base_url}{OPENAI_PATH}", headers=headers, timeout=timeout)
 
     def __enter__(self) -> Self:
         return self
