@@ -44,7 +44,6 @@ COMMANDS = {
     "real_nemo_rl": "make test-nemo-rl",
     "recipes": "make test-programs",
     "sdk": "make test-programs",
-    "soak": "make test-contracts",
     "tutorials": "make test-programs",
     "unit": "make test-unit",
 }
@@ -90,21 +89,25 @@ def count_tests(path: Path) -> int:
     return len(_TEST.findall(path.read_text(encoding="utf-8")))
 
 
-def core_subjects() -> dict[str, list[str]]:
-    """Return the modules that name each subject in a `core` mark, without importing them."""
+def words_of_marks(mark: str) -> dict[str, list[str]]:
+    """Return the modules that give each word to a mark, without importing them; "" stands for a mark without words."""
     found: dict[str, list[str]] = {}
-    for path in TESTS.rglob("test_*.py"):
+    for path in TESTS.rglob("*.py"):
         source = path.read_text(encoding="utf-8")
-        if _CORE.search(source):
-            for subject in _named_subjects(ast.parse(source)):
-                found.setdefault(subject, []).append(str(path.relative_to(TESTS)))
+        if f"mark.{mark}" in source:
+            for word in _words(ast.parse(source), f"pytest.mark.{mark}"):
+                found.setdefault(word, []).append(str(path.relative_to(TESTS)))
     return found
 
 
-def _named_subjects(module: ast.Module) -> Iterator[str]:
-    for node in ast.walk(module):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.core":
-            yield from (str(ast.literal_eval(subject)) for subject in node.args)
+def _words(module: ast.Module, mark: str) -> Iterator[str]:
+    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call) and ast.unparse(node.func) == mark]
+    for call in calls:
+        yield from (str(ast.literal_eval(word)) for word in call.args)
+    called = {id(call.func) for call in calls if call.args}
+    marks = (node for node in ast.walk(module) if isinstance(node, ast.Attribute) and ast.unparse(node) == mark)
+    if any(id(node) not in called for node in marks):
+        yield ""
 
 
 def processor_seconds() -> float:

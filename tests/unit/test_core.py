@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-from support.selection import core_subjects
+from support.selection import COMMANDS, TESTS, words_of_marks
 from support.server.every_endpoint import document
 from tinsmith_trainer.engines.base import Computer, Engine
 
@@ -31,11 +30,18 @@ def rules() -> set[str]:
 
 
 def test_every_route_verb_and_durability_rule_has_a_core_promise(tmp_path: Path) -> None:
-    there, named = routes(tmp_path) | verbs() | rules(), core_subjects()
+    there, named = routes(tmp_path) | verbs() | rules(), words_of_marks("core")
+    named.pop("", None)  # the mark of a whole module names nothing
     assert sorted(there - named.keys()) == [], "these have no test with `@pytest.mark.core(...)`"
     assert sorted(named.keys() - there) == [], "these are named by tests, and do not exist"
 
 
-def test_a_test_that_is_slow_says_why(request: pytest.FixtureRequest) -> None:
-    slow = [mark for item in request.session.items for mark in item.iter_markers("slow")]
-    assert all(mark.args and isinstance(mark.args[0], str) for mark in slow)
+def test_a_test_that_is_slow_says_why() -> None:
+    slow = words_of_marks("slow")
+    assert slow
+    assert slow.get("", []) == [], "these have a mark `slow` without a reason"
+
+
+def test_each_folder_of_tests_has_the_command_that_runs_it() -> None:
+    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
+    assert folders == COMMANDS.keys()
