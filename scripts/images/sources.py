@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 IGNORED = "__pycache__"
 LOCAL_REGISTRY = "tinsmith.local"
-"""In no public DNS, so that a node that lacks an image cannot pull a stranger's of the same name."""
+"""The domain is in no public DNS, so a node that lacks an image cannot pull a stranger's of the same name."""
 
 
 def version() -> str:

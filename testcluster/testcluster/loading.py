@@ -47,7 +47,7 @@ class LoadCommand:
         return self.line.replace("{archive}", shlex.quote(str(archive))).replace("{image}", shlex.quote(image))
 
     def name_for_pods(self, name: str) -> str:
-        """In full, as docker does it: `team/trainer:1` is `docker.io/team/trainer:1`."""
+        """Return the name in full, as docker writes it: `team/trainer:1` is `docker.io/team/trainer:1`."""
         first, _, rest = name.partition("/")
         if not rest or not (first == "localhost" or "." in first or ":" in first):
             first, rest = "docker.io", name

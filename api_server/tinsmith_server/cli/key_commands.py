@@ -139,7 +139,7 @@ def _missing_file(settings: Settings) -> Path | None:
 
 
 def _place_was_given(settings: Settings) -> bool:
-    """By a flag, the environment or a file. A store in whatever directory the command runs in serves no server."""
+    """Tell whether a flag, the environment or a file names the store: one in any other directory serves no server."""
     return bool({"data", "database_url"} & settings.model_fields_set)
 
 

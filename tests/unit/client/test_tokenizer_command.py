@@ -30,8 +30,6 @@ from transformers import AutoTokenizer
 
 pytestmark = pytest.mark.pytorch
 
-pytestmark = pytest.mark.pytorch
-
 TINY = {"tokenizer.json": b"{}", "tokenizer_config.json": b"{}"}
 
 

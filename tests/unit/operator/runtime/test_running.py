@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import structlog
@@ -19,7 +19,6 @@ from support.simulated_time import simulated_time
 from tinsmith_operator.api.names import MANAGED_BY_LABEL, MANAGER, SESSION_LABEL, SNAPSHOT_REQUEST_ANNOTATION
 from tinsmith_operator.ca.certificates import Use, new_authority, parse_facts
 from tinsmith_operator.ca.issuer import LOOK_AGAIN_SECONDS
-from tinsmith_operator.common.observed import WorkerReport
 from tinsmith_operator.errors import Unavailable
 from tinsmith_operator.kube.client import Heard
 from tinsmith_operator.kube.resources import Ref, Resource
@@ -268,20 +267,17 @@ def a_started_worker(cluster: LeasingCluster) -> None:
     )
 
 
+async def note_and_be_silent(asked: list[str], what: str, _target: Target) -> NoReturn:
+    asked.append(what)
+    raise Silent("busy")
+
+
 def test_who_lost_the_lead_asks_no_worker_for_anything(
     cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever leads asks them, and an old report or a second snapshot at the same time helps nobody."""
     asked: list[str] = []
-
-    async def describe(_target: Target) -> WorkerReport:
-        asked.append("describe")
-        raise Silent("busy")
-
-    async def snapshot(_target: Target) -> datetime:
-        asked.append("snapshot")
-        raise Silent("busy")
-
+    describe, snapshot = (partial(note_and_be_silent, asked, what) for what in ("describe", "snapshot"))
     a_started_worker(cluster)
     settings = settings_for("tin", lease_seconds=15)
 
@@ -307,11 +303,7 @@ def test_a_renewal_that_is_slow_at_the_start_keeps_no_leader_from_acting(
 ) -> None:
     """When the lists are there, the permit has ended for a moment, and the lead goes on without a new term."""
     asked: list[str] = []
-
-    async def describe(_target: Target) -> WorkerReport:
-        asked.append("describe")
-        raise Silent("busy")
-
+    describe = partial(note_and_be_silent, asked, "describe")
     a_started_worker(cluster)
     # The lease permits acting for 10 s; the renewal that is sent after 3 s is answered after 12 s.
     settings = settings_for("tin", lease_seconds=15)
