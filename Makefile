@@ -36,14 +36,8 @@ PYTEST = $(BIN)/pytest $(if $(CI),--durations=50 --durations-min=1)
 NOT_ASKED_FOR := not gpu and not vllm and not nemo_rl and not miles and not recipes
 SELECT ?=
 
-# One command after the other, each whether or not one before it failed: a run tells of all that is wrong.
-each = status=0; $(1) || status=1; $(2) || status=1; $(if $(3),$(3) || status=1;) exit $$status
-
-WITH_NODES := tests/cluster/bare tests/cluster/node
-# Some of their tests need a Kubernetes' API.
-WITH_AN_API := tests/faults tests/contract/fleet
-# Whole programs of users.
-PROGRAMS_OF_USERS := tests/recipes tests/sdk tests/tutorials
+# One target after the other, each whether or not one before it failed: a run shows everything that is wrong.
+each = status=0; $(foreach target,$(1),$(MAKE) --no-print-directory $(target) || status=1;) exit $$status
 
 # The other Pythons import all there is, and the newest of them runs the units of what users install and of what has
 # event loops of its own: what works on the oldest and on the newest works between them, as long as it can be imported
@@ -62,7 +56,7 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv light-venv test-light demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
-    test-nodes test-programs test-nodes-and-programs test-clusters test-clusters-and-units test-contracts test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
+    test-nodes test-programs test-nodes-and-programs test-clusters test-faults test-clusters-and-units test-contracts test-contracts-and-vllm test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -102,33 +96,39 @@ test: venv ## minutes, with Python and uv alone: unit tests, core promises, impo
 	$(PYTEST) -m quick -n auto --maxprocesses 8 --dist worksteal tests
 
 test-all: ## every test this machine can run, on other installed Pythons too: test, then test-rest
-	@$(call each,$(MAKE) --no-print-directory test,$(MAKE) --no-print-directory test-rest)
+	@$(call each,test test-rest)
 
 test-rest: venv ## what `make test` leaves out
 	@# Side by side, since tests of clusters wait for half of their time; shared out so that all three take about as long.
 	@MAKE="$(MAKE)" SELECT='-m "not quick and $(NOT_ASKED_FOR)"' \
-	    $(BIN)/python scripts/side_by_side.py test-nodes-and-programs test-clusters-and-units test-contracts $(ALSO)
+	    $(BIN)/python scripts/side_by_side.py test-nodes-and-programs test-clusters-and-units test-contracts-and-vllm $(ALSO)
 
 test-nodes: venv ## the tests in a Kubernetes in which pods run
-	$(PYTEST) $(SELECT) $(WITH_NODES)
+	$(PYTEST) $(SELECT) --lane nodes
 
 test-programs: venv ## whole programs of users: the SDK's, recipes, tutorials
-	$(PYTEST) $(SELECT) $(PROGRAMS_OF_USERS)
+	$(PYTEST) $(SELECT) --lane programs
 
 test-nodes-and-programs: venv ## test-nodes, then test-programs
-	@$(call each,$(MAKE) --no-print-directory test-nodes,$(MAKE) --no-print-directory test-programs)
+	@$(call each,test-nodes test-programs)
 
-test-clusters: venv ## those that need a Kubernetes without nodes, the chart's, and faults
-	@$(call each,$(PYTEST) $(SELECT) tests/cluster tests/charts $(WITH_NODES:%=--ignore=%),$(PYTEST) $(SELECT) $(WITH_AN_API))
+test-clusters: venv ## those that need a Kubernetes without nodes, and the chart's
+	$(PYTEST) $(SELECT) --lane clusters
 
-test-clusters-and-units: venv ## the units, then test-clusters, then the other Pythons
-	@$(call each,$(MAKE) --no-print-directory test-unit,$(MAKE) --no-print-directory test-clusters,$(MAKE) --no-print-directory test-other-pythons)
+test-faults: venv ## programs that go on through faults, and what API servers know of a fleet
+	$(PYTEST) $(SELECT) --lane faults
 
-test-contracts: venv ## the others, which need no Kubernetes: contracts, and attacks on them; vLLM's
-	@$(call each,$(PYTEST) $(SELECT) $(patsubst %,--ignore=%,tests/cluster tests/charts tests/unit $(WITH_AN_API) $(PROGRAMS_OF_USERS)),$(MAKE) --no-print-directory test-vllm)
+test-clusters-and-units: venv ## the units, test-clusters, test-faults, then the other Pythons
+	@$(call each,test-unit test-clusters test-faults test-other-pythons)
+
+test-contracts: venv ## contracts that need no Kubernetes, and attacks on them
+	$(PYTEST) $(SELECT) --lane contracts
+
+test-contracts-and-vllm: venv ## test-contracts, then test-vllm
+	@$(call each,test-contracts test-vllm)
 
 test-unit: venv ## the unit tests, with those that are slow
-	$(PYTEST) $(SELECT) tests/unit
+	$(PYTEST) $(SELECT) --lane unit
 
 test-one: venv ## the unit tests of one package: PACKAGE=operator, server, trainer, client or rpc
 	$(PYTEST) tests/unit/$(or $(PACKAGE),$(error PACKAGE is not set: make test-one PACKAGE=operator))

@@ -15,17 +15,20 @@ import pytest
 import structlog
 from hypothesis import settings
 from support.selection import (
-    COMMANDS,
+    LANES,
     LEFT_OUT,
     NOT_ASKED_FOR,
     PROCESSOR_SECONDS,
     PYTORCH,
     QUICK,
+    commands,
     count_tests,
+    folders_of,
     holds_no_quick_test,
     is_quick,
     is_unit,
     lacks_pytorch,
+    lane_of,
     left_out_by_folder,
     processor_seconds,
 )
@@ -76,8 +79,14 @@ _left_behind = pytest.StashKey[list[str]]()
 _LEFT_BEHIND = "left_behind"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--lane", choices=sorted(set(LANES.values())), help="run the tests of the make target test-LANE")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_own_place] = OwnPlace.take()
+    if (lane := config.getoption("lane")) is not None:
+        config.args = [str(folder) for folder in folders_of(lane)]
 
 
 @pytest.hookimpl(trylast=True)
@@ -101,6 +110,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     if lacks_pytorch(collection_path):
         _not_asked_for[PYTORCH] += count_tests(collection_path)
+        return True
+    if (lane := config.getoption("lane")) is not None and lane_of(collection_path) != lane:
         return True
     return True if _only_quick(config) and holds_no_quick_test(collection_path) else None
 
@@ -183,7 +194,7 @@ def _summarize_quick(terminalreporter: pytest.TerminalReporter) -> None:
     ran = Counter(name.removeprefix(f"{TESTS.name}/").split("/", maxsplit=1)[0] for name in _quick_functions)
     terminalreporter.section(f"{ran.total():,} promises checked, in {_tests.total():,} tests; left out")
     for folder, count in left_out_by_folder(ran).most_common():
-        terminalreporter.line(f"{count:5} promises of tests/{folder}: {COMMANDS[folder]}")
+        terminalreporter.line(f"{count:5} promises of tests/{folder}: {commands(folder)}")
     terminalreporter.line("`make test-all` runs all that this machine can.")
 
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.readme import ROOT, blocks
 
 pytestmark = pytest.mark.timeout(900)
 
-ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
 URL = "URL-OF-THIS-REPOSITORY"
 SERVES = "tinsmith serve --data server"
 MODEL = '"Qwen/Qwen3-0.6B"'
@@ -33,12 +32,6 @@ class Typed:
     @property
     def output(self) -> Path:
         return self.folder / "tinsmith" / "demo-output"
-
-
-def blocks(section: str, language: str) -> list[str]:
-    """Return the blocks of one language in a section of README."""
-    text = README.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(scope="module")

@@ -32,24 +32,47 @@ NOT_ASKED_FOR = {
 }
 PYTORCH = "pytorch"
 LEFT_OUT = NOT_ASKED_FOR | {PYTORCH: "They need PyTorch, which is not installed here: `make venv` installs it."}
-# The commands that run what `make test` leaves out, by the folder of the tests.
-COMMANDS = {
-    "attacks": "make test-contracts",
-    "charts": "make test-clusters",
-    "cluster": "make test-clusters and make test-nodes",
-    "contract": "make test-contracts",
-    "faults": "make test-clusters",
-    "gpu": "make test-gpu",
-    "real_miles": "make test-miles",
-    "real_nemo_rl": "make test-nemo-rl",
-    "recipes": "make test-programs",
-    "sdk": "make test-programs",
-    "tutorials": "make test-programs",
-    "unit": "make test-unit",
+# The make target that runs a folder's tests, less its `test-`. What a folder says holds for the folders in it, unless
+# they say otherwise. `pytest --lane NAME` runs what one of them holds.
+LANES = {
+    "attacks": "contracts",
+    "charts": "clusters",
+    "cluster": "clusters",
+    "cluster/bare": "nodes",
+    "cluster/node": "nodes",
+    "contract": "contracts",
+    # Some of its tests need a Kubernetes' API, as some of the faults do.
+    "contract/fleet": "faults",
+    "faults": "faults",
+    "gpu": "gpu",
+    "real_miles": "miles",
+    "real_nemo_rl": "nemo-rl",
+    "recipes": "programs",
+    "sdk": "programs",
+    "tutorials": "programs",
+    "unit": "unit",
 }
 _TEST = re.compile(r"^\s*(?:async )?def test_", re.MULTILINE)
 _CORE = re.compile(r"\bmark\.core\b")
 _PYTORCH = re.compile(r"\bmark\.pytorch\b")
+
+
+def lane_of(path: Path) -> str | None:
+    """Return the lane of a folder or module below tests/, which the nearest folder of LANES decides."""
+    for folder in (path, *path.parents):
+        if folder.is_relative_to(TESTS) and (lane := LANES.get(folder.relative_to(TESTS).as_posix())):
+            return lane
+    return None
+
+
+def folders_of(lane: str) -> list[Path]:
+    return [TESTS / folder for folder, of in LANES.items() if of == lane]
+
+
+def commands(folder: str) -> str:
+    """Return the commands that run the tests of a folder directly below tests/."""
+    lanes = {lane for each, lane in LANES.items() if each.split("/")[0] == folder}
+    return " and ".join(f"make test-{lane}" for lane in sorted(lanes))
 
 
 def is_unit(item: pytest.Item) -> bool:

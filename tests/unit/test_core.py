@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from support.selection import COMMANDS, TESTS, words_of_marks
+from support.selection import LANES, TESTS, lane_of, words_of_marks
 from support.server.every_endpoint import document
 from tinsmith_trainer.engines.base import Computer, Engine
 
-DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
+ROOT = Path(__file__).parents[2]
+DESIGN = ROOT / "docs" / "design.md"
+MAKEFILE = ROOT / "Makefile"
 RULE = re.compile(r"^\| (\d+) \|", re.MULTILINE)
 
 
@@ -42,6 +44,15 @@ def test_a_test_that_is_slow_says_why() -> None:
     assert slow.get("", []) == [], "these have a mark `slow` without a reason"
 
 
-def test_each_folder_of_tests_has_the_command_that_runs_it() -> None:
-    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
-    assert folders == COMMANDS.keys()
+def test_each_module_of_tests_is_in_the_lane_of_a_make_target() -> None:
+    modules = {path: lane_of(path) for path in TESTS.rglob("test_*.py")}
+    assert [path for path, lane in modules.items() if lane is None] == []
+    assert set(LANES.values()) == set(modules.values())
+    targets = re.findall(r"^test-([\w-]+):", MAKEFILE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(LANES.values()) - set(targets) == set()
+
+
+def test_the_nearest_folder_decides_about_the_lane() -> None:
+    assert lane_of(TESTS / "cluster" / "node" / "test_pools.py") == "nodes"
+    assert lane_of(TESTS / "cluster" / "operator" / "test_pools.py") == "clusters"
+    assert lane_of(TESTS / "support" / "selection.py") is None

@@ -5,14 +5,18 @@ Two operators, and two API servers on a PostgreSQL: whatever a test does to one 
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.client.pipelined_program import Ending, checkpoint_run_folder, run_program
-from support.kubernetes.charts import ROOT
+from support.kubernetes.charts import HELM, REGISTRY, ROOT
 from support.kubernetes.installation import API_KEY, Installation, wait_for
 from support.kubernetes.services import DATABASE_SECRET, postgresql
+from support.readme import blocks
 from testcluster.cluster import Cluster
 from testcluster.project_images import build_images
 
@@ -51,17 +55,47 @@ Run = Callable[[Callable[[], None]], Ending]
 
 
 @pytest.fixture(scope="session")
-def installation(node_cluster: Cluster) -> Iterator[Installation]:
+def typed_readme(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The output of README's commands for Kubernetes, on a cluster of one node that has the images."""
     for archive in (build_images() | build_images("test-services")).values():
         node_cluster.load_image(archive)
     node_cluster.make_namespace(NAMESPACE)
+    kubeconfig = tmp_path_factory.mktemp("newcomer") / "kubeconfig"
+    shutil.copyfile(node_cluster.kubeconfig, kubeconfig)
+    path = os.pathsep.join([str(HELM.parent), str(node_cluster.kubectl_program.parent), os.environ["PATH"]])
+    typed = subprocess.run(
+        ["bash", "-c", "\n".join(["set -e", on_one_node(blocks("Use it", "sh")[-1])])],
+        cwd=ROOT,
+        env={**os.environ, "KUBECONFIG": str(kubeconfig), "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert typed.returncode == 0, typed.stdout
+    return typed.stdout
+
+
+def on_one_node(commands: str) -> str:
+    """Return README's commands for one node whose images were loaded, with an end to `--watch`."""
+    for printed, typed in {
+        "REGISTRY": REGISTRY,
+        "helm install tinsmith": f"helm install tinsmith --values {EXAMPLES}/values-one-node.yaml",
+        "kubectl get tsess --watch": "kubectl wait tsess/tiny --for=condition=Ready --timeout=7m && kubectl get tsess",
+    }.items():
+        assert printed in commands
+        commands = commands.replace(printed, typed)
+    return commands
+
+
+@pytest.fixture(scope="session")
+def installation(node_cluster: Cluster, typed_readme: str) -> Iterator[Installation]:
+    """README's installation, upgraded to several replicas on PostgreSQL."""
     installation = Installation(node_cluster, NAMESPACE, SEVERAL)
     for manifest in postgresql(NAMESPACE):
         installation.apply(manifest)
     installation.kubectl("rollout", "status", "deployment/postgresql", "--timeout=300s")
     installation.install()
-    installation.apply(EXAMPLES / "tiny-model.yaml")
-    installation.kubectl("wait", "job/make-tiny-model", "--for=condition=complete", "--timeout=420s")
     installation.wait_answering()
     yield installation
     node_cluster.delete_namespace(NAMESPACE)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from cluster.node.conftest import MODEL
+from cluster.node.conftest import MODEL, SESSION
 from support.client.sdk import ANSWER, QUESTION, adam, exact_logprobs, next_token_datum
 from support.kubernetes.installation import Installation
 from tinker import types
+
+
+def test_the_commands_of_readme_end_with_a_session_that_is_ready(typed_readme: str) -> None:
+    heading, line = typed_readme.splitlines()[-2:]
+    assert dict(zip(heading.split(), line.split(), strict=False)).items() >= {"NAME": SESSION, "READY": "True"}.items()
 
 
 def test_an_unmodified_program_trains_saves_and_samples_through_the_ingress(
