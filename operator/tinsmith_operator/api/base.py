@@ -42,6 +42,8 @@ class Resource(BaseModel):
 
 _FORM = re.compile(r"^([+-]?[0-9.]+)(?:([eE][+-]?[0-9]+)|([numkMGTPE]?|[KMGTPE]i))$")
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_LARGEST = Decimal(2**63 - 1)
+"""Kubernetes reads every larger quantity as this one."""
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 
 
@@ -50,7 +52,7 @@ def parse_quantity(quantity: int | float | str) -> Decimal:
     match = _FORM.match(str(quantity))
     try:
         if match is not None:
-            return _amount(match[1], match[2], match[3] or "")
+            return min(_LARGEST, _amount(match[1], match[2], match[3] or ""))
     except (InvalidOperation, ValueError):
         pass  # a number without digits, or too large to be one
     raise ValueError(f"{quantity!r} is not a quantity such as 500m, 16Gi or 1")

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from tinsmith_operator.api.names import worker_dns_name
 from tinsmith_operator.build.network import build_certificate_secret
 from tinsmith_operator.common.actions import IssueCertificate
-from tinsmith_operator.common.drift import holds
+from tinsmith_operator.common.drift import is_in_place
 from tinsmith_operator.common.observed import CertificateFacts, Surroundings
 from tinsmith_operator.common.ownership import is_ours
 
@@ -28,7 +28,7 @@ def ensure_certificate(
     if live is None:
         return (IssueCertificate(wanted, names, uid=None, resource_version=None),)
     if not is_ours(observed.owner, live) or (
-        holds(live, wanted) and is_fresh(observed.certificate, names, authority, now)
+        is_in_place(observed, live, wanted) and is_fresh(observed.certificate, names, authority, now)
     ):
         return ()
     metadata = live["metadata"]

@@ -1,6 +1,6 @@
-"""Whether a live child has drifted from the desired object, and the create or apply that mends it, of any kind.
+"""The create or apply that brings a child to the desired object, of any kind.
 
-Beside it, which fields are ours by `managedFields`: an apply takes away only what is booked as ours.
+An apply takes away only what is booked as ours in `managedFields`, so the book is read and corrected here too.
 """
 
 from __future__ import annotations
@@ -8,25 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tinsmith_operator.api.base import Manifest, parse_quantity
+from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import MANAGER
-from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.common.actions import Action, Apply, Create, IssueCertificate
+from tinsmith_operator.common.comparison import as_stored, holds
+from tinsmith_operator.common.observed import Surroundings
 from tinsmith_operator.common.ownership import is_ours
 from tinsmith_operator.common.queue import is_held, is_holders, let_go
-
-LIST_KEYS = {
-    "containers": "name",
-    "env": "name",
-    "imagePullSecrets": "name",
-    "ownerReferences": "uid",
-    "ports": "name",
-    "volumeMounts": "mountPath",
-    "volumes": "name",
-}
-"""Lists in which others may have items too. All other lists must be equal in length and order."""
-
-QUANTITY_FIELDS = frozenset({"requests", "limits", "sizeLimit"})
 
 CONTENT = frozenset({"f:spec", "f:data", "f:stringData", "f:type"})
 """Labels and annotations of others may stay beside ours."""
@@ -35,50 +23,20 @@ SHARED_KINDS = frozenset({"PersistentVolumeClaim"})
 """Their content is written by controllers too: the volume that a claim is bound to."""
 
 
-def holds(live: Any, wanted: Any, field: str = "") -> bool:
-    """Whether everything wanted is in what is live. Quantities are compared by value: the API server rewrites them."""
-    if isinstance(wanted, dict):
-        return _holds_fields(live, wanted, field)
-    if isinstance(wanted, list):
-        return _holds_items(live, wanted, field)
-    if field in QUANTITY_FIELDS and live is not None:
-        return parse_quantity(live) == parse_quantity(wanted)
-    # The API server leaves out a text that is empty: a variable's value, a toleration's key.
-    return bool(live == wanted) or (live is None and wanted == "")
-
-
-def _holds_fields(live: Any, wanted: dict[str, Any], field: str) -> bool:
-    if not wanted:
-        return live is None or isinstance(live, dict)
-    if not isinstance(live, dict):
-        return False
-    # A resource's name says nothing about its value; the map that it is in does.
-    return all(
-        holds(live.get(name), value, field if field in QUANTITY_FIELDS else name) for name, value in wanted.items()
-    )
-
-
-def _holds_items(live: Any, wanted: list[Any], field: str) -> bool:
-    if not wanted:
-        return not live
-    if not isinstance(live, list):
-        return False
-    key = LIST_KEYS.get(field)
-    if key is not None and all(isinstance(item, dict) and key in item for item in wanted):
-        by_key = {item.get(key): item for item in live}
-        return all(holds(by_key.get(item[key]), item) for item in wanted)
-    return len(live) == len(wanted) and all(holds(*pair) for pair in zip(live, wanted, strict=True))
-
-
-def ensure_child(owner: Owner, live: Manifest | None, wanted: Manifest) -> tuple[Create | Apply, ...]:
+def ensure_child(observed: Surroundings, live: Manifest | None, wanted: Manifest) -> tuple[Create | Apply, ...]:
     """No request when the live object is what is wanted; none about a foreign object, or one that is being deleted."""
     if live is None:
         return (Create(wanted),)
-    if not is_ours(owner, live) or live["metadata"].get("deletionTimestamp"):
+    if not is_ours(observed.owner, live) or live["metadata"].get("deletionTimestamp"):
         return ()
-    if holds(live, wanted) and not others_hold_content(live):
+    if is_in_place(observed, live, wanted) and not others_hold_content(live):
         return ()
     return (apply_to(live, wanted),)
+
+
+def is_in_place(observed: Surroundings, live: Manifest, wanted: Manifest) -> bool:
+    """Whether the live object is what is wanted, or what the API server made of it when it was last asked."""
+    return holds(live, wanted) or as_stored(wanted, live) == observed.stored.get(wanted["kind"])
 
 
 def apply_to(live: Manifest, wanted: Manifest) -> Apply:

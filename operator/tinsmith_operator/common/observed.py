@@ -13,6 +13,7 @@ from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.api.sampler_pool import SamplerPool
 from tinsmith_operator.api.training_session import TrainingSession
+from tinsmith_operator.common.comparison import Stored
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ class Surroundings(ABC):
     snapshot: the latest answer of the session's worker to a request for one.
     read_journal: the first of the claims for its model that is some other session's journal.
     warnings: may be left empty while the owner is ready.
+    stored: what the API server made of the latest create or apply of a kind, where that is not visibly what was asked
+        for.
     refusals: what the API server said to the latest create or apply of a kind (status 400, 403 or 422), until one
         succeeds. The action is decided again each time; whoever acts spaces out the attempts.
     """
@@ -109,6 +112,7 @@ class Surroundings(ABC):
     snapshot: SnapshotAnswer | None = None
     read_journal: ReadJournal | None = None
     warnings: tuple[KubernetesWarning, ...] = ()
+    stored: Mapping[str, Stored] = field(default_factory=dict)
     refusals: Mapping[str, str] = field(default_factory=dict)
     ca_problem: str | None = None
 

@@ -42,15 +42,15 @@ def _ensure_children(situation: PoolSituation, installation: Installation) -> tu
     deployment = build_deployment(pool, situation.replicas, situation.template)
     if situation.bar is not None:
         # What it was made from stays as it was: nothing of the spec is written that may not run.
-        return ensure_child(pool, observed.workload, deployment) if observed.workload is not None else ()
+        return ensure_child(observed, observed.workload, deployment) if observed.workload is not None else ()
     if observed.workload is None and certificate_is_anothers(observed):
         return ()
     return (
         *ensure_certificate(observed, pool.uid, situation.now, SAMPLER_DNS_NAME),
-        *ensure_child(pool, observed.service, build_service(pool)),
-        *ensure_child(pool, observed.policy, build_pool_policy(pool, installation)),
-        *ensure_child(pool, observed.workload, deployment),
-        *ensure_child(pool, observed.budget, build_budget(pool)),
+        *ensure_child(observed, observed.service, build_service(pool)),
+        *ensure_child(observed, observed.policy, build_pool_policy(pool, installation)),
+        *ensure_child(observed, observed.workload, deployment),
+        *ensure_child(observed, observed.budget, build_budget(pool)),
     )
 
 

@@ -20,9 +20,10 @@ from tinsmith_operator.common.actions import (
     RemoveFinalizer,
     WriteStatus,
 )
+from tinsmith_operator.common.comparison import Stored, with_answer
 from tinsmith_operator.common.drift import taken_over
 from tinsmith_operator.errors import AlreadyExists, Conflict, NotFound, Refused
-from tinsmith_operator.kube.cache import Cache
+from tinsmith_operator.kube.cache import Cache, trimmed
 from tinsmith_operator.kube.client import Cluster
 from tinsmith_operator.kube.events import Events
 from tinsmith_operator.kube.resources import BY_KIND, Key, Ref, ref_of, version_of
@@ -43,13 +44,19 @@ class Actor:
         self._issuer = issuer
         self._events = events
         self._refusals: dict[Key, dict[str, str]] = {}
+        self._stored: dict[Key, dict[str, Stored]] = {}
 
     def refusals(self, key: Key) -> dict[str, str]:
         """What the API server said to the latest create or apply of a kind, until one succeeds."""
         return dict(self._refusals.get(key, {}))
 
+    def stored(self, key: Key) -> dict[str, Stored]:
+        """What the latest create or apply of a kind came to, where the answer does not hold what was asked for."""
+        return dict(self._stored.get(key, {}))
+
     def forget(self, key: Key) -> None:
         self._refusals.pop(key, None)
+        self._stored.pop(key, None)
 
     async def act(self, owner: Owner, actions: Sequence[Action]) -> None:
         """In turn. Raises ClusterError and NotLeading.
@@ -103,7 +110,7 @@ class Actor:
         except Refused as error:
             self._note_refusal(owner, ref.kind, error)
             raise
-        self._note_success(owner, ref.kind, created)
+        self._note_success(owner, manifest, created)
         log.info("created", object=f"{ref.kind}/{ref.name}")
 
     async def _apply(self, owner: Owner, manifest: Manifest, uid: str, version: str) -> None:
@@ -119,7 +126,7 @@ class Actor:
         except Refused as error:
             self._note_refusal(owner, ref.kind, error)
             raise
-        self._note_success(owner, ref.kind, applied)
+        self._note_success(owner, manifest, applied)
         log.info("applied", object=f"{ref.kind}/{ref.name}")
 
     async def _own_created_fields(self, ref: Ref, guard: Manifest) -> str:
@@ -198,8 +205,10 @@ class Actor:
         if not resource.selects(live):
             asyncio.get_running_loop().call_later(BELIEVED_SECONDS, self._cache.drop_if_unwatched, ref)
 
-    def _note_success(self, owner: Owner, kind: str, answer: Manifest) -> None:
-        self._refusals.get(_key(owner), {}).pop(kind, None)
+    def _note_success(self, owner: Owner, asked: Manifest, answer: Manifest) -> None:
+        key = _key(owner)
+        self._refusals.get(key, {}).pop(asked["kind"], None)
+        self._stored[key] = with_answer(self.stored(key), asked, trimmed(answer))
         self._cache.note(answer)
 
     def _note_refusal(self, owner: Owner, kind: str, error: Refused) -> None:

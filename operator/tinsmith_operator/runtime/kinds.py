@@ -79,6 +79,7 @@ class SessionKind:
             snapshot=self.snapshots.answer(key),
             warnings=await self._warnings(children),
             refusals=self.actor.refusals(key),
+            stored=self.actor.stored(key),
             ca_problem=self.issuer.problem,
             has_turn=self.turns.has(key),
             no_groups=self.ray_clusters.problem(session.namespace) if session.spec.is_group else None,
@@ -123,6 +124,7 @@ class PoolKind:
             children,
             warnings=await self._warnings(children),
             refusals=self.actor.refusals(key),
+            stored=self.actor.stored(key),
             ca_problem=self.issuer.problem,
         )
         return pool, decide_pool(observed, self.installation, self.clock())

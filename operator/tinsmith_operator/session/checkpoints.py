@@ -35,7 +35,7 @@ def wake(situation: Situation) -> tuple[Action, ...]:
     image = situation.pins.image if situation.pins is not None else worker.image
     woken = replace(worker, image=image, replicas=1)
     wanted = build_workload(session, situation.installation, woken)
-    return (*ensure_access(situation), *ensure_child(session, observed.workload, wanted))
+    return (*ensure_access(situation), *ensure_child(observed, observed.workload, wanted))
 
 
 def _is_under_way(situation: Situation) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tinsmith_operator.api.base import Manifest, parse_quantity
 from tinsmith_operator.common.actions import Action, Apply, Create
-from tinsmith_operator.common.drift import apply_to, holds, spec_fields_of_ours
+from tinsmith_operator.common.comparison import as_stored
+from tinsmith_operator.common.drift import apply_to, is_in_place, spec_fields_of_ours
+from tinsmith_operator.common.observed import Observed
 from tinsmith_operator.session.image_pins import PIN_ANNOTATIONS
 from tinsmith_operator.session.situation import Situation
 
@@ -20,8 +22,8 @@ def ensure_claim(situation: Situation) -> tuple[Action, ...]:
     if live is None or situation.claim_is_terminating:
         return ()
     if _is_made_by_others(situation):
-        return _annotate(live, desired)
-    return _annotate(live, with_size(_as_it_is(desired, live), size_of(live)))
+        return _annotate(observed, live, desired)
+    return _annotate(observed, live, with_size(_as_it_is(desired, live), size_of(live)))
 
 
 def grow_claim(situation: Situation) -> tuple[Apply, ...]:
@@ -34,7 +36,10 @@ def grow_claim(situation: Situation) -> tuple[Apply, ...]:
     # A claim that an earlier session left behind may be larger; no volume shrinks.
     if parse_quantity(size_of(live)) >= parse_quantity(size_of(desired)):
         return ()
-    return (apply_to(live, _as_it_is(desired, live)),)
+    grown = _as_it_is(desired, live)
+    if as_stored(grown, live) == situation.observed.stored.get(grown["kind"]):
+        return ()
+    return (apply_to(live, grown),)
 
 
 def _is_made_by_others(situation: Situation) -> bool:
@@ -61,7 +66,7 @@ def _as_it_is(wanted: Manifest, live: Manifest) -> Manifest:
     return {**wanted, "spec": {**wanted["spec"], **fixed}}
 
 
-def _annotate(live: Manifest, wanted: Manifest) -> tuple[Apply, ...]:
+def _annotate(observed: Observed, live: Manifest, wanted: Manifest) -> tuple[Apply, ...]:
     said = live["metadata"].get("annotations") or {}
     outdated = {name for name in PIN_ANNOTATIONS & said.keys() if name not in wanted["metadata"]["annotations"]}
-    return (apply_to(live, wanted),) if outdated or not holds(live, wanted) else ()
+    return (apply_to(live, wanted),) if outdated or not is_in_place(observed, live, wanted) else ()

@@ -28,7 +28,7 @@ def ensure_workload(situation: Situation) -> tuple[Action, ...]:
         return _begin(situation, desired)
     if owned.workload is not None and owned.workload.is_held:
         return _ensure_held(situation, owned.workload, desired)
-    return ensure_child(situation.session, observed.workload, desired)
+    return ensure_child(situation.observed, observed.workload, desired)
 
 
 def _begin(situation: Situation, desired: Manifest) -> tuple[Action, ...]:
@@ -37,7 +37,7 @@ def _begin(situation: Situation, desired: Manifest) -> tuple[Action, ...]:
         return ()
     # Never suspended from the start: a queue would take it, and start it. What shall not run is not there.
     runs = situation.worker is not None and situation.worker.replicas > 0
-    return ensure_child(situation.session, None, desired) if runs or not situation.session.spec.is_group else ()
+    return ensure_child(situation.observed, None, desired) if runs or not situation.session.spec.is_group else ()
 
 
 def _ensure_held(situation: Situation, live: Workload, desired: Manifest) -> tuple[Action, ...]:
@@ -46,15 +46,15 @@ def _ensure_held(situation: Situation, live: Workload, desired: Manifest) -> tup
         return delete_workload(live, f"it shall not run, and whether it does is up to {holder_words(live.manifest)}")
     if situation.calls_for_restart(live.template):
         return delete_workload(live, "it is to run with something else, for which it has to queue anew")
-    return ensure_child(situation.session, live.manifest, as_held(live.manifest, desired))
+    return ensure_child(situation.observed, live.manifest, as_held(live.manifest, desired))
 
 
 def ensure_access(situation: Situation) -> tuple[Action, ...]:
     session, observed, worker = situation.session, situation.observed, situation.worker
     return (
         *ensure_certificate(observed, worker.worker_id if worker is not None else None, situation.now),
-        *ensure_child(session, observed.service, build_service(session)),
-        *ensure_child(session, observed.policy, build_session_policy(session, situation.installation)),
+        *ensure_child(observed, observed.service, build_service(session)),
+        *ensure_child(observed, observed.policy, build_session_policy(session, situation.installation)),
     )
 
 

@@ -56,14 +56,77 @@ def writes(proxy: ApiProxy) -> list[Any]:
     return [call for call in proxy.calls if call.verb in WRITES and call.resource != "leases"]
 
 
-async def test_texts_that_the_api_server_leaves_out_are_no_difference(
+ODD_NODES = {
+    "nodeSelectorTerms": [
+        {"matchExpressions": [{"key": "gpu", "operator": "Exists", "values": []}], "matchFields": []},
+        {"matchExpressions": []},
+    ]
+}
+ODD_PODS = {
+    "topologyKey": "zone",
+    "labelSelector": {"matchLabels": {}, "matchExpressions": [{"key": "a", "operator": "In", "values": ["1"]}]},
+    "namespaces": [],
+    "namespaceSelector": {},
+    "matchLabelKeys": [],
+}
+ODD_POD = {
+    "labels": {"empty": ""},
+    "annotations": {"empty": "", "wide": "\u00fc\u2028\U0001f600"},
+    "nodeSelector": {"empty": ""},
+    "env": [
+        {"name": "EMPTY", "value": ""},
+        {"name": "NOTHING"},
+        {"name": "SECRET", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b", "optional": False}}},
+        {"name": "SETTING", "valueFrom": {"configMapKeyRef": {"name": "a", "key": "b", "optional": True}}},
+        {"name": "DOLLARS", "value": "$(HOME) $$ \\ \n"},
+    ],
+    "tolerations": [
+        {"key": "", "operator": "Exists", "value": "", "effect": "NoExecute", "tolerationSeconds": 0},
+        {"key": "a"},
+        {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": -5},
+    ],
+    "imagePullSecrets": [{"name": "a"}],
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": ODD_NODES,
+            "preferredDuringSchedulingIgnoredDuringExecution": [],
+        },
+        "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [ODD_PODS]},
+        "podAntiAffinity": {},
+    },
+    "sharedMemory": "1.00000000001Gi",
+}
+AMOUNTS = ("0.3333", "1.00001", "100n", "1e-9", "1500u", "1E1", "+2", "2.", ".5", "0000.1")
+SIZES = ("1.0000001Gi", "1e9", "1000000000000m", "0.5Gi", "1073741824", 1073741824)
+
+
+def odd_resources(index: int) -> dict[str, Any]:
+    """Quantities that the API server writes otherwise, or rounds."""
+    memory = SIZES[index % len(SIZES)]
+    return {"requests": {"cpu": AMOUNTS[index], "memory": memory}, "limits": {"memory": memory}}
+
+
+async def test_what_the_api_server_stores_otherwise_than_it_was_asked_is_no_difference(
     hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy
 ) -> None:
-    pod = {"env": [{"name": "EMPTY", "value": ""}], "tolerations": [{"key": "", "operator": "Exists", "value": ""}]}
+    """Neither while an operator runs, nor when the next one starts."""
+    names = [f"odd-{index}" for index in range(len(AMOUNTS))]
+    for index, name in enumerate(names):
+        storage = {"size": f"{index + 1}.0000000001Gi", "accessMode": "ReadWriteOnce"}
+        spec = {"pod": ODD_POD, "resources": odd_resources(index), "storage": storage}
+        await hands.create(SESSIONS, session_manifest(name, **spec))
+    await hands.create(POOLS, pool_manifest("odd", pod=ODD_POD, resources=odd_resources(0)))
     async with running(settings_for(hands.namespace)):
-        await hands.create(SESSIONS, session_manifest(pod=pod))
-        await comes_to_rest(hands, "WorkerReady")
+        for name in names:
+            await comes_to_rest(hands, "WorkerReady", name)
+        await comes_to_rest(hands, "ReplicasReady", "odd", resource=POOLS)
         await rests(proxy)
+    before = len(writes(proxy))
+    async with running(settings_for(hands.namespace)):
+        # It looks at those that are there before it looks at a new one.
+        await hands.create(SESSIONS, session_manifest("last"))
+        await comes_to_rest(hands, "WorkerReady", "last")
+    assert [call for call in writes(proxy)[before:] if "last" not in (call.name or "last")] == []
 
 
 async def annotate_everything(hands: KubectlUser) -> None:

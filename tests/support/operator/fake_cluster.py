@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 from tinsmith_operator.api.names import CONFIGURATION_ANNOTATION
@@ -15,6 +16,7 @@ Manifest = dict[str, Any]
 
 class FakeCluster:
     """`requests` are the ones that came, as (verb, kind, name). `failures` holds what the next one of a verb raises.
+    rewrite: what an admission webhook does to the object that is sent.
     forbidden: namespaces in which nothing may be listed. told: the plurals of our kinds that are told to who asks.
     """
 
@@ -22,6 +24,7 @@ class FakeCluster:
         self.objects: dict[Ref, Manifest] = {}
         self.requests: list[tuple[str, str, str]] = []
         self.failures: dict[str, list[Exception]] = {}
+        self.rewrite: Callable[[Manifest], Any] = lambda manifest: None
         self.forbidden: set[str | None] = set()
         self.told = {resource.plural for resource in OWNERS}
         self._versions = itertools.count(1)
@@ -64,7 +67,7 @@ class FakeCluster:
         self._begin("create", resource.kind, metadata["name"])
         if Ref(resource.kind, metadata["namespace"], metadata["name"]) in self.objects:
             raise AlreadyExists(f"{resource.kind} {metadata['name']} already exists")
-        return self._store(manifest)
+        return self._store(self._admitted(manifest))
 
     async def apply(self, resource: Resource, manifest: Manifest, subresource: str | None = None) -> Manifest:
         metadata = manifest["metadata"]
@@ -72,7 +75,7 @@ class FakeCluster:
         live = self._guarded(resource, metadata)
         if subresource is not None:
             return self._store({**live, "status": manifest["status"]})
-        return self._store({**live, **manifest, "metadata": {**live["metadata"], **metadata}})
+        return self._store({**live, **self._admitted(manifest), "metadata": {**live["metadata"], **metadata}})
 
     async def own_created_fields(self, resource: Resource, manifest: Manifest, managed: list[Manifest]) -> Manifest:
         metadata = manifest["metadata"]
@@ -98,6 +101,11 @@ class FakeCluster:
             raise Conflict("the UID in the precondition is another one")
         del self.objects[Ref(resource.kind, namespace, name)]
         return {"kind": "Status", "status": "Success"}
+
+    def _admitted(self, manifest: Manifest) -> Manifest:
+        admitted = copy.deepcopy(manifest)
+        self.rewrite(admitted)
+        return admitted
 
     def _begin(self, verb: str, kind: str, name: str) -> None:
         self.requests.append((verb, kind, name))

@@ -29,6 +29,7 @@ from tinsmith_operator.common.actions import (
     RemoveFinalizer,
     WriteStatus,
 )
+from tinsmith_operator.common.comparison import Stored, with_answer
 from tinsmith_operator.common.observed import CertificateFacts, KubernetesWarning, Surroundings
 from tinsmith_operator.kube.cache import trimmed
 from tinsmith_operator.session.image_pins import PIN_ANNOTATIONS
@@ -53,6 +54,8 @@ class ModelCluster(ABC):
         self.events: list[Emit] = []
         self.deleted: list[Manifest] = []
         self.installation = INSTALLATION
+        self.rewrite: Callable[[Manifest], Any] = lambda manifest: None  # what an admission webhook does to a request
+        self.stored: dict[str, Stored] = {}
         self._uids = itertools.count(1)
         self._versions = itertools.count(100)
         self.name = owner["metadata"]["name"]
@@ -89,9 +92,11 @@ class ModelCluster(ABC):
     def do(self, action: Action) -> None:
         match action:
             case Create(manifest):
-                self._create(manifest)
+                self._create(self._admitted(manifest))
+                self._answer(manifest)
             case Apply(manifest, uid, resource_version):
-                self._apply(manifest, uid, resource_version)
+                self._apply(self._admitted(manifest), uid, resource_version)
+                self._answer(manifest)
             case Delete(kind, name, uid):
                 self._delete((kind, name), uid)
             case IssueCertificate():
@@ -144,6 +149,17 @@ class ModelCluster(ABC):
             live["spec"] = wanted["spec"]
             metadata["generation"] += 1
 
+    def _admitted(self, manifest: Manifest) -> Manifest:
+        admitted = copy.deepcopy(manifest)
+        self.rewrite(admitted)
+        return admitted
+
+    def _answer(self, asked: Manifest) -> None:
+        """As the operator remembers it."""
+        live = self.get(asked["kind"], asked["metadata"]["name"])
+        assert live is not None
+        self.stored = with_answer(self.stored, asked, live)
+
     def _delete(self, place: Place, uid: str) -> None:
         live = self.objects.get(place)
         if live is None:
@@ -159,11 +175,12 @@ class ModelCluster(ABC):
 
     def _issue(self, action: IssueCertificate) -> None:
         if action.uid is None:
-            live = self.add({**action.manifest, "data": {}})
+            live = self.add({**self._admitted(action.manifest), "data": {}})
         else:
             assert action.resource_version is not None
-            self._apply(action.manifest, action.uid, action.resource_version)
+            self._apply(self._admitted(action.manifest), action.uid, action.resource_version)
             live = self.objects["Secret", action.manifest["metadata"]["name"]]
+        self._answer(action.manifest)
         facts = CertificateFacts(
             self.now, self.now + LEAF_LIFE, action.dns_names, AUTHORITY, authority_not_after=AUTHORITY_END
         )

@@ -44,6 +44,7 @@ class PoolWorld(ModelCluster):
             pods=tuple(copy.deepcopy(pod) for pod in self.pods()),
             certificate=self.certificates.get(secret["metadata"]["uid"]) if secret is not None else None,
             warnings=tuple(self.warnings),
+            stored=self.stored,
         )
 
     def decide(self) -> Decision:

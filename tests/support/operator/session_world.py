@@ -67,6 +67,7 @@ class World(ModelCluster):
             report=self.report,
             snapshot=self.snapshot,
             warnings=tuple(self.warnings),
+            stored=self.stored,
             has_turn=self.has_turn,
         )
 

@@ -21,7 +21,7 @@ from tinsmith_operator.common.actions import (
     RemoveFinalizer,
     WriteStatus,
 )
-from tinsmith_operator.common.drift import holds
+from tinsmith_operator.common.comparison import as_stored, holds
 from tinsmith_operator.errors import AlreadyExists, Conflict, NotLeading, Refused
 from tinsmith_operator.kube.cache import Cache, trimmed
 from tinsmith_operator.kube.events import Events
@@ -240,6 +240,30 @@ async def test_a_refusal_is_kept_until_it_succeeds_and_does_not_keep_the_status_
     assert house.cluster.objects[SESSION]["status"] == {"epoch": 3}
     await house.act(Create(manifest(SERVICE)))
     assert house.actor.refusals(Key("tin", "tiny", "TrainingSession")) == {}
+
+
+async def test_what_an_object_was_stored_as_is_kept_until_an_answer_holds_what_was_asked_for(house: House) -> None:
+    key, wanted = Key("tin", "tiny", "TrainingSession"), manifest(SERVICE) | {"spec": {"ports": [1]}}
+    house.cluster.rewrite = lambda sent: sent.update(spec={"ports": [2]})
+    await house.act(Create(wanted))
+    live = house.cache.peek(SERVICE)
+    assert live is not None
+    assert house.actor.stored(key) == {"Service": as_stored(wanted, live)}
+    house.cluster.rewrite = lambda sent: None
+    await house.act(Apply(wanted, *guard_of(house, SERVICE)))
+    assert house.actor.stored(key) == {}
+
+
+async def test_a_certificate_that_was_stored_otherwise_is_known_by_what_was_wanted_of_its_secret(house: House) -> None:
+    key, wanted = Key("tin", "tiny", "TrainingSession"), {**manifest(SECRET), "type": "kubernetes.io/tls"}
+    house.cluster.rewrite = lambda sent: sent.update(type="Opaque")
+    await house.issuer.refresh()
+    await house.act(IssueCertificate(wanted, ("name",), None, None))
+    live = house.cache.peek(SECRET)
+    assert live is not None
+    assert house.actor.stored(key) == {"Secret": as_stored(wanted, live)}
+    house.actor.forget(key)
+    assert house.actor.stored(key) == {}
 
 
 async def test_a_status_that_is_refused_keeps_no_child_from_being_kept(house: House) -> None:
