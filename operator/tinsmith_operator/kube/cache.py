@@ -130,11 +130,16 @@ class Cache:
             self._remove(ref)
             self._tell(ref, known)
 
-    def note_listed(self, listed: Iterable[Manifest]) -> set[Ref]:
-        """A page of a list."""
+    def note_listed(self, listed: Iterable[Manifest], list_version: int) -> set[Ref]:
+        """Note a page of a list, and return what is on it. An object on it had not ended at the list's version, even if its
+        end was noted.
+        """
         present = set()
         for manifest in listed:
             present.add(ref_of(manifest))
+            uid = manifest["metadata"]["uid"]
+            if self._ended.get(uid, list_version + 1) <= list_version:
+                del self._ended[uid]
             self.note(manifest)
         return present
 

@@ -194,10 +194,11 @@ class Actor:
     async def _look(self, ref: Ref) -> None:
         """What is really there, into the cache: we acted on what was not so."""
         resource = BY_KIND[ref.kind]
+        # Before the request: while it is on its way, a watch may tell of another object of this name, which lives.
+        known = self._cache.peek(ref)
         try:
             live = await self._cluster.get(resource, ref.namespace, ref.name)
         except NotFound:
-            known = self._cache.peek(ref)
             if known is not None:
                 self._cache.note_end(ref, known["metadata"]["uid"], version_of(known) + 1)
             return

@@ -118,7 +118,7 @@ class Informer:
         resource = self._resources[place[1]]
         items, version = read_list(resource, answer)
         listed = set() if is_first else self._listed.get(place, set())
-        listed |= self._cache.note_listed(items)
+        listed |= self._cache.note_listed(items, version)
         self._listed[place] = listed
         if next_page(answer) is None:
             self._cache.drop_unlisted(resource, place[0], self._listed.pop(place), version)

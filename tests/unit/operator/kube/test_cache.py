@@ -29,7 +29,7 @@ KEY = Key("tin", "tiny", "TrainingSession")
 
 def listed(cache: Cache, resource: Resource, shown: list[dict[str, Any]], version: int) -> None:
     """A whole list of the namespace, in one page."""
-    cache.drop_unlisted(resource, "tin", cache.note_listed(shown), version)
+    cache.drop_unlisted(resource, "tin", cache.note_listed(shown, version), version)
 
 
 def manifest(
@@ -102,6 +102,23 @@ def test_the_end_of_an_object_does_not_concern_its_successor(cache: Cache) -> No
     cache.note(successor)
     cache.note_end(place(SERVICES), "u1", version=8)
     assert cache.peek(place(SERVICES)) == successor
+
+
+@pytest.mark.parametrize("resource", [SESSIONS, POOLS, SERVICES, CLAIMS, SECRETS])
+def test_an_object_that_a_later_list_shows_had_not_ended_whatever_was_believed(
+    cache: Cache, resource: Resource
+) -> None:
+    living = manifest(resource, version=5, **{MANAGED_BY_LABEL: MANAGER})
+    cache.note_end(place(resource), "u1", version=6)
+    listed(cache, resource, [living], 20)
+    assert cache.peek(place(resource)) is not None
+    assert cache.note({**living, "metadata": {**living["metadata"], "resourceVersion": "21"}})
+
+
+def test_a_list_from_before_the_end_of_an_object_does_not_bring_it_back(cache: Cache) -> None:
+    cache.note_end(place(SERVICES), "u1", version=8)
+    listed(cache, SERVICES, [manifest(SERVICES, version=5)], 7)
+    assert cache.peek(place(SERVICES)) is None
 
 
 def test_what_a_newer_list_lacks_is_gone_and_is_told(cache: Cache, enqueued: list[Key]) -> None:

@@ -22,7 +22,7 @@ from tinsmith_operator.common.actions import (
     WriteStatus,
 )
 from tinsmith_operator.common.comparison import as_stored, holds
-from tinsmith_operator.errors import AlreadyExists, Conflict, NotLeading, Refused
+from tinsmith_operator.errors import AlreadyExists, Conflict, NotFound, NotLeading, Refused
 from tinsmith_operator.kube.cache import Cache, trimmed
 from tinsmith_operator.kube.events import Events
 from tinsmith_operator.kube.resources import SECRETS, SERVICES, SESSIONS, Key, Ref
@@ -184,6 +184,43 @@ async def test_an_answer_that_comes_after_the_end_was_told_brings_nothing_back(
     monkeypatch.setattr(house.cluster, "delete", delete)
     await house.act(Delete(SERVICE.kind, SERVICE.name, uid, "why"))
     assert (house.cache.peek(SERVICE) is not None) is is_there
+
+
+def remade_while_it_is_looked_for(house: House, monkeypatch: pytest.MonkeyPatch, ref: Ref) -> dict[str, Any]:
+    """The next GET finds nothing; before its answer is handled, the watch tells of a new object of that name."""
+    successor = house.cluster.put(house.cluster.objects[ref] | {"metadata": manifest(ref)["metadata"]})
+    del house.cluster.objects[ref]
+
+    async def get(*_: Any) -> None:
+        house.cache.note_end(ref, house.cache.peek(ref)["metadata"]["uid"], 100)  # type: ignore[index]
+        house.cache.note(successor)
+        raise NotFound("it was not there yet")
+
+    monkeypatch.setattr(house.cluster, "get", get)
+    return successor
+
+
+async def test_a_session_made_anew_while_its_predecessor_is_looked_for_is_not_forgotten(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = house.session
+    successor = remade_while_it_is_looked_for(house, monkeypatch, SESSION)
+    with pytest.raises(NotFound):
+        await house.actor.act(old, [WriteStatus({"epoch": 1})])
+    assert house.cache.peek(SESSION) == successor
+    assert house.cache.owners() == [Key("tin", "tiny", "TrainingSession")]
+
+
+async def test_a_child_made_anew_while_its_predecessor_is_looked_for_is_not_forgotten(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.cache.note(house.cluster.put(manifest(SERVICE)))
+    uid, version = guard_of(house, SERVICE)
+    successor = remade_while_it_is_looked_for(house, monkeypatch, SERVICE)
+    house.cluster.failures["apply"] = [Conflict("it is gone")]
+    with pytest.raises(Conflict):
+        await house.act(Apply(manifest(SERVICE), uid, version))
+    assert house.cache.peek(SERVICE) == successor
 
 
 async def test_deleting_spares_another_object_of_the_name(house: House) -> None:
