@@ -30,15 +30,15 @@ from tinsmith_trainer.oplog.forgetting import Forgetting, Retention
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Database, Operation, OperationResult
 from tinsmith_trainer.oplog.model_queues import ModelQueues, Ready
-from tinsmith_trainer.training.operation_results import Stamp, write_operation_result
-from tinsmith_trainer.training.snapshotting import MOST_UNSAVED_OPERATIONS
-from tinsmith_trainer.worker.service import (
+from tinsmith_trainer.oplog.tidying import (
     KEEP_ALL_SECONDS,
     KEEP_OPERATIONS,
     KEEP_RESULT_BYTES,
     KEEP_RESULTS_SECONDS,
     TIDY_SECONDS,
 )
+from tinsmith_trainer.training.operation_results import Stamp, write_operation_result
+from tinsmith_trainer.training.snapshotting import MOST_UNSAVED_OPERATIONS
 
 OPERATIONS = 1_000_000
 GOAL_SECONDS = 2.0

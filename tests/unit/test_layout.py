@@ -119,6 +119,7 @@ WHY_SHORT = {
     "trainer_image/tinsmith_trainer/flag_check.py": PROGRAM,
     "trainer_image/tinsmith_trainer/load_failures.py": SHARED,
     "trainer_image/tinsmith_trainer/logs.py": SHARED,
+    "trainer_image/tinsmith_trainer/oplog/event_tables.py": SHARED,
     "trainer_image/tinsmith_trainer/oplog/number_ranges.py": SHARED,
     "trainer_image/tinsmith_trainer/process_exit.py": SHARED,
     "trainer_image/tinsmith_trainer/sampling/builtin/settings.py": CHOICE,
@@ -133,7 +134,8 @@ WHY_SHORT = {
     "trainer_image/tinsmith_trainer/unknown_fields.py": SHARED,
     "trainer_image/tinsmith_trainer/worker/health.py": "another protocol than the worker's",
     "trainer_image/tinsmith_trainer/worker/journal_volume_check.py": "a rule of operation, read on its own",
-    "trainer_image/tinsmith_trainer/worker/result_cache.py": "memory, beside a service that counts no bytes",
+    "trainer_image/tinsmith_trainer/oplog/result_cache.py": "memory, beside a service that counts no bytes",
+    "trainer_image/tinsmith_trainer/oplog/tidying.py": "how long results are kept, read on its own",
 }
 
 WHY_LONG: dict[str, str] = {}

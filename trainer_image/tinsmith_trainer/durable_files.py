@@ -107,13 +107,16 @@ def hashed_while(write: Callable[[], object], content: Pieces) -> WrittenFile:
         return WrittenFile(digest.result(), size_of(content))
 
 
-def read_hashed(path: Path, memory_for: MemoryFor) -> ReadFile:
+def read_hashed(path: Path, memory_for: MemoryFor, *, from_disk: bool = False) -> ReadFile:
     """All of a file; a thread hashes it meanwhile, block by block. Raises OSError.
 
     It is read, and not mapped: where somebody shortens a mapped file, or its disk fails, the whole process ends.
+    `from_disk`: the kernel drops the pages that it has of the file, so that a bad page is not read once more.
     """
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1, "hasher") as beside:
+        if from_disk:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         head = file.read(HEAD_BYTES)
         content = memory_for(head, max(os.fstat(file.fileno()).st_size, len(head)))
         content[: len(head)] = head

@@ -99,5 +99,9 @@ class CheckpointInvalid(UserError):
     """A checkpoint is missing, truncated, altered, or of another base model."""
 
 
+class CheckpointAltered(CheckpointInvalid):
+    """What was read of a checkpoint is not what was saved."""
+
+
 class Draining(Exception):
     """On its way out: another instance, or another replica, should be asked."""

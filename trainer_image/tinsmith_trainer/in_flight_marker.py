@@ -70,7 +70,8 @@ class InFlightMarker:
     def __init__(self, path: Path) -> None:
         """Raises VolumeUnsuitable."""
         self._path = path
-        self._life = uuid.uuid4().hex
+        self.life = uuid.uuid4().hex
+        """Tells this process from those before and after it."""
         self._lock = threading.Lock()
         self._works: Sequence[InFlightWork] = ()
         self._beside: dict[Beside, Sequence[InFlightWork]] = {}
@@ -144,7 +145,7 @@ class InFlightMarker:
             self._write(IDLE)
             return
         work, *beside = works
-        self._write(_encoded(Interruption(work, self._life, last_sign, tuple(beside))))
+        self._write(_encoded(Interruption(work, self.life, last_sign, tuple(beside))))
 
     def _write(self, content: bytes) -> None:
         if self._file is None:

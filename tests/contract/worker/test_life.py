@@ -18,10 +18,11 @@ from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import Draining, JournalFull, ModelChanged
-from tinsmith_trainer.oplog.journal_tables import OperationResult, forget_events, read_result
+from tinsmith_trainer.oplog import tidying
+from tinsmith_trainer.oplog.event_tables import forget_events
+from tinsmith_trainer.oplog.journal_tables import OperationResult, read_result
 from tinsmith_trainer.oplog.model_queues import ModelQueues
 from tinsmith_trainer.training import storage_retries
-from tinsmith_trainer.worker import service as service_module
 from tinsmith_trainer.worker.metrics import WorkerName, describe
 from tinsmith_trainer.worker.service import NotActive
 
@@ -210,35 +211,6 @@ async def test_a_create_that_fails_is_one_failure_and_leaves_no_place_taken(star
     assert (await worker.finished(0)).failure is None
 
 
-async def test_a_damaged_snapshot_corrupts_its_model_and_no_other(start: StartWorker, tmp_path: Path) -> None:
-    worker = await start()
-    other = "sess:train:1"
-    await worker.submit(create(), create(model_id=other), train(1))
-    await worker.finished(1)
-    await worker.service.drain()
-    [snapshot] = (tmp_path / "volume" / "snapshots").glob("sess.train.0.*")
-    snapshot.write_bytes(snapshot.read_bytes()[:-4])
-    successor = await start()
-    await successor.submit(train(2), Call(1, worker_pb2.OPTIM_STEP, step(1).payload, other))
-    assert "corrupted" in await successor.failure(2)
-    assert (await successor.finished(1, other)).failure is None
-    assert [
-        event.model_corrupted.model_id for event in await successor.events() if event.HasField("model_corrupted")
-    ] == [MODEL]
-
-
-async def test_a_snapshot_that_is_gone_corrupts_its_model(start: StartWorker, tmp_path: Path) -> None:
-    worker = await start()
-    await worker.submit(create())
-    await worker.finished(0)
-    await worker.service.drain()
-    [snapshot] = (tmp_path / "volume" / "snapshots").glob("sess.train.0.*")
-    snapshot.unlink()
-    successor = await start()
-    await successor.submit(train(1))
-    assert "corrupted" in await successor.failure(1)
-
-
 async def test_other_base_weights_are_refused_while_models_depend_on_the_old(start: StartWorker) -> None:
     worker = await start()
     await worker.submit(create())
@@ -314,18 +286,6 @@ async def test_a_release_waits_until_its_last_checkpoint_is_safe(
     ]
 
 
-async def test_a_corrupted_model_frees_its_place(start: StartWorker, tmp_path: Path) -> None:
-    worker = await start(slots=1, places=1)
-    other = "sess:train:1"
-    await worker.submit(create(), create(model_id=other))
-    await worker.finished(0)
-    await worker.service.drain()
-    [snapshot] = (tmp_path / "volume" / "snapshots").glob("sess.train.0.*")
-    snapshot.unlink()
-    successor = await start(slots=1, places=1)
-    assert (await successor.finished(0, other)).failure is None
-
-
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> Future[int]:
     """The code with which the process would have ended."""
@@ -352,7 +312,7 @@ async def test_a_worker_that_nobody_has_activated_forgets_nothing_yet(
     await worker.submit(create(), release())
     await worker.finished(RELEASE_SEQ_ID)
     await worker.service.drain()
-    monkeypatch.setattr(service_module, "KEEP_RESULTS_SECONDS", -1.0)
+    monkeypatch.setattr(tidying, "KEEP_RESULTS_SECONDS", -1.0)
     successor = Worker(tmp_path)
     await successor.service.tidy()
     await successor.service.activate(2)
@@ -461,7 +421,7 @@ async def test_results_are_forgotten_after_their_time_and_said_to_be_gone(
 ) -> None:
     await worker.submit(create(), train(1))
     await worker.finished(1)
-    monkeypatch.setattr(service_module, "KEEP_RESULTS_SECONDS", -1.0)
+    monkeypatch.setattr(tidying, "KEEP_RESULTS_SECONDS", -1.0)
     await worker.service.tidy()
     assert worker.service.journal.read(lambda db: read_result(db, MODEL, 1)).result() == OperationResult(
         None, True, event_id=0
@@ -479,7 +439,7 @@ async def test_a_model_that_could_not_be_created_is_forgotten_as_one_that_was_re
     bad = Call(0, worker_pb2.CREATE_MODEL, worker_pb2.CreateModel(lora=lora).SerializeToString(), "sess:train:9")
     await worker.submit(bad)
     assert "rank 999" in await worker.failure(0, "sess:train:9")
-    monkeypatch.setattr(service_module, "KEEP_RESULTS_SECONDS", -1.0)
+    monkeypatch.setattr(tidying, "KEEP_RESULTS_SECONDS", -1.0)
     await worker.service.tidy()
     assert [line.model_id for line in worker.service.queues.all()] == [MODEL]
     await worker.submit(step(2))
@@ -494,7 +454,7 @@ async def test_a_released_model_is_forgotten_when_its_results_are(
     await worker.finished(RELEASE_SEQ_ID)
     await worker.service.tidy()
     assert (await worker.finished(1)).failure is None
-    monkeypatch.setattr(service_module, "KEEP_RESULTS_SECONDS", -1.0)
+    monkeypatch.setattr(tidying, "KEEP_RESULTS_SECONDS", -1.0)
     await worker.service.tidy()
     assert worker.service.queues.all() == []
     assert (await start()).service.queues.all() == []

@@ -9,8 +9,8 @@ import pytest
 from support.worker.in_process import Worker
 from support.worker.process import MODEL, broken_train, create, save, step, train
 from tinsmith_trainer.errors import JournalFull
+from tinsmith_trainer.oplog import tidying
 from tinsmith_trainer.training import snapshotting
-from tinsmith_trainer.worker import service as service_module
 
 from .conftest import StartWorker
 from .test_poorer_starts import crash
@@ -27,8 +27,8 @@ STEPS = 4
 @pytest.fixture(autouse=True)
 def short_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three operations below the snapshot, however young."""
-    monkeypatch.setattr(service_module, "KEEP_OPERATIONS", 3)
-    monkeypatch.setattr(service_module, "KEEP_ALL_SECONDS", 0.0)
+    monkeypatch.setattr(tidying, "KEEP_OPERATIONS", 3)
+    monkeypatch.setattr(tidying, "KEEP_ALL_SECONDS", 0.0)
 
 
 async def lived(start: StartWorker) -> Worker:
@@ -165,7 +165,7 @@ async def test_a_living_model_stays_when_all_its_results_are_past_their_time(
     start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = await lived(start)
-    monkeypatch.setattr(service_module, "KEEP_RESULTS_SECONDS", -1.0)
+    monkeypatch.setattr(tidying, "KEEP_RESULTS_SECONDS", -1.0)
     await worker.service.tidy()
     assert rows(worker) == []
     assert [queue.model_id for queue in worker.service.queues.all()] == [MODEL]

@@ -229,17 +229,20 @@ async def test_where_one_cannot_be_saved_another_leaves(start: StartWorker, monk
         assert (await worker.finished(2, MODELS[number])).failure is None
 
 
-async def test_a_damaged_snapshot_corrupts_its_parked_model_and_no_other(start: StartWorker, tmp_path: Path) -> None:
+async def test_a_parked_model_whose_snapshot_is_damaged_waits_and_no_other(start: StartWorker, tmp_path: Path) -> None:
     worker = await start(slots=1, residency=AT_ONCE)
     await done(worker, *program(0)[:3], program(1)[0])
     [snapshot] = (tmp_path / "volume" / "snapshots").glob("sess.train.0.*")
-    snapshot.write_bytes(snapshot.read_bytes()[:-4])
+    sound = snapshot.read_bytes()
+    snapshot.write_bytes(sound[:-4])
     await worker.submit(train(3), *of(MODELS[1], [train(1), step(2)]))
-    assert "corrupted" in await worker.failure(3)
     assert (await worker.finished(2, MODELS[1])).failure is None
-    assert [event.model_corrupted.model_id for event in await worker.events() if event.HasField("model_corrupted")] == [
-        MODELS[0]
-    ]
+    while not (pending := worker.service.pending(MODELS[0], 3)).paused_capacity:
+        assert await worker.is_pending(3)
+    assert "is damaged" in pending.reason
+    await worker.service.drain()
+    snapshot.write_bytes(sound)
+    assert (await (await start(slots=1)).finished(3)).failure is None
 
 
 async def test_one_for_which_there_is_no_memory_waits_for_it_and_goes_on_by_itself(

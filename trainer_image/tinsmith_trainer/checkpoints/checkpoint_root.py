@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import structlog
 from tinsmith_rpc.tenant_names import RULE, is_tenant_name
 
 from tinsmith_trainer.checkpoints import age_files
@@ -22,8 +23,17 @@ from tinsmith_trainer.durable_files import Pieces, ReadFile, WrittenFile, sha256
 from tinsmith_trainer.engines import peft_layout
 from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo, LoraSpec
 from tinsmith_trainer.engines.tensor_files import memory_for_tensors, tensor_file, tensors_of
-from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageFull, StorageUnavailable, UserError
+from tinsmith_trainer.errors import (
+    CheckpointAltered,
+    CheckpointInvalid,
+    ServerError,
+    StorageFull,
+    StorageUnavailable,
+    UserError,
+)
 from tinsmith_trainer.failpoints import reach
+
+log = structlog.get_logger(__name__)
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
@@ -115,9 +125,18 @@ class CheckpointRoot:
 
     def read(self, directory: str, manifest_digest: str, base: BaseModelInfo) -> LoadedCheckpoint:
         """Raises CheckpointInvalid when anything is missing, altered, or of another base model; or as `write` does."""
-        found = self._read_files(directory, [MANIFEST_FILE])[MANIFEST_FILE]
+        try:
+            return self._read(directory, manifest_digest, base)
+        except CheckpointAltered as error:  # or one bad page, or a bit that flipped on its way
+            log.warning("a checkpoint is read again", directory=directory, reason=str(error))
+        return self._read(directory, manifest_digest, base, from_disk=True)
+
+    def _read(
+        self, directory: str, manifest_digest: str, base: BaseModelInfo, *, from_disk: bool = False
+    ) -> LoadedCheckpoint:
+        found = self._read_files(directory, [MANIFEST_FILE], from_disk=from_disk)[MANIFEST_FILE]
         manifest = checked_manifest(directory, bytes(found.content), manifest_digest, base)
-        return decoded(directory, manifest, self._read_files(directory, manifest["files"]))
+        return decoded(directory, manifest, self._read_files(directory, manifest["files"], from_disk=from_disk))
 
     def digest_of(self, directory: str) -> str:
         """What `read` needs, of a checkpoint that no record tells of. Raises CheckpointInvalid when there is none."""
@@ -200,9 +219,9 @@ class CheckpointRoot:
                 return directory, manifest
         return None
 
-    def _read_files(self, directory: str, names: Iterable[str]) -> dict[str, ReadFile]:
+    def _read_files(self, directory: str, names: Iterable[str], *, from_disk: bool = False) -> dict[str, ReadFile]:
         try:
-            found = self._storage.read_hashed(directory, names, memory_for_tensors)
+            found = self._storage.read_hashed(directory, names, memory_for_tensors, from_disk=from_disk)
         except StorageFault as error:
             raise _unusable(error, f"The checkpoint {directory} cannot be read from {self._storage.url}") from error
         missing = [name for name, file in found.items() if file is None]
@@ -214,7 +233,7 @@ class CheckpointRoot:
 def checked_manifest(directory: str, content: bytes, digest: str, base: BaseModelInfo) -> Manifest:
     """Of a checkpoint that this worker can use. Raises CheckpointInvalid."""
     if sha256_of(content) != digest:
-        raise CheckpointInvalid(f"The checkpoint {directory} was altered: its manifest is not the one that was saved.")
+        raise CheckpointAltered(f"The checkpoint {directory} was altered: its manifest is not the one that was saved.")
     manifest: Manifest = json.loads(content)
     _check_base_model(directory, manifest, base)
     _check_not_encrypted(directory, manifest)
@@ -242,7 +261,7 @@ def _unusable(fault: StorageFault, what: str) -> ServerError:
 
 def _check_content(directory: str, name: str, file: ReadFile, entry: dict[str, Any]) -> None:
     if len(file.content) != entry["size_bytes"] or file.sha256 != entry["sha256"]:
-        raise CheckpointInvalid(
+        raise CheckpointAltered(
             f"The checkpoint {directory} is damaged: {name} has {len(file.content)} bytes unlike its manifest "
             f"({entry['size_bytes']} bytes). Use another checkpoint."
         )

@@ -15,12 +15,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from tinsmith_trainer.disk_room import DiskRoom
-from tinsmith_trainer.durable_files import Pieces, make_directory, read_hashed, write_file
+from tinsmith_trainer.durable_files import Pieces, ReadFile, make_directory, read_hashed, write_file
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.engines.tensor_files import SIZE_BYTES, header_end, memory_for_tensors, tensor_file, tensors_of
 from tinsmith_trainer.errors import Category, ServerError, SnapshotDamaged
 from tinsmith_trainer.failpoints import reach
+
+log = structlog.get_logger(__name__)
 
 FORMAT_VERSION = 1
 MAX_HEADER_BYTES = 64 * 1024**2
@@ -82,16 +86,26 @@ class SnapshotFolder:
 
     def read(self, file: SnapshotFile) -> Snapshot:
         """Raises SnapshotDamaged when it is missing or not what was written, ServerError when it cannot be read now."""
-        path = self._folder / file.name
+        return _decode(self._checked(file).content)
+
+    def is_sound(self, file: SnapshotFile) -> bool:
+        """Return whether the file is there, and is what was written. Raises ServerError when it cannot be read now."""
         try:
-            found = read_hashed(path, memory_for_tensors)
-        except FileNotFoundError as error:
-            raise SnapshotDamaged(f"The snapshot {path} is gone.") from error
-        except OSError as error:
-            raise ServerError(f"The snapshot {path} cannot be read: {error.strerror}.") from error
+            self._checked(file)
+        except SnapshotDamaged:
+            return False
+        return True
+
+    def _checked(self, file: SnapshotFile) -> ReadFile:
+        """A digest that differs may be of one bad page, or of a bit that flipped on its way: the disk decides."""
+        path = self._folder / file.name
+        found = _read(path)
+        if found.sha256 != file.digest:
+            log.warning("a snapshot's digest differs; its file is read again from the disk", path=str(path))
+            found = _read(path, from_disk=True)
         if found.sha256 != file.digest:
             raise SnapshotDamaged(f"The snapshot {path} is damaged: its digest differs from the journal's.")
-        return _decode(found.content)
+        return found
 
     def peek(self, file: SnapshotFile) -> tuple[int, int]:
         """Rank and optimizer step, without a look at its tensors. Raises SnapshotDamaged when it is missing."""
@@ -119,6 +133,15 @@ class SnapshotFolder:
         """One that cannot be removed now is removed by the next start."""
         with contextlib.suppress(OSError):
             (self._folder / name).unlink()
+
+
+def _read(path: Path, *, from_disk: bool = False) -> ReadFile:
+    try:
+        return read_hashed(path, memory_for_tensors, from_disk=from_disk)
+    except FileNotFoundError as error:
+        raise SnapshotDamaged(f"The snapshot {path} is gone.") from error
+    except OSError as error:
+        raise ServerError(f"The snapshot {path} cannot be read: {error.strerror}.") from error
 
 
 def _encode(snapshot: Snapshot) -> Pieces:

@@ -174,9 +174,14 @@ class CheckpointStorage:
         """
         return self._read_all(directory, most_bytes, lambda path: self._read_file_within(path, most_bytes))
 
-    def read_hashed(self, directory: str, names: Iterable[str], memory_for: MemoryFor) -> dict[str, ReadFile | None]:
-        """Contents by name, with digests. `memory_for` says where those of a disk go; others are where they came."""
-        return self._read_all(directory, names, lambda path: self._read_file_hashed(path, memory_for))
+    def read_hashed(
+        self, directory: str, names: Iterable[str], memory_for: MemoryFor, *, from_disk: bool = False
+    ) -> dict[str, ReadFile | None]:
+        """Contents by name, with digests. `memory_for` says where those of a disk go; others are where they came.
+
+        `from_disk`: see `durable_files.read_hashed`.
+        """
+        return self._read_all(directory, names, lambda path: self._read_file_hashed(path, memory_for, from_disk))
 
     def _read_all(self, directory: str, names: Iterable[str], read: Callable[[str], R]) -> dict[str, R]:
         wanted = list(names)
@@ -226,12 +231,12 @@ class CheckpointStorage:
         except FileNotFoundError:
             return None
 
-    def _read_file_hashed(self, path: str, memory_for: MemoryFor) -> ReadFile | None:
+    def _read_file_hashed(self, path: str, memory_for: MemoryFor, from_disk: bool) -> ReadFile | None:
         if not self._is_local:
             content = self._read_file(path)
             return None if content is None else ReadFile(content, sha256_of(content))
         try:
-            return read_hashed(Path(path), memory_for)
+            return read_hashed(Path(path), memory_for, from_disk=from_disk)
         except FileNotFoundError:
             return None
 

@@ -11,10 +11,11 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import TypeVar
 
-from tinsmith_trainer.oplog import journal_tables
+from tinsmith_trainer.oplog import event_tables, journal_tables
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Database, StoredModel
 
@@ -75,10 +76,11 @@ class Forgetting:
         """Returns the released models of which every trace is gone. Raises JournalFull, or ServerError, in between."""
         expired = max(now - retention.seconds, await self._newest_that_does_not_fit(retention.result_bytes))
         horizons = Horizons(expired, now - retention.least_seconds)
+        await self._give_up_corrupted(now - retention.seconds)
         for model in await self._read(journal_tables.read_models):
             await self._forget_rows(model, horizons, retention.operations)
         await self._drop_results(expired)
-        await self._write(lambda db: journal_tables.forget_events(db, acknowledged_event_id))
+        await self._write(lambda db: event_tables.forget_events(db, acknowledged_event_id))
         return await self._write(forget_released_models)
 
     async def _newest_that_does_not_fit(self, result_bytes: int) -> float:
@@ -91,6 +93,12 @@ class Forgetting:
                     return finished_at
                 before = finished_at, row
         return -math.inf
+
+    async def _give_up_corrupted(self, horizon: float) -> None:
+        """From now on they are as released ones: their snapshots bring nothing back."""
+        for model in await self._read(journal_tables.read_models):
+            if model.phase == "corrupted" and (model.corrupted_at or 0.0) <= horizon:
+                await self._write(partial(journal_tables.forget_model, model_id=model.model_id))
 
     async def _forget_rows(self, model: StoredModel, horizons: Horizons, keep: int) -> None:
         while numbers := await self._read(lambda db: spent_numbers(db, model, horizons, keep)):
@@ -121,7 +129,7 @@ def spent_numbers(db: Database, model: StoredModel, horizons: Horizons, keep: in
 def _newest_beyond(db: Database, model: StoredModel, keep: int) -> int:
     row = db.execute(
         "SELECT seq_id FROM operations WHERE model_id = ? AND seq_id <= ? ORDER BY seq_id DESC LIMIT 1 OFFSET ?",
-        (model.model_id, model.settled_up_to, keep),
+        (model.model_id, model.spent_up_to, keep),
     ).fetchone()
     return -1 if row is None else int(row[0])
 
@@ -131,7 +139,7 @@ def _oldest(db: Database, model: StoredModel) -> Iterable[Finished]:
     rows = db.execute(
         "SELECT seq_id, finished_at, result_bytes FROM operations WHERE model_id = ? AND seq_id <= ?"
         " ORDER BY seq_id LIMIT ?",
-        (model.model_id, model.settled_up_to, ROWS_IN_A_STEP),
+        (model.model_id, model.spent_up_to, ROWS_IN_A_STEP),
     )
     finished = takewhile(lambda row: row[1] is not None, rows)
     return (Finished(int(seq_id), float(at), int(result_bytes or 0)) for seq_id, at, result_bytes in finished)

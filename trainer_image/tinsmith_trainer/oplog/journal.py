@@ -84,6 +84,8 @@ ADDED_COLUMNS = {
     "models": {
         "tenant": "TEXT",  # who takes turns with whom; NULL: not told
         "last_given_number": "INTEGER",  # of operations that came without one; NULL: the client numbers
+        "damage_seen_by": "TEXT",  # the process that found the snapshot gone or altered; NULL: none has
+        "corrupted_at": "REAL",  # Unix seconds; NULL: it is not
     },
     "operations": {
         "event_id": "INTEGER",  # of a result: up to which event the store must know all; 0: none; NULL: not told

@@ -1,16 +1,15 @@
-"""Operations, models, events and interruptions as rows of the journal.
+"""Operations, models and interruptions as rows of the journal.
 
 Functions here run inside `Journal.read` or `write`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import apsw
-from tinsmith_rpc import worker_pb2
+from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 
 from tinsmith_trainer.checkpoints.checkpoint_root import SavedWeights
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFile
@@ -100,6 +99,8 @@ class StoredModel:
     snapshot_file: str | None
     snapshot_digest: str | None
     tenant: str | None  # None: not told
+    damage_seen_by: str | None  # the process that found its snapshot gone or altered; None: none has
+    corrupted_at: float | None  # Unix seconds; None: it is not
 
     @property
     def is_open(self) -> bool:
@@ -109,6 +110,13 @@ class StoredModel:
     def settled_up_to(self) -> int:
         """Up to this number an operation that has a result is never run again."""
         return self.applied if self.is_open else HIGHEST_NUMBER
+
+    @property
+    def spent_up_to(self) -> int:
+        """Up to this number nothing needs the body of an operation that has a result. What a corrupted model did above
+        its snapshot brings it back, should that be found sound.
+        """
+        return HIGHEST_NUMBER if self.phase == "released" else self.applied
 
 
 def get_meta(db: Database, key: str) -> str | None:
@@ -160,6 +168,26 @@ def insert_model(db: Database, model_id: str, tenant: str) -> None:
 
 def set_model_phase(db: Database, model_id: str, phase: ModelPhase, reason: str = "") -> None:
     db.execute("UPDATE models SET state = ?, reason = ? WHERE model_id = ?", (phase, reason, model_id))
+
+
+def note_damage(db: Database, model_id: str, process: str | None) -> None:
+    """The process that found the model's snapshot gone or altered; None: it was found sound."""
+    db.execute("UPDATE models SET damage_seen_by = ? WHERE model_id = ?", (process, model_id))
+
+
+def corrupt_model(db: Database, model_id: str, reason: str, now: float) -> None:
+    set_model_phase(db, model_id, "corrupted", reason)
+    db.execute("UPDATE models SET corrupted_at = ? WHERE model_id = ?", (now, model_id))
+
+
+def save_and_release(db: Database, model_id: str, payload: bytes, now: float) -> None:
+    """Opens a corrupted model again, for a release that saves first: clients were told that it has ended."""
+    set_model_phase(db, model_id, "live")
+    note_damage(db, model_id, None)
+    db.execute("UPDATE models SET corrupted_at = NULL WHERE model_id = ?", (model_id,))
+    db.execute("DELETE FROM operations WHERE model_id = ? AND seq_id = ?", (model_id, RELEASE_SEQ_ID))
+    release = Operation(model_id, RELEASE_SEQ_ID, worker_pb2.RELEASE_MODEL, zstd=False, accepted_at=now)
+    insert_operation(db, release, payload, None, now)
 
 
 def raise_closed_below(db: Database, model_id: str, seq_id: int) -> None:
@@ -227,43 +255,6 @@ def forget_model(db: Database, model_id: str) -> None:
     db.execute("UPDATE operations SET payload = NULL WHERE model_id = ? AND payload IS NOT NULL", (model_id,))
 
 
-def add_event(db: Database, build: Callable[[int], bytes]) -> int:
-    """Appends an event whose body knows its own id."""
-    db.execute("INSERT INTO events (body) VALUES (x'')")
-    event_id = db.last_insert_rowid()
-    db.execute("UPDATE events SET body = ? WHERE event_id = ?", (build(event_id), event_id))
-    return event_id
-
-
-def read_events(db: Database, after: int, limit: int = 256) -> list[bytes]:
-    rows = db.execute("SELECT body FROM events WHERE event_id > ? ORDER BY event_id LIMIT ?", (after, limit))
-    return [bytes(body) for (body,) in rows]
-
-
-def forget_events(db: Database, up_to: int) -> None:
-    # A cursor beyond the last event is another volume's: it says nothing of these.
-    db.execute(
-        "DELETE FROM events WHERE event_id <= ?1 AND ?1 <= (SELECT seq FROM sqlite_sequence WHERE name = 'events')",
-        (up_to,),
-    )
-
-
-def note_saved_name(db: Database, model_id: str, kind: int, name: str, event_id: int) -> None:
-    db.execute(
-        "INSERT INTO saved_names VALUES (?, ?, ?, ?)"
-        " ON CONFLICT (model_id, kind, name) DO UPDATE SET event_id = excluded.event_id",
-        (model_id, kind, name, event_id),
-    )
-
-
-def saved_name_event(db: Database, model_id: str, kind: int, name: str) -> int:
-    """The event of the latest save under this name; 0: there is none."""
-    row = db.execute(
-        "SELECT event_id FROM saved_names WHERE model_id = ? AND kind = ? AND name = ?", (model_id, kind, name)
-    ).fetchone()
-    return 0 if row is None else int(row[0])
-
-
 def read_payload(db: Database, model_id: str, seq_id: int) -> bytes:
     row = db.execute("SELECT payload FROM operations WHERE model_id = ? AND seq_id = ?", (model_id, seq_id)).fetchone()
     if row is None or row[0] is None:
@@ -289,8 +280,8 @@ def read_result(db: Database, model_id: str, seq_id: int) -> OperationResult | N
 
 def read_models(db: Database) -> list[StoredModel]:
     rows = db.execute(
-        "SELECT model_id, state, reason, applied, closed_below, snapshot_file, snapshot_digest, tenant FROM models"
-        " ORDER BY rowid"
+        "SELECT model_id, state, reason, applied, closed_below, snapshot_file, snapshot_digest, tenant,"
+        " damage_seen_by, corrupted_at FROM models ORDER BY rowid"
     )
     return [StoredModel(*row) for row in rows]
 

@@ -77,6 +77,7 @@ class ModelQueue:
     gap_is_closing: bool = False  # its write may wait for room
     held_until: float = 0.0  # nothing of it runs till then, on the monotonic clock; 0: it may
     held_because: str = ""  # what its clients hear of that, until it is over
+    damage_seen_by: str | None = None  # the process that could not read its snapshot; None: none
     quarantined: str = ""  # why nothing of it runs until the worker is started again; it keeps its place
     # The engine's thread alone:
     window_failure: WindowFailure | None = None
@@ -101,6 +102,7 @@ class ModelQueue:
     ) -> ModelQueue:
         """As the journal knows it: everything above the snapshot is in the order again."""
         queue = cls(model.model_id, model.phase, model.reason, model.tenant or "")
+        queue.damage_seen_by = model.damage_seen_by
         queue.order = OperationOrder(model.applied, model.closed_below)
         queue.snapshot_applied = model.applied
         queue.snapshot_at = now

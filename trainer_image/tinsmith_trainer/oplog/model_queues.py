@@ -220,11 +220,10 @@ class ModelQueues:
         elif became_late is not None:
             self._write_late(queue, entry, became_late)
 
-    def forget(self, model_ids: Iterable[str]) -> None:
-        """Models whose rows are gone."""
+    def forget(self, model_ids: Iterable[str]) -> list[ModelQueue]:
+        """Return what was known of these models, whose rows are gone."""
         with self._changed:
-            for model_id in model_ids:
-                del self._queues[model_id]
+            return [self._queues.pop(model_id) for model_id in model_ids]
 
     def _forget(self, queue: ModelQueue, entry: Entry) -> None:
         with self._changed:

@@ -10,7 +10,7 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.errors import TrainerError
 from tinsmith_trainer.in_flight_marker import InFlightWork
-from tinsmith_trainer.oplog import journal_tables
+from tinsmith_trainer.oplog import event_tables, journal_tables
 from tinsmith_trainer.oplog.journal_tables import Failure, Operation, OperationResult
 from tinsmith_trainer.oplog.model_queues import CREATES
 from tinsmith_trainer.training.storage_retries import final_message
@@ -27,7 +27,7 @@ class Stamp:
 
     def add_event(self, db: journal_tables.Database, event: worker_pb2.Event) -> int:
         """Returns its id."""
-        return journal_tables.add_event(db, self._stamped(event))
+        return event_tables.add_event(db, self._stamped(event))
 
     def _stamped(self, event: worker_pb2.Event) -> Callable[[int], bytes]:
         def stamp(event_id: int) -> bytes:
@@ -74,5 +74,5 @@ def _add_events(db: journal_tables.Database, model_id: str, result: OperationRes
         if event.HasField("checkpoint_saved"):
             saved = event_id
             if result.saved_name is not None:
-                journal_tables.note_saved_name(db, model_id, *result.saved_name, event_id)
+                event_tables.note_saved_name(db, model_id, *result.saved_name, event_id)
     return saved

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFile, SnapshotFolder
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.errors import SnapshotDamaged
+from tinsmith_trainer.errors import ServerError, SnapshotDamaged
 from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.in_flight_marker import EngineCall, InFlightWork
 from tinsmith_trainer.load_failures import is_out_of_memory
@@ -22,6 +23,9 @@ from tinsmith_trainer.oplog.model_queues import ModelQueues
 from tinsmith_trainer.training.operation_results import Stamp
 
 MEMORY_RETRY_SECONDS = 30.0
+DAMAGE_RETRY_SECONDS = 60.0
+RECOVERED_NAME = "recovered"
+"""The checkpoint of a model that had been given up."""
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +43,7 @@ class Restorer:
         engine_call: EngineCall,
         stamp: Callable[[], Stamp],
     ) -> None:
+        self._process = engine_call.marker.life
         self._engine = engine
         self._folder = folder
         self._queues = queues
@@ -52,7 +57,7 @@ class Restorer:
         try:
             queue.rank, queue.optimizer_step = self._folder.peek(_snapshot_of(queue))
         except SnapshotDamaged as error:
-            self._corrupt(queue, str(error))
+            self._damaged(queue, error)
             return False
         except Exception as error:  # it may be read when its turn comes
             log.warning("snapshot not looked at", model_id=queue.model_id, reason=str(error))
@@ -71,13 +76,14 @@ class Restorer:
                 reach("restore-before-load")
                 self._engine.load_state(queue.model_id, snapshot.state, with_optimizer=True)
         except SnapshotDamaged as error:
-            self._corrupt(queue, str(error))
+            self._damaged(queue, error)
             return False
         except Exception as error:
             log.exception("snapshot not loaded", model_id=queue.model_id)
             self._wait(queue, work, error)
             return False
         self._attempts.succeeded(work)
+        self._note_damage(queue, None)
         queue.held_because = ""
         queue.snapshot_seconds = queue.snapshot_seconds or time.perf_counter() - started
         queue.window_failure = snapshot.window_failure
@@ -92,17 +98,67 @@ class Restorer:
         else:
             self._queues.quarantine(queue, reason_to_wait(work, None, error))
 
+    def _damaged(self, queue: ModelQueue, error: SnapshotDamaged) -> None:
+        """One process may be wrong about a file, by its memory, its node, or a volume that is not mounted. What two of
+        them find is so.
+        """
+        if queue.damage_seen_by not in (None, self._process):
+            self._corrupt(queue, str(error))
+            return
+        log.error("snapshot damaged or gone", model_id=queue.model_id, reason=str(error))
+        self._note_damage(queue, self._process)
+        self._queues.hold(queue, DAMAGE_RETRY_SECONDS, damage_reason(queue.model_id, error))
+
+    def _note_damage(self, queue: ModelQueue, process: str | None) -> None:
+        if queue.damage_seen_by != process:
+            queue.damage_seen_by = process
+            write = partial(journal_tables.note_damage, model_id=queue.model_id, process=process)
+            self._journal.write(write, must_succeed=True, model_id=queue.model_id)
+
     def _corrupt(self, queue: ModelQueue, reason: str) -> None:
         """The volume lost what this model was; the others go on."""
         log.error("model corrupted", model_id=queue.model_id, reason=reason)
         event = worker_pb2.Event(model_corrupted=worker_pb2.ModelCorrupted(model_id=queue.model_id, reason=reason))
 
         def write(db: journal_tables.Database) -> None:
-            journal_tables.set_model_phase(db, queue.model_id, "corrupted", reason)
-            self._stamp().add_event(db, event)
+            stamp = self._stamp()
+            journal_tables.corrupt_model(db, queue.model_id, reason, stamp.time)
+            stamp.add_event(db, event)
 
         self._journal.write(write, must_succeed=True, model_id=queue.model_id)
         self._queues.close_model(queue, "corrupted", reason)
+
+
+def damage_reason(model_id: str, error: SnapshotDamaged) -> str:
+    """Say why a model waits whose snapshot only this process has found damaged."""
+    return (
+        f"{model_id} waits: {error} It is read again every {DAMAGE_RETRY_SECONDS:.0f} s. Put the file back, or restart "
+        "the worker: if the next process finds the same, the model is given up. Others go on."
+    )
+
+
+def recover_corrupted(journal: Journal, folder: SnapshotFolder, now: float) -> None:
+    """Arranges a last checkpoint of each corrupted model whose snapshot is sound after all, as when it was put back.
+
+    Its clients were told that it has ended, so it is saved and released, and they resume from there.
+    Raises JournalFull.
+    """
+    for model in journal.read(journal_tables.read_models).result():
+        if model.phase == "corrupted" and _is_sound(folder, model):
+            log.warning("corrupted model is saved: its snapshot is sound", model_id=model.model_id)
+            save = worker_pb2.SaveWeights(kind=worker_pb2.TRAINING, name=RECOVERED_NAME, overwrite=True)
+            payload = worker_pb2.ReleaseModel(final_checkpoint=save).SerializeToString()
+            write = partial(journal_tables.save_and_release, model_id=model.model_id, payload=payload, now=now)
+            journal.write(write, uses_reserve=True).result()
+
+
+def _is_sound(folder: SnapshotFolder, model: journal_tables.StoredModel) -> bool:
+    if model.snapshot_file is None or model.snapshot_digest is None:
+        return False
+    try:
+        return folder.is_sound(SnapshotFile(model.snapshot_file, model.snapshot_digest))
+    except ServerError:
+        return False
 
 
 def _snapshot_of(queue: ModelQueue) -> SnapshotFile:

@@ -38,7 +38,7 @@ from tinsmith_trainer.training.operation_results import Stamp, failure_of, write
 from tinsmith_trainer.training.parking import Parking
 from tinsmith_trainer.training.put_off import PutOff
 from tinsmith_trainer.training.residency import ResidencyRules
-from tinsmith_trainer.training.restoring import Restorer
+from tinsmith_trainer.training.restoring import Restorer, recover_corrupted
 from tinsmith_trainer.training.saving import Saves
 from tinsmith_trainer.training.snapshotting import ModelSnapshots, SnapshotPolicy, Snapshotter
 from tinsmith_trainer.training.turns import Pace, Turns
@@ -87,6 +87,7 @@ class Scheduler:
         self._executor = executor
         self._queues = queues
         self._journal = journal
+        self._snapshots = snapshots
         self._on_result = on_result
         self._clock = clock
         self._model_snapshots = ModelSnapshots(
@@ -119,6 +120,7 @@ class Scheduler:
         """Takes over what the journal holds and begins to run it. Raises JournalFull, and may then be tried again."""
         with fatal_on_error("the journal could not be taken over", unless=(JournalFull,)):
             self._attempts.recover()
+            recover_corrupted(self._journal, self._snapshots, self._clock())
             self._queues.recover()
             self._model_snapshots.take_over()
             self._thread.start()

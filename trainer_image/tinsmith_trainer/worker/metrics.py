@@ -109,7 +109,7 @@ def _model_status(queue: ModelQueue, parking: Parking, now: float) -> worker_pb2
         oldest_queued_seconds=0.0 if oldest is None else now - oldest,
         snapshot_age_seconds=now - queue.snapshot_at if queue.snapshot_at and not parked else 0.0,
         corrupted=queue.reason if queue.phase == "corrupted" else "",
-        quarantined=queue.quarantined,
+        quarantined=queue.quarantined or (queue.held_because if queue.damage_seen_by else ""),
         parked=parked,
     )
 

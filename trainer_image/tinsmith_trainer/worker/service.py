@@ -20,13 +20,14 @@ from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.errors import Category, Draining, JournalFull, ServerError
 from tinsmith_trainer.in_flight_marker import InFlightMarker
-from tinsmith_trainer.oplog import journal_tables
+from tinsmith_trainer.oplog import event_tables, journal_tables
 from tinsmith_trainer.oplog.attempts import AttemptPolicy
-from tinsmith_trainer.oplog.forgetting import Forgetting, Retention
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Failure, Operation, OperationResult
 from tinsmith_trainer.oplog.model_queue import ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues
+from tinsmith_trainer.oplog.result_cache import ResultCache
+from tinsmith_trainer.oplog.tidying import TIDY_SECONDS, Tidying
 from tinsmith_trainer.process_exit import tell_at_the_end
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.sample_queue import Samples
@@ -40,22 +41,14 @@ from tinsmith_trainer.unknown_fields import unknown_fields_of, unknown_fields_of
 from tinsmith_trainer.usage_meter import UsageMeter
 from tinsmith_trainer.worker.accounting import Accounting
 from tinsmith_trainer.worker.admission import Admission
-from tinsmith_trainer.worker.result_cache import ResultCache
 from tinsmith_trainer.worker.volume import Volume, check_base_model
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-KEEP_RESULTS_SECONDS = 72 * 3600.0
-KEEP_RESULT_BYTES = 2 * 1024**3
-KEEP_OPERATIONS = 5000
-"""Of each model, below its snapshot: far more than a program may have under way."""
-KEEP_ALL_SECONDS = 900.0
-"""However many those are: a client that lost an answer asks again within minutes."""
 SERVER_SILENCE_SECONDS = 30.0
 TICK_SECONDS = 1.0
-TIDY_SECONDS = 60.0
 SHUTTING_DOWN = "this worker is shutting down"
 PLACES_PER_SLOT = 8
 """Most models wait for their programs: for samples to be graded, or for a session to be missed."""
@@ -135,7 +128,7 @@ class WorkerService:
         self._draining = False
         self._importing = asyncio.Lock()
         self._cache = ResultCache()
-        self._forgetting = Forgetting(self.journal)
+        self._tidying = Tidying(self.journal, self.queues, snapshots)
 
     # ---- life
 
@@ -265,7 +258,7 @@ class WorkerService:
         deadline = self._loop.time() + timeout_seconds
         while True:
             self._new_events.clear()
-            found = await self._read(lambda db: journal_tables.read_events(db, after))
+            found = await self._read(lambda db: event_tables.read_events(db, after))
             remaining = deadline - self._loop.time()
             if found or remaining <= 0 or self._draining:
                 return found
@@ -360,13 +353,7 @@ class WorkerService:
         """
         if self._recovery is None or not self._recovery.done():
             return
-        retention = Retention(KEEP_RESULTS_SECONDS, KEEP_RESULT_BYTES, KEEP_OPERATIONS, KEEP_ALL_SECONDS)
-        try:
-            gone = await self._forgetting.round(retention, self._acknowledged_event_id, time.time())
-        except (JournalFull, ServerError) as error:
-            log.warning("nothing more is forgotten in this round", reason=str(error))
-        else:
-            self.queues.forget(gone)
+        await self._tidying.round(self._acknowledged_event_id)
 
     @staticmethod
     def _samples_of(parts: WorkerParts, usage: UsageMeter) -> Samples | None:

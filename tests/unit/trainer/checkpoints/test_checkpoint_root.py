@@ -12,8 +12,10 @@ import fsspec
 import numpy as np
 import pytest
 from support.engine.reference import ReferenceEngine
+from tinsmith_trainer.checkpoints import storage
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, WrittenCheckpoint
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage
+from tinsmith_trainer.durable_files import MemoryFor, ReadFile, read_hashed
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageUnavailable, UserError
 
@@ -73,9 +75,9 @@ def test_the_names_of_a_saves_files_are_synced_once_before_its_manifest(
         synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
         sync(descriptor)
 
-    storage = CheckpointStorage(f"file://{tmp_path}/root")
+    kept = CheckpointStorage(f"file://{tmp_path}/root")
     monkeypatch.setattr(os, "fsync", note)
-    storage.write("model/1", {"weights": [b"w"], "config": [b"c"]}, "manifest", lambda written: b"m")
+    kept.write("model/1", {"weights": [b"w"], "config": [b"c"]}, "manifest", lambda written: b"m")
     assert synced == [".weights.tmp", ".config.tmp", "1", ".manifest.tmp", "1", "model", "root", tmp_path.name]
 
 
@@ -116,6 +118,26 @@ def test_a_manifest_that_was_tampered_with_is_refused(tmp_path: Path) -> None:
     replace_file(path, json.dumps(json.loads(path.read_text()) | {"optimizer_step": 99}).encode())
     with pytest.raises(CheckpointInvalid, match="altered"):
         root.read(written.directory, written.manifest_digest, BASE)
+
+
+@pytest.mark.parametrize("number", range(4), ids=["manifest", "config", "weights", "optimizer"])
+def test_one_bad_read_of_a_sound_checkpoint_is_read_again_from_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    root = CheckpointRoot(f"file://{tmp_path}")
+    written = write(root)
+    reads: list[bool] = []
+
+    def flip_once(path: Path, memory_for: MemoryFor, *, from_disk: bool = False) -> ReadFile:
+        reads.append(from_disk)
+        found = read_hashed(path, memory_for, from_disk=from_disk)
+        content = bytes(found.content)
+        return ReadFile(content[:-1] + b"?", "0" * 64) if len(reads) == number + 1 else found
+
+    monkeypatch.setattr(storage, "read_hashed", flip_once)
+    loaded = root.read(written.directory, written.manifest_digest, BASE)
+    assert loaded.has_optimizer
+    assert reads[-4:] == [True] * 4
 
 
 def test_a_checkpoint_of_another_base_model_is_refused(root: CheckpointRoot) -> None:
