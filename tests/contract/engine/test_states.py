@@ -179,7 +179,7 @@ def test_the_peft_export_holds_the_weights(engine: Engine, tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
 
 
-@pytest.mark.core("Engine.read_adapter")
+@pytest.mark.core("Engine.read_adapter", "Engine.embedding_shapes")
 def test_an_exported_adapter_is_read_back_with_the_same_weights(engine: Engine, tmp_path: Path) -> None:
     train(engine, DATUMS)
     state = engine.weights("a")
@@ -188,6 +188,7 @@ def test_an_exported_adapter_is_read_back_with_the_same_weights(engine: Engine, 
     announced = AnnouncedAdapter(lora.rank, lora.seed, lora.train_attn, lora.train_mlp, lora.train_unembed)
 
     config, weights = ((tmp_path / name).read_bytes() for name in ("adapter_config.json", "adapter_model.safetensors"))
+    assert {len(shape) for shape in engine.embedding_shapes()} <= {2}
     read = engine.read_adapter(config, weights, announced)
 
     assert state_bits(read) == state_bits(state.weights_only())

@@ -54,6 +54,15 @@ async def test_a_refused_one_lets_the_next_in(worker: Worker, monkeypatch: pytes
             await worker.service.import_adapter(worker_pb2.ImportAdapterRequest())
 
 
+@pytest.mark.parametrize("rank", [17, 2**31 - 1])
+async def test_a_rank_above_what_a_model_may_have_here_is_refused_before_a_file_is_read(
+    worker: Worker, rank: int
+) -> None:
+    request = worker_pb2.ImportAdapterRequest(directory="none", lora=worker_pb2.LoraConfig(rank=rank, train_attn=True))
+    with pytest.raises(UserError, match=f"rank {rank}; this worker's limit is 16, its max_rank"):
+        await worker.service.import_adapter(request)
+
+
 async def test_one_that_was_not_begun_when_the_worker_stops_is_left_to_another(worker: Worker) -> None:
     begun, go_on = threading.Event(), threading.Event()
 

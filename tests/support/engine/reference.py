@@ -217,6 +217,9 @@ class ReferenceEngine:
     def adapter_shapes(self, lora: LoraSpec) -> dict[str, tuple[int, ...]]:
         return {f"{MODULE}.lora_A": (lora.rank, HIDDEN_SIZE), f"{MODULE}.lora_B": (HIDDEN_SIZE, lora.rank)}
 
+    def embedding_shapes(self) -> list[tuple[int, ...]]:
+        return []
+
     def read_adapter(self, config: bytes, weights: bytes, announced: AnnouncedAdapter) -> AdapterState:
         from tinsmith_trainer.engines.imports.files import read_adapter  # brings PyTorch, which takes seconds
 

@@ -259,6 +259,12 @@ class Engine(Computer, Protocol):
         From any thread. Raises UserError where this base model can have none.
         """
 
+    def embedding_shapes(self) -> Sequence[tuple[int, ...]]:
+        """Return the shapes of the base model's embeddings, of which PEFT may write copies next to an adapter.
+
+        From any thread.
+        """
+
     def read_adapter(self, config: bytes, weights: bytes, announced: AnnouncedAdapter) -> AdapterState:
         """The way back from `export`'s PEFT layout and from a checkpoint's files, which anybody may have made.
 

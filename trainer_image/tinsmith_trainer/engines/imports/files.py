@@ -8,7 +8,6 @@ that they change nothing until somebody trains them.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,8 @@ from safetensors.torch import load as load_tensors
 
 from tinsmith_trainer.engines import lora_init
 from tinsmith_trainer.engines.base import AdapterState, AnnouncedAdapter, LoraSpec
+from tinsmith_trainer.engines.imports.base_copies import EMBEDDINGS_KEY, NO_EMBEDDINGS, Embeddings, check_copy
+from tinsmith_trainer.engines.imports.config import rank_and_alpha
 from tinsmith_trainer.engines.imports.experts import NotShared, experts_of_tinker, fitted
 from tinsmith_trainer.engines.imports.size_limits import FAMILIES, Shapes, ShapesOf, SizeLimits
 from tinsmith_trainer.engines.peft_layout import CONFIG_FILE, WEIGHTS_FILE
@@ -30,33 +31,29 @@ KEY_PREFIX, KEY_SUFFIX = "base_model.model.", ".weight"
 TINKER_UNEMBED = "model.unembed_tokens"
 """What Tinker's archives call the output projection; `lm_head` is transformers'."""
 MOST_NAME_CHARACTERS = 256
-MOST_ALPHA = 1e6
-"""A scale far below what float32 holds, and far above any that somebody trains with."""
 LENGTH_BYTES = 8
 """At a safetensors file's beginning: how long its header is."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-NOT_LORA = {
-    "use_dora": "DoRA",
-    "lora_bias": "biases",
-    "fan_in_fan_out": "transposed layers",
-    "modules_to_save": "whole modules",
-    "trainable_token_indices": "embeddings of tokens",
-    "layer_replication": "replicated layers",
-    "use_qalora": "QALoRA",
-}
-"""By the configuration's field: what an adapter may have beside A and B, and no model here has."""
-
 Array = NDArray[np.float32]
 
 
-def read_adapter(config: bytes, weights: bytes, announced: AnnouncedAdapter, shapes_of: ShapesOf) -> AdapterState:
-    """Raises CheckpointInvalid, with what is wrong with which file; UserError as `shapes_of` does."""
-    limits = SizeLimits.of(announced, shapes_of)
-    rank, alpha = _rank_and_alpha(config)
+def read_adapter(
+    config: bytes,
+    weights: bytes,
+    announced: AnnouncedAdapter,
+    shapes_of: ShapesOf,
+    embeddings: Embeddings = NO_EMBEDDINGS,
+) -> AdapterState:
+    """Raises CheckpointInvalid, with what is wrong with which file; UserError as `shapes_of` does.
+
+    `embeddings` are those of the base model's files: PEFT may write copies of them next to the adapter.
+    """
+    limits = SizeLimits.of(announced, shapes_of, [tuple(stored.header.shape) for stored in embeddings.values()])
+    rank, alpha = rank_and_alpha(config)
     if rank != announced.rank:
         raise CheckpointInvalid(f"{CONFIG_FILE} says rank {rank}, and {announced.rank} was announced.")
-    names = [_name(key) for key, shape in _shapes_in(weights, limits).items() if 0 not in shape]
-    families = _families(names, announced)
+    keys = [key for key, shape in _shapes_in(weights, limits).items() if 0 not in shape]
+    families = _families([_name(key) for key in keys if not EMBEDDINGS_KEY.fullmatch(key)], announced)
     flags = {f"train_{family}": family in families for family in FAMILIES}
     lora = LoraSpec(rank, alpha, announced.seed, **flags)
     shapes = shapes_of(lora)
@@ -65,7 +62,7 @@ def read_adapter(config: bytes, weights: bytes, announced: AnnouncedAdapter, sha
             f"{WEIGHTS_FILE} has {len(weights)} bytes; an adapter of rank {rank} on this base model has "
             f"{limits.weights_bytes} at most."
         )
-    given = _fitted(_layouts_of_experts(_tensors(weights), rank), shapes)
+    given = _fitted(_layouts_of_experts(_tensors(weights, embeddings), rank), shapes)
     new = _new({name: shape for name, shape in shapes.items() if name not in given}, announced.seed)
     tensors = {f"weights/{name}": np.ascontiguousarray(given[name] if name in given else new[name]) for name in shapes}
     return AdapterState(lora, 0, tensors)
@@ -74,49 +71,6 @@ def read_adapter(config: bytes, weights: bytes, announced: AnnouncedAdapter, sha
 def _new(shapes: Shapes, seed: int) -> dict[str, Array]:
     zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     return zeros | {name: drawn.numpy() for name, drawn in lora_init.draw(seed, shapes)}
-
-
-def _rank_and_alpha(content: bytes) -> tuple[int, float]:
-    """With alpha for a scale of alpha / rank."""
-    not_lora = (
-        f"{CONFIG_FILE} is not PEFT's for LoRA: it needs `r` and `lora_alpha`, both positive, "
-        f"and alpha of {MOST_ALPHA:g} at most."
-    )
-    try:
-        config = json.loads(content)
-        rank, alpha = config["r"], float(config["lora_alpha"])
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
-        raise CheckpointInvalid(not_lora) from None
-    if not isinstance(rank, int) or rank < 1 or not 0 < alpha <= MOST_ALPHA:
-        raise CheckpointInvalid(not_lora)
-    _check_is_plain(config)
-    _check_patterns(config, rank, alpha)
-    return rank, alpha * math.sqrt(rank) if config.get("use_rslora") else alpha
-
-
-def _check_is_plain(config: dict[str, Any]) -> None:
-    if config.get("peft_type", "LORA") != "LORA":
-        raise CheckpointInvalid(f"{CONFIG_FILE} is of {str(config['peft_type'])[:100]!r}; this server has LoRA alone.")
-    parts = [what for field, what in NOT_LORA.items() if config.get(field)]
-    if config.get("bias", "none") != "none":
-        parts.append("biases")
-    if parts:
-        raise CheckpointInvalid(f"{CONFIG_FILE}: the adapter has {' and '.join(parts)}; this server has LoRA alone.")
-
-
-def _check_patterns(config: dict[str, Any], rank: int, alpha: float) -> None:
-    """Layers may have another rank, as fused experts do, but an adapter here has one scale."""
-    ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
-    try:
-        scales = {name: alphas.get(name, alpha) / ranks.get(name, rank) for name in {*ranks, *alphas}}
-        other = [name for name, scale in scales.items() if not math.isclose(scale, alpha / rank, rel_tol=1e-6)]
-    except (TypeError, AttributeError, ZeroDivisionError, OverflowError):
-        raise CheckpointInvalid(f"{CONFIG_FILE}: rank_pattern and alpha_pattern hold no plain numbers.") from None
-    if other or (scales and config.get("use_rslora")):
-        raise CheckpointInvalid(
-            f"{CONFIG_FILE} scales its layers differently (rank_pattern, alpha_pattern); an adapter here has one "
-            "alpha / rank for all of them."
-        )
 
 
 def _shapes_in(content: bytes, limits: SizeLimits) -> dict[str, list[int]]:
@@ -150,7 +104,7 @@ def _check_header(content: bytes, size: int, limits: SizeLimits) -> None:
         )
 
 
-def _tensors(content: bytes) -> dict[str, Array]:
+def _tensors(content: bytes, embeddings: Embeddings) -> dict[str, Array]:
     """By `<module>.lora_A|B`, in float32."""
     try:
         loaded = load_tensors(content)
@@ -165,7 +119,10 @@ def _tensors(content: bytes) -> dict[str, Array]:
             raise CheckpointInvalid(f"{WEIGHTS_FILE}: {key} is of {dtype}; float32, bfloat16 and float16 may be.")
         if not torch.isfinite(tensor).all():
             raise CheckpointInvalid(f"{WEIGHTS_FILE}: {key} holds numbers that are not finite.")
-        found[_name(key)] = tensor.float().numpy()
+        if EMBEDDINGS_KEY.fullmatch(key):
+            check_copy(key, tensor, embeddings)
+        else:
+            found[_name(key)] = tensor.float().numpy()
     if not found:
         raise CheckpointInvalid(f"{WEIGHTS_FILE} holds no tensor.")
     return found

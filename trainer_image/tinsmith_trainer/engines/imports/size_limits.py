@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tinsmith_trainer.engines.base import AnnouncedAdapter, LoraSpec
@@ -14,6 +14,7 @@ WIDEST_BYTES = 4
 CONFIG_BYTES = 2**20
 CONFIG_BYTES_OF_A_TENSOR = 64
 """PEFT's configurations are of some kilobytes. One of a mixture may name each expert's module, and a rank for it."""
+EMBEDDING_COPIES = 2
 LAYOUTS = 2
 """Tinker's archives may have a placeholder for each tensor that the base model has."""
 HEADER_BYTES_OF_A_TENSOR = 512
@@ -36,15 +37,20 @@ class SizeLimits:
     tensor_bytes: int
 
     @classmethod
-    def of(cls, announced: AnnouncedAdapter, shapes_of: ShapesOf) -> SizeLimits:
+    def of(
+        cls, announced: AnnouncedAdapter, shapes_of: ShapesOf, embedding_shapes: Sequence[tuple[int, ...]] = ()
+    ) -> SizeLimits:
         """By the largest adapter that was announced; raises UserError where this base model can have none.
 
-        Experts one by one have what is shared here once for each.
+        Experts one by one have what is shared here once for each. `embedding_shapes`: of the base model's embeddings,
+        of which PEFT may write two copies, tied or not.
         """
         shapes = _largest_shapes(announced, shapes_of)
         experts = max((shape[0] for shape in shapes.values() if len(shape) == 3), default=1)
-        tensors = LAYOUTS * len(shapes) * experts
-        return cls(tensors, sum(math.prod(shape) for shape in shapes.values()) * experts * WIDEST_BYTES)
+        tensors = LAYOUTS * len(shapes) * experts + EMBEDDING_COPIES
+        elements = sum(math.prod(shape) for shape in shapes.values()) * experts
+        elements += EMBEDDING_COPIES * max(map(math.prod, embedding_shapes), default=0)
+        return cls(tensors, elements * WIDEST_BYTES)
 
     @property
     def config_bytes(self) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import structlog
 import torch
+from transformers import AutoConfig
 from typing_extensions import override
 
 from tinsmith_trainer.engines.adam import check_adam, step_metrics
@@ -27,6 +28,7 @@ from tinsmith_trainer.engines.base import (
 )
 from tinsmith_trainer.engines.batching import check_tokens
 from tinsmith_trainer.engines.export import BaseFiles, export_adapter
+from tinsmith_trainer.engines.imports.base_copies import Embeddings, stored_embeddings
 from tinsmith_trainer.engines.imports.files import read_adapter
 from tinsmith_trainer.engines.lora_init import check_limits, check_seed, draw, trained_modules
 from tinsmith_trainer.engines.losses import PreparedLoss, loss_names, outcome_of, prepare_loss
@@ -205,7 +207,14 @@ class MegatronEngine(ComputesWhole[PreparedLoss], Engine):
 
     @override
     def read_adapter(self, config: bytes, weights: bytes, announced: AnnouncedAdapter) -> AdapterState:
-        return read_adapter(config, weights, announced, self.adapter_shapes)
+        return read_adapter(config, weights, announced, self.adapter_shapes, self._embeddings())
+
+    @override
+    def embedding_shapes(self) -> Sequence[Shape]:
+        return [tuple(stored.header.shape) for stored in self._embeddings().values()]
+
+    def _embeddings(self) -> Embeddings:
+        return stored_embeddings(self._base.directory, AutoConfig.from_pretrained(self._base.directory))
 
     @override
     def drop(self, adapter_id: str) -> None:

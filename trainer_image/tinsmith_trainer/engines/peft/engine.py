@@ -27,6 +27,7 @@ from tinsmith_trainer.engines.base import (
 )
 from tinsmith_trainer.engines.batching import PACKED_BELOW_TOKENS, check_tokens, plan_microbatches
 from tinsmith_trainer.engines.export import BaseFiles, export_adapter
+from tinsmith_trainer.engines.imports.base_copies import Embeddings, stored_embeddings
 from tinsmith_trainer.engines.imports.files import read_adapter
 from tinsmith_trainer.engines.lora_init import check_limits, check_seed
 from tinsmith_trainer.engines.losses import loss_names, prepare_loss
@@ -207,7 +208,14 @@ class PeftEngine(Engine):
 
     @override
     def read_adapter(self, config: bytes, weights: bytes, announced: AnnouncedAdapter) -> AdapterState:
-        return read_adapter(config, weights, announced, self.adapter_shapes)
+        return read_adapter(config, weights, announced, self.adapter_shapes, self._embeddings())
+
+    @override
+    def embedding_shapes(self) -> Sequence[tuple[int, ...]]:
+        return [tuple(stored.header.shape) for stored in self._embeddings().values()]
+
+    def _embeddings(self) -> Embeddings:
+        return stored_embeddings(self._torch_model.directory, self._torch_model.model.config)
 
     @override
     def drop(self, adapter_id: str) -> None:
