@@ -36,7 +36,8 @@ from tinsmith_server.routes.openapi import install_openapi
 from tinsmith_server.routes.problems import install_problem_handlers
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.records import Clock, utc_now
+from tinsmith_server.store.clock import database_clock
+from tinsmith_server.store.records import Clock
 from tinsmith_server.store.sql_store import open_store
 
 # FastAPI looks for OpenTelemetry's providers in each request anew, a sixteenth of its time; nothing here sets one.
@@ -72,11 +73,13 @@ ROUTES = [route for router in ROUTERS for route in router.routes]
 def create_app(
     settings: Settings | None = None,
     fleet: Fleet | None = None,
-    clock: Clock = utc_now,
+    clock: Clock | None = None,
 ) -> FastAPI:
     """The server as an ASGI application, by default as the environment says. Without a `fleet` it makes one.
 
     Raises StartupError where settings do not fit, or what they name is not there.
+
+    Without a `clock` the database's counts, which all replicas share.
 
     While its lifespan runs, `app.state` holds `services`, and `first_key` when an installation without
     any key got one; `startup_error` says why a lifespan could not begin.
@@ -127,7 +130,7 @@ def _metrics_page(metrics: Metrics) -> Callable[[], Response]:
 
 
 def _lifespan(
-    settings: Settings, fleet: Fleet, metrics: Metrics, clock: Clock
+    settings: Settings, fleet: Fleet, metrics: Metrics, clock: Clock | None
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -140,7 +143,8 @@ def _lifespan(
                 opened.push_async_callback(store.close)
                 opened.push_async_callback(fleet.close)
                 await fleet.open(store)
-                services = Services(settings, store, fleet, clock)
+                time_of_store = await opened.enter_async_context(database_clock(store))
+                services = Services(settings, store, fleet, clock or time_of_store)
                 app.state.services = services
                 app.state.first_key = await services.keys.create_first()
             except Exception as error:

@@ -47,7 +47,7 @@ from tinsmith_server.services.usage.reports import UsageReports
 from tinsmith_server.services.usage.traces import Traces
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.records import Clock, utc_now
+from tinsmith_server.store.records import Clock
 
 
 class Services:
@@ -56,7 +56,7 @@ class Services:
     Raises StartupError where the checkpoint root cannot be opened.
     """
 
-    def __init__(self, settings: Settings, store: Store, fleet: Fleet, clock: Clock = utc_now) -> None:
+    def __init__(self, settings: Settings, store: Store, fleet: Fleet, clock: Clock) -> None:
         self.settings = settings
         self._store = store
         self._fleet = fleet
@@ -104,7 +104,9 @@ class Services:
 
     @cached_property
     def _events(self) -> Events:
-        return Events(self._store, self._fleet, self._retention, self._delivery, self._freed, self._hints.tell)
+        return Events(
+            self._store, self._fleet, self._retention, self._delivery, self._freed, self._hints.tell, self._clock
+        )
 
     @cached_property
     def _lookup(self) -> CheckpointLookup:

@@ -315,6 +315,9 @@ class Store(Protocol):
         """Removes usage and audit entries that are older."""
 
     # ---- replicas and their shares of the work; the database's clock says when their time is over
+    async def now(self) -> datetime:
+        """The time by the database's clock."""
+
     async def attend(self, replica: str, seconds: float) -> Sequence[str]:
         """Says that the replica is there for so long; returns all that are, in order."""
 

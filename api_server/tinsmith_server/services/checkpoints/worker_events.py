@@ -18,7 +18,7 @@ from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.failures import Failure
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.records import Checkpoint, CheckpointType, FinalState, Model, SamplingSession
+from tinsmith_server.store.records import Checkpoint, CheckpointType, Clock, FinalState, Model, SamplingSession, utc_now
 from tinsmith_server.wire.ids import parse_sampling_session_id
 
 log = get_logger(__name__)
@@ -45,6 +45,7 @@ class Events:
         delivery: Delivery,
         freed: Changes,
         to_be_sampled: Callable[[Checkpoint, str], None],
+        clock: Clock = utc_now,
     ) -> None:
         """`freed` is noted when a model has ended, and left a place; `to_be_sampled` hears of
         weights that were saved to sample from them, and by which worker.
@@ -55,6 +56,7 @@ class Events:
         self._delivery = delivery
         self._freed = freed
         self._to_be_sampled = to_be_sampled
+        self._clock = clock
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def drain(self, worker_id: str, connect_seconds: float = CONNECT_SECONDS) -> int:
@@ -136,7 +138,7 @@ class Events:
         if model is None:
             log.error("checkpoint of an unknown model", model_id=saved.model_id, directory=saved.directory)
             return
-        checkpoint = _checkpoint(event, model)
+        checkpoint = _checkpoint(event, model, self._clock())
         await self._store.put_checkpoint(checkpoint, of_new(checkpoint, "checkpoint_saved"))
         if saved.kind == worker_pb2.EPHEMERAL:
             self._to_be_sampled(checkpoint, worker_id)
@@ -144,9 +146,9 @@ class Events:
             await self._retention.enforce_ephemeral_cap(model.tenant)
 
 
-def _checkpoint(event: worker_pb2.Event, model: Model) -> Checkpoint:
+def _checkpoint(event: worker_pb2.Event, model: Model, now: datetime) -> Checkpoint:
+    """Return the row of a save. It expires by `now`: a worker whose clock is behind would have it deleted early."""
     saved = event.checkpoint_saved
-    created_at = datetime.fromtimestamp(event.time, UTC)
     return Checkpoint(
         run_id=saved.model_id,
         type=_TYPES[saved.kind],
@@ -164,8 +166,8 @@ def _checkpoint(event: worker_pb2.Event, model: Model) -> Checkpoint:
         train_attn=saved.lora.train_attn,
         train_mlp=saved.lora.train_mlp,
         train_unembed=saved.lora.train_unembed,
-        created_at=created_at,
-        expires_at=created_at + timedelta(seconds=saved.ttl_seconds) if saved.HasField("ttl_seconds") else None,
+        created_at=datetime.fromtimestamp(event.time, UTC),
+        expires_at=now + timedelta(seconds=saved.ttl_seconds) if saved.HasField("ttl_seconds") else None,
         user_metadata=dict(saved.user_metadata) if saved.has_user_metadata else None,
     )
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, case, delete, func, literal, select
+from sqlalchemy import case, delete, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from tinsmith_server.store.columns import UtcTime
+from tinsmith_server.store.clock import from_now
 from tinsmith_server.store.queries.base import Queries, insert_into
 from tinsmith_server.store.tables import leases, replicas, rounds
 
@@ -19,9 +19,16 @@ _FORGET_SECONDS = 3600.0
 class LeaseQueries(Queries):
     """The part of `Store` by which replicas share the work that no request does."""
 
+    async def now(self) -> datetime:
+        async def now(connection: AsyncConnection) -> datetime:
+            time: datetime = (await connection.execute(select(from_now(connection, 0)))).scalar_one()
+            return time
+
+        return await self._database.read(now)
+
     async def attend(self, replica: str, seconds: float) -> Sequence[str]:
         async def attend(connection: AsyncConnection) -> Sequence[str]:
-            until = _from_now(connection, seconds)
+            until = from_now(connection, seconds)
             insert = insert_into(connection, replicas, {"replica": replica, "expires_at": until})
             await connection.execute(
                 insert.on_conflict_do_update(index_elements=["replica"], set_={"expires_at": until})
@@ -38,7 +45,7 @@ class LeaseQueries(Queries):
             return frozenset()
 
         async def hold(connection: AsyncConnection) -> frozenset[str]:
-            now, until = _from_now(connection, 0), _from_now(connection, seconds)
+            now, until = from_now(connection, 0), from_now(connection, seconds)
             # In one order for all: two replicas that lock the same rows crosswise would stop each other.
             rows = [{"name": name, "owner": replica, "expires_at": until} for name in sorted(names)]
             insert = insert_into(connection, leases, rows)
@@ -63,7 +70,7 @@ class LeaseQueries(Queries):
 
     async def forget_the_gone(self) -> None:
         async def forget(connection: AsyncConnection) -> None:
-            long_ago = _from_now(connection, -_FORGET_SECONDS)
+            long_ago = from_now(connection, -_FORGET_SECONDS)
             await connection.execute(delete(leases).where(leases.c.expires_at <= long_ago))
             await connection.execute(delete(replicas).where(replicas.c.expires_at <= long_ago))
 
@@ -88,12 +95,5 @@ class LeaseQueries(Queries):
 
 
 async def _attending(connection: AsyncConnection) -> Sequence[str]:
-    there = replicas.c.expires_at > _from_now(connection, 0)
+    there = replicas.c.expires_at > from_now(connection, 0)
     return (await connection.scalars(select(replicas.c.replica).where(there).order_by(replicas.c.replica))).all()
-
-
-def _from_now(connection: AsyncConnection, seconds: float) -> ColumnElement[datetime]:
-    """A SQLite file lies on this machine, so this machine's clock is the database's."""
-    if connection.dialect.name == "sqlite":
-        return literal(datetime.now(UTC) + timedelta(seconds=seconds), UtcTime())
-    return func.clock_timestamp(type_=UtcTime()) + func.make_interval(0, 0, 0, 0, 0, 0, seconds)

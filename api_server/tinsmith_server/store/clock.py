@@ -1,0 +1,82 @@
+"""The database's clock, which all replicas share: in statements, and for what a server decides by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import ColumnElement, func, literal
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tinsmith_server.logs import get_logger
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.columns import UtcTime
+from tinsmith_server.store.errors import StoreError
+from tinsmith_server.store.records import Clock
+
+log = get_logger(__name__)
+
+READ_SECONDS = 5.0
+# A slow answer says little about when the database read its clock; the last good reading is better than that.
+SLOW_READING_SECONDS = 1.0
+# Advances while the host sleeps, where there is such a clock.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def from_now(connection: AsyncConnection, seconds: float) -> ColumnElement[datetime]:
+    """A SQLite file lies on this machine, so this machine's clock is the database's."""
+    if connection.dialect.name == "sqlite":
+        return literal(datetime.now(UTC) + timedelta(seconds=seconds), UtcTime())
+    return func.clock_timestamp(type_=UtcTime()) + func.make_interval(0, 0, 0, 0, 0, 0, seconds)
+
+
+class DatabaseClock:
+    """The database's time, read every few seconds and carried on by a clock that no administrator sets.
+
+    Replicas' own clocks differ. One that runs ahead would end sessions whose clients another replica hears, and
+    delete checkpoints early.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._epoch: datetime | None = None
+
+    def __call__(self) -> datetime:
+        if self._epoch is None:
+            raise RuntimeError("The database's clock has not been read yet.")
+        return self._epoch + timedelta(seconds=time.clock_gettime(_CLOCK))
+
+    async def read(self) -> None:
+        """Raises StoreUnavailable."""
+        asked = time.clock_gettime(_CLOCK)
+        now = await self._store.now()
+        answered = time.clock_gettime(_CLOCK)
+        if self._epoch is None or answered - asked < SLOW_READING_SECONDS:
+            self._epoch = now - timedelta(seconds=(asked + answered) / 2)
+
+    async def keep(self) -> None:
+        """Reads until it is cancelled."""
+        while True:
+            await asyncio.sleep(READ_SECONDS)
+            try:
+                await self.read()
+            except StoreError as error:
+                log.warning("the database's clock was not read", reason=str(error))
+
+
+@asynccontextmanager
+async def database_clock(store: Store) -> AsyncIterator[Clock]:
+    """Raises StoreUnavailable."""
+    clock = DatabaseClock(store)
+    await clock.read()
+    reading = asyncio.create_task(clock.keep())
+    try:
+        yield clock
+    finally:
+        reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await reading
