@@ -13,6 +13,8 @@ from tinsmith_server.fleet.base import EpochRegistry, WorkerHandle
 from tinsmith_server.fleet.client import GrpcWorkerClient
 
 STALE_EPOCH_PAUSE_SECONDS = 0.02
+# Far above what servers need that raise one worker's epoch at once. What reads from a standby may never see the newest.
+PATIENCE_SECONDS = 20.0
 
 
 async def activate(client: GrpcWorkerClient, worker_id: str, epochs: EpochRegistry) -> worker_pb2.DescribeReply:
@@ -23,11 +25,14 @@ async def activate(client: GrpcWorkerClient, worker_id: str, epochs: EpochRegist
     """
     description = await client.describe()
     instance_id = description.instance_id
-    while True:
+    clock = asyncio.get_running_loop().time
+    until = clock() + PATIENCE_SECONDS
+    while clock() < until:
         row = await epochs.get_worker(worker_id)
         if row.instance_id != instance_id:
             raised = await epochs.raise_epoch(worker_id, row.epoch, instance_id)
             if raised is None:
+                await asyncio.sleep(STALE_EPOCH_PAUSE_SECONDS)
                 continue
             row = raised
         try:
@@ -40,6 +45,10 @@ async def activate(client: GrpcWorkerClient, worker_id: str, epochs: EpochRegist
             # The volume has seen a higher epoch than the store gave: take the next one.
             await epochs.raise_epoch(worker_id, row.epoch, instance_id)
             await asyncio.sleep(STALE_EPOCH_PAUSE_SECONDS)
+    raise WorkerUnavailable(
+        f"worker {worker_id} has not been activated: for {PATIENCE_SECONDS:g} s the store has given an epoch that "
+        "does not hold any more; the server tries again"
+    )
 
 
 class ActivatedHandle(WorkerHandle):

@@ -9,7 +9,18 @@ from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from sqlalchemy import URL, Dialect, Engine, PoolProxiedConnection, QueuePool, Select, create_engine, event, select
+from sqlalchemy import (
+    URL,
+    Dialect,
+    Engine,
+    PoolProxiedConnection,
+    QueuePool,
+    Select,
+    create_engine,
+    event,
+    func,
+    select,
+)
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -17,7 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.util import LRUCache
 
 from tinsmith_server.store.columns import to_json
-from tinsmith_server.store.errors import RowRefused, StoreUnavailable, StoreUnreached
+from tinsmith_server.store.errors import RowRefused, StoreReadOnly, StoreUnavailable, StoreUnreached
 from tinsmith_server.store.threads import NotConnected, ThreadedEngine, at_once
 from tinsmith_server.store.url import describe, driver_url
 
@@ -53,10 +64,18 @@ POSTGRESQL_ISOLATION: Isolation = "READ COMMITTED"
 PATIENCE_SECONDS = 10.0
 RETRY_SECONDS = 0.3
 
+READ_ONLY_SQLSTATE = "25006"
+READ_ONLY = (
+    "its server takes no writes: it is a standby, or default_transaction_read_only is on; "
+    "point database_url at the primary"
+)
+
 # A replica whose database host vanished without a word must notice within half a minute, not after the
 # kernel's two hours.
 _LIBPQ_DEFAULTS = {
     "application_name": "tinsmith",
+    # After a fail-over the old address may lead to a standby, which answers and takes no writes.
+    "target_session_attrs": "read-write",
     "connect_timeout": "10",
     "keepalives_idle": "10",
     "keepalives_interval": "5",
@@ -145,8 +164,21 @@ class Database:
         return await self._run(self._patiently(self._writer, work, StoreUnreached))
 
     async def answers(self) -> None:
-        """Returns when the database has answered, and does not wait for it to come back."""
-        await self._transaction(self._writer, lambda connection: connection.execute(select(1)))
+        """Returns when the database has answered that it takes writes, and does not wait for that.
+
+        Raises StoreUnavailable.
+        """
+        if await self._transaction(self._writer, _is_read_only):
+            self._connect_anew()
+            raise StoreUnavailable(_unavailable(self._where, READ_ONLY))
+
+    def _connect_anew(self) -> None:
+        """Drop idle connections to a server that takes no writes; those at work are dropped when they are done.
+
+        Behind a proxy they would otherwise lead to the old server for as long as the proxy keeps them.
+        """
+        self._reader.connect_anew()
+        self._writer.connect_anew()
 
     async def close(self) -> None:
         """Waits for the transactions of cancelled callers, then closes every connection. Whoever asks later is told."""
@@ -183,7 +215,9 @@ class Database:
         while True:
             try:
                 return await self._transaction(engine, work)
-            except repeated:
+            except repeated as error:
+                if isinstance(error, StoreReadOnly):
+                    self._connect_anew()
                 if clock() >= until:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
@@ -211,11 +245,24 @@ def clear_errors(where: str) -> Iterator[None]:
     except NotConnected as error:
         raise StoreUnreached(_unavailable(where, error.reason)) from error
     except (DBAPIError, PoolTimeout) as error:
+        if getattr(getattr(error, "orig", None), "sqlstate", None) == READ_ONLY_SQLSTATE:
+            raise StoreReadOnly(_unavailable(where, READ_ONLY)) from error
         raise StoreUnavailable(_unavailable(where, error)) from error
 
 
-def _unavailable(where: str, error: Exception) -> str:
+def _unavailable(where: str, error: Exception | str) -> str:
     return f"The store at {where} is not available: {error.orig if isinstance(error, DBAPIError) else error}"
+
+
+async def _is_read_only(connection: AsyncConnection) -> bool:
+    """Tell whether the server takes no writes: a standby, or a primary on which they are turned off.
+
+    A SQLite file that takes none has refused BEGIN IMMEDIATE already.
+    """
+    if connection.dialect.name == "sqlite":
+        await connection.execute(select(1))
+        return False
+    return bool(await connection.scalar(select(func.current_setting("transaction_read_only") == "on")))
 
 
 def prepare_sqlite(engine: Engine, begin: str | None, *more_pragmas: str, patient: bool = True) -> None:

@@ -20,7 +20,11 @@ class StoreUnavailable(StoreError):
 
 
 class StoreUnreached(StoreUnavailable):
-    """There was no connection, and so nothing happened."""
+    """Nothing happened: there was no connection, or the transaction was refused."""
+
+
+class StoreReadOnly(StoreUnreached):
+    """The database takes no writes, and so nothing happened."""
 
 
 class RowRefused(StoreError):

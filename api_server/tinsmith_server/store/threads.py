@@ -55,6 +55,10 @@ class ThreadedEngine:
             raise PoolTimeout(f"its transactions have waited for one another for {self._patience_seconds:g} s")
         return at_once(self._engine, work)
 
+    def connect_anew(self) -> None:
+        """Close idle connections. Those of running transactions are closed when these end."""
+        self._engine.dispose()
+
     async def dispose(self) -> None:
         await asyncio.to_thread(self._threads.shutdown)
         self._engine.dispose()

@@ -11,7 +11,7 @@ from support.server.postgres import PostgresServer
 from support.server.store_records import a_session, later
 from tinsmith_server.store import database
 from tinsmith_server.store.errors import StoreUnavailable
-from tinsmith_server.store.sql_store import open_store
+from tinsmith_server.store.sql_store import SqlStore, open_store
 
 pytestmark = pytest.mark.slow("needs PostgreSQL")
 
@@ -121,6 +121,52 @@ async def test_what_was_committed_outlives_a_crash_of_the_server(
         postgres_server.start()
 
         assert [await store.get_session(session.session_id) for session in made] == made
+    finally:
+        await store.close()
+
+
+async def test_a_server_that_takes_no_writes_is_left_for_one_that_does(
+    postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a fail-over whose proxy, or whose name, still leads to the old primary."""
+    monkeypatch.setattr(database, "PATIENCE_SECONDS", 0.5)
+    store = await open_store(postgres_url)
+    reader = await first_reader(store)
+    try:
+        await store.create_session(a_session(), None)
+        with postgres_server.read_only():
+            with pytest.raises(StoreUnavailable, match="takes no writes"):
+                await store.check()
+            with pytest.raises(StoreUnavailable, match="read-only"):
+                await store.heartbeat("session-1", later(5))
+            with pytest.raises(StoreUnavailable, match="read-only"):
+                await store.get_session("session-1")
+        await store.check()
+        assert await store.heartbeat("session-1", later(5)) == a_session(last_heartbeat_at=later(5))
+        assert await first_reader(store) != reader, "a connection that reads from a standby was kept"
+    finally:
+        await store.close()
+
+
+async def first_reader(store: SqlStore) -> int:
+    """Return the process of the database's that the store reads from."""
+    read = store._database.read(lambda connection: connection.scalar(text("SELECT pg_backend_pid()")))
+    process: int = await read
+    return process
+
+
+async def test_a_write_that_a_standby_refused_is_repeated_at_the_primary(
+    postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "PATIENCE_SECONDS", 90.0)
+    store = await open_store(postgres_url)
+    try:
+        await store.create_session(a_session(), None)
+        with postgres_server.read_only():
+            beat = asyncio.create_task(store.heartbeat("session-1", later(5)))
+            with pytest.raises(StoreUnavailable):
+                await store.check()
+        assert await beat == a_session(last_heartbeat_at=later(5))
     finally:
         await store.close()
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from support.requirements import InstalledBy, require
@@ -50,6 +51,22 @@ class PostgresServer:
         # PostgreSQL's own functions come first, unless the path names their schema behind.
         return self._url(options=f"-csearch_path={schema},pg_catalog")
 
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """Take no writes, as a standby and a demoted primary do. Connections stay open and hear of it, too."""
+        self._set_read_only("on")
+        try:
+            yield
+        finally:
+            self._set_read_only("off")
+
+    def _set_read_only(self, value: str) -> None:
+        self._run_sql(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
+        self._run_sql("SELECT pg_reload_conf()")
+        # The postmaster tells its processes before it reads the file for new ones.
+        while self._run_sql("SHOW default_transaction_read_only") != value:
+            pass
+
     def drop_connections(self) -> None:
         """Ends every other connection, as a restart of the server would."""
         others = "backend_type = 'client backend' AND pid <> pg_backend_pid()"
@@ -67,12 +84,15 @@ class PostgresServer:
         query = urlencode({"host": str(self.directory), **parameters})
         return f"postgresql://{self.superuser}@/postgres?{query}"
 
-    def _run_sql(self, statement: str) -> None:
+    def _run_sql(self, statement: str) -> Any:
+        """Return the first value of the answer; None where it has no rows."""
         # Here, since the worker's tests also run where no server's packages are.
         import psycopg
 
         with psycopg.connect(self._url(), autocommit=True) as connection:
-            connection.execute(statement.encode())
+            cursor = connection.execute(statement.encode())
+            row = cursor.fetchone() if cursor.description else None
+        return row[0] if row else None
 
 
 def find_postgres() -> Path | None:
