@@ -61,6 +61,10 @@ class WorkerAbsent(WorkerUnavailable):
     """Nothing that is there just now is this worker."""
 
 
+class HandleClosed(WorkerUnavailable):
+    """This handle is given up. Another one may stand for the worker already."""
+
+
 class WorkerUnstartable(WorkerUnavailable):
     """Not before a person has mended its model directory or its flags: it says which file or which flag."""
 

@@ -7,13 +7,17 @@ import contextvars
 
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 
-from tinsmith_server.errors import StaleEpoch, WorkerUnavailable
+from tinsmith_server.errors import HandleClosed, StaleEpoch, WorkerUnavailable
 from tinsmith_server.fleet.base import Fleet, WorkerClient, WorkerHandle
 from tinsmith_server.store.base import Store
 
 RETRY_PAUSE_SECONDS = 0.1
 # The SDK gives a submit 60 s and repeats it for 300: better to wait here than to answer 503 at once.
 PATIENCE_SECONDS = 25.0
+STALE = (
+    "the worker takes operations under an epoch that the store does not confirm; send the operation again, and an "
+    "administrator can look whether database_url leads to a standby"
+)
 
 
 class _EpochReads:
@@ -56,17 +60,24 @@ class Delivery:
 
         Raises WorkerUnavailable when patience ends, WorkerUnstartable, ModelNotAtWorker, StorageFull or Unprocessable.
         """
-        handle = self._fleet.worker(worker_id)
         deadline = asyncio.get_running_loop().time() + patience_seconds
         while True:
             remaining = deadline - asyncio.get_running_loop().time()
-            worker = await handle.connection(max(remaining, 0))
+            # Looked up each time: a worker that goes and comes back has another handle.
+            handle = self._fleet.worker(worker_id)
+            trouble: WorkerUnavailable | None = None
             try:
-                if (number := await self._accepted(handle, worker, request, tenant)) is not None:
-                    return number
-            except WorkerUnavailable:
-                if remaining <= 0:
-                    raise
+                worker = await handle.connection(max(remaining, 0))
+            except HandleClosed as error:
+                trouble = error
+            else:
+                try:
+                    if (number := await self._accepted(handle, worker, request, tenant)) is not None:
+                        return number
+                except WorkerUnavailable as error:
+                    trouble = error
+            if remaining <= 0:
+                raise trouble or WorkerUnavailable(STALE)
             await asyncio.sleep(RETRY_PAUSE_SECONDS)
 
     async def release(

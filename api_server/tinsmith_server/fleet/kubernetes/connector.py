@@ -11,7 +11,7 @@ import contextvars
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 
-from tinsmith_server.errors import TinsmithError, WorkerUnavailable
+from tinsmith_server.errors import HandleClosed, TinsmithError, WorkerUnavailable
 from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.logs import get_logger
@@ -41,6 +41,7 @@ class Connector:
         self._changed = asyncio.Event()
         self._connected = asyncio.Event()
         self._client: GrpcWorkerClient | None = None
+        self._closed = False
         self.trouble = "it has not answered yet"
         self._life = asyncio.create_task(self._live(), name=f"connection to {what}", context=contextvars.Context())
 
@@ -54,17 +55,21 @@ class Connector:
         self._changed.set()
 
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient | None:
-        """None when there is none in time."""
+        """None when there is none in time. Raises HandleClosed, also while it waits."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 # A connection can be lost again before the one who waited for it comes to run.
-                while self._client is None:
+                while self._client is None and not self._closed:
                     await self._connected.wait()
+        if self._closed:
+            raise HandleClosed(f"the connection to {self._what} is closed; send the request again")
         return self._client
 
     async def close(self) -> None:
+        self._closed = True
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
+        self._connected.set()
 
     async def _live(self) -> None:
         """A connection for as long as it holds, then another one."""

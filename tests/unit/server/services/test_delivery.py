@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 from tinsmith_rpc import worker_pb2
+from tinsmith_server.errors import HandleClosed, WorkerUnavailable
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.store.base import Store
@@ -43,10 +44,15 @@ class OneWorker:
         self.synced = asyncio.Event()
         self.synced.set()
 
+        self.closed_handles = 0
+
     def worker(self, _worker_id: str) -> OneWorker:
         return self
 
     async def connection(self, _timeout_seconds: float) -> OneWorker:
+        if self.closed_handles:
+            self.closed_handles -= 1
+            raise HandleClosed("the connection is closed")
         return self
 
     async def submit(self, request: worker_pb2.SubmitRequest, _tenant: str) -> worker_pb2.SubmitReply:
@@ -135,3 +141,27 @@ async def test_a_read_that_fails_fails_for_those_who_share_it_and_not_for_the_ne
 
     assert [str(error) for error in failed] == ["away", "away"]
     assert store.reads == 2
+
+
+async def test_a_handle_that_is_given_up_meanwhile_is_looked_up_again(delivery: Delivery, worker: OneWorker) -> None:
+    worker.closed_handles = 2
+    assert await delivery.submit("w1", operation(1), "ada") == 1
+
+
+async def test_a_handle_that_stays_given_up_is_said_when_patience_ends(delivery: Delivery, worker: OneWorker) -> None:
+    worker.closed_handles = 10**6
+    with pytest.raises(HandleClosed):
+        await delivery.submit("w1", operation(1), "ada", patience_seconds=0)
+
+
+async def test_an_epoch_that_the_store_never_confirms_ends_with_patience(
+    delivery: Delivery, store: EpochsOneByOne, worker: OneWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the store's reads come from a standby that lags behind."""
+
+    async def renew() -> None: ...
+
+    monkeypatch.setattr(worker, "renew", renew)
+    store.epoch = 2
+    with pytest.raises(WorkerUnavailable, match="database_url leads to a standby"):
+        await delivery.submit("w1", operation(1), "ada", patience_seconds=0)

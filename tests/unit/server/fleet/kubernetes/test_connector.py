@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.certificates import CLIENT, Authority, mount_secret
 from support.server.operator_stand_in import API_SERVER_NAME
+from tinsmith_server.errors import HandleClosed
 from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.kubernetes.connector import Connector
 
@@ -73,3 +74,15 @@ async def test_a_connection_that_holds_is_kept_while_nobody_says_where_its_end_i
     for _ in range(10):
         await asyncio.sleep(0.001)
     assert connector.client is first
+
+
+async def test_a_wait_for_a_connection_ends_when_the_handle_is_given_up(tmp_path: Path) -> None:
+    connector = Connector("tiny", "uid-1", TlsDirectory(tmp_path), lambda: None, greet)
+    waiting = asyncio.create_task(connector.connection(PATIENCE_SECONDS))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_SECONDS / 4):
+        await connector.close()
+        with pytest.raises(HandleClosed, match="tiny is closed"):
+            await waiting
+        with pytest.raises(HandleClosed):
+            await connector.connection(PATIENCE_SECONDS)
