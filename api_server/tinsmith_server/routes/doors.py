@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
+from starlette._utils import get_route_path  # what the router goes by: the path below a root path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -94,8 +95,8 @@ class Doors:
         port = (scope.get("server") or ("", None))[1]
         metrics_port = self._settings.metrics_port
         if metrics_port is not None and port == metrics_port:
-            return None if scope["path"] == METRICS_PATH else (404, f"this port serves {METRICS_PATH} alone")
-        if scope["path"].rstrip("/") not in self._pages or pages_are_open(self._settings, scope):
+            return None if get_route_path(scope) == METRICS_PATH else (404, f"this port serves {METRICS_PATH} alone")
+        if get_route_path(scope).rstrip("/") not in self._pages or pages_are_open(self._settings, scope):
             return None
         try:
             await scope["app"].state.services.keys.authenticate(_key(Headers(scope=scope)))
@@ -155,7 +156,7 @@ class PlacesAtWork:
         services: Services = scope["app"].state.services
         key, client = _key(Headers(scope=scope)), scope.get("client") or ("",)
         tenant = services.keys.owner(key) if key else None
-        path = scope["path"]
+        path = get_route_path(scope)
         whose, is_poll = tenant or str(client[0]), path in POLL_PATHS or path.startswith(POLL_BY_PATH)
         is_other = tenant is not None and not is_poll
         async with services.admission.at_work.place(whose, is_other=is_other, may_wait=not is_poll):

@@ -7,6 +7,7 @@ import time
 import uuid
 
 import structlog
+from starlette._utils import get_route_path  # what the router goes by: the path below a root path
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -65,8 +66,9 @@ class Observing:
 
     def _route(self, scope: Scope) -> str:
         """The template, never the path: ids would make as many time series."""
-        if scope["path"] in self._pages:
-            return str(scope["path"])
+        path = get_route_path(scope)
+        if path in self._pages:
+            return path
         return getattr(scope.get("route"), "path", "unknown")
 
 

@@ -75,6 +75,18 @@ async def test_a_closed_page_needs_a_key_as_clients_or_prometheus_send_it(
             assert (await server.client.get(f"http://server{page}", headers=headers)).status_code in {200, 307}
 
 
+async def test_doors_and_short_paths_are_where_they_are_below_a_root_path(tmp_path: Path, fleet: FakeFleet) -> None:
+    """As behind `uvicorn --root-path /x`, which puts it in front of each path."""
+    async with server_with(tmp_path, fleet, host="0.0.0.0", metrics_port=9090) as server:
+        transport = httpx.ASGITransport(server.app, root_path="/x")
+        async with httpx.AsyncClient(transport=transport, base_url="http://server/x") as other:
+            assert {(await other.get(page)).status_code for page in PAGES} == {401}
+            assert (await other.get("http://server:9090/x/metrics")).status_code == 200
+            assert (await other.get("http://server:9090/x/api/v1/healthz")).status_code == 404
+            models = await other.get("/v1/models", headers={"Authorization": f"Bearer {API_KEY}"})
+            assert models.json()["object"] == "list"
+
+
 @pytest.mark.core("GET /api/v1/readyz")
 async def test_health_needs_no_key_behind_closed_doors(tmp_path: Path, fleet: FakeFleet) -> None:
     async with server_with(tmp_path, fleet, host="0.0.0.0") as server:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastapi import APIRouter, Request
+from starlette._utils import get_route_path  # what the router goes by: the path below a root path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tinsmith_server.errors import NotFound
@@ -37,9 +38,12 @@ class ShortPaths:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (path := full_path(scope["path"])) != scope["path"]:
-            scope[_SENT_PATH] = scope["path"]
-            scope["path"], scope["raw_path"] = path, path.encode()
+        if scope["type"] == "http":
+            sent = get_route_path(scope)
+            if (path := full_path(sent)) != sent:
+                scope[_SENT_PATH] = scope["path"]
+                scope["path"] = path = scope["path"].removesuffix(sent) + path
+                scope["raw_path"] = path.encode()
         await self._app(scope, receive, send)
 
 
