@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from support.sampler.jobs import ask, ask_all, bits, job, prompt_of, random_adapter, submit
 from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.sampling.base import Sampler
@@ -41,6 +44,18 @@ def test_a_prefix_belongs_to_its_adapter_version(sampler: Sampler, model: TorchM
     sampler.drop_adapter("v1")
     sampler.load_adapter("v1", random_adapter(model, seed=2))
     assert ask(sampler, job(PROMPT, adapter="v1")).prompt_cache_hit_tokens == 0
+
+
+@pytest.mark.parametrize("adapter", ["", "v1"], ids=["base model", "published adapter"])
+def test_no_tenant_learns_whether_another_has_sent_a_prompt(sampler: Sampler, model: TorchModel, adapter: str) -> None:
+    """The answer counts the tokens that were there already, and equal prompts that are under way are shared."""
+    sampler.load_adapter("v1", random_adapter(model, seed=1))
+    prompt = prompt_of(300)
+    asked = [replace(job(prompt, adapter=adapter, num_samples=4), tenant=tenant) for tenant in ("ada", "bob")]
+    together = ask_all(sampler, asked)
+    later = ask(sampler, replace(job(prompt, adapter=adapter), tenant="eve"))
+    assert [outcome.prompt_cache_hit_tokens for outcome in (*together, later)] == [0, 0, 0]
+    assert ask(sampler, replace(asked[0], request_id="again")).prompt_cache_hit_tokens == 299
 
 
 # --- adapters, and the end ---

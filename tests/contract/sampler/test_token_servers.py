@@ -147,6 +147,13 @@ def test_what_the_server_had_of_a_prompt_is_counted(sampler: Sampler) -> None:
     assert stats.busy_seconds > 0
 
 
+def test_no_tenant_learns_whether_another_has_sent_a_prompt(sampler: Sampler) -> None:
+    prompt = prompt_of(70, seed=10)
+    asked = [replace(job(prompt, max_tokens=4), tenant=tenant) for tenant in ("ada", "bob", "")]
+    assert [ask(sampler, one).prompt_cache_hit_tokens for one in asked] == [0, 0, 0]
+    assert ask(sampler, replace(asked[0], request_id="again")).prompt_cache_hit_tokens == 64
+
+
 # --- adapters ---
 
 

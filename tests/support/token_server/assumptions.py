@@ -132,6 +132,18 @@ ASSUMPTIONS = (
     ),
     Assumption(
         "vllm",
+        "a request finds the prefixes of requests with its own `cache_salt` alone, of at most 128 characters",
+        "documented",
+        VLLM_PROTOCOL,
+    ),
+    Assumption(
+        "sglang",
+        "a request finds the prefixes of requests with its own `extra_key` alone",
+        "read in the source",
+        f"{SGLANG_SOURCE}: python/sglang/srt/managers/io_struct.py, python/sglang/srt/mem_cache/radix_cache.py",
+    ),
+    Assumption(
+        "vllm",
         "with --enable-prompt-tokens-details `usage.prompt_tokens_details.cached_tokens` is there",
         "read in the source",
         f"{VLLM_SOURCE}: vllm/entrypoints/openai/completion/serving.py",

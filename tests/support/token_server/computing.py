@@ -45,6 +45,7 @@ class Wanted:
     stop_strings: tuple[str, ...]
     generator_of: Callable[[int], torch.Generator | None]  # by the position of the token
     taken_for_drawn: tuple[int, ...] = ()
+    cache_salt: str | None = None
 
 
 @dataclass
@@ -78,7 +79,7 @@ class Computer:
         self.context: int = self._base.config.max_position_embeddings
         self.eos_ids: frozenset[int] = _as_set(self._base.generation_config.eos_token_id)
         self._merged: dict[str | None, Any] = {None: self._base}
-        self._prefixes: set[tuple[str | None, tuple[int, ...]]] = set()
+        self._prefixes: set[tuple[tuple[str | None, str | None], tuple[int, ...]]] = set()
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
 
@@ -106,7 +107,7 @@ class Computer:
 
     async def compute(self, adapter: str | None, wanted: Wanted) -> Computed:
         """Gives way after each token, so that other requests go on, and this one can be cancelled."""
-        computed = Computed(cached_tokens=self._cached_tokens(adapter, wanted.prompt))
+        computed = Computed(cached_tokens=self._cached_tokens(adapter, wanted))
         for _ in self._steps(self._merged[adapter], wanted, computed):
             await self.may_go_on.wait()
             await asyncio.sleep(0)
@@ -153,11 +154,12 @@ class Computer:
         computed.logprobs.append(float(computed.rows[-1][token]))
         computed.temperature_logprobs.append(float(torch.log_softmax(scaled, -1)[token]))
 
-    def _cached_tokens(self, adapter: str | None, prompt: list[int]) -> int:
-        """Whole blocks of it that an earlier prompt began with, never all of it."""
+    def _cached_tokens(self, adapter: str | None, wanted: Wanted) -> int:
+        """Whole blocks of a prompt that an earlier one of the same salt began with, never all of it."""
+        prompt, owner = wanted.prompt, (adapter, wanted.cache_salt)
         blocks = [tuple(prompt[:end]) for end in range(CACHE_BLOCK, len(prompt), CACHE_BLOCK)]
-        hits = [block for block in blocks if (adapter, block) in self._prefixes]
-        self._prefixes.update((adapter, block) for block in blocks)
+        hits = [block for block in blocks if (owner, block) in self._prefixes]
+        self._prefixes.update((owner, block) for block in blocks)
         return max((len(block) for block in hits), default=0)
 
 

@@ -16,7 +16,7 @@ from .serving import Body, Hand, UnderWay, known_fields, run
 
 REQUEST_FIELDS = {
     *("input_ids", "lora_path", "sampling_params", "return_logprob", "logprob_start_len", "stream"),
-    *("top_logprobs_num", "token_ids_logprob"),
+    *("top_logprobs_num", "token_ids_logprob", "extra_key"),
 }
 SAMPLING_FIELDS = {
     *("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "sampling_seed"),
@@ -101,16 +101,16 @@ class SglangStandIn:
             return _error(f"Input length ({length} tokens) exceeds the maximum allowed length ({context - 6} tokens).")
         sampling["max_new_tokens"] = min(sampling["max_new_tokens"], context - 2 - length)
         with self._under_way.having(body) as others:
-            computed = await self._computer.compute(adapter, self._wanted(body["input_ids"], sampling))
+            computed = await self._computer.compute(adapter, self._wanted(body, sampling))
         if any(_kill(body, other) or _kill(other, body) for other in others):
             return web.Response(status=500, text="the scheduler hit an exception: 'NoneType' object has no ids")
         return web.json_response(self._answer(body, computed))
 
-    def _wanted(self, prompt: list[int], sampling: dict[str, Any]) -> Wanted:
+    def _wanted(self, body: Body, sampling: dict[str, Any]) -> Wanted:
         greedy = sampling["temperature"] < GREEDY_BELOW
         listed = frozenset(sampling["stop_token_ids"])
         return Wanted(
-            prompt=prompt,
+            prompt=body["input_ids"],
             max_tokens=sampling["max_new_tokens"],
             temperature=0.0 if greedy else sampling["temperature"],
             top_k=sampling["top_k"],
@@ -119,6 +119,7 @@ class SglangStandIn:
             stop_ids=frozenset() if sampling["ignore_eos"] else listed | self._computer.eos_ids,
             stop_strings=tuple(sampling["stop"]),
             generator_of=self._generators(sampling.get("sampling_seed")),
+            cache_salt=body["extra_key"],
         )
 
     def _generators(self, seed: int | None) -> Any:

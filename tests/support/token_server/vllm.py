@@ -21,6 +21,7 @@ REQUEST_FIELDS = {
     *("model", "prompt", "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "n", "seed"),
     *("stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
     *("logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "logprob_token_ids"),
+    "cache_salt",
 }
 LEAST_TEMPERATURE = 0.01
 LEAST_LOGPROB = -9999.0
@@ -155,6 +156,7 @@ class VllmStandIn:
             stop_strings=tuple(body["stop"]),
             generator_of=lambda position: generator,
             taken_for_drawn=tuple(body["prompt"]) if ends_within_character(body["prompt"], tokenizer) else (),
+            cache_salt=body.get("cache_salt"),
         )
 
     def _answer(self, body: Body, computed: Computed, harmed: bool) -> Body:

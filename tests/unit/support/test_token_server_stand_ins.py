@@ -26,6 +26,7 @@ EVERYTHING = GenerationRequest(
     scored_from=1,
     topk_prompt=2,
     candidates=(4,),
+    cache_salt="tenant",
 )
 
 

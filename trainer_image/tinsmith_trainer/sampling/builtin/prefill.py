@@ -44,7 +44,7 @@ class Prefill:
         self._block_tokens = block_tokens = plan.settings.prefill_block_tokens
         self._tokens = run.prefix
         self._route = plan.route_of_one(run.adapter, block_tokens, forward.modules)
-        self._blocks = list(prefix_keys(run.adapter.serial, run.prefix, block_tokens))
+        self._blocks = list(prefix_keys(run.adapter.serial, run.job.tenant, run.prefix, block_tokens))
         self.kv = forward.geometry.allocate(1, 0 if shared else len(self._blocks) * block_tokens)
         self._next_block = len(self._blocks) if shared else 0
         if shared:

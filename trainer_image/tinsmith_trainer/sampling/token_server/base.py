@@ -83,7 +83,8 @@ class GenerationRequest:
     `temperature` 0 is greedy. `seed` is 0 to 2**31 - 1. Prompt positions from `scored_from` on are scored, and
     `topk_prompt` is how many of the most likely tokens each of them names; `topk` each position that is drawn.
     `candidates`, at most `MOST_CANDIDATES`, are tokens whose logprobs in the place of the first one drawn are wanted;
-    with them goes no `topk`. `head` is whether the adapter changes the unembedding.
+    with them goes no `topk`. `head` is whether the adapter changes the unembedding. A prefix that the server has kept
+    is found by requests of the same `cache_salt` alone; "" is none.
     """
 
     adapter: str | None
@@ -100,6 +101,7 @@ class GenerationRequest:
     topk: int = 0
     candidates: tuple[int, ...] = ()
     head: bool = False
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,11 @@ def seed_of(job: SampleJob, index: int, purpose: str = "") -> int | None:
     if seed is None or job.params.temperature == 0:
         return None
     return (int.from_bytes(sha256(f"{purpose}{seed}".encode()).digest()[:8]) + index) % SEED_RANGE
+
+
+def cache_salt_of(tenant: str) -> str:
+    """Return the salt of a tenant's requests: answers count cached tokens, which would confirm a guess of another's."""
+    return sha256(f"prefixes of {tenant}".encode()).hexdigest()[:32]
 
 
 Row = Mapping[int, float | None]

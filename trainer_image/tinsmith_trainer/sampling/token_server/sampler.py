@@ -20,7 +20,13 @@ from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, Sa
 from tinsmith_trainer.sampling.model_language import ModelLanguage
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders, ServedAdapter, check_adapter
 from tinsmith_trainer.sampling.token_server.admission import Admission
-from tinsmith_trainer.sampling.token_server.base import MOST_DRAWS, Generation, GenerationRequest, TokenServer
+from tinsmith_trainer.sampling.token_server.base import (
+    MOST_DRAWS,
+    Generation,
+    GenerationRequest,
+    TokenServer,
+    cache_salt_of,
+)
 from tinsmith_trainer.sampling.token_server.generation_requests import Plan, outcome_of, plan_generation_requests
 from tinsmith_trainer.sampling.token_server.loop_thread import LoopThread
 from tinsmith_trainer.sampling.token_server.served_model import ServedModel
@@ -229,7 +235,7 @@ class TokenServerSampler(Sampler):
 
     async def _draw(self, request: GenerationRequest, tenant: str) -> Generation:
         async with self._admission.turn(tenant, len(request.prompt) + request.max_tokens):
-            return await self._server.draw(request)
+            return await self._server.draw(replace(request, cache_salt=cache_salt_of(tenant)))
 
     def _cancel(self, request_id: str) -> None:
         for task, running in self._running.items():

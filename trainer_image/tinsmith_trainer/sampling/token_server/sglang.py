@@ -129,6 +129,7 @@ def sglang_request(request: GenerationRequest) -> dict[str, object]:
     return {
         "input_ids": request.prompt.tolist(),
         "lora_path": request.adapter,
+        "extra_key": request.cache_salt or None,
         "sampling_params": sampling,
         "return_logprob": True,
         # The entry at the start has no logprob, as nothing that is scored comes before it.

@@ -156,6 +156,8 @@ def vllm_request(request: GenerationRequest) -> dict[str, object]:
         body["prompt_logprobs"] = request.topk_prompt
     if request.candidates:
         body["logprob_token_ids"] = list(request.candidates)
+    if request.cache_salt:
+        body["cache_salt"] = request.cache_salt
     return body
 
 

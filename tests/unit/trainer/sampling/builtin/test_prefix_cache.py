@@ -8,12 +8,13 @@ from tinsmith_trainer.sampling.builtin.prefixes.cache import PrefixCache, Prefix
 
 BLOCK = torch.zeros(2, 2, 1, 4, 8)
 ADAPTER, OTHER_ADAPTER = 1, 2
+TENANT = "ada"
 
 tokens = st.lists(st.integers(0, 2), max_size=12)
 
 
-def keys_of(ids: list[int], adapter: int = ADAPTER) -> list[PrefixKey]:
-    return [key for key, _ in prefix_keys(adapter, np.array(ids, np.int32), 4)]
+def keys_of(ids: list[int], adapter: int = ADAPTER, tenant: str = TENANT) -> list[PrefixKey]:
+    return [key for key, _ in prefix_keys(adapter, tenant, np.array(ids, np.int32), 4)]
 
 
 @given(tokens, tokens)
@@ -32,9 +33,13 @@ def test_a_key_belongs_to_one_adapter_version() -> None:
     assert not set(keys_of([1, 2, 3])) & set(keys_of([1, 2, 3], OTHER_ADAPTER))
 
 
+def test_a_key_belongs_to_one_tenant() -> None:
+    assert not set(keys_of([1, 2, 3])) & set(keys_of([1, 2, 3], tenant="bob"))
+
+
 def test_ends_of_blocks_cover_the_prompt() -> None:
-    assert [end for _, end in prefix_keys(ADAPTER, np.arange(10, dtype=np.int32), 4)] == [4, 8, 10]
-    assert list(prefix_keys(ADAPTER, np.arange(0, dtype=np.int32), 4)) == []
+    assert [end for _, end in prefix_keys(ADAPTER, TENANT, np.arange(10, dtype=np.int32), 4)] == [4, 8, 10]
+    assert list(prefix_keys(ADAPTER, TENANT, np.arange(0, dtype=np.int32), 4)) == []
 
 
 def test_the_longest_known_prefix_is_found() -> None:

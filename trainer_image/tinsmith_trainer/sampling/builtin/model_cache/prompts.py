@@ -26,7 +26,7 @@ class CachePrefill:
         self._tokens = run.prefix
         self._block_tokens = plan.settings.prefill_block_tokens if forward.in_blocks else max(1, len(self._tokens))
         self._route = plan.route_of_one(run.adapter, self._block_tokens, forward.modules)
-        self._blocks = list(prefix_keys(run.adapter.serial, run.prefix, self._block_tokens))
+        self._blocks = list(prefix_keys(run.adapter.serial, run.job.tenant, run.prefix, self._block_tokens))
         self.kv: SequenceStates | None = None
         self.start = 0
         self._take_known()

@@ -1,6 +1,7 @@
 """Keys and values of prompt prefixes, kept for later jobs within a byte cap.
 
-A prefix is known by a digest over all its tokens and the adapter version it was computed with.
+A prefix is known by a digest over its tenant and all its tokens, and by the adapter version it was computed with.
+Tenants share none: answers count the tokens that were found here, which would confirm a guess of another's prompt.
 Whole blocks are shared between prompts that begin alike; the rest behind the last whole block is
 shared between equal prompts. A cached entry holds the very bits that computing it again would give,
 because both run the same shapes.
@@ -19,9 +20,11 @@ from numpy.typing import NDArray
 PrefixKey = tuple[int, bytes]
 
 
-def prefix_keys(adapter_serial: int, tokens: NDArray[np.int32], block_tokens: int) -> Iterator[tuple[PrefixKey, int]]:
+def prefix_keys(
+    adapter_serial: int, tenant: str, tokens: NDArray[np.int32], block_tokens: int
+) -> Iterator[tuple[PrefixKey, int]]:
     """The key of each block's prefix and where the block ends; the last block may be short."""
-    digest = b""
+    digest = hashlib.blake2b(tenant.encode(), digest_size=16).digest()
     for start in range(0, len(tokens), block_tokens):
         block = tokens[start : start + block_tokens]
         digest = hashlib.blake2b(digest + block.tobytes(), digest_size=16).digest()

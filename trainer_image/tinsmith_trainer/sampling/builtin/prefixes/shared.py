@@ -1,7 +1,7 @@
 """Prompts whose keys and values many samples have in common, kept once as long as one of them runs.
 
 Programs of reinforcement learning draw many samples of each prompt, by one request or by many. What a sample has drawn
-itself is its row's own.
+itself is its row's own, and tenants share no prompt.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class SharedPrefixes:
     def enter(self, run: Run) -> None:
         """Counts a job's samples; those of other jobs may have the same prompt."""
         if len(run.prefix) >= LEAST_TOKENS and not run.job.images:  # which the tokens do not tell apart
-            digest = hashlib.blake2b(run.prefix.tobytes(), digest_size=16).digest()
+            owner = hashlib.blake2b(run.job.tenant.encode(), digest_size=16).digest()
+            digest = hashlib.blake2b(owner + run.prefix.tobytes(), digest_size=16).digest()
             self._keys[run.serial] = key = (run.adapter.serial, digest)
             self._samples[key] += run.job.num_samples
 
