@@ -49,3 +49,13 @@ def test_a_checkpoint_is_listed_though_nobody_asked_for_its_result(reference_ser
     saved = server.retrieve(f"{run}:op:1").json()
     assert saved["path"] == f"tinker://{run}/weights/a"
     assert names(server, run) == ["weights/a"], "one save, one name"
+
+
+def test_no_other_user_of_the_machine_reads_journals_and_checkpoints(reference_server: ServedInstallation) -> None:
+    run = new_model(reference_server)
+    reference_server.post("/api/v1/save_weights", {"model_id": run, "path": "a", "seq_id": 1, "overwrite": False})
+    wait_for_files(reference_server)
+    data = reference_server.data
+    folders = [data, *(path for path in data.rglob("*") if path.is_dir())]
+    assert {oct(folder.stat().st_mode & 0o777) for folder in folders} == {"0o700"}
+    assert {oct(file.stat().st_mode & 0o077) for file in data.rglob("*.sqlite*")} == {"0o0"}

@@ -18,6 +18,7 @@ import typer
 
 from tinsmith_server.cli.announcing import announce, on_terminal, say_stopped, tell_person
 from tinsmith_server.configuration import describe_settings, load_settings, notes_on
+from tinsmith_server.data_directory import keep_files_private
 from tinsmith_server.errors import StartupError, TinsmithError
 from tinsmith_server.fleet import fleet_of
 from tinsmith_server.logs import configure_logs
@@ -112,6 +113,9 @@ def run_server(settings: Settings) -> None:
     # Process 1 of a container never gets a signal that it does not handle, and the imports take a second.
     signal.signal(signal.SIGTERM, _leave)
     configure_logs(settings.log_level, settings.log_format)
+    if settings.fleet == "local":
+        # In a cluster servers and workers have users of their own, and share the checkpoint root by its group.
+        keep_files_private()
     _raise_open_files()
     sys.setswitchinterval(SWITCH_SECONDS)
     fleet = fleet_of(settings, tell_person)
