@@ -55,6 +55,9 @@ RESTART_REQUEST_ANNOTATION = f"{GROUP}/restart-requested-at"
 SNAPSHOT_REQUEST_ANNOTATION = f"{GROUP}/snapshot-requested-at"
 """By users, on a session: a time. Once for each, the worker writes a snapshot."""
 
+POD_RETRY_ANNOTATION = f"{GROUP}/pods-retried-at"
+"""On a workload: when its controller was last asked to create refused pods again."""
+
 CONVERSION_ANNOTATION = f"{GROUP}/conversion"
 """On the Job that converts a model: a hash of what decides its result. Another hash means another conversion."""
 

@@ -243,13 +243,15 @@ class Reason(StrEnum):
         "QuotaExceeded",
         Progress.STUCK,
         "A ResourceQuota of the namespace forbids the pod. The message quotes it.",
-        "Raise the quota, lower `spec.resources`, or suspend another session.",
+        "Raise the quota, lower `spec.resources`, or suspend another session; the pod is tried again "
+        "within five minutes.",
     )
     POD_REFUSED = (
         "PodRefused",
         Progress.STUCK,
         "The API server does not let the pod be created. The message quotes it.",
-        "Create what the message says is missing, or change the field under `spec.pod` that it names.",
+        "Create what the message says is missing, or change the field under `spec.pod` that it names; the pod is tried "
+        "again within five minutes.",
     )
     IMAGE_PULL_FAILED = (
         "ImagePullFailed",

@@ -5,6 +5,7 @@ Whoever does it knows no rule: each action in turn, until one fails; the next de
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -35,6 +36,17 @@ class Apply:
     manifest: Manifest
     uid: str
     resource_version: str
+
+
+@dataclass(frozen=True)
+class Annotate:
+    """Merge patch of the annotations of this very version of the object."""
+
+    kind: str
+    name: str
+    uid: str
+    resource_version: str
+    annotations: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -96,7 +108,7 @@ class Emit:
     message: str
 
 
-Action = Create | Apply | Delete | IssueCertificate | WriteStatus | AddFinalizer | RemoveFinalizer | Emit
+Action = Create | Apply | Annotate | Delete | IssueCertificate | WriteStatus | AddFinalizer | RemoveFinalizer | Emit
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,13 @@ from datetime import datetime
 from tinsmith_operator.api.names import SAMPLER_DNS_NAME
 from tinsmith_operator.build.deployment import build_budget, build_deployment
 from tinsmith_operator.build.network import build_pool_policy, build_service
-from tinsmith_operator.common.actions import Action, Decision
+from tinsmith_operator.common.actions import Action, Annotate, Decision
 from tinsmith_operator.common.bars import certificate_is_anothers
 from tinsmith_operator.common.certificate import ensure_certificate, renewal_time
 from tinsmith_operator.common.drift import ensure_child, still_refused
 from tinsmith_operator.common.observed import ObservedPool
+from tinsmith_operator.common.ownership import owned_workload
+from tinsmith_operator.common.pod_creation import ask_again
 from tinsmith_operator.common.requeue import LOOK_FOR_WARNINGS, requeue_after, requeue_times_of
 from tinsmith_operator.installation import Installation
 from tinsmith_operator.pool.conditions import pool_conditions
@@ -33,7 +35,7 @@ def decide_pool(observed: ObservedPool, installation: Installation, now: datetim
     conditions = pool_conditions(situation, diagnose_pool(situation), acts=bool(children))
     # The status comes first: what the API server refuses below must not keep it from being said.
     status = write_pool_status(situation, conditions)
-    return Decision((*status, *children), requeue_after(_moments(situation), now))
+    return Decision((*status, *(children or _retry_refused_pods(situation))), requeue_after(_moments(situation), now))
 
 
 def _ensure_children(situation: PoolSituation, installation: Installation) -> tuple[Action, ...]:
@@ -52,6 +54,14 @@ def _ensure_children(situation: PoolSituation, installation: Installation) -> tu
         *ensure_child(observed, observed.workload, deployment),
         *ensure_child(observed, observed.budget, build_budget(pool)),
     )
+
+
+def _retry_refused_pods(situation: PoolSituation) -> tuple[Annotate, ...]:
+    """The Deployment's annotations become its ReplicaSet's, whose controller makes pods."""
+    live = owned_workload(situation.observed)
+    if live is None or situation.rollout.refused is None:
+        return ()
+    return ask_again(live, situation.pool.status, situation.now)
 
 
 def _moments(situation: PoolSituation) -> Iterator[datetime | None]:

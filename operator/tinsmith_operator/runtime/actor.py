@@ -12,6 +12,7 @@ from tinsmith_operator.ca.issuer import Issuer
 from tinsmith_operator.common.actions import (
     Action,
     AddFinalizer,
+    Annotate,
     Apply,
     Create,
     Delete,
@@ -84,6 +85,8 @@ class Actor:
                 await self._create(round_.owner, action.manifest)
             case Apply():
                 await self._apply(round_.owner, action.manifest, action.uid, action.resource_version)
+            case Annotate():
+                await self._annotate(round_.owner, action)
             case IssueCertificate():
                 await self._issue(round_.owner, action)
             case Delete():
@@ -142,6 +145,18 @@ class Actor:
         self._cache.note(changed)
         changed_version: str = changed["metadata"]["resourceVersion"]
         return changed_version
+
+    async def _annotate(self, owner: Owner, action: Annotate) -> None:
+        resource, ref = BY_KIND[action.kind], Ref(action.kind, owner.namespace, action.name)
+        place = {"name": action.name, "namespace": owner.namespace}
+        version = {"metadata": {**place, "uid": action.uid, "resourceVersion": action.resource_version}}
+        try:
+            changes = {"metadata": {"annotations": dict(action.annotations)}}
+            self._cache.note(await self._cluster.merge(resource, version, changes))
+        except (Conflict, NotFound):
+            await self._look(ref)
+            raise
+        log.info("annotated", object=f"{ref.kind}/{ref.name}", **action.annotations)
 
     async def _issue(self, owner: Owner, action: IssueCertificate) -> None:
         leaf = self._issuer.issue_for_worker(action.dns_names)

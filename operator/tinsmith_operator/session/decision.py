@@ -19,7 +19,14 @@ from tinsmith_operator.session.diagnosis import Diagnosis, diagnose
 from tinsmith_operator.session.group import stop_left_behind
 from tinsmith_operator.session.situation import Situation, assess
 from tinsmith_operator.session.status import write_status
-from tinsmith_operator.session.workload import ensure_access, ensure_workload, replace_pod, stop_all, stop_the_unadopted
+from tinsmith_operator.session.workload import (
+    ensure_access,
+    ensure_workload,
+    replace_pod,
+    retry_refused_pods,
+    stop_all,
+    stop_the_unadopted,
+)
 
 
 def decide(observed: Observed, installation: Installation, now: datetime) -> Decision:
@@ -38,7 +45,7 @@ def decide(observed: Observed, installation: Installation, now: datetime) -> Dec
     diagnosis = diagnose(situation)
     conditions = wanted_conditions(situation, diagnosis, acts=bool(children))
     # The status comes first: what the API server refuses below must not keep it from being said.
-    actions = (*write_status(situation, conditions), *children)
+    actions = (*write_status(situation, conditions), *(children or retry_refused_pods(situation)))
     return Decision(actions, seconds_until_next_look(situation, diagnosis), wants_turn(situation, diagnosis))
 
 

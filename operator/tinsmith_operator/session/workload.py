@@ -6,10 +6,12 @@ from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import pod_name
 from tinsmith_operator.build.network import build_service, build_session_policy
 from tinsmith_operator.build.worker import grace_seconds
-from tinsmith_operator.common.actions import Action, Delete
+from tinsmith_operator.common.actions import Action, Annotate, Delete
 from tinsmith_operator.common.bars import certificate_is_anothers
 from tinsmith_operator.common.certificate import ensure_certificate
+from tinsmith_operator.common.diagnosis import POD_CREATION_WARNINGS
 from tinsmith_operator.common.drift import ensure_child
+from tinsmith_operator.common.pod_creation import ask_again
 from tinsmith_operator.common.queue import as_held, holder_words
 from tinsmith_operator.common.workload_state import Workload
 from tinsmith_operator.session.conversion import end_conversion
@@ -56,6 +58,16 @@ def ensure_access(situation: Situation) -> tuple[Action, ...]:
         *ensure_child(observed, observed.service, build_service(session)),
         *ensure_child(observed, observed.policy, build_session_policy(session, situation.installation)),
     )
+
+
+def retry_refused_pods(situation: Situation) -> tuple[Annotate, ...]:
+    live, nodes = situation.owned.workload, situation.session.spec.divided.nodes
+    are_there = situation.pod is not None and len(situation.members) >= nodes - 1
+    if live is None or not live.wants_pods or are_there:
+        return ()
+    if situation.evidence.latest(live.uid, POD_CREATION_WARNINGS) is None:
+        return ()
+    return ask_again(live, situation.session.status, situation.now)
 
 
 def stop_all(situation: Situation) -> tuple[Delete, ...]:

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from support.kubernetes.kubectl import KubectlUser, Kubelet
-from support.operator.operators import comes_to_rest, eventually, running, session_manifest, settings_for
-from tinsmith_operator.kube.resources import CLAIMS, POLICIES, SECRETS, SERVICES, SESSIONS, WORKLOADS, Resource
+from support.operator.operators import (
+    comes_to_rest,
+    eventually,
+    pool_manifest,
+    running,
+    session_manifest,
+    settings_for,
+)
+from tinsmith_operator.kube.resources import (
+    CLAIMS,
+    DEPLOYMENTS,
+    POLICIES,
+    POOLS,
+    SECRETS,
+    SERVICES,
+    SESSIONS,
+    WORKLOADS,
+    Resource,
+)
 
 OWNED = {
     "workload": ("tiny", WORKLOADS),
@@ -145,3 +164,33 @@ def spec_of_manifest(manifest: dict[str, Any]) -> Any:
     metadata = manifest["metadata"]
     kept = {name: metadata.get(name) for name in ("uid", "labels", "annotations", "ownerReferences")}
     return kept, manifest.get("spec"), manifest.get("data")
+
+
+QUOTA = Resource("v1", "ResourceQuota", "resourcequotas")
+FAILURES = 20
+"""After so many, a controller waits 17 minutes for its next try."""
+
+
+async def test_refused_pods_come_soon_after_a_quota_is_raised(
+    hands: KubectlUser, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of sessions and pools, although their controllers would not try again for a quarter of an hour."""
+    for room in ("session", "pool"):
+        monkeypatch.setattr(f"tinsmith_operator.{room}.decision.LOOK_FOR_WARNINGS", timedelta(seconds=1))
+    monkeypatch.setattr("tinsmith_operator.kube.events.WARNINGS_SECONDS", 1.0)
+    monkeypatch.setattr("tinsmith_operator.common.pod_creation.SHORTEST_PAUSE", timedelta(seconds=2))
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "0"}}}
+    await hands.create(QUOTA, quota)
+    async with running(settings_for(hands.namespace)):
+        await hands.create(SESSIONS, session_manifest())
+        await hands.create(POOLS, pool_manifest("many"))
+        await comes_to_rest(hands, "QuotaExceeded")
+        await comes_to_rest(hands, "QuotaExceeded", "many", resource=POOLS)
+        for failure in range(FAILURES):
+            touch = {"metadata": {"annotations": {"example.com/failures": str(failure)}}}
+            await hands.patch(WORKLOADS, "tiny", touch)
+            await hands.patch(DEPLOYMENTS, "many-sampler", touch)
+            await asyncio.sleep(0.2)
+        await hands.patch(QUOTA, "few", {"spec": {"hard": {"pods": "9"}}})
+        await comes_to_rest(hands, "WorkerReady", seconds=60)
+        await comes_to_rest(hands, "ReplicasReady", "many", seconds=60, resource=POOLS)

@@ -20,6 +20,7 @@ from tinsmith_operator.api.base import Manifest, format_time
 from tinsmith_operator.common.actions import (
     Action,
     AddFinalizer,
+    Annotate,
     Apply,
     Create,
     Decision,
@@ -97,6 +98,12 @@ class ModelCluster(ABC):
             case Apply(manifest, uid, resource_version):
                 self._apply(self._admitted(manifest), uid, resource_version)
                 self._answer(manifest)
+            case Annotate(kind, name, uid, resource_version, annotations):
+                live = self.objects.get((kind, name))
+                if live is None or live["metadata"]["resourceVersion"] != resource_version:
+                    raise Refusal("another version of it")
+                live["metadata"].setdefault("annotations", {}).update(annotations)
+                live["metadata"]["resourceVersion"] = self._version()
             case Delete(kind, name, uid):
                 self._delete((kind, name), uid)
             case IssueCertificate():
