@@ -35,7 +35,7 @@ from tinsmith_operator.errors import (
 )
 from tinsmith_operator.kube.depth import ReadableResponse, parse_json
 from tinsmith_operator.kube.rate_limit import Priority, RateLimit
-from tinsmith_operator.kube.resources import ApiCall, Resource, namespace_of, parse_call
+from tinsmith_operator.kube.resources import SECRETS, ApiCall, Resource, namespace_of, parse_call
 from tinsmith_operator.kube.text import apply_patch
 
 READ_TIMEOUT_SECONDS = 30.0
@@ -130,7 +130,7 @@ class Cluster:
         """
         path = resource.path(manifest["metadata"]["namespace"])
         query: Query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
-        return await self._write("POST", path, manifest, query=query)
+        return await self._write("POST", path, manifest, query=query, priority=_priority_of(resource))
 
     async def apply(self, resource: Resource, manifest: Manifest, subresource: str | None = None) -> Manifest:
         """Server-side apply with force of this very version of this object: its metadata must name UID and version.
@@ -142,7 +142,7 @@ class Cluster:
             raise AssertionError("an apply without UID and version could overwrite a foreign object")
         path = resource.path(metadata["namespace"], metadata["name"], subresource)
         query: Query = {"fieldManager": MANAGER, "force": "true"}
-        priority = Priority.STATUS if subresource == "status" else Priority.ORDINARY
+        priority = Priority.STATUS if subresource == "status" else _priority_of(resource)
         patch = apply_patch(manifest)
         return await self._write("PATCH", path, patch, query=query, content=APPLY_PATCH, priority=priority)
 
@@ -159,7 +159,7 @@ class Cluster:
             escaped = CONFIGURATION_ANNOTATION.replace("~", "~0").replace("/", "~1")
             patch.append({"op": "remove", "path": f"/metadata/annotations/{escaped}"})
         path = resource.path(metadata["namespace"], metadata["name"])
-        return await self._write("PATCH", path, patch, content=JSON_PATCH)
+        return await self._write("PATCH", path, patch, content=JSON_PATCH, priority=_priority_of(resource))
 
     async def merge(self, resource: Resource, manifest: Manifest, changes: Manifest) -> Manifest:
         """Sets fields of this very version of this object, and takes away those that are None. Raises Conflict,
@@ -170,7 +170,8 @@ class Cluster:
         path = resource.path(metadata["namespace"], metadata["name"])
         patch = {**changes, "metadata": {**changes.get("metadata", {}), **guard}}
         query: Query = {"fieldManager": MANAGER}
-        return await self._write("PATCH", path, patch, query=query, content=MERGE_PATCH)
+        priority = _priority_of(resource)
+        return await self._write("PATCH", path, patch, query=query, content=MERGE_PATCH, priority=priority)
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str, grace_period_seconds: int | None = None
@@ -190,7 +191,7 @@ class Cluster:
         return await self._send("PUT" if replaces else "POST", path, manifest, timeout_seconds=timeout_seconds)
 
     async def _read(self, path: str, query: Query | None = None) -> Manifest:
-        await self._limit.wait()
+        await self._limit.wait(Priority.ESSENTIAL)
         return await self._throttled(self._send("GET", path, query=query))
 
     async def _throttled(self, request: Awaitable[Manifest]) -> Manifest:
@@ -258,6 +259,11 @@ class Cluster:
             client.user_agent = USER_AGENT
             self._client = client
         return self._client
+
+
+def _priority_of(resource: Resource) -> Priority:
+    """The priority of a write that is neither a status nor a delete. Secrets hold the certificates."""
+    return Priority.ESSENTIAL if resource == SECRETS else Priority.ORDINARY
 
 
 def read_list(resource: Resource, answer: Manifest) -> tuple[list[Manifest], int]:

@@ -3,17 +3,64 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Generic, TypeVar
+
+MOST_OVERTAKEN = 4
+"""Requests that may overtake one that came before them. Without a bound, the statuses of 600 busy sessions kept every
+other request waiting for good."""
+
+WaiterT = TypeVar("WaiterT")
 
 
 class Priority(IntEnum):
-    """What must not wait behind a burst of creations goes first: what people read, and what frees something."""
+    """The order of requests that wait: decisions need reads and certificates, users read statuses, and a delete frees
+    something."""
 
-    STATUS = 0
-    DELETE = 1
-    ORDINARY = 2
+    ESSENTIAL = 0
+    STATUS = 1
+    DELETE = 2
+    ORDINARY = 3
+
+
+@dataclass
+class _Place(Generic[WaiterT]):
+    waiter: WaiterT
+    priority: Priority
+    overtaken: int = 0
+
+
+class Line(Generic[WaiterT]):
+    """The waiters in the order of their arrival. The next one is the first of the highest priority, unless the oldest
+    has been overtaken `MOST_OVERTAKEN` times: so each waits for those before it and at most that many others.
+    """
+
+    def __init__(self) -> None:
+        self._places: list[_Place[WaiterT]] = []
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def join(self, waiter: WaiterT, priority: Priority) -> None:
+        self._places.append(_Place(waiter, priority))
+
+    def next(self) -> WaiterT:
+        """Remove the waiter whose turn it is, and return it."""
+        taken = self._next_index()
+        for older in self._places[:taken]:
+            older.overtaken += 1
+        return self._places.pop(taken).waiter
+
+    def leave(self, waiter: WaiterT) -> None:
+        """Remove a waiter that gave up, if it is still in line."""
+        self._places = [place for place in self._places if place.waiter is not waiter]
+
+    def _next_index(self) -> int:
+        # Whatever overtakes a younger waiter overtakes the oldest as well, so no other one has been overtaken as often.
+        if self._places[0].overtaken >= MOST_OVERTAKEN:
+            return 0
+        return min(range(len(self._places)), key=lambda index: (self._places[index].priority, index))
 
 
 class RateLimit:
@@ -25,33 +72,37 @@ class RateLimit:
         self._tokens = float(burst)
         self._filled_at: float | None = None
         self._held_until = 0.0
-        self._queue: list[tuple[Priority, int, asyncio.Future[None]]] = []
-        self._order = itertools.count()
+        self._line: Line[asyncio.Future[None]] = Line()
         self._timer: asyncio.TimerHandle | None = None
 
     async def wait(self, priority: Priority = Priority.ORDINARY) -> None:
-        """Until a request of this priority may be sent."""
+        """Return when a request of this priority may be sent."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._queue, (priority, next(self._order), turn))
+        self._line.join(turn, priority)
         self._serve()
-        await turn
+        try:
+            await turn
+        except asyncio.CancelledError:
+            self._line.leave(turn)
+            raise
 
     def hold(self, seconds: float) -> None:
-        """Sends nothing for so long: the API server asked for it."""
+        """Send nothing for this long: the API server asked for it."""
         self._held_until = max(self._held_until, asyncio.get_running_loop().time() + seconds)
 
     def _serve(self) -> None:
-        """Lets go whoever has a token, and comes back when there is the next one."""
+        """Give each token to a waiter, and come back when the next token is there."""
         self._refill()
-        self._drop_cancelled()
-        while self._queue and self._tokens >= 1 and not self._is_held():
-            self._tokens -= 1
-            heapq.heappop(self._queue)[2].set_result(None)
-            self._drop_cancelled()
+        while len(self._line) and self._tokens >= 1 and not self._is_held():
+            turn = self._line.next()
+            # A waiter may be cancelled and not have left yet.
+            if not turn.done():
+                self._tokens -= 1
+                turn.set_result(None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._queue:
+        if len(self._line):
             self._timer = asyncio.get_running_loop().call_at(self._next_token_at(), self._serve)
 
     def _refill(self) -> None:
@@ -68,7 +119,3 @@ class RateLimit:
 
     def _is_held(self) -> bool:
         return asyncio.get_running_loop().time() < self._held_until
-
-    def _drop_cancelled(self) -> None:
-        while self._queue and self._queue[0][2].done():
-            heapq.heappop(self._queue)

@@ -13,7 +13,7 @@ from tinsmith_operator.errors import OperatorError
 from tinsmith_operator.kube.cache import Cache
 from tinsmith_operator.kube.client import Cluster, Heard, Permit
 from tinsmith_operator.kube.events import Events
-from tinsmith_operator.kube.rate_limit import RateLimit
+from tinsmith_operator.kube.rate_limit import Priority, RateLimit
 from tinsmith_operator.kube.resources import (
     LEASES,
     OWNERS,
@@ -163,7 +163,8 @@ class Operator:
         )
 
     def _make_watch(self, heard: Heard, resources: Sequence[Resource] = WATCHED) -> Watch:
-        return Watch(self._settings.scope, self._take, heard, self.metrics.note_request, self._limit.wait, resources)
+        scope, observe = self._settings.scope, self.metrics.note_request
+        return Watch(scope, self._take, heard, observe, lambda: self._limit.wait(Priority.ESSENTIAL), resources)
 
     def _make_ray_clusters(self) -> RayClusterInformer:
         return RayClusterInformer(

@@ -16,13 +16,26 @@ from tinsmith_operator.common.status_events import status_changes
 from tinsmith_operator.session.group import group_run
 from tinsmith_operator.session.situation import Situation
 
+# A busy worker snapshots all the time. Written every minute, the times of 600 sessions alone were the whole default
+# request rate; `tinsmith_snapshot_age_seconds` reports the age without a write.
+SNAPSHOT_TIME_MAY_LAG = timedelta(minutes=10)
+
 
 def write_status(situation: Situation, conditions: tuple[ConditionState, ...]) -> tuple[Action, ...]:
-    """Nothing when it reads so already."""
+    """Nothing when it reads so already, or when the time of a snapshot is all that is new and it may still lag."""
     after = build_status(situation, conditions)
+    if _only_the_snapshot_is_new(situation.session.status, after):
+        return ()
     changes = status_changes(situation.session.status, after)
     requests = request_events(situation.session, after.requests, situation.snapshot)
     return (*changes, *requests) if changes else ()
+
+
+def _only_the_snapshot_is_new(before: TrainingSessionStatus, after: TrainingSessionStatus) -> bool:
+    earlier, later = before.last_snapshot_time, after.last_snapshot_time
+    if earlier is None or later is None or later >= earlier + SNAPSHOT_TIME_MAY_LAG:
+        return False
+    return not status_changes(before, after.model_copy(update={"last_snapshot_time": earlier}))
 
 
 def build_status(situation: Situation, conditions: tuple[ConditionState, ...]) -> TrainingSessionStatus:
@@ -62,8 +75,8 @@ def _first_ready_time(situation: Situation, conditions: tuple[Condition, ...]) -
 
 
 def _snapshot_time(situation: Situation) -> datetime | None:
-    """To the minute, or a busy worker would have its status written with every report. One that was asked for: to the
-    second, rounded up, since whoever asked waits for a time that is not before the request.
+    """To the minute; to the second, rounded up, for a snapshot that was asked for: the client waits for a time that is
+    not before its request.
     """
     before, report, answer = situation.session.status.last_snapshot_time, situation.report, situation.observed.snapshot
     if answer is not None and answer.at is not None and answer.request == snapshot_request(situation.session):

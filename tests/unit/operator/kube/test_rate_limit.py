@@ -2,8 +2,13 @@ from __future__ import annotations
 
 import asyncio
 
+from hypothesis import given
+from hypothesis import strategies as st
 from support.simulated_time import now, simulated_time
-from tinsmith_operator.kube.rate_limit import Priority, RateLimit
+from tinsmith_operator.kube.rate_limit import MOST_OVERTAKEN, Line, Priority, RateLimit
+
+ARRIVALS = st.lists(st.one_of(st.none(), st.sampled_from(Priority)), max_size=60)
+"""Each item is a waiter that joins, or None for a turn that is given."""
 
 
 async def send(
@@ -59,5 +64,45 @@ async def test_who_gives_up_waiting_takes_no_turn() -> None:
     patient = asyncio.create_task(send(limit, "patient", sent))
     await asyncio.sleep(0.5)
     impatient.cancel()
+    await patient
+    assert sent == [(1000, "patient")]
+
+
+@given(ARRIVALS)
+def test_no_request_waits_longer_than_for_those_before_it_and_a_few_that_overtake_it(
+    arrivals: list[Priority | None],
+) -> None:
+    line: Line[object] = Line()
+    turns_left: dict[object, int] = {}
+    for priority in [*arrivals, *[None] * len(arrivals)]:
+        if priority is not None:
+            waiter = object()
+            turns_left[waiter] = len(turns_left) + MOST_OVERTAKEN
+            line.join(waiter, priority)
+        elif len(line):
+            del turns_left[line.next()]
+            turns_left = {waiter: turns - 1 for waiter, turns in turns_left.items()}
+            assert min(turns_left.values(), default=0) >= 0
+    assert turns_left == {}
+
+
+@given(st.lists(st.sampled_from(Priority), max_size=MOST_OVERTAKEN + 1))
+def test_a_short_line_goes_by_priority_and_then_by_arrival(priorities: list[Priority]) -> None:
+    line: Line[int] = Line()
+    for number, priority in enumerate(priorities):
+        line.join(number, priority)
+    served = [line.next() for _ in priorities]
+    assert served == sorted(range(len(priorities)), key=lambda number: priorities[number])
+
+
+@simulated_time
+async def test_a_request_that_gives_up_leaves_the_line_and_counts_for_no_other() -> None:
+    limit, sent = RateLimit(per_second=1, burst=1), []  # type: ignore[var-annotated]
+    await limit.wait()
+    impatient = [asyncio.create_task(send(limit, "impatient", sent, Priority.STATUS)) for _ in range(100)]
+    patient = asyncio.create_task(send(limit, "patient", sent))
+    await asyncio.sleep(0.5)
+    for task in impatient:
+        task.cancel()
     await patient
     assert sent == [(1000, "patient")]

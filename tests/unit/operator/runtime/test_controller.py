@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from support.simulated_time import now, simulated_time
 from tinsmith_operator.api.owner import Unreadable
 from tinsmith_operator.errors import Conflict, NotLeading, Refused, Throttled, Unavailable
+from tinsmith_operator.kube.rate_limit import MOST_OVERTAKEN, Priority, RateLimit
 from tinsmith_operator.kube.resources import Key
 from tinsmith_operator.logs import in_reconcile, outside_of_reconciles
 from tinsmith_operator.metrics import Metrics
@@ -317,3 +318,61 @@ def test_what_a_reconcile_begins_and_outlives_it_is_of_no_reconcile() -> None:
 
     live()
     assert said == [{}]
+
+
+# ---- many busy sessions at the request rate
+
+WORKERS = 4
+CREATES = 4
+
+
+class BusyInstallation:
+    """A thousand sessions whose status changes each minute, which is more than the rate allows, and a few new ones."""
+
+    def __init__(self) -> None:
+        self.limit = RateLimit(per_second=10, burst=50)
+        self.queue: WorkQueue[Key] = WorkQueue()
+        self.acts = asyncio.Event()
+        self.acts.set()
+        self.turns = 0
+        self.turns_to_create: dict[Key, int] = {}
+        self.controller = Controller(self.queue, self.reconcile, unchanged, Metrics(), self.acts)
+
+    async def reconcile(self, key: Key) -> ReconcileResult:
+        began = self.turns
+        await self.request(Priority.STATUS)
+        if key.name.startswith("new"):
+            for _ in range(CREATES):
+                await self.request(Priority.ORDINARY)
+            self.turns_to_create[key] = self.turns - began
+        return SETTLED
+
+    async def request(self, priority: Priority) -> None:
+        await self.limit.wait(priority)
+        self.turns += 1
+
+    async def keep_busy(self, sessions: int) -> None:
+        while True:
+            for number in range(sessions):
+                self.queue.add(Key("tin", f"busy-{number}", "TrainingSession"))
+                await asyncio.sleep(60 / sessions)
+
+
+@simulated_time
+async def test_a_thousand_busy_sessions_keep_no_new_one_from_being_created_and_no_list_from_being_sent() -> None:
+    busy = BusyInstallation()
+    tasks = [asyncio.create_task(busy.controller.run()) for _ in range(WORKERS)]
+    tasks.append(asyncio.create_task(busy.keep_busy(1000)))
+    await asyncio.sleep(20)
+    for number in range(3):
+        busy.queue.add(Key("tin", f"new-{number}", "TrainingSession"))
+    asked_at = now()
+    await busy.request(Priority.ESSENTIAL)
+    assert now() - asked_at < WORKERS / 10
+    await asyncio.sleep(60)
+    longest_wait = WORKERS + MOST_OVERTAKEN
+    assert len(busy.turns_to_create) == 3
+    assert max(busy.turns_to_create.values()) <= (1 + CREATES) * longest_wait
+    assert busy.turns > 600, "the rate is used up all the time"
+    for task in tasks:
+        task.cancel()
