@@ -61,11 +61,14 @@ class Metrics:
         certificates: Callable[[], Iterable[tuple[str, str, datetime]]],
         are_kept: Callable[[], bool],
         forbidden: Callable[[], int],
+        unknown_kinds: Callable[[], int],
     ) -> None:
         """`certificates` names each one's namespace, Secret and end; `are_kept` is whether new ones can be issued;
-        `forbidden` counts the namespaces that may not be listed.
+        `forbidden` counts the namespaces that may not be listed, `unknown_kinds` the CRDs that are missing.
         """
-        self.registry.register(StateCollector(queue_depth, is_leading, owners, certificates, are_kept, forbidden))
+        self.registry.register(
+            StateCollector(queue_depth, is_leading, owners, certificates, are_kept, forbidden, unknown_kinds)
+        )
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
@@ -82,6 +85,7 @@ class StateCollector(Collector):
         certificates: Callable[[], Iterable[tuple[str, str, datetime]]],
         are_kept: Callable[[], bool],
         forbidden: Callable[[], int],
+        unknown_kinds: Callable[[], int],
     ) -> None:
         self._queue_depth = queue_depth
         self._is_leading = is_leading
@@ -89,6 +93,7 @@ class StateCollector(Collector):
         self._certificates = certificates
         self._are_kept = are_kept
         self._forbidden = forbidden
+        self._unknown_kinds = unknown_kinds
 
     @override
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | Metric]:
@@ -111,6 +116,11 @@ class StateCollector(Collector):
             f"{PREFIX}_namespaces_forbidden",
             "Namespaces that this operator is told to look after and may not list; `/readyz` names them.",
             value=self._forbidden(),
+        )
+        yield GaugeMetricFamily(
+            f"{PREFIX}_kinds_unknown",
+            "CRDs of the operator that are not installed; `/readyz` names them, and the other kind is served.",
+            value=self._unknown_kinds(),
         )
 
     def _conditions(self) -> Metric:

@@ -95,6 +95,7 @@ WHY_SHORT = {
     "operator/tinsmith_operator/common/requeue.py": SHARED,
     "operator/tinsmith_operator/common/status_events.py": SHARED,
     "operator/tinsmith_operator/errors.py": SHARED,
+    "operator/tinsmith_operator/kube/depth.py": SHARED,
     "operator/tinsmith_operator/kube/text.py": SHARED,
     "operator/tinsmith_operator/pool/conditions.py": ROOM,
     "operator/tinsmith_operator/pool/status.py": ROOM,

@@ -6,6 +6,7 @@ changes nothing. What is gone stays gone: an answer from before the object's end
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
@@ -131,7 +132,7 @@ class Cache:
             self._tell(ref, known)
 
     def note_listed(self, listed: Iterable[Manifest], list_version: int) -> set[Ref]:
-        """Note a page of a list, and return what is on it. An object on it had not ended at the list's version, even if its
+        """Note a page of a list, and return what is on it. Nothing on it had ended at the list's version, even if its
         end was noted.
         """
         present = set()
@@ -149,6 +150,10 @@ class Cache:
             listable = ref.kind == resource.kind and namespace in (None, ref.namespace) and resource.selects(manifest)
             if listable and ref not in present and version_of(manifest) <= list_version:
                 self.note_end(ref, manifest["metadata"]["uid"], version_of(manifest) + 1)
+
+    def drop_kind(self, resource: Resource, namespace: str | None) -> None:
+        """Forget all objects of a kind, of a namespace or of all: the cluster does not know the kind."""
+        self.drop_unlisted(resource, namespace, set(), sys.maxsize)
 
     def drop_if_unwatched(self, ref: Ref) -> None:
         """Forgets an object that no watch would keep up to date: read once, believed for a while."""

@@ -33,10 +33,11 @@ from tinsmith_operator.errors import (
     Throttled,
     Unavailable,
 )
-from tinsmith_operator.kube.depth import ReadableResponse, parse_json
+from tinsmith_operator.kube.depth import parse_json
 from tinsmith_operator.kube.rate_limit import Priority, RateLimit
 from tinsmith_operator.kube.resources import SECRETS, ApiCall, Resource, namespace_of, parse_call
 from tinsmith_operator.kube.text import apply_patch
+from tinsmith_operator.kube.watch_stream import ListBroken, WatchedResponse
 
 READ_TIMEOUT_SECONDS = 30.0
 PAGE_ITEMS = 500
@@ -341,7 +342,8 @@ def trace(observe: Observe, heard: Heard | None = None, turn: Turn | None = None
             await turn()
 
     async def on_end(_session: Any, context: SimpleNamespace, params: aiohttp.TraceRequestEndParams) -> None:
-        call = finished(params.url, params.method, str(params.response.status))
+        status = getattr(params.response, "answered", params.response.status)
+        call = finished(params.url, params.method, str(status))
         context.listed = call.resource if call.verb == "list" and params.response.status == 200 else None
 
     async def on_body(
@@ -356,7 +358,8 @@ def trace(observe: Observe, heard: Heard | None = None, turn: Turn | None = None
             heard(namespace_of(params.url.path), context.listed, "200", parse_json(params.chunk), is_first)
 
     async def on_error(_session: Any, _context: SimpleNamespace, params: aiohttp.TraceRequestExceptionParams) -> None:
-        finished(params.url, params.method, "error")
+        broken = params.exception
+        finished(params.url, params.method, str(broken.status) if isinstance(broken, ListBroken) else "error")
 
     hooks = aiohttp.TraceConfig()
     hooks.on_request_start.append(on_start)
@@ -384,7 +387,7 @@ async def open_watch_session(observe: Observe, heard: Heard, turn: Turn) -> Watc
         connector=aiohttp.TCPConnector(limit=0, ssl=client.rest_client.ssl_context),
         headers={"User-Agent": f"{USER_AGENT}-watch", **({"Authorization": token} if token else {})},
         trust_env=True,
-        response_class=ReadableResponse,
+        response_class=WatchedResponse,
         trace_configs=[trace(observe, heard, turn)],
     )
     rotates: Final = configuration.refresh_api_key_hook is not None

@@ -10,11 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
 from typing import Any
-
-import aiohttp
-from typing_extensions import override
 
 DEEPEST = 100
 """Kubernetes' own objects and their managed fields stay below 30."""
@@ -59,56 +55,3 @@ def flattened(text: bytes) -> bytes:
                 begins = token.end()
             depth -= 1
     return bytes(kept + text[begins:])
-
-
-class ReadableResponse(aiohttp.ClientResponse):
-    """What Kopf reads, with a parser of its own: a list by `json`, a watch by `content`, line for line."""
-
-    @override
-    async def json(self, **options: Any) -> Any:
-        return await super().json(**{"loads": parse_json, **options})
-
-    @override
-    async def start(self, connection: Any) -> aiohttp.ClientResponse:
-        started = await super().start(connection)
-        self.content = _ReadableLines(self.content)  # type: ignore[assignment]
-        return started
-
-
-class _ReadableLines:
-    """A stream as it is, but for `iter_chunked`."""
-
-    def __init__(self, stream: aiohttp.StreamReader) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def __aiter__(self) -> Any:
-        return self._stream.__aiter__()
-
-    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """Whole lines, and at the end what is left."""
-        parts: list[bytes] = []
-        async for chunk in self._stream.iter_chunked(size):
-            head, newline, rest = chunk.rpartition(b"\n")
-            if not newline:
-                parts.append(chunk)
-                continue
-            lines = b"".join([*parts, head]).split(b"\n")
-            parts = [rest]
-            for line in lines:
-                yield _readable(line) + b"\n"
-        if last := b"".join(parts):
-            yield last
-
-
-def _readable(line: bytes) -> bytes:
-    if not nests_too_deep(line):
-        return line
-    kept = flattened(line)
-    try:
-        json.loads(kept)
-    except ValueError:
-        return line  # for the reader to tell
-    return kept

@@ -29,6 +29,8 @@ Deliver = Callable[[Resource, str | None, Manifest], None]
 UNUSED_FINALIZER = "tinsmith.dev/written-by-nobody"
 LONGEST_BACKOFF_SECONDS = 30.0
 RELOGIN_PAUSE_SECONDS = 5.0
+# Before a list, after a watch that the API server broke off: it may do so each time.
+RECONNECT_SECONDS = 1.0
 STOP_SECONDS = 5.0
 
 
@@ -57,7 +59,7 @@ class Watch:
         heard: Heard,
         observe: Observe,
         turn: Turn,
-        resources: Sequence[Resource] = WATCHED,
+        resources: Sequence[Resource],
     ) -> None:
         self._turn = turn
         self._scope = scope
@@ -175,6 +177,7 @@ def watch_settings(resources: Sequence[Resource] = WATCHED) -> kopf.OperatorSett
     settings.process.ultimate_exiting_timeout = None
     settings.networking.error_backoffs = EndlessBackoff()
     settings.networking.request_timeout = 60.0
+    settings.watching.reconnect_backoff = RECONNECT_SECONDS
     # Each kind is listed whole, in pages: what they lack is gone.
     settings.watching.initial_streaming = False
     settings.watching.chunk_size = PAGE_ITEMS

@@ -6,6 +6,9 @@ lacks is gone, and what goes later is told by the watch.
 
 Each part of the scope stands for itself. Where the API server forbids the watch (no such namespace, or no rights in it)
 nothing is known and nothing done, and the others do not wait for it.
+
+The CRD of either kind of owner may be missing, or be deleted. There are no objects of that kind then, and the other
+kind is served.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ from tinsmith_operator.logs import get_logger
 from tinsmith_operator.scope import Scope
 
 RETRY_SECONDS = 2.0
+LOOK_FOR_KIND_SECONDS = 10.0
+
+_CURE = "Install the CRD: `kubectl apply -f crds/`, or the chart with `crds.install: true`."
 
 Part = str | None
 """A namespace, or None for all of them at once."""
@@ -38,6 +44,8 @@ class State(Enum):
     WAITS = auto()
     LISTED = auto()
     REFUSED = auto()
+    UNKNOWN = auto()
+    """The cluster does not know the kind."""
 
 
 class Informer:
@@ -84,6 +92,12 @@ class Informer:
             for part, plurals in by_part.items()
         ]
 
+    @property
+    def unknown(self) -> list[str]:
+        """A sentence for each kind that the cluster does not know."""
+        plurals = sorted({plural for (_, plural), state in self._states.items() if state is State.UNKNOWN})
+        return [f"{_unknown_words(self._resources[plural])} {_CURE} The operator serves it then." for plural in plurals]
+
     def knows(self, namespace: str) -> bool:
         """Whether all that is in this namespace is in the cache."""
         return self._is_known(self._scope.part_of(namespace))
@@ -92,16 +106,27 @@ class Informer:
         """Whether something in it may not be listed."""
         return any(self._states.get((part, plural)) is State.REFUSED for plural in self._resources)
 
-    async def check_kinds(self) -> None:
-        """Before any watch begins: Kopf looks for the kinds once, and never watches one that comes later.
+    async def check_kinds(self) -> tuple[Resource, ...]:
+        """Return the kinds to watch: Kopf looks for them once, and never watches one that comes later.
 
-        Raises OperatorError when a CRD is not installed; waits while no part of the scope can be read.
+        Waits while no part of the scope can be read. Raises OperatorError when the CRDs of both kinds are missing.
         """
         while True:
-            readable = [await self._can_read(part) for part in self._scope.parts]
-            if any(readable) and await self._are_told():
-                return
+            unknown: set[Resource] = set()
+            readable = [await self._can_read(part, unknown) for part in self._scope.parts]
+            if unknown == set(OWNERS):
+                raise OperatorError(" ".join([*map(_unknown_words, OWNERS), _CURE]))
+            known = tuple(resource for resource in self._resources.values() if resource not in unknown)
+            if any(readable) and await self._are_told([resource for resource in OWNERS if resource in known]):
+                for resource in unknown:
+                    self._lose(resource)
+                return known
             await asyncio.sleep(RETRY_SECONDS)
+
+    async def wait_for_kind(self, resource: Resource) -> None:
+        """Return when a kind that was missing can be watched."""
+        while not (await self._is_installed(resource) and await self._are_told([resource])):
+            await asyncio.sleep(LOOK_FOR_KIND_SECONDS)
 
     def heard(self, namespace: Part, plural: str, code: str, answer: Manifest | None, is_first: bool = True) -> None:
         """A watch of this kind begins anew: a page of its list was answered with this status."""
@@ -110,6 +135,8 @@ class Informer:
             return
         if code == "403":
             self._refuse(place)
+        elif code == "404" and self._resources[plural] in OWNERS:
+            self._lose_in(place)
         elif answer is not None:
             self._take_page(place, answer, is_first=is_first)
 
@@ -124,15 +151,13 @@ class Informer:
             self._cache.drop_unlisted(resource, place[0], self._listed.pop(place), version)
             self._accept(place)
 
-    async def _can_read(self, part: Part) -> bool:
+    async def _can_read(self, part: Part, unknown: set[Resource]) -> bool:
+        """Whether the owners in a part can be listed; adds the kinds that the cluster does not know."""
         for resource in OWNERS:
             try:
                 await self._cluster.try_list(resource, part)
-            except NotFound as error:
-                raise OperatorError(
-                    f"The cluster does not know {resource.plural}.{resource.group}. Install the CRD: "
-                    f"`kubectl apply -f crds/`, or the chart with `crds.install: true`."
-                ) from error
+            except NotFound:
+                unknown.add(resource)
             except Refused:
                 self._refuse((part, resource.plural))
                 return False
@@ -141,14 +166,40 @@ class Informer:
                 return False
         return True
 
-    async def _are_told(self) -> bool:
+    async def _is_installed(self, resource: Resource) -> bool:
+        """A part that may not be listed says so only where the kind is known."""
+        try:
+            await self._cluster.try_list(resource, self._scope.parts[0])
+        except Refused:
+            return True
+        except (NotFound, Unavailable):
+            return False
+        return True
+
+    async def _are_told(self, resources: Sequence[Resource]) -> bool:
         """A kind that is new can be listed a moment before the API server tells of it, and Kopf asks what it tells."""
         try:
             told = await self._cluster.kinds_of(API_VERSION)
         except (NotFound, Unavailable) as error:
             log.warning("waiting for the API server to tell of the kinds", error=str(error))
             return False
-        return all(resource.plural in told for resource in OWNERS)
+        return all(resource.plural in told for resource in resources)
+
+    def _lose(self, resource: Resource) -> None:
+        for part in self._scope.parts:
+            self._lose_in((part, resource.plural))
+
+    def _lose_in(self, place: Place) -> None:
+        """The kind is unknown, so there is no object of it."""
+        part, plural = place
+        resource, was_known = self._resources[plural], self._is_known(part)
+        if self._states[place] is not State.UNKNOWN:
+            log.error("kind unknown", problem=_unknown_words(resource), cure=_CURE, where=words_for(part))
+            self._states[place] = State.UNKNOWN
+            self._cache.drop_kind(resource, part)
+        if not was_known and self._is_known(part):
+            self._entered(part)
+        self._settle()
 
     def _accept(self, place: Place) -> None:
         part, before = place[0], self._states[place]
@@ -172,7 +223,11 @@ class Informer:
             self.complete.set()
 
     def _is_known(self, part: Part) -> bool:
-        return all(self._states.get((part, plural)) is State.LISTED for plural in self._resources)
+        return all(self._states.get((part, plural)) in (State.LISTED, State.UNKNOWN) for plural in self._resources)
+
+
+def _unknown_words(resource: Resource) -> str:
+    return f"The cluster does not know {resource.plural}.{resource.group}."
 
 
 def words_for(part: Part) -> str:

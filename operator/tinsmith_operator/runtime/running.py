@@ -82,7 +82,7 @@ class Operator:
         self._limit = RateLimit(settings.max_requests_per_second, settings.burst)
         self._cluster = Cluster(self._limit, around_permit(self._leader.permit), self.metrics.note_request)
         self._informer = Informer(self._cluster, self._cache, settings.scope, lambda _part: self._enqueue_all())
-        self._watch = self._make_watch(self._informer.heard)
+        self._watches: list[Watch] = []
         self._ray_clusters = self._make_ray_clusters()
         self._issuer, self._first_api_key = self._make_issuer(), self._make_first_key()
         describe = describe or GrpcDescriber(self._issuer.operator_leaf)
@@ -117,8 +117,18 @@ class Operator:
         return [*watching, self._leader.run(), self._ensure_certificates(), self._resync(), *workers]
 
     async def _watch_cluster(self) -> None:
-        await self._informer.check_kinds()
-        await self._watch.run()
+        known = await self._informer.check_kinds()
+        late = (self._watch_late(resource) for resource in WATCHED if resource not in known)
+        await asyncio.gather(self._watch_kinds(known), *late)
+
+    async def _watch_late(self, resource: Resource) -> None:
+        await self._informer.wait_for_kind(resource)
+        await self._watch_kinds((resource,))
+
+    async def _watch_kinds(self, resources: Sequence[Resource]) -> None:
+        watch = self._make_watch(self._informer.heard, resources)
+        self._watches.append(watch)
+        await watch.run()
 
     async def _until(self, stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
         stopped = asyncio.create_task(_wait(stop))
@@ -146,7 +156,7 @@ class Operator:
         await self._workers.close()
         await self._snapshots.close()
         await self._leader.release()
-        await self._watch.stop()
+        await asyncio.gather(*(watch.stop() for watch in self._watches))
         await self._cluster.close()
 
     def _make_leader(self) -> Leader:
@@ -162,7 +172,7 @@ class Operator:
             changed=self._on_leading,
         )
 
-    def _make_watch(self, heard: Heard, resources: Sequence[Resource] = WATCHED) -> Watch:
+    def _make_watch(self, heard: Heard, resources: Sequence[Resource]) -> Watch:
         scope, observe = self._settings.scope, self.metrics.note_request
         return Watch(scope, self._take, heard, observe, lambda: self._limit.wait(Priority.ESSENTIAL), resources)
 
@@ -202,7 +212,7 @@ class Operator:
             self._what_is_dead,
             self._what_is_missing,
             self.metrics.render,
-            remarks=lambda: self._informer.refused,
+            remarks=lambda: [*self._informer.unknown, *self._informer.refused],
         )
 
     def _watch_metrics(self) -> None:
@@ -213,6 +223,7 @@ class Operator:
             self._certificates,
             lambda: not self._leader.is_leading or self._issuer.problem is None,
             lambda: len(self._informer.refused),
+            lambda: len(self._informer.unknown),
         )
 
     def _make_controller(self) -> Controller:
@@ -324,7 +335,7 @@ class Operator:
         return secret.namespace == self._settings.namespace and secret.name in names
 
     def _what_is_dead(self) -> str | None:
-        return "the watch has ended" if self._watch.has_ended else None
+        return "the watch has ended" if any(watch.has_ended for watch in self._watches) else None
 
     def _what_is_missing(self) -> str | None:
         if self._informer.complete.is_set():

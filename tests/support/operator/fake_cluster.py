@@ -18,6 +18,7 @@ class FakeCluster:
     """`requests` are the ones that came, as (verb, kind, name). `failures` holds what the next one of a verb raises.
     rewrite: what an admission webhook does to the object that is sent.
     forbidden: namespaces in which nothing may be listed. told: the plurals of our kinds that are told to who asks.
+    missing: plurals whose CRD is not installed.
     """
 
     def __init__(self) -> None:
@@ -26,6 +27,7 @@ class FakeCluster:
         self.failures: dict[str, list[Exception]] = {}
         self.rewrite: Callable[[Manifest], Any] = lambda manifest: None
         self.forbidden: set[str | None] = set()
+        self.missing: set[str] = set()
         self.told = {resource.plural for resource in OWNERS}
         self._versions = itertools.count(1)
 
@@ -44,6 +46,8 @@ class FakeCluster:
         self, resource: Resource, namespace: str | None, field_selector: str | None = None
     ) -> tuple[list[Manifest], int]:
         self._begin("list", resource.kind, "")
+        if resource.plural in self.missing:
+            raise NotFound("the server could not find the requested resource")
         if namespace in self.forbidden:
             raise Refused(f"{resource.plural} is forbidden in the namespace {namespace}")
         within = [ref for ref in self.objects if ref.kind == resource.kind and namespace in (None, ref.namespace)]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 
 import pytest
-from aiohttp import ClientSession, web
-from tinsmith_operator.kube.depth import DEEPEST, ReadableResponse, flattened, nests_too_deep, parse_json
+from tinsmith_operator.kube.depth import DEEPEST, flattened, nests_too_deep, parse_json
 
 DEEP = 9000
 NESTED = '{"f:a":' * DEEP + "{}" + "}" * DEEP
@@ -58,39 +56,3 @@ def test_an_answer_that_ends_in_a_string_of_quotes_is_told_in_linear_time(end: s
 def test_what_is_no_json_is_said() -> None:
     with pytest.raises(ValueError, match="Expecting"):
         parse_json("<html>")
-
-
-@pytest.fixture
-async def address() -> AsyncIterator[str]:
-    """Of a watch that tells of a deep object between two others, the last without its end; and of a list of them."""
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        if "watch" not in request.query:
-            return web.Response(text=beside(NESTED), content_type="application/json")
-        response = web.StreamResponse()
-        await response.prepare(request)
-        for line in (json.dumps(BESIDE), beside(NESTED), "{" * 600, json.dumps(BESIDE)):
-            await response.write(line[:7].encode())
-            await response.write(line[7:].encode() + b"\n")
-        await response.write(b'{"cut":')
-        return response
-
-    application = web.Application()
-    application.router.add_get("/", answer)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
-    await runner.cleanup()
-
-
-async def test_a_response_can_be_read_by_a_parser_of_little_depth(address: str) -> None:
-    async with ClientSession(response_class=ReadableResponse) as http:
-        async with http.get(address) as response:
-            assert (await response.json())["after"] == BESIDE
-        async with http.get(f"{address}?watch=true") as response:
-            whole = b"".join([chunk async for chunk in response.content.iter_chunked(1024)])
-    first, deep, wrong, last, cut = whole.decode().split("\n")
-    assert json.loads(first) == json.loads(last) == BESIDE
-    assert json.loads(deep)["after"] == BESIDE
-    assert (wrong, cut) == ("{" * 600, '{"cut":')

@@ -14,6 +14,7 @@ import pytest
 import tinsmith_operator.runtime.handlers as doors
 from packaging.specifiers import SpecifierSet
 from tinsmith_operator.kube.client import WatchSession
+from tinsmith_operator.kube.resources import WATCHED
 from tinsmith_operator.runtime.handlers import LONGEST_BACKOFF_SECONDS, EndlessBackoff, Watch, watch_settings
 from tinsmith_operator.scope import Scope
 
@@ -71,7 +72,7 @@ async def test_a_session_that_kopf_was_stopped_from_taking_is_closed(monkeypatch
     monkeypatch.setattr(doors, "open_watch_session", open_session)
     monkeypatch.setattr(doors.kopf, "spawn_tasks", spawn_tasks)
     monkeypatch.setattr(doors.kopf, "run_tasks", run_tasks)
-    watch = Watch(Scope(("team",)), lambda *_: None, lambda *_: None, lambda *_: None, no_turn)
+    watch = Watch(Scope(("team",)), lambda *_: None, lambda *_: None, lambda *_: None, no_turn, WATCHED)
     await watch.run()
     await watch.stop()
     assert [session.http.closed for session in opened] == [True]

@@ -6,10 +6,10 @@ from typing import Any, cast
 import pytest
 from support.operator.fake_cluster import FakeCluster
 from support.simulated_time import now, simulated_time
-from tinsmith_operator.errors import NotFound, OperatorError, Unavailable
+from tinsmith_operator.errors import OperatorError, Unavailable
 from tinsmith_operator.kube.cache import Cache
-from tinsmith_operator.kube.resources import POOLS, SERVICES, WATCHED, Key, Ref, Resource
-from tinsmith_operator.runtime.informer import RETRY_SECONDS, Informer
+from tinsmith_operator.kube.resources import OWNERS, POOLS, SERVICES, SESSIONS, WATCHED, Key, Ref, Resource
+from tinsmith_operator.runtime.informer import LOOK_FOR_KIND_SECONDS, RETRY_SECONDS, Informer
 from tinsmith_operator.scope import Scope
 
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "tiny", "namespace": "tin"}}
@@ -95,12 +95,79 @@ async def test_a_list_of_a_kind_that_is_not_watched_means_nothing() -> None:
     assert house.cache.peek(PLACE) is not None
 
 
+# ---- a CRD that is missing, or is deleted
+
+CRD = pytest.mark.parametrize("resource", OWNERS, ids=lambda resource: resource.plural)
+SESSION = {"apiVersion": SESSIONS.api_version, "kind": SESSIONS.kind, "metadata": {"name": "s", "namespace": "tin"}}
+POOL = {"apiVersion": POOLS.api_version, "kind": POOLS.kind, "metadata": {"name": "p", "namespace": "tin"}}
+
+
 @simulated_time
-async def test_a_cluster_without_the_crd_is_refused_with_the_cure() -> None:
+async def test_a_cluster_without_either_crd_is_refused_with_the_cure() -> None:
     house = House()
-    house.cluster.failures["list"] = [NotFound("the server could not find the requested resource")]
-    with pytest.raises(OperatorError, match=r"trainingsessions\.tinsmith\.dev.*kubectl apply -f crds/"):
+    house.cluster.missing = {owner.plural for owner in OWNERS}
+    with pytest.raises(OperatorError, match=r"trainingsessions\.tinsmith\.dev.*samplerpools.*kubectl apply -f crds/"):
         await house.informer.check_kinds()
+
+
+@CRD
+@simulated_time
+async def test_an_operator_that_starts_without_one_crd_watches_everything_else_and_says_which(
+    resource: Resource,
+) -> None:
+    house = House("a", "b")
+    house.cluster.missing = {resource.plural}
+    house.cluster.told.remove(resource.plural)
+    known = await house.informer.check_kinds()
+    assert set(known) == set(WATCHED) - {resource}
+    for namespace in ("a", "b"):
+        for each in known:
+            await house.watch_one(namespace, each)
+    assert house.informer.complete.is_set()
+    assert house.informer.missing == []
+    assert house.informer.knows("a")
+    [sentence] = house.informer.unknown
+    assert f"does not know {resource.plural}.tinsmith.dev. Install the CRD" in sentence
+
+
+@CRD
+@simulated_time
+async def test_a_kind_that_is_installed_later_is_found_once_the_api_server_tells_of_it(resource: Resource) -> None:
+    house = House()
+    house.cluster.missing = {resource.plural}
+    house.cluster.told.remove(resource.plural)
+    waiting = asyncio.create_task(house.informer.wait_for_kind(resource))
+    await asyncio.sleep(100)
+    house.cluster.missing = set()
+    await asyncio.sleep(LOOK_FOR_KIND_SECONDS * 2)
+    assert not waiting.done()
+    house.cluster.told.add(resource.plural)
+    await waiting
+
+
+@simulated_time
+async def test_a_crd_that_is_deleted_takes_its_objects_away_and_leaves_the_other_kind_known() -> None:
+    house = House()
+    for owner in (SESSION, POOL):
+        house.cluster.put(owner)
+    await house.watch("tin")
+    house.informer.heard("tin", POOLS.plural, "404", None)
+    assert house.cache.owners() == [Key("tin", "s", SESSIONS.kind)]
+    assert house.informer.knows("tin")
+    assert len(house.informer.unknown) == 1
+    await house.watch_one("tin", POOLS)
+    assert sorted(house.cache.owners()) == [Key("tin", "p", POOLS.kind), Key("tin", "s", SESSIONS.kind)]
+    assert house.informer.unknown == []
+    assert house.entered == ["tin", "tin"], "everything in it is looked at anew"
+
+
+@simulated_time
+async def test_a_built_in_kind_that_is_not_found_is_no_crd_of_ours() -> None:
+    house = House()
+    house.cache.note(house.cluster.put(SERVICE))
+    house.informer.heard("tin", SERVICES.plural, "404", None)
+    assert house.cache.peek(PLACE) is not None
+    assert house.informer.unknown == []
 
 
 @simulated_time

@@ -14,14 +14,14 @@ import pytest
 import structlog
 from support.operator.fake_cluster import FakeCluster
 from support.operator.odd_certificates import odd_leaves
-from support.operator.operators import session_manifest, settings_for
+from support.operator.operators import pool_manifest, session_manifest, settings_for
 from support.simulated_time import simulated_time
 from tinsmith_operator.api.names import MANAGED_BY_LABEL, MANAGER, SESSION_LABEL, SNAPSHOT_REQUEST_ANNOTATION
 from tinsmith_operator.ca.certificates import Use, new_authority, parse_facts
 from tinsmith_operator.ca.issuer import LOOK_AGAIN_SECONDS
 from tinsmith_operator.errors import Unavailable
 from tinsmith_operator.kube.client import Heard
-from tinsmith_operator.kube.resources import Ref, Resource
+from tinsmith_operator.kube.resources import POOLS, SESSIONS, Ref, Resource
 from tinsmith_operator.runtime import observe, running
 from tinsmith_operator.runtime.running import UNWATCHED_LOOK_SECONDS, Operator
 from tinsmith_operator.runtime.worker_client import Silent, Target
@@ -32,6 +32,7 @@ AUTHORITY = Ref("Secret", "tin", "tinsmith-ca")
 CLIENT = Ref("Secret", "tin", "tinsmith-api-server-tls")
 FIRST_KEY = Ref("Secret", "tin", "first-key")
 KEPT = "tinsmith_operator_certificates_kept"
+UNKNOWN = "tinsmith_operator_kinds_unknown"
 ENDS = "tinsmith_operator_certificate_expiry_timestamp_seconds"
 
 
@@ -316,3 +317,34 @@ def test_a_renewal_that_is_slow_at_the_start_keeps_no_leader_from_acting(
             assert asked
 
     live()
+
+
+@pytest.mark.parametrize(("missing", "served"), [(POOLS, SESSIONS), (SESSIONS, POOLS)], ids=["pools", "sessions"])
+def test_an_operator_without_one_crd_serves_the_other_kind_and_picks_it_up_when_it_is_installed(
+    cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch, missing: Resource, served: Resource
+) -> None:
+    settings = settings_for("tin", lease_seconds=15)
+    manifests = {SESSIONS: session_manifest("tiny"), POOLS: pool_manifest("tiny")}
+
+    def has_status(resource: Resource) -> bool:
+        return "status" in cluster.objects.get(Ref(resource.kind, "tin", "tiny"), {})
+
+    @simulated_time
+    async def live() -> None:
+        cluster.missing, cluster.told = {missing.plural}, {served.plural}
+        put_owner(cluster, manifests[served])
+        async with operator_over(cluster, settings, monkeypatch) as operator:
+            await asyncio.sleep(30)
+            assert has_status(served)
+            assert told(operator, UNKNOWN) == [f"{UNKNOWN} 1.0"]
+            cluster.missing, cluster.told = set(), {missing.plural, served.plural}
+            put_owner(cluster, manifests[missing])
+            await asyncio.sleep(30)
+            assert has_status(missing)
+            assert told(operator, UNKNOWN) == [f"{UNKNOWN} 0.0"]
+
+    live()
+
+
+def put_owner(cluster: LeasingCluster, manifest: dict[str, Any]) -> None:
+    cluster.put({**manifest, "metadata": {**manifest["metadata"], "namespace": "tin", "generation": 1}})

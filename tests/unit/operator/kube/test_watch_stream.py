@@ -1,0 +1,255 @@
+"""What Kopf reads, and which answers it begins anew after instead of ending."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinsmith_operator.kube.watch_stream as streams
+import tinsmith_operator.runtime.handlers as doors
+import yaml
+from aiohttp import ClientSession, web
+from tinsmith_operator.kube.resources import OWNERS, POOLS, SESSIONS, ApiCall, Resource, parse_call
+from tinsmith_operator.kube.watch_stream import BEGIN_ANEW, WatchedResponse, must_begin_anew, readable_line
+from tinsmith_operator.runtime.handlers import Watch
+from tinsmith_operator.scope import Scope
+
+NESTED = '{"f:a":' * 9000 + "{}" + "}" * 9000
+BESIDE = {"text": 'a "quoted" \\ { [ ]', "kept": [1, {"two": None}], "ü": True}
+
+
+def beside(nested: str) -> str:
+    return json.dumps({"before": BESIDE, "deep": "?", "after": BESIDE}).replace('"?"', nested)
+
+
+@pytest.fixture
+async def address() -> AsyncIterator[str]:
+    """Of a watch that tells of a deep object between two others, the last without its end; and of a list of them."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            return web.Response(text=beside(NESTED), content_type="application/json")
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for line in (json.dumps(BESIDE), beside(NESTED), "{" * 600, json.dumps(BESIDE)):
+            await response.write(line[:7].encode())
+            await response.write(line[7:].encode() + b"\n")
+        await response.write(b'{"cut":')
+        return response
+
+    application = web.Application()
+    application.router.add_get("/", answer)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
+    await runner.cleanup()
+
+
+async def test_a_response_can_be_read_by_a_parser_of_little_depth(address: str) -> None:
+    async with ClientSession(response_class=WatchedResponse) as http:
+        async with http.get(address) as response:
+            assert (await response.json())["after"] == BESIDE
+        async with http.get(f"{address}?watch=true") as response:
+            whole = b"".join([chunk async for chunk in response.content.iter_chunked(1024)])
+    first, deep, wrong, last, cut = whole.decode().split("\n")
+    assert json.loads(first) == json.loads(last) == BESIDE
+    assert json.loads(deep)["after"] == BESIDE
+    assert (wrong, cut) == ("{" * 600, '{"cut":')
+
+
+# ---- errors that the API server tells in a watch
+
+
+def error_event(code: int, **event: Any) -> bytes:
+    status = {"kind": "Status", "status": "Failure", "code": code, "message": "etcdserver: request timed out"}
+    return json.dumps({"type": "ERROR", "object": status, **event}).encode()
+
+
+@pytest.mark.parametrize("code", [400, 403, 404, 429, 500, 503, 504])
+def test_every_error_in_a_watch_makes_it_begin_anew_as_one_that_is_too_old(code: int) -> None:
+    assert readable_line(error_event(code)) == BEGIN_ANEW
+    assert json.loads(BEGIN_ANEW)["object"]["code"] == 410
+    assert readable_line(error_event(410)) == error_event(410)
+
+
+def test_an_event_about_an_object_stays_whatever_is_in_it() -> None:
+    named = json.dumps({"type": "ADDED", "object": {"metadata": {"name": "x", "labels": {"a": "ERROR"}}}}).encode()
+    tricky = json.dumps({"object": {"type": "ERROR"}, "type": "ADDED"}).encode()
+    for line in (named, tricky, b'{"type":"ERROR"', b'"ERROR"'):
+        assert readable_line(line) == line
+
+
+@pytest.mark.parametrize(
+    ("status", "verb", "plural", "begins_anew"),
+    [
+        (404, "list", "trainingsessions", True),
+        (404, "watch", "samplerpools", True),
+        (404, "list", "rayclusters", False),
+        (404, "get", "discovery", False),
+        (410, "list", "services", True),
+        (410, "watch", "rayclusters", True),
+        (409, "watch", "trainingsessions", False),
+        (200, "list", "trainingsessions", False),
+    ],
+)
+def test_only_a_version_that_is_too_old_and_a_missing_crd_make_a_watch_begin_anew(
+    status: int, verb: str, plural: str, begins_anew: bool
+) -> None:
+    assert must_begin_anew(status, verb, plural) is begins_anew
+
+
+# ---- Kopf itself, over a small API server
+
+
+class SmallApi:
+    """Lists and watches of sessions and pools. missing: plurals whose CRD is deleted.
+
+    sent: queued lines, one list a watch of sessions. lists: counts the answered lists.
+    """
+
+    def __init__(self) -> None:
+        self.missing: set[str] = set()
+        self.lines: asyncio.Queue[bytes] = asyncio.Queue()
+        self.asked: asyncio.Queue[ApiCall] = asyncio.Queue()
+        self.stop = asyncio.Event()
+        self.cut = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        path = request.path.strip("/")
+        if path in DISCOVERY:
+            return web.json_response(DISCOVERY[path])
+        call = parse_call(request.method, request.path, "watch" in request.query)
+        self.asked.put_nowait(call)
+        if call.resource in self.missing:
+            return web.json_response({"kind": "Status", "code": 404}, status=404)
+        if call.verb == "list":
+            return web.json_response({"items": [], "metadata": {"resourceVersion": "7"}})
+        return await self._watch(request, call)
+
+    async def _watch(self, request: web.Request, call: ApiCall) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        cut = asyncio.create_task(self.cut.wait())
+        line = asyncio.create_task(self.lines.get()) if call.resource == SESSIONS.plural else cut
+        await asyncio.wait([cut, line], return_when=asyncio.FIRST_COMPLETED)
+        if line is not cut and line.done():
+            await response.write(line.result() + b"\n")
+        line.cancel()
+        cut.cancel()
+        return response
+
+
+def told(resource: Resource | None, plural: str, kind: str) -> dict[str, Any]:
+    namespaced = resource is not None
+    return {"name": plural, "kind": kind, "singularName": "", "namespaced": namespaced, "verbs": ["list", "watch"]}
+
+
+def group(name: str, version: str) -> dict[str, Any]:
+    return {"name": name, "versions": [{"version": version}], "preferredVersion": {"version": version}}
+
+
+DISCOVERY: dict[str, Any] = {
+    "api": {"versions": ["v1"]},
+    "api/v1": {"resources": [told(None, "namespaces", "Namespace")]},
+    "apis": {"groups": [group("apiextensions.k8s.io", "v1"), group(SESSIONS.group, SESSIONS.version)]},
+    "apis/apiextensions.k8s.io/v1": {
+        "resources": [told(None, "customresourcedefinitions", "CustomResourceDefinition")]
+    },
+    f"apis/{SESSIONS.api_version}": {"resources": [told(owner, owner.plural, owner.kind) for owner in OWNERS]},
+}
+
+
+@pytest.fixture
+async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SmallApi]:
+    api, application = SmallApi(), web.Application()
+    application.router.add_get("/{path:.*}", api.answer)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{runner.addresses[0][1]}"}}
+    context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+    config = {"clusters": [cluster], "contexts": [context], "users": [{"name": "u", "user": {"token": "t"}}]}
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump({**config, "current-context": "c"}))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    monkeypatch.setattr(streams, "UNKNOWN_KIND_SECONDS", 0.01)
+    monkeypatch.setattr(doors, "RECONNECT_SECONDS", 0.01)
+    yield api
+    await runner.cleanup()
+
+
+class Watching:
+    """A watch of both kinds. heard: each list that it was told of, as (plural, status code)."""
+
+    def __init__(self, api: SmallApi) -> None:
+        self.api = api
+        self.heard: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self.watch = Watch(Scope(("tin",)), lambda *_: None, self._hear, lambda *_: None, no_turn, OWNERS)
+        self.running = asyncio.create_task(self.watch.run())
+
+    def _hear(self, _namespace: str | None, plural: str, code: str, _answer: object, _is_first: bool) -> None:
+        self.heard.put_nowait((plural, code))
+
+    async def hears(self, plural: str, code: str) -> None:
+        """Returns when that is heard. Fails when the watch ends before."""
+        while True:
+            next_one = asyncio.create_task(self.heard.get())
+            await asyncio.wait([next_one, self.running], return_when=asyncio.FIRST_COMPLETED)
+            if self.running.done():
+                self.running.result()
+            if next_one.result() == (plural, code):
+                return
+
+    async def asks(self, *calls: ApiCall) -> None:
+        """Returns when all of these have been asked, in any order."""
+        left = list(calls)
+        while left:
+            call = await self.api.asked.get()
+            if call in left:
+                left.remove(call)
+
+
+async def no_turn() -> None:
+    """Nothing else is asked for."""
+
+
+@pytest.fixture
+async def watching(api: SmallApi) -> AsyncIterator[Watching]:
+    watching = Watching(api)
+    await watching.asks(*(ApiCall("watch", owner.plural, None) for owner in OWNERS))
+    yield watching
+    api.cut.set()
+    await watching.watch.stop()
+    watching.running.cancel()
+    await asyncio.gather(watching.running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("code", [500, 504])
+async def test_a_watch_that_is_broken_off_by_an_error_begins_anew_with_a_list(watching: Watching, code: int) -> None:
+    await watching.hears(SESSIONS.plural, "200")
+    watching.api.lines.put_nowait(error_event(code))
+    await watching.hears(SESSIONS.plural, "200")
+    assert not watching.watch.has_ended
+
+
+async def test_a_kind_whose_crd_is_deleted_is_heard_of_and_watched_again_when_it_is_back(watching: Watching) -> None:
+    for owner in OWNERS:
+        await watching.hears(owner.plural, "200")
+    watching.api.missing = {SESSIONS.plural}
+    watching.api.lines.put_nowait(error_event(500))
+    await watching.hears(SESSIONS.plural, "404")
+    watching.api.missing = set()
+    await watching.hears(SESSIONS.plural, "200")
+    await watching.asks(ApiCall("watch", SESSIONS.plural, None))
+    assert not watching.watch.has_ended
+
+
+async def test_a_watch_that_finds_its_crd_deleted_lists_it(watching: Watching) -> None:
+    watching.api.missing = {POOLS.plural}
+    watching.api.cut.set()
+    await watching.hears(POOLS.plural, "404")
+    assert not watching.watch.has_ended
