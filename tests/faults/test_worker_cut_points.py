@@ -12,8 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.worker.process import WorkerProcess, broken_train, create, run_program, save, save_ephemeral, step, train
+from support.worker.process import (
+    MODEL,
+    WorkerProcess,
+    broken_train,
+    create,
+    run_program,
+    save,
+    save_ephemeral,
+    step,
+    train,
+)
+from support.worker.restarts import Lives
 from tinsmith_trainer.failpoints import FAILPOINTS
+
+from .test_deadly_operations import load_what_was_saved
 
 PROGRAM = [
     create(),
@@ -28,9 +41,9 @@ EAGER = ("--snapshot-replay-seconds=0", "--snapshot-cost-factor=0")
 """A snapshot after every gradient and step."""
 PARKING = ("park-before-journal", "park-before-drop", "restore-before-load")
 REACHED = {"save-before-write": 3, "checkpoint-before-manifest": 3, "checkpoint-before-commit": 3}
-REACHED |= dict.fromkeys((*PARKING, "operation-preempted", "forward-shared"), 0)
+REACHED |= dict.fromkeys((*PARKING, "operation-preempted", "forward-shared", "load-read"), 0)
 """Three saves: the places inside them are reached three times. One model: nothing of it is preempted or parked, nor
-shares a forward; these have tests of their own."""
+shares a forward; these have tests of their own, and so have loads."""
 
 
 @dataclass(frozen=True)
@@ -86,3 +99,28 @@ async def test_the_program_itself_shows_a_failed_window(undisturbed: Ending) -> 
     assert b"never" not in undisturbed.results[10]
     assert b"forward_backward 8 failed" in undisturbed.results[10]
     assert b"grad_norm" in undisturbed.results[13]
+
+
+LOADS = [
+    *(create(), train(1), step(2), save(3, "a"), train(4), step(5)),
+    *(train(7), step(8), save(9, "final")),
+]
+
+
+@pytest.mark.parametrize("failpoint", ["load-read:1", "snapshot-before-commit:2"])
+async def test_a_death_while_a_checkpoint_is_loaded_changes_nothing(failpoint: str, tmp_path: Path) -> None:
+    """The load is read again, into the model as it was before it."""
+    endings = []
+    for folder, environment in (("undisturbed", {}), ("disturbed", {"TINSMITH_FAILPOINT": failpoint})):
+        lives = Lives(WorkerProcess(tmp_path / folder))
+        try:
+            await lives.worker.start(**environment)
+            await lives.run(LOADS[:6])
+            await lives.run([await load_what_was_saved(lives, 6), *LOADS[6:]])
+            events = [event.checkpoint_saved for event in await lives.worker.events() if event.checkpoint_saved.name]
+            final = tmp_path / folder / "checkpoints" / events[-1].directory
+            endings.append((lives.results(MODEL), {path.name: path.read_bytes() for path in final.iterdir()}))
+        finally:
+            await lives.worker.kill()
+    assert lives.ended == 1, "the place was never reached: this case proves nothing"
+    assert endings[0] == endings[1]

@@ -24,6 +24,7 @@ Failpoint = Literal[
     "park-before-journal",
     "park-before-drop",
     "restore-before-load",
+    "load-read",
     "save-before-write",
     "checkpoint-before-manifest",
     "checkpoint-before-commit",

@@ -27,7 +27,7 @@ from tinsmith_trainer.errors import VolumeUnsuitable
 log = structlog.get_logger(__name__)
 
 Purpose = Literal["operation", "replay", "restore", "snapshot", "import"]
-Beside = Literal["saves", "imports"]
+Beside = Literal["saves", "loads", "imports"]
 """Work of threads other than the engine's."""
 HEADER = struct.Struct("<II")
 """Length and CRC-32 of the JSON behind it. A length of 0: the engine is idle."""

@@ -13,7 +13,13 @@ import numpy as np
 import orjson
 from tinsmith_rpc import CUSTOM_LOSS, worker_pb2
 
-from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, Contents, SavedWeights, WrittenCheckpoint
+from tinsmith_trainer.checkpoints.checkpoint_root import (
+    CheckpointRoot,
+    Contents,
+    LoadedCheckpoint,
+    SavedWeights,
+    WrittenCheckpoint,
+)
 from tinsmith_trainer.checkpoints.shared_saves import SharedSaves
 from tinsmith_trainer.durable_files import sha256_of
 from tinsmith_trainer.engines.base import (
@@ -37,6 +43,7 @@ from tinsmith_trainer.training.codec import (
     encode_forward_backward,
     open_body,
 )
+from tinsmith_trainer.training.loading import check_rank, check_same_shape
 
 PATH_KINDS = {
     worker_pb2.TRAINING: "weights",
@@ -102,7 +109,8 @@ class Executor:
     """Runs operations on one engine; raises `TrainerError`s, and then the adapter is as it was.
 
     Training calls are started, computed a microbatch at a time, so that others have their turns within one, and
-    finished. Saves are copied, and written by any thread. The rest is executed at once.
+    finished. Saves are copied, and written by any thread; what loads put in is read by any. The rest
+    is executed at once.
     """
 
     def __init__(self, engine: Engine, checkpoints: CheckpointRoot, shared: SharedSaves | None = None) -> None:
@@ -114,13 +122,11 @@ class Executor:
         self.logprob_gap = LogprobGap()
 
     def execute(self, operation: Operation, payload: bytes) -> OperationResult:
-        """All but training calls and saves."""
+        """All but training calls, saves and loads."""
         model_id = operation.model_id
         match operation.kind:
             case worker_pb2.CREATE_MODEL:
                 return self._create(model_id, worker_pb2.CreateModel.FromString(payload))
-            case worker_pb2.LOAD_MODEL | worker_pb2.LOAD_WEIGHTS:
-                return self._load(model_id, worker_pb2.LoadWeights.FromString(payload))
             case worker_pb2.OPTIM_STEP:
                 return self._optim_step(model_id, worker_pb2.OptimStep.FromString(payload))
             case worker_pb2.RELEASE_MODEL:
@@ -253,15 +259,18 @@ class Executor:
             orjson.dumps({"model_id": model_id, "type": "create_model"}), forces_snapshot=True, events=(event,)
         )
 
-    def _load(self, model_id: str, request: worker_pb2.LoadWeights) -> OperationResult:
-        loaded = self._checkpoints.read(request.directory, request.manifest_digest, self._base)
+    def read(self, request: worker_pb2.LoadWeights) -> LoadedCheckpoint:
+        """What a load puts into the engine. Thread-safe. Raises TrainerError."""
+        return self._checkpoints.read(request.directory, request.manifest_digest, self._base)
+
+    def load(self, model_id: str, request: worker_pb2.LoadWeights, loaded: LoadedCheckpoint) -> OperationResult:
         if request.with_optimizer and not loaded.has_optimizer:
             raise UserError(f"{request.tinker_path} holds no optimizer state; load it without the optimizer.")
         replaced = None if request.create else self._engine.state(model_id)
         if replaced is None:
-            _check_rank(request.tinker_path, loaded.state.lora.rank, self._engine.capabilities().max_rank)
+            check_rank(request.tinker_path, loaded.state.lora.rank, self._engine.capabilities().max_rank)
         else:
-            _check_same_shape(request.tinker_path, replaced.lora, loaded.state.lora)
+            check_same_shape(request.tinker_path, replaced.lora, loaded.state.lora)
         self._engine.load_state(model_id, loaded.state, request.with_optimizer)
         result = {"path": request.tinker_path, "model_id": model_id, "type": "load_weights"}
         events: tuple[worker_pb2.Event, ...] = ()
@@ -314,27 +323,6 @@ def _check_result_size(call: ForwardBackward) -> None:
             f"forward_backward asks for {size} bytes of logprobs, of {len(targets)} datums; one call may ask for "
             f"{MAX_RESULT_BYTES}. Send fewer datums in a call."
         )
-
-
-def _check_rank(path: str, rank: int, limit: int) -> None:
-    if rank > limit:
-        raise UserError(f"{path} holds a LoRA adapter of rank {rank}; this worker's limit is {limit}, its max_rank.")
-
-
-def _check_same_shape(path: str, mine: LoraSpec, other: LoraSpec) -> None:
-    def shape(lora: LoraSpec) -> tuple[object, ...]:
-        return lora.rank, lora.alpha, lora.train_attn, lora.train_mlp, lora.train_unembed
-
-    if shape(mine) != shape(other):
-        raise UserError(
-            f"{path} holds a LoRA adapter of another shape ({_describe(other)}) than this model ({_describe(mine)}). "
-            "Create a training client from the checkpoint instead."
-        )
-
-
-def _describe(lora: LoraSpec) -> str:
-    families = [name for name in ("attn", "mlp", "unembed") if getattr(lora, f"train_{name}")]
-    return f"rank {lora.rank}, alpha {lora.alpha:g}, {' + '.join(families)}"
 
 
 def _lora_spec(message: worker_pb2.LoraConfig) -> LoraSpec:

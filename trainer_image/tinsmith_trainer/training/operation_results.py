@@ -38,6 +38,17 @@ class Stamp:
         return stamp
 
 
+@dataclass(slots=True)
+class Counters:
+    """Since the start of the process."""
+
+    operations_done: int = 0
+    operations_failed: int = 0
+    operations_given_up: int = 0
+    trained_tokens: int = 0
+    train_seconds: float = 0.0
+
+
 def failure_of(operation: Operation, error: Exception) -> Failure:
     """What the client hears of an error; one that nobody foresaw is logged, too."""
     if isinstance(error, TrainerError):

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import structlog
 from tinsmith_rpc import worker_pb2
@@ -34,7 +34,8 @@ from tinsmith_trainer.training.calls_in_progress import CallsInProgress
 from tinsmith_trainer.training.company import Company
 from tinsmith_trainer.training.executor import Executor, save_request
 from tinsmith_trainer.training.importing import Imports
-from tinsmith_trainer.training.operation_results import Stamp, failure_of, write_operation_result
+from tinsmith_trainer.training.loading import Loads
+from tinsmith_trainer.training.operation_results import Counters, Stamp, failure_of, write_operation_result
 from tinsmith_trainer.training.parking import Parking
 from tinsmith_trainer.training.put_off import PutOff
 from tinsmith_trainer.training.residency import ResidencyRules
@@ -44,17 +45,6 @@ from tinsmith_trainer.training.snapshotting import ModelSnapshots, SnapshotPolic
 from tinsmith_trainer.training.turns import Pace, Turns
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since the start of the process."""
-
-    operations_done: int = 0
-    operations_failed: int = 0
-    operations_given_up: int = 0
-    trained_tokens: int = 0
-    train_seconds: float = 0.0
 
 
 class _NotNow(Exception):
@@ -104,8 +94,9 @@ class Scheduler:
             executor, self._calls, queues.take_payload, self._attempts, self.engine_call, self._pace
         )
         self._saves = Saves(executor, queues, journal, self._attempts, self.engine_call.marker, self._take_next)
+        self._loads = Loads(executor.read, queues, self._attempts, self.engine_call.marker)
         self.imports = Imports(executor, queues, self._attempts, self.engine_call.marker)
-        self._attempts.before_a_suspect += [self._saves.wait, self.imports.wait]
+        self._attempts.before_a_suspect += [self._saves.wait, self._loads.wait, self.imports.wait]
         restorer = Restorer(engine, snapshots, queues, journal, self._attempts, self.engine_call, self._stamp)
         self.parking = Parking(
             *(engine, queues, self._model_snapshots, restorer),
@@ -178,7 +169,7 @@ class Scheduler:
             reach("operation-preempted")
         started = time.perf_counter()
         queue, turn, entry = by_model[chosen.model_id]
-        if self._saves.must_wait(queue, entry) or self._put_off.until_room(queue, entry):
+        if any(wait(queue, entry) for wait in (self._saves.must_wait, self._put_off.until_room, self._loads.must_wait)):
             return
         is_there, brought = self.parking.bring(queue, entry), time.perf_counter()
         along = (by_model[one.model_id] for one in self._turns.who_may_go_along(chosen, contenders.values()))
@@ -324,14 +315,22 @@ class Scheduler:
         started = time.perf_counter()
         result = self._saves.outcome(queue)
         if result is None:
-            payload = self._queues.take_payload(entry)
-            request = save_request(operation, payload)
             with self.engine_call.at(entry.work):
-                if request is None:
-                    result = self._executor.execute(operation, payload)
-                elif (result := self._saves.run(queue, entry, request, self._epoch)) is None:
-                    raise _NotNow
+                result = self._execute_at_once(queue, entry)
         self._note_success(queue, operation, result, time.perf_counter() - started)
+        return result
+
+    def _execute_at_once(self, queue: ModelQueue, entry: Entry) -> OperationResult:
+        """Raises _NotNow where it is a save, which is written from now on."""
+        operation = entry.operation
+        if (read := self._loads.outcome(queue, entry)) is not None:
+            return self._executor.load(operation.model_id, *read)
+        payload = self._queues.take_payload(entry)
+        request = save_request(operation, payload)
+        if request is None:
+            return self._executor.execute(operation, payload)
+        if (result := self._saves.run(queue, entry, request, self._epoch)) is None:
+            raise _NotNow
         return result
 
     def _advance(self, queue: ModelQueue, entry: Entry) -> OperationResult:

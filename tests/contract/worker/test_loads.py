@@ -1,0 +1,199 @@
+"""Loads are read beside the engine: a root that is slow, or hangs, holds up the models that load from it alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.worker.in_process import Worker
+from support.worker.process import AWAIT_SECONDS, MODEL, create, save, step, train
+from tinsmith_rpc import worker_pb2
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, LoadedCheckpoint
+from tinsmith_trainer.oplog.attempts import Attempts
+from tinsmith_trainer.training import loading
+from tinsmith_trainer.training.residency import ResidencyRules
+
+from .conftest import StartWorker
+from .test_parking import bits
+from .test_saves import of
+from .test_storage_outages import load, saved
+
+OTHER = "sess:train:1"
+AT_ONCE = ResidencyRules(idle_seconds=0.0, turn_seconds=0.0, exchange_share=0.0)
+
+
+class Gate:
+    """Lets reads of checkpoints begin, and end when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened, self.threads, self._lock = threading.Event(), list[str](), threading.Condition()
+        read = CheckpointRoot.read
+
+        def wait(root: CheckpointRoot, *args: Any) -> LoadedCheckpoint:
+            with self._lock:
+                self.threads.append(threading.current_thread().name)
+                self._lock.notify_all()
+            assert self.opened.wait(AWAIT_SECONDS)
+            return read(root, *args)
+
+        monkeypatch.setattr(CheckpointRoot, "read", wait)
+
+    async def entered(self, reads: int = 1) -> None:
+        def wait() -> bool:
+            with self._lock:
+                return self._lock.wait_for(lambda: len(self.threads) >= reads, AWAIT_SECONDS)
+
+        assert await asyncio.to_thread(wait)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.opened.set()
+
+
+async def with_a_checkpoint(worker: Worker) -> worker_pb2.CheckpointSaved:
+    await worker.submit(create(), train(1), step(2), save(3, "a"), train(4), step(5))
+    await worker.finished(5)
+    return await saved(worker, "a")
+
+
+async def test_others_train_while_a_checkpoint_is_read_and_its_model_waits(worker: Worker, gate: Gate) -> None:
+    checkpoint = await with_a_checkpoint(worker)
+    await worker.submit(load(6, checkpoint), train(7), step(8))
+    await gate.entered()
+    await worker.submit(*of(OTHER, create(), train(1), step(2)))
+    assert (await worker.finished(2, OTHER)).failure is None
+    assert await worker.is_pending(6)
+    assert await worker.is_pending(7)
+    gate.opened.set()
+    assert (await worker.finished(8)).failure is None
+    assert worker.engine.state(MODEL).optimizer_step == 2
+    assert gate.threads == ["loader"]
+
+
+async def test_a_model_that_is_being_read_has_no_slot(start: StartWorker, gate: Gate) -> None:
+    worker = await start(slots=1, places=4, residency=AT_ONCE)
+    checkpoint = await with_a_checkpoint(worker)
+    await worker.submit(load(0, checkpoint, model_id=OTHER))
+    await gate.entered()
+    await worker.submit(*of("sess:train:2", create(), train(1), step(2)))
+    assert (await worker.finished(2, "sess:train:2")).failure is None
+    gate.opened.set()
+    assert (await worker.finished(0, OTHER)).failure is None
+
+
+async def test_one_tenants_loads_take_one_place_and_another_tenants_is_read_beside_them(
+    worker: Worker, gate: Gate
+) -> None:
+    checkpoint = await with_a_checkpoint(worker)
+    mine = [f"sess:train:{number}" for number in range(10, 14)]
+    for model_id in mine:
+        await worker.submit(load(0, checkpoint, model_id=model_id), tenant="mine")
+    await gate.entered()
+    await worker.submit(load(0, checkpoint, model_id=OTHER), tenant="another")
+    await gate.entered(reads=2)
+    assert len(gate.threads) == loading.MOST_LOADS
+    gate.opened.set()
+    for model_id in (*mine, OTHER):
+        assert (await worker.finished(0, model_id)).failure is None
+        assert worker.engine.state(model_id).optimizer_step == 1
+
+
+async def test_a_read_that_hangs_fails_its_load_in_words_and_the_model_goes_on(
+    worker: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = await with_a_checkpoint(worker)
+    before = bits(worker.engine.state(MODEL))
+    monkeypatch.setattr(loading, "READ_SECONDS", 0.05)
+    await worker.submit(load(6, checkpoint), save(7, "b"))
+    assert await worker.failure(6) == (
+        f"server: tinker://{MODEL}/weights/a could not be loaded: its checkpoint was not read within 0 s. Send the "
+        "request again when the storage answers."
+    )
+    assert (await worker.finished(7)).failure is None
+    assert bits(worker.engine.state(MODEL)) == before
+    assert worker.service.scheduler.running_seconds() == 0  # nobody is to restart the worker for it
+
+
+async def test_where_many_reads_hang_no_more_are_begun_until_one_ends(
+    worker: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = await with_a_checkpoint(worker)
+    monkeypatch.setattr(loading, "READ_SECONDS", 0.02)
+    monkeypatch.setattr(loading, "MOST_LEFT_BEHIND", 2)
+    await worker.submit(load(6, checkpoint), load(7, checkpoint), load(8, checkpoint))
+    assert "2 reads have hung" in await worker.failure(8)
+    assert len(gate.threads) == 2
+    monkeypatch.setattr(loading, "READ_SECONDS", AWAIT_SECONDS)
+    gate.opened.set()
+    for seq_id in range(9, 1000):
+        await worker.submit(load(seq_id, checkpoint))
+        if (await worker.finished(seq_id)).failure is None:
+            break
+    assert worker.engine.state(MODEL).optimizer_step == 1
+
+
+async def test_a_stop_waits_for_no_read_and_leaves_the_load_to_the_next_process(start: StartWorker, gate: Gate) -> None:
+    worker = await start()
+    checkpoint = await with_a_checkpoint(worker)
+    await worker.submit(load(6, checkpoint), train(7), step(8))
+    await gate.entered()
+    await worker.service.drain()
+    gate.opened.set()
+    successor = await start()
+    assert (await successor.finished(8)).failure is None
+    assert successor.engine.state(MODEL).optimizer_step == 2
+
+
+async def test_a_load_at_which_a_process_ended_is_read_by_itself(
+    worker: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would not be known whose the next end is."""
+    checkpoint = await with_a_checkpoint(worker)
+    monkeypatch.setattr(Attempts, "is_suspect", lambda _, work: work.seq_id == 6)
+    gate.opened.set()
+    await worker.submit(load(6, checkpoint), load(7, checkpoint))
+    await worker.finished(7)
+    assert gate.threads == ["engine", "loader"]
+
+
+async def test_what_was_read_and_has_no_turn_gives_its_place_to_others(
+    start: StartWorker, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "MOST_LOADS", 1)
+    monkeypatch.setattr(loading, "KEPT_SECONDS", 0.02)
+    worker = await start(slots=2, places=2)
+    checkpoint = await with_a_checkpoint(worker)
+    first, second = "sess:train:2", "sess:train:3"
+    await worker.submit(load(0, checkpoint, model_id=first))
+    await gate.entered()
+    await worker.submit(create(model_id=second))  # which takes the last place
+    await worker.finished(0, second)
+    await worker.submit(load(6, checkpoint))
+    gate.opened.set()
+    assert (await worker.finished(6)).failure is None
+    assert await worker.is_pending(0, first)
+
+
+async def test_a_thread_that_cannot_be_had_fails_its_load_alone(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = await with_a_checkpoint(worker)
+    begin = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "loader":
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        await worker.submit(load(6, checkpoint))
+        assert "can't start new thread" in await worker.failure(6)
+    await worker.submit(load(7, checkpoint))
+    assert (await worker.finished(7)).failure is None

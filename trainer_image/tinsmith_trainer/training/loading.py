@@ -1,0 +1,214 @@
+"""Loads: their checkpoints are read and checked in threads of their own, and only what was read goes into the engine.
+
+A root that is slow or does not answer holds up the model that loads from it, and no other. While its checkpoint is
+read a model needs no slot.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import structlog
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_trainer.checkpoints.checkpoint_root import LoadedCheckpoint
+from tinsmith_trainer.engines.base import LoraSpec
+from tinsmith_trainer.errors import ServerError, UserError
+from tinsmith_trainer.failpoints import reach
+from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork
+from tinsmith_trainer.oplog.attempts import Attempts
+from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
+from tinsmith_trainer.oplog.model_queues import ModelQueues
+from tinsmith_trainer.process_exit import fatal_on_error
+
+log = structlog.get_logger(__name__)
+
+LOADS = (worker_pb2.LOAD_MODEL, worker_pb2.LOAD_WEIGHTS)
+MOST_LOADS = 2
+"""Each holds a checkpoint in memory, with moments, and has a thread. They are of different tenants."""
+READ_SECONDS = 300.0
+"""How long one read may take. A thread that a storage keeps cannot be ended: it is left behind."""
+MOST_LEFT_BEHIND = 8
+KEPT_SECONDS = 30.0
+"""How long what was read waits for its turn while others want its place; after that it is read again."""
+SUSPECT_WAIT_SECONDS = 30.0
+
+Read = Callable[[worker_pb2.LoadWeights], LoadedCheckpoint]
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    queue: ModelQueue
+    work: InFlightWork
+    request: worker_pb2.LoadWeights
+    read: Future[LoadedCheckpoint] = field(default_factory=Future)
+    began_at: float = field(default_factory=time.monotonic)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.began_at
+
+
+class Loads:
+    """Of the engine's thread, but for the reading itself."""
+
+    def __init__(self, read: Read, queues: ModelQueues, attempts: Attempts, marker: InFlightMarker) -> None:
+        """`read` is thread-safe, and raises TrainerError."""
+        self._read = read
+        self._queues = queues
+        self._attempts = attempts
+        self._marker = marker
+        self._loads: dict[str, _Load] = {}
+        self._left_behind: list[_Load] = []
+        self._waiting: list[ModelQueue] = []
+
+    def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
+        """Whether this model's turn is a load that has not been read. Then it is read, or waits to be, and is held.
+
+        One that a process has ended at is read in the engine's thread, so that the next end is known to be its own.
+        """
+        operation = entry.operation
+        is_read = operation.kind in LOADS and not entry.is_finished and operation.rejection is None
+        if not is_read or self._attempts.is_suspect(entry.work) or self._is_stuck():
+            return False
+        load = self._loads.get(queue.model_id)
+        if load is not None:
+            return self._is_to_come(load)
+        if self._has_place_for(queue):
+            self._begin(queue, entry)
+        else:
+            self._waiting.append(queue)
+            self._queues.hold(queue, KEPT_SECONDS)
+        return True
+
+    def outcome(self, queue: ModelQueue, entry: Entry) -> tuple[worker_pb2.LoadWeights, LoadedCheckpoint] | None:
+        """What was read for this model's load, once; None: it is no load. Raises what reading it has."""
+        if entry.operation.kind not in LOADS:
+            return None
+        load = self._loads.pop(queue.model_id, None)
+        if load is None:
+            return self._read_here(entry)
+        self._mark()
+        self._wake_waiting()
+        if not load.read.done():
+            self._left_behind.append(load)
+            raise _unanswered(load)
+        try:
+            return load.request, load.read.result()
+        finally:
+            # An error holds the frames that it came through, and they the checkpoint.
+            load.read = Future()
+
+    def wait(self) -> None:
+        """Until nothing is being read, so that what the process ends of next is of one work alone. A storage that does
+        not answer is not waited for: it ends no process.
+        """
+        deadline = time.monotonic() + SUSPECT_WAIT_SECONDS
+        for load in self._loads.values():
+            load.ended.wait(max(deadline - time.monotonic(), 0.0))
+        self._mark()
+
+    # ---- places
+
+    def _is_to_come(self, load: _Load) -> bool:
+        rest_seconds = READ_SECONDS - load.seconds()
+        if load.read.done() or rest_seconds <= 0:
+            return False
+        self._queues.hold(load.queue, rest_seconds)
+        return True
+
+    def _has_place_for(self, queue: ModelQueue) -> bool:
+        for load in [load for load in self._loads.values() if self._is_unused(load)]:
+            log.info("a checkpoint that was read is dropped", model_id=load.queue.model_id)
+            del self._loads[load.queue.model_id]
+        owners = {load.queue.owner for load in self._loads.values()}
+        return len(self._loads) < MOST_LOADS and queue.owner not in owners
+
+    def _is_unused(self, load: _Load) -> bool:
+        """Its model has no turn: it waits for a slot or a place, or is quarantined."""
+        return load.read.done() and load.seconds() >= KEPT_SECONDS
+
+    def _is_stuck(self) -> bool:
+        self._left_behind = [load for load in self._left_behind if not load.ended.is_set()]
+        return len(self._left_behind) >= MOST_LEFT_BEHIND
+
+    def _wake_waiting(self) -> None:
+        for waiting in self._waiting:
+            self._queues.hold(waiting, 0.0)
+        self._waiting.clear()
+
+    # ---- reading
+
+    def _begin(self, queue: ModelQueue, entry: Entry) -> None:
+        request = worker_pb2.LoadWeights.FromString(self._queues.take_payload(entry))
+        load = self._loads[queue.model_id] = _Load(queue, entry.work, request)
+        self._mark()
+        self._queues.hold(queue, READ_SECONDS)
+        try:
+            threading.Thread(target=self._read_beside, args=(load,), name="loader", daemon=True).start()
+        except RuntimeError as error:  # there may be no more threads
+            load.read.set_exception(error)
+            self._end(load)
+
+    def _read_beside(self, load: _Load) -> None:
+        with fatal_on_error("a checkpoint could not be read"):  # what is no Exception, such as a panic of a library's
+            try:
+                load.read.set_result(self._read(load.request))
+            except Exception as error:
+                load.read.set_exception(error)
+            reach("load-read")
+        load.ended.set()
+        self._queues.between_turns(lambda: self._end(load))
+
+    def _end(self, load: _Load) -> None:
+        load.ended.set()
+        if self._loads.get(load.queue.model_id) is load:
+            self._mark()
+            self._queues.hold(load.queue, 0.0)
+
+    def _read_here(self, entry: Entry) -> tuple[worker_pb2.LoadWeights, LoadedCheckpoint]:
+        if self._is_stuck():
+            raise ServerError(
+                f"The checkpoint root does not answer: {MOST_LEFT_BEHIND} reads have hung for more than "
+                f"{READ_SECONDS:.0f} s. Nothing more is loaded until one of them ends, or the worker is restarted."
+            )
+        request = worker_pb2.LoadWeights.FromString(self._queues.take_payload(entry))
+        return request, self._read(request)
+
+    def _mark(self) -> None:
+        self._marker.beside("loads", *(load.work for load in self._loads.values() if not load.read.done()))
+
+
+def _unanswered(load: _Load) -> ServerError:
+    return ServerError(
+        f"{load.request.tinker_path} could not be loaded: its checkpoint was not read within {READ_SECONDS:.0f} s. "
+        "Send the request again when the storage answers."
+    )
+
+
+def check_rank(path: str, rank: int, limit: int) -> None:
+    """Raise UserError for an adapter that this worker cannot hold."""
+    if rank > limit:
+        raise UserError(f"{path} holds a LoRA adapter of rank {rank}; this worker's limit is {limit}, its max_rank.")
+
+
+def check_same_shape(path: str, mine: LoraSpec, other: LoraSpec) -> None:
+    """Raise UserError for an adapter that cannot take the place of this model's."""
+
+    def shape(lora: LoraSpec) -> tuple[object, ...]:
+        return lora.rank, lora.alpha, lora.train_attn, lora.train_mlp, lora.train_unembed
+
+    if shape(mine) != shape(other):
+        raise UserError(
+            f"{path} holds a LoRA adapter of another shape ({_describe(other)}) than this model ({_describe(mine)}). "
+            "Create a training client from the checkpoint instead."
+        )
+
+
+def _describe(lora: LoraSpec) -> str:
+    families = [name for name in ("attn", "mlp", "unembed") if getattr(lora, f"train_{name}")]
+    return f"rank {lora.rank}, alpha {lora.alpha:g}, {' + '.join(families)}"
