@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from tinsmith_trainer.sampling.stops import INCOMPLETE
+from tinsmith_trainer.sampling.token_text import INCOMPLETE
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 CACHE_BLOCK = 16

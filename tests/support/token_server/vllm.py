@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from aiohttp import web
-from tinsmith_trainer.sampling.stops import ends_within_character
+from tinsmith_trainer.sampling.token_text import ends_within_character
 
 from .computing import Computed, Computer, FolderMissing, NameTaken, NotAllowed, Wanted, top_of
 from .serving import Body, Hand, UnderWay, known_fields, run

@@ -21,7 +21,8 @@ from tinsmith_trainer.sampling.base import (
     TopkLogprobs,
 )
 from tinsmith_trainer.sampling.language import Delta, Language, PlainText, TextParser
-from tinsmith_trainer.sampling.stops import IncrementalText, StopRule
+from tinsmith_trainer.sampling.stops import StopCut, StopRule
+from tinsmith_trainer.sampling.token_text import IncrementalText, Tokens, TokenTexts, last_characters, text_of
 
 
 class Reading:
@@ -43,7 +44,8 @@ class Reading:
         rule = StopRule.of(job.params, language.eos_token_ids)
         parsers = [_parser(language, job, request) for _ in range(job.num_samples)]
         self._sequences = [
-            SequenceReading(language, rule, parser, request.logprobs, ends=request.echo) for parser in parsers
+            SequenceReading(language, rule, parser, job.prompt, logprobs=request.logprobs, echoed=request.echo)
+            for parser in parsers
         ]
         self._echo = PromptEcho(language, job.prompt.tolist(), request.logprobs) if request.echo else None
 
@@ -96,9 +98,11 @@ class Reading:
         for index, sequence in enumerate(outcome.sequences):
             reading = self._sequences[index]
             pieces = []
-            if echo is not None:
+            if echo is not None and self._echo is not None:
                 pieces.append(worker_pb2.TextPiece())  # each sequence marks its own as its own
                 pieces[0].CopyFrom(echo)
+                if len(sequence.tokens) == 0:
+                    self._echo.end(pieces[0])
             drawn = drawn_tokens(sequence.tokens.tolist(), sequence.logprobs.tolist(), sequence.topk_logprobs)
             for token in drawn[reading.tokens :]:
                 pieces += reading.push(token)
@@ -122,49 +126,59 @@ class PromptEcho:
         self._logprobs = logprobs
 
     def piece(self, outcome: SampleOutcome) -> worker_pb2.TextPiece:
+        """Return the prompt's text up to a character that it does not end: what is drawn behind it may do that."""
         if not self._logprobs:
-            text = self._language.tokenizer.decode(
-                list(self._prompt), skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-            return worker_pb2.TextPiece(content=text)
+            _, rest = last_characters(self._prompt, self._language.tokenizer)
+            whole = self._prompt[: len(self._prompt) - len(rest)]
+            return worker_pb2.TextPiece(content=text_of(self._language.tokenizer, whole, special=False))
         tokens, texts = self._scored(outcome), self._texts()
         for token, text in zip(tokens, texts, strict=True):
             token.width = len(text)
         return worker_pb2.TextPiece(content="".join(texts), tokens=tokens)
 
+    def end(self, piece: worker_pb2.TextPiece) -> None:
+        """Add what `piece` leaves out, where nothing is drawn."""
+        context, rest = last_characters(self._prompt, self._language.tokenizer)
+        left = text_of(self._language.tokenizer, context + rest)[len(text_of(self._language.tokenizer, context)) :]
+        piece.content += left
+        if piece.tokens:
+            piece.tokens[-1].width += len(left)
+
     def _texts(self) -> list[str]:
-        """What each token adds to the text."""
+        """Return what each token adds to the text."""
         text, hidden = IncrementalText(self._language.tokenizer), self._language.special_tokens
-        texts = ["" if token in hidden else text.push(token) for token in self._prompt]
-        texts[-1] += text.rest()
-        return texts
+        return ["" if token in hidden else text.push(token) for token in self._prompt]
 
     def _scored(self, outcome: SampleOutcome) -> list[worker_pb2.TokenText]:
         assert outcome.prompt_logprobs is not None, "begin() has seen that they are asked for"
-        first = token_text(self._language, self._prompt[0])
+        texts, hidden = TokenTexts(self._language.tokenizer), self._language.special_tokens
         rest = drawn_tokens(
             self._prompt[1:], outcome.prompt_logprobs[1:].tolist(), _after_the_first(outcome.topk_prompt_logprobs)
         )
-        return [first, *(scored_text(self._language, token) for token in rest)]
+        scored = [worker_pb2.TokenText(text=texts(self._prompt[0])), *(scored_text(texts, token) for token in rest)]
+        shown = next((at for at, token in enumerate(self._prompt) if token not in hidden), 0)
+        scored[shown].text = texts.first(self._prompt[shown])
+        return scored
 
 
 class SequenceReading:
     """Of one sequence: from tokens to text, to what comes before a stop, to what the parser makes of it.
 
-    `ends`: the token that ends it is among those that have logprobs. Who reads a prompt's, as
-    lm-evaluation-harness does, counts on one token behind it.
+    Stop strings are sought in the text that the sampler seeks them in, which has the texts of special tokens; those
+    are left out afterwards, of what is shown to readers of plain text. `echoed`: the prompt is shown first, and the
+    token that ends is among those that have logprobs. Who reads a prompt's, as lm-evaluation-harness does, counts on
+    one token behind it.
     """
 
     def __init__(
-        self, language: Language, rule: StopRule, parser: TextParser, logprobs: bool, *, ends: bool = False
+        self, language: Language, rule: StopRule, parser: TextParser, prompt: Tokens, *, logprobs: bool, echoed: bool
     ) -> None:
         self.tokens = 0
-        self._language = language
         self._rule = rule
         self._parser = parser
-        self._logprobs = logprobs
-        self._ends = ends
-        self._text = IncrementalText(language.tokenizer)
+        self._texts = TokenTexts(language.tokenizer) if logprobs else None
+        self._ends = echoed
+        self._text = IncrementalText(language.tokenizer, prompt, echoed=echoed)
         self._cut = StopCut(rule.strings)
         # What a response template knows the ends of a message by is hidden from those who read plain text.
         self._hidden = language.special_tokens if isinstance(parser, PlainText) else frozenset()
@@ -172,67 +186,35 @@ class SequenceReading:
     def push(self, drawn: DrawnToken) -> list[worker_pb2.TextPiece]:
         self.tokens += 1
         is_end = drawn.token in self._rule.token_ids
-        text = "" if is_end or drawn.token in self._hidden else self._text.push(drawn.token)
+        text, hidden = ("", "") if is_end else self._text_and_hidden(drawn.token)
         pieces = []
-        if self._logprobs and (self._ends or not is_end):
-            scored = scored_text(self._language, drawn)
+        if self._texts is not None and (self._ends or not is_end):
+            scored = scored_text(self._texts, drawn)
             scored.width = len(text)
             pieces.append(worker_pb2.TextPiece(tokens=[scored]))
-        return pieces + (_pieces(self._parser.feed(self._cut.push(text))) if text else [])
+        shown = self._cut.push(text) + self._cut.push(hidden, hidden=True)
+        return pieces + (_pieces(self._parser.feed(shown)) if shown else [])
+
+    def _text_and_hidden(self, token: int) -> tuple[str, str]:
+        if token in self._hidden:
+            return self._text.rest(), self._text.push(token)
+        return self._text.push(token), ""
 
     def finish(self, sequence: Sequence) -> list[worker_pb2.TextPiece]:
-        rest = self._cut.push(self._text.rest()) + self._cut.rest()
+        rest = (self._cut.push(self._text.rest()) if self.tokens else "") + self._cut.rest()
         pieces = _pieces([*self._parser.feed(rest), *self._parser.finish()])
         reason = wire_pb2.STOP if sequence.stopped else wire_pb2.LENGTH
         end = worker_pb2.SequenceEnd(reason=reason, stop_string=self._cut.found, tokens=self.tokens)
         return [*pieces, worker_pb2.TextPiece(end=end)]
 
 
-class StopCut:
-    """A text up to the first stop string. What may be the beginning of one is held back."""
-
-    def __init__(self, strings: Items[str]) -> None:
-        self.found = ""
-        self._strings = strings
-        self._held = ""
-
-    def push(self, piece: str) -> str:
-        if self.found:
-            return ""
-        text = self._held + piece
-        starts = {start: string for string in self._strings if (start := text.find(string)) >= 0}
-        if starts:
-            first = min(starts)
-            self.found, self._held = starts[first], ""
-            return text[:first]
-        held = max((_overlap(text, string) for string in self._strings), default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
-
-    def rest(self) -> str:
-        """At the end: it was the beginning of nothing."""
-        held, self._held = self._held, ""
-        return held
-
-
-def _overlap(text: str, string: str) -> int:
-    """How many characters at the text's end are the string's first ones."""
-    most = min(len(text), len(string) - 1)
-    return next((size for size in range(most, 0, -1) if string.startswith(text[len(text) - size :])), 0)
-
-
-def scored_text(language: Language, drawn: DrawnToken) -> worker_pb2.TokenText:
-    scored = token_text(language, drawn.token, drawn.logprob)
+def scored_text(texts: TokenTexts, drawn: DrawnToken) -> worker_pb2.TokenText:
+    scored = worker_pb2.TokenText(text=texts(drawn.token), logprob=drawn.logprob)
     if (top := drawn.top_logprobs) is not None:
         for token, logprob in zip(top.token_ids[0].tolist(), top.logprobs[0].tolist(), strict=True):
             if (token, logprob) != (EMPTY_TOKEN, EMPTY_LOGPROB):  # token 0 alone is one like any other
-                scored.likeliest.append(token_text(language, token, logprob))
+                scored.likeliest.append(worker_pb2.TokenText(text=texts(token), logprob=logprob))
     return scored
-
-
-def token_text(language: Language, token: int, logprob: float | None = None) -> worker_pb2.TokenText:
-    text = language.tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return worker_pb2.TokenText(text=text, logprob=logprob)
 
 
 def drawn_tokens(tokens: Items[int], logprobs: Items[float], top: TopkLogprobs | None) -> list[DrawnToken]:

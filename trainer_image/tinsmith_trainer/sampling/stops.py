@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinsmith_trainer.sampling.base import SamplingParams
-
-INCOMPLETE = "\ufffd"
-LONGEST_WAIT_TOKENS = 64  # tokens that never make a whole character: bounds what is decoded again and again
-LONGEST_CHARACTER_TOKENS = 8  # it has four bytes at most
+from tinsmith_trainer.sampling.token_text import IncrementalText, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +28,18 @@ class StopRule:
         unset = params.stop_tokens is None and params.stop_strings is None
         return cls(frozenset(eos_token_ids) if unset or (strings and not listed) else listed, strings)
 
-    def watch(self, tokenizer: Any) -> StopWatch:
-        return StopWatch(self, tokenizer)
+    def watch(self, tokenizer: Any, prompt: Tokens) -> StopWatch:
+        return StopWatch(self, tokenizer, prompt)
 
 
 class StopWatch:
-    """Follows one sequence, token by token."""
+    """Follows one sequence behind its prompt, token by token."""
 
-    def __init__(self, rule: StopRule, tokenizer: Any) -> None:
+    def __init__(self, rule: StopRule, tokenizer: Any, prompt: Tokens) -> None:
         self._token_ids = rule.token_ids
         self._strings = rule.strings
         self._keep = max((len(string) for string in rule.strings), default=1) - 1
-        self._text = IncrementalText(tokenizer)
+        self._text = IncrementalText(tokenizer, prompt if rule.strings else ())
         self._tail = ""
 
     def sees_end(self, token: int) -> bool:
@@ -56,44 +53,39 @@ class StopWatch:
         return any(string in window for string in self._strings)
 
 
-class IncrementalText:
-    """Decodes a growing sequence. Its pieces, joined, are the text of the whole.
+class StopCut:
+    """A text up to the first stop string, without its hidden parts. What may begin a stop string is held back."""
 
-    A token may hold a part of a character, and what a tokenizer prints for a token depends on the
-    one before it. So a piece is the difference between two decodings of the last few tokens, and
-    waits while the text ends in the middle of a character.
-    """
+    def __init__(self, strings: Sequence[str]) -> None:
+        self.found = ""
+        self._strings = strings
+        self._held = ""
+        self._hides: list[bool] = []  # of each character that is held
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._context: list[int] = []
-        self._pending: list[int] = []
-
-    def push(self, token: int) -> str:
-        """The text that this token completes, maybe none."""
-        self._pending.append(token)
-        before = self._decode(self._context)
-        now = self._decode(self._context + self._pending)
-        if now.endswith(INCOMPLETE) and len(self._pending) < LONGEST_WAIT_TOKENS:
+    def push(self, piece: str, *, hidden: bool = False) -> str:
+        if self.found:
             return ""
-        self._context, self._pending = self._pending, []
-        return now[len(before) :]
+        self._held += piece
+        self._hides += [hidden] * len(piece)
+        starts = {start: string for string in self._strings if (start := self._held.find(string)) >= 0}
+        if starts:
+            first = min(starts)
+            self.found = starts[first]
+            return self._taken(first)
+        kept = max((_overlap(self._held, string) for string in self._strings), default=0)
+        return self._taken(len(self._held) - kept)
 
     def rest(self) -> str:
-        """At the end: the text of tokens that never made a whole character."""
-        before = self._decode(self._context)
-        pending, self._pending = self._pending, []
-        return self._decode(self._context + pending)[len(before) :]
+        """At the end: it was the beginning of nothing."""
+        return "" if self.found else self._taken(len(self._held))
 
-    def _decode(self, tokens: list[int]) -> str:
-        return _text_of(self._tokenizer, tokens)
-
-
-def ends_within_character(tokens: Sequence[int], tokenizer: Any) -> bool:
-    """Whether the text of these tokens ends with a character of which bytes are missing."""
-    return _text_of(tokenizer, list(tokens[-LONGEST_CHARACTER_TOKENS:])).endswith(INCOMPLETE)
+    def _taken(self, size: int) -> str:
+        text, hides = self._held[:size], self._hides[:size]
+        self._held, self._hides = self._held[size:], self._hides[size:]
+        return "".join(one for one, hide in zip(text, hides, strict=True) if not hide) if any(hides) else text
 
 
-def _text_of(tokenizer: Any, tokens: list[int]) -> str:
-    text: str = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return text
+def _overlap(text: str, string: str) -> int:
+    """How many characters at the text's end are the string's first ones."""
+    most = min(len(text), len(string) - 1)
+    return next((size for size in range(most, 0, -1) if string.startswith(text[len(text) - size :])), 0)

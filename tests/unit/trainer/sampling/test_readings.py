@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tinsmith_rpc import wire_pb2, worker_pb2
 from tinsmith_trainer.sampling.base import DrawnToken, SampleJob, SampleOutcome, SamplingParams, Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.model_language import ModelLanguage
-from tinsmith_trainer.sampling.readings import Reading, StopCut
+from tinsmith_trainer.sampling.readings import Reading
+from tinsmith_trainer.sampling.stops import StopCut
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 CHAT = worker_pb2.Reading(chat=True)

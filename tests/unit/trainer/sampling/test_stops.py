@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_trainer.sampling.base import SamplingParams
-from tinsmith_trainer.sampling.stops import LONGEST_WAIT_TOKENS, IncrementalText, StopRule, ends_within_character
+from tinsmith_trainer.sampling.stops import StopRule
+from tinsmith_trainer.sampling.token_text import LONGEST_WAIT_TOKENS, IncrementalText, ends_within_character
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 EOS = (7, 9)
@@ -20,7 +21,7 @@ def tokenizer(model: TorchModel) -> Any:
 
 def end_of(rule: StopRule, tokenizer: Any, tokens: list[int]) -> int | None:
     """The index of the token that ends the sequence."""
-    watch = rule.watch(tokenizer)
+    watch = rule.watch(tokenizer, [])
     return next((index for index, token in enumerate(tokens) if watch.sees_end(token)), None)
 
 

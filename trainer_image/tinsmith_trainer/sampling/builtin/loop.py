@@ -319,7 +319,7 @@ class SamplingLoop:
             return
         kv, shared = self._begun(prefill)
         for index in range(run.job.num_samples):
-            watch = run.stop_rule.watch(self._torch_model.tokenizer)
+            watch = run.stop_rule.watch(self._torch_model.tokenizer, run.job.prompt)
             token, position = int(run.job.prompt[-1]), len(run.job.prompt) - 1
             self._batches.enqueue(Sample(run, index, token, position, kv, shared, watch))
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.checks import room_for_tokens
-from tinsmith_trainer.sampling.stops import StopRule, ends_within_character
+from tinsmith_trainer.sampling.stops import StopRule
 from tinsmith_trainer.sampling.token_server.base import Generation, GenerationRequest, seed_of
 from tinsmith_trainer.sampling.token_server.prefix_requests import (
     PrefixRequest,
@@ -22,6 +22,7 @@ from tinsmith_trainer.sampling.token_server.prefix_requests import (
     topk_prompt_logprobs,
 )
 from tinsmith_trainer.sampling.token_server.served_model import ServedModel
+from tinsmith_trainer.sampling.token_text import ends_within_character
 
 MOST_NAMED_TOKENS = 1 << 21
 """Most likely tokens in one answer of a server: as text they are 150 MB."""
@@ -152,7 +153,7 @@ def _first_scored(job: SampleJob) -> int | None:
 
 def _finished(plan: Plan, drawn: Sequence, model: ServedModel) -> Sequence:
     """Cut behind the token that ends it, found as the built-in sampler finds it."""
-    watch = plan.rule.watch(model.tokenizer)
+    watch = plan.rule.watch(model.tokenizer, plan.job.prompt)
     for index, token in enumerate(drawn.tokens.tolist(), 1):
         if watch.sees_end(token):
             return _cut(drawn, index)

@@ -1,0 +1,122 @@
+"""The text of tokens behind others: of a growing sequence, and of one token by itself.
+
+Some decoders take a space from the first token that they are given: SentencePiece's, as Llama 2 has it, and those of
+WordPiece. So what is drawn is decoded behind the last tokens of its prompt. Samplers seek stop strings in this text,
+and readers are shown it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = Sequence[int] | NDArray[np.int32]
+
+INCOMPLETE = "\ufffd"
+LONGEST_WAIT_TOKENS = 64  # tokens that never make a whole character: bounds what is decoded again and again
+LONGEST_CHARACTER_TOKENS = 8  # it has four bytes at most
+ANCHOR = "a"
+"""A text whose token stands before a token that is decoded by itself."""
+
+
+class IncrementalText:
+    """Decodes a growing sequence behind a prompt. Its pieces, joined, are the text that the prompt's has grown by.
+
+    A token may hold a part of a character, and what a tokenizer prints for a token depends on the
+    one before it. So a piece is the difference between two decodings of the last few tokens, and
+    waits while the text ends in the middle of a character.
+
+    A character that the prompt begins and the sequence ends is in the pieces. `echoed`: so are the bytes of one that
+    is never ended, because the prompt was shown without them.
+    """
+
+    def __init__(self, tokenizer: Any, prompt: Tokens = (), *, echoed: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._prompt: Tokens | None = prompt
+        self._echoed = echoed
+        self._context: list[int] = []
+        self._pending: list[int] = []
+        self._shown: list[int] = []  # those of the pending tokens whose text is the prompt's
+
+    def push(self, token: int) -> str:
+        """Return the text that this token completes, which may be empty."""
+        if self._prompt is not None:  # not earlier: samplers check a prompt before they draw
+            self._context, self._pending = last_characters(self._prompt, self._tokenizer)
+            self._shown = [] if self._echoed else list(self._pending)
+            self._prompt = None
+        self._pending.append(token)
+        now = self._decode(self._context + self._pending)
+        if now.endswith(INCOMPLETE) and len(self._pending) < LONGEST_WAIT_TOKENS:
+            return ""
+        grown = self._grown(now)
+        self._context, self._pending, self._shown = self._pending, [], []
+        return grown
+
+    def rest(self) -> str:
+        """Return the text of tokens that never made a whole character, and forget them."""
+        grown = self._grown(self._decode(self._context + self._pending))
+        self._pending, self._shown = [], []
+        return grown
+
+    def _grown(self, now: str) -> str:
+        for shown in [self._shown, []] if self._shown else [[]]:
+            if now.startswith(before := self._decode(self._context + shown)):
+                return now[len(before) :]
+        # Bytes that make no character have changed how those before them are decoded.
+        anchor = self._tokenizer(ANCHOR, add_special_tokens=False)["input_ids"]
+        return self._decode(anchor + self._pending).removeprefix(self._decode(anchor))
+
+    def _decode(self, tokens: list[int]) -> str:
+        return text_of(self._tokenizer, tokens)
+
+
+class TokenTexts:
+    """The text of each token of a vocabulary, as it is behind others."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+
+    def __call__(self, token: int) -> str:
+        if token not in self._known:
+            anchor, anchor_text = self._anchor
+            behind = text_of(self._tokenizer, [*anchor, token])
+            is_longer = behind.startswith(anchor_text)
+            self._known[token] = behind[len(anchor_text) :] if is_longer else self.first(token)
+        return self._known[token]
+
+    @cached_property
+    def _anchor(self) -> tuple[list[int], str]:
+        anchor: list[int] = self._tokenizer(ANCHOR, add_special_tokens=False)["input_ids"]
+        return anchor, text_of(self._tokenizer, anchor)
+
+    def first(self, token: int) -> str:
+        """Return the text of a token that nothing stands before."""
+        return text_of(self._tokenizer, [token])
+
+
+def last_characters(prompt: Tokens, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the last tokens that make whole characters, and those of an incomplete one behind them."""
+    tokens = [int(token) for token in prompt[-2 * LONGEST_CHARACTER_TOKENS :]]
+    for open_tokens in range(min(len(tokens), LONGEST_CHARACTER_TOKENS)):
+        end = len(tokens) - open_tokens
+        for start in range(end - 1, max(-1, end - 1 - LONGEST_CHARACTER_TOKENS), -1):
+            text = text_of(tokenizer, tokens[start:end])
+            if text and INCOMPLETE not in text:
+                return tokens[start:end], tokens[end:]
+    return tokens[-LONGEST_CHARACTER_TOKENS:], []
+
+
+def ends_within_character(tokens: Sequence[int], tokenizer: Any) -> bool:
+    """Tell whether the text of these tokens ends with a character of which bytes are missing."""
+    return text_of(tokenizer, list(tokens[-LONGEST_CHARACTER_TOKENS:])).endswith(INCOMPLETE)
+
+
+def text_of(tokenizer: Any, tokens: Sequence[int], *, special: bool = True) -> str:
+    """Decode tokens, those that stand for no text included unless `special` is false."""
+    text: str = tokenizer.decode(list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+    return text
