@@ -14,6 +14,7 @@ from support.sampler.pool_replica import PoolReplica, RemoteSampler
 from support.token_server.look_alikes import START_FAILURE, StandInHand, environment_with_look_alikes
 from support.waiting import until
 from support.worker.pod_process import describe
+from tinsmith_trainer.sampling.token_server.base import SOCKET_SCHEME
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 PROMPT = prompt_of(20)
@@ -54,6 +55,8 @@ def server_of(replica: PoolReplica) -> psutil.Process:
 
 def hand_on(server: psutil.Process) -> StandInHand:
     command = server.cmdline()
+    if "--uds" in command:
+        return StandInHand(SOCKET_SCHEME + command[command.index("--uds") + 1])
     return StandInHand(f"http://127.0.0.1:{command[command.index('--port') + 1]}")
 
 

@@ -6,12 +6,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 
 import numpy as np
 import pytest
 from support.sampler.jobs import prompt_of, random_adapter
-from support.token_server.look_alikes import call
+from support.token_server.look_alikes import Refused, call
 from support.token_server.shared import SharedServer
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders
 from tinsmith_trainer.sampling.token_server.base import Generation, GenerationRequest
@@ -44,9 +43,9 @@ def both(request: pytest.FixtureRequest) -> Both:
 def answer(server: SharedServer, path: str, body: dict[str, Any]) -> tuple[int, Any]:
     """The status, and what the JSON says, or the text."""
     try:
-        status, content = 200, call(server.address + path, json.dumps(body).encode())
-    except HTTPError as error:
-        status, content = error.code, error.read()
+        status, content = 200, call(server.address, path, json.dumps(body).encode())
+    except Refused as error:
+        status, content = error.status, error.content
     try:
         return status, json.loads(content)
     except ValueError:

@@ -132,6 +132,18 @@ ASSUMPTIONS = (
     ),
     Assumption(
         "vllm",
+        "with --uds it listens at a Unix socket of that path and at no port, whatever --host and --port say",
+        "read in the source",
+        f"{VLLM_SOURCE}: vllm/entrypoints/openai/api_server.py",
+    ),
+    Assumption(
+        "sglang",
+        "--config names a YAML file of flags, and with `api-key` there all routes but /health and /metrics ask for it",
+        "read in the source",
+        f"{SGLANG_SOURCE}: python/sglang/srt/server_args_config_parser.py, python/sglang/srt/utils/common.py",
+    ),
+    Assumption(
+        "vllm",
         "a request finds the prefixes of requests with its own `cache_salt` alone, of at most 128 characters",
         "documented",
         VLLM_PROTOCOL,

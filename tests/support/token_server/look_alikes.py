@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
-import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from testcluster.ports import free_port
-from tinsmith_trainer.sampling.token_server.base import ServerSettings
+from tinsmith_trainer.sampling.token_server.base import SOCKET_SCHEME, ServerSettings
+from tinsmith_trainer.worker.token_server_factory import private_folder
+from typing_extensions import override
 
 TESTS = Path(__file__).parents[2]
+CALL_SECONDS = 30.0
 START_FAILURE = "STAND_IN_FAILS_WITH"
 """A variable with words that vLLM's says, at once, instead of starting."""
 FAIL_IF_TOLD = f'if [ -n "${START_FAILURE}" ]; then echo "${START_FAILURE}"; exit 1; fi\n'
@@ -58,6 +63,7 @@ def settings_for(model: Path, max_sequence_length: int, *extra: str) -> ServerSe
         max_rank=64,
         max_loaded=16,
         dtype="float32",
+        private=private_folder(),
         extra=extra,
     )
 
@@ -92,13 +98,40 @@ class StandInHand:
         return state
 
     def _call(self, path: str, data: bytes | None = None) -> bytes:
-        return call(self._address + path, data)
+        return call(self._address, path, data)
 
 
-def call(address: str, data: bytes | None = None) -> bytes:
-    """What a server on this machine answers to a GET, or to a POST of `data`."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    headers = {"Content-Type": "application/json"}
-    with opener.open(urllib.request.Request(address, data, headers), timeout=30) as response:
-        content: bytes = response.read()
-        return content
+class Refused(Exception):
+    """An answer other than 200."""
+
+    def __init__(self, status: int, content: bytes) -> None:
+        super().__init__(f"{status}: {content!r}")
+        self.status = status
+        self.content = content
+
+
+class _SocketConnection(HTTPConnection):
+    """A connection to a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=CALL_SECONDS)
+        self._path = path
+
+    @override
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(CALL_SECONDS)
+        self.sock.connect(self._path)
+
+
+def call(address: str, path: str, data: bytes | None = None) -> bytes:
+    """Return what a server on this machine answers to a GET, or to a POST of `data`. Raises Refused."""
+    place = address.removeprefix(SOCKET_SCHEME)
+    port = HTTPConnection(urlsplit(address).netloc, timeout=CALL_SECONDS)
+    with closing(port if place == address else _SocketConnection(place)) as connection:
+        connection.request("GET" if data is None else "POST", path, data, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        content = response.read()
+    if response.status != 200:
+        raise Refused(response.status, content)
+    return content

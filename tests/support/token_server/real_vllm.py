@@ -89,4 +89,4 @@ class RealHand:
         }
 
     def _call(self, path: str, data: bytes | None = None) -> bytes:
-        return call(self._address + path, data)
+        return call(self._address, path, data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -93,8 +94,23 @@ class UnderWay:
             self._met = [entry for entry in self._met if entry is not mine]
 
 
-def run(routes: list[web.RouteDef], host: str, port: int) -> None:
-    app = web.Application()
+def run(
+    routes: list[web.RouteDef], host: str | None = None, port: int | None = None, uds: str | None = None, key: str = ""
+) -> None:
+    """Serve at a port, or at the Unix socket `uds`. With a `key` nothing but health, and a test's hand, needs none."""
+    app = web.Application(middlewares=[_guarded_by(key)] if key else [])
     app.add_routes(routes)
+    print_line = partial(print, flush=True)
     # Else a client that leaves is not noticed.
-    web.run_app(app, host=host, port=port, handler_cancellation=True, print=lambda line: print(line, flush=True))
+    web.run_app(app, host=host, port=port, path=uds, handler_cancellation=True, print=print_line)
+
+
+def _guarded_by(key: str) -> Any:
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        is_open = request.path == "/health" or request.path.startswith("/stand-in/")
+        if not is_open and request.headers.get("Authorization") != f"Bearer {key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
+
+    return guard

@@ -41,12 +41,17 @@ def main() -> None:
         web.post("/unload_lora_adapter", server.unload),
         *hand.routes(),
     ]
-    run(routes, options.host, options.port)
+    run(routes, options.host, options.port, key=_key_in(options.config))
+
+
+def _key_in(config: Path) -> str:
+    return config.read_text().removeprefix("api-key: ").strip()
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="sglang.launch_server", allow_abbrev=False)
     parser.add_argument("--model-path", required=True)
+    parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     parser.add_argument("--tp-size", type=int, default=1)

@@ -14,7 +14,7 @@ from tinsmith_trainer.sampling.token_server.loop_thread import LoopThread
 from tinsmith_trainer.sampling.token_server.sampler import TokenServerSampler
 from tinsmith_trainer.sampling.token_server.served_model import ServedModel, read_model
 from tinsmith_trainer.sampling.token_server.sglang import DETERMINISTIC
-from tinsmith_trainer.worker.token_server_factory import KINDS, start_token_server
+from tinsmith_trainer.worker.token_server_factory import KINDS, SGLANG, start_token_server
 
 from .look_alikes import StandInHand, environment_with_look_alikes, settings_for, variables
 
@@ -49,11 +49,11 @@ class SharedServer:
         self._settings = settings_for(model.directory, model.info.max_sequence_length, *extra)
         with variables(environment):
             self._owner = start_token_server(self._kind, self._settings, model, None, START_SECONDS, unexpected)
-        self.hand = hand_on(self._settings.address)
+        self.hand = hand_on(self.address)
 
     @property
     def address(self) -> str:
-        return self._settings.address
+        return self._settings.address if self._kind is SGLANG else self._settings.socket_address
 
     def sampler(self) -> TokenServerSampler:
         """A new one, which leaves the server running when it is closed."""

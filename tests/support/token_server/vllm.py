@@ -47,15 +47,14 @@ def main() -> None:
             web.post("/v1/load_lora_adapter", hand.counted(server.load)),
             web.post("/v1/unload_lora_adapter", server.unload),
         ]
-    run(routes, options.host, options.port)
+    run(routes, uds=options.uds)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="vllm", allow_abbrev=False)
     parser.add_argument("command", choices=["serve"])
     parser.add_argument("model")
-    parser.add_argument("--host")
-    parser.add_argument("--port", type=int)
+    parser.add_argument("--uds", required=True)
     parser.add_argument("--served-model-name")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--max-model-len", type=int)

@@ -6,7 +6,9 @@ import asyncio
 import os
 import resource
 import secrets
+import shutil
 import socket
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,11 +47,11 @@ class ServerKind:
     connect: Callable[[ServerSettings], TokenServer]
 
 
-VLLM = ServerKind("vLLM", vllm_command, lambda settings: VllmServer(settings.address))
+VLLM = ServerKind("vLLM", vllm_command, lambda settings: VllmServer(settings.socket_address))
 SGLANG = ServerKind(
     "SGLang",
     sglang_command,
-    lambda settings: SglangServer(settings.address, deterministic=DETERMINISTIC in settings.extra),
+    lambda settings: SglangServer(settings.address, settings.key, deterministic=DETERMINISTIC in settings.extra),
 )
 KINDS = {"vllm": VLLM, "sglang": SGLANG}
 
@@ -66,6 +68,7 @@ def build_token_server_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, S
         max_rank=options.max_rank,
         max_loaded=options.adapter_slots,
         dtype=_dtype(options),
+        private=private_folder(),
         extra=tuple(options.server_argument),
         environment=options.server_environment,
     )
@@ -75,6 +78,7 @@ def build_token_server_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, S
         log.error("a token server is lost", reason=str(reason))
         write_termination_log(options.termination_log, reason)
         tell_reason(reason)
+        shutil.rmtree(settings.private, ignore_errors=True)
         os._exit(1)
 
     sampler = start_token_server(
@@ -93,6 +97,8 @@ def start_token_server(
 ) -> TokenServerSampler:
     """Returns when it serves. `on_loss` is called, on a thread of the sampler's, if it ends before the sampler does.
 
+    Removes the private folder of the settings at the end.
+
     Raises ServerError when it does not start.
     """
     command = kind.command(settings)
@@ -103,8 +109,14 @@ def start_token_server(
     except BaseException:
         thread.stop()
         folders.remove_all()
+        shutil.rmtree(settings.private, ignore_errors=True)
         raise
     return TokenServerSampler(running.server, model, folders, thread, running.stop)
+
+
+def private_folder() -> Path:
+    """Make a folder for this user alone, whose path leaves room for a socket's."""
+    return Path(tempfile.mkdtemp(prefix="tinsmith-server-"))
 
 
 def free_port() -> int:
@@ -132,9 +144,12 @@ def _dtype(options: WorkerOptions) -> str:
 class _Running:
     """A process, the way to it, and a watch over both. The sampler's thread's."""
 
-    def __init__(self, process: ServerProcess, server: TokenServer, on_loss: Callable[[ServerError], None]) -> None:
+    def __init__(
+        self, process: ServerProcess, server: TokenServer, private: Path, on_loss: Callable[[ServerError], None]
+    ) -> None:
         self.server = server
         self._process = process
+        self._private = private
         self._watch = asyncio.create_task(self._watch_over(on_loss))
 
     @classmethod
@@ -157,11 +172,12 @@ class _Running:
         except BaseException:
             await server.close()
             raise
-        return cls(process, server, on_loss)
+        return cls(process, server, settings.private, on_loss)
 
     async def stop(self) -> None:
         self._watch.cancel()
         await self._process.stop()
+        shutil.rmtree(self._private, ignore_errors=True)
 
     async def _watch_over(self, on_loss: Callable[[ServerError], None]) -> None:
         ended = asyncio.create_task(self._process.ended())

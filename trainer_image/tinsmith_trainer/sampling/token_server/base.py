@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 
 from tinsmith_trainer.sampling.base import SampleJob, Sequence, TopkLogprobs
 
-HOST = "127.0.0.1"  # its routes load files and know no keys: nobody outside this pod may ask it
+HOST = "127.0.0.1"
+"""Its routes load files: no other pod may call it, and on a shared machine no other user."""
+SOCKET_SCHEME = "unix:"
 MOST_ADAPTERS_IN_A_BATCH = 8
 """Each takes memory of every GPU for the highest rank, so that more of them leave less room for sequences."""
 
@@ -34,7 +37,8 @@ SEED_RANGE = 2**31
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """`dtype` is float32 or bfloat16. `extra` are arguments that come last, and so win over ours. `environment` is the
+    """`dtype` is float32 or bfloat16. `private` is a folder that this user alone may enter, and `key` is what a server
+    asks for that listens at a port. `extra` are arguments that come last, and so win over ours. `environment` is the
     virtual environment that the server is installed in, or None for that of this process."""
 
     model: Path
@@ -44,8 +48,10 @@ class ServerSettings:
     max_rank: int
     max_loaded: int
     dtype: str
+    private: Path
     extra: tuple[str, ...] = ()
     environment: Path | None = None
+    key: str = field(default_factory=secrets.token_urlsafe, repr=False)
 
     @property
     def adapters_in_a_batch(self) -> int:
@@ -54,6 +60,14 @@ class ServerSettings:
     @property
     def address(self) -> str:
         return f"http://{HOST}:{self.port}"
+
+    @property
+    def socket(self) -> Path:
+        return self.private / "server.sock"
+
+    @property
+    def socket_address(self) -> str:
+        return f"{SOCKET_SCHEME}{self.socket}"
 
     def program(self, name: str) -> str:
         """For a command line. Without an environment the system finds it."""
@@ -68,10 +82,15 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """A command line, and variables beside those of this process."""
+    """A command line, variables beside those of this process, and files that are there before it starts.
+
+    `secret` is left out of the log.
+    """
 
     words: list[str]
     environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[Path, str] = field(default_factory=dict)
+    secret: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

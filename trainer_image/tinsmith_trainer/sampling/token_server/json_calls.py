@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 
 from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, UserError
+from tinsmith_trainer.sampling.token_server.base import SOCKET_SCHEME
 
 HEALTH_SECONDS = 30.0
 MESSAGE_CHARACTERS = 500
@@ -24,13 +25,20 @@ def refused_by_status(status: int, message: str) -> bool:
 class JsonCalls:
     """A server under one base address. `name` is what messages call it. Made in a running event loop."""
 
-    def __init__(self, name: str, address: str) -> None:
+    def __init__(self, name: str, address: str, key: str = "") -> None:
+        """`address` is a URL, or `unix:` and the path of a socket; `key` is sent with each request."""
         self._name = name
+        socket = address.removeprefix(SOCKET_SCHEME)
         self._session = aiohttp.ClientSession(
-            address,
+            address if socket == address else "http://localhost",
             # No limit, or a question for its health would wait for requests; and no connection is used again, since a
             # server may close it while the next request is on its way.
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            connector=(
+                aiohttp.TCPConnector(limit=0, force_close=True)
+                if socket == address
+                else aiohttp.UnixConnector(socket, limit=0, force_close=True)
+            ),
+            headers={"Authorization": f"Bearer {key}"} if key else None,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=HEALTH_SECONDS),
             trust_env=False,
         )

@@ -32,8 +32,9 @@ ILL_SECONDS = 60.0
 class ServerProcess:
     """One life of a server. One event loop's. `name` is what messages and logs call it."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, hold: int) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, hold: int, secret: str = "") -> None:
         self._name = name
+        self._secret = secret
         self._process = process
         self._hold = hold
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
@@ -42,6 +43,8 @@ class ServerProcess:
     @classmethod
     async def start(cls, name: str, command: ServerCommand) -> ServerProcess:
         """Returns at once; whether it serves is asked by `until_healthy`."""
+        for path, text in command.files.items():
+            path.write_text(text)
         held, hold = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -60,7 +63,7 @@ class ServerProcess:
         finally:
             os.close(held)
         log.info("a token server was started", server=name, command=" ".join(command.words))
-        return cls(name, process, hold)
+        return cls(name, process, hold, command.secret)
 
     async def until_healthy(self, is_healthy: Callable[[], Awaitable[bool]], timeout_seconds: float) -> None:
         """Raises ServerError, with its last words, when it ends before that, or does not serve in time."""
@@ -115,6 +118,8 @@ class ServerProcess:
         assert self._process.stdout is not None
         while content := await _line(self._process.stdout):
             line = content.decode(errors="replace").rstrip()
+            if self._secret:
+                line = line.replace(self._secret, "…")
             if line:
                 self._lines.append(line)
                 log.info("a token server says", server=self._name, line=line)

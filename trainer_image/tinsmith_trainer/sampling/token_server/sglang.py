@@ -29,6 +29,7 @@ from tinsmith_trainer.sampling.token_server.json_calls import JsonCalls
 
 DETERMINISTIC = "--enable-deterministic-inference"
 """Without it SGLang takes a seed and draws as it likes."""
+CONFIG = "sglang.yaml"
 KEPT_BACK_TOKENS = 6
 """Of its context length: a prompt has to be shorter by so many, and with its sequence by two."""
 BEYOND_VOCABULARY = "NaN happened"
@@ -38,6 +39,7 @@ BEYOND_VOCABULARY = "NaN happened"
 def sglang_command(settings: ServerSettings) -> ServerCommand:
     options = {
         "model-path": settings.model,
+        "config": settings.private / CONFIG,
         "host": HOST,
         "port": settings.port,
         "tp-size": settings.gpus,
@@ -59,6 +61,9 @@ def sglang_command(settings: ServerSettings) -> ServerCommand:
             "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # no sequence gets as long: jobs are checked before
             "HF_HUB_OFFLINE": "1",
         },
+        # Any user may read a command line, and a web page may ask a port of its reader's machine.
+        {settings.private / CONFIG: f"api-key: {settings.key}\n"},
+        settings.key,
     )
 
 
@@ -67,8 +72,8 @@ class SglangServer(TokenServer):
 
     scores_heads = True
 
-    def __init__(self, address: str, *, deterministic: bool) -> None:
-        self._calls = JsonCalls("SGLang", address)
+    def __init__(self, address: str, key: str, *, deterministic: bool) -> None:
+        self._calls = JsonCalls("SGLang", address, key)
         self._deterministic = deterministic
 
     @override

@@ -15,7 +15,6 @@ from tinsmith_trainer.errors import SamplerClosed, ServerError
 from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.checks import MOST_TOPK
 from tinsmith_trainer.sampling.token_server.base import (
-    HOST,
     MOST_ROWS,
     Generation,
     GenerationRequest,
@@ -46,8 +45,7 @@ REFUSALS = re.compile(
 def vllm_command(settings: ServerSettings) -> ServerCommand:
     """Raises ServerError for a rank beyond vLLM's."""
     options = {
-        "host": HOST,
-        "port": settings.port,
+        "uds": settings.socket,  # its key would guard the routes below /v1 alone
         "served-model-name": BASE_MODEL,
         "tensor-parallel-size": settings.gpus,
         "dtype": settings.dtype,  # else float32 is served in another one than it is trained in

@@ -24,7 +24,14 @@ from tinsmith_trainer.sampling.token_server.sglang import drawn_by_sglang, sglan
 from tinsmith_trainer.sampling.token_server.vllm import RANKS, allowed_rank, drawn_by_vllm, vllm_command, vllm_request
 
 SETTINGS = ServerSettings(
-    Path("/models/m"), 1234, gpus=4, max_sequence_length=8192, max_rank=48, max_loaded=32, dtype="bfloat16"
+    Path("/models/m"),
+    1234,
+    gpus=4,
+    max_sequence_length=8192,
+    max_rank=48,
+    max_loaded=32,
+    dtype="bfloat16",
+    private=Path("/private"),
 )
 REQUEST = GenerationRequest(
     adapter="version",
@@ -46,10 +53,19 @@ def option(command: ServerCommand, name: str) -> str:
     return command.words[command.words.index(name) + 1]
 
 
-@COMMANDS
-def test_nobody_outside_the_pod_can_ask_the_server(command_of: Callable[[ServerSettings], ServerCommand]) -> None:
-    assert option(command_of(SETTINGS), "--host") == "127.0.0.1"
-    assert option(command_of(SETTINGS), "--port") == "1234"
+def test_vllm_is_asked_by_the_user_that_started_it_alone() -> None:
+    """Its key would guard no route but those below /v1."""
+    command = vllm_command(SETTINGS)
+    assert option(command, "--uds") == "/private/server.sock"
+    assert not {"--host", "--port"} & set(command.words)
+
+
+def test_sglang_asks_for_a_key_that_no_command_line_shows() -> None:
+    command = sglang_command(SETTINGS)
+    assert (option(command, "--host"), option(command, "--port")) == ("127.0.0.1", "1234")
+    assert command.files == {Path(option(command, "--config")): f"api-key: {SETTINGS.key}\n"}
+    assert SETTINGS.key not in [*command.words, *command.environment.values()]
+    assert SETTINGS.key not in repr(command.words) + repr(SETTINGS)
 
 
 @COMMANDS
