@@ -23,6 +23,24 @@ and what an installation of the default name has. The CRDs refuse the same."""
 CLAIM_PATTERN = re.compile(r".*-api-server-data|tinsmith-checkpoints")
 """The store's volume, and the checkpoints of an installation of the default name."""
 
+LOADER_VARIABLES = (
+    r"(PYTHON|LD_|BASH_|PERL5|VLLM_|SGLANG_|RAY_|TORCH|TRITON_|GCONV_|GLIBC_|OPENSSL_|OMP_TOOL|CUDA_INJECTION"
+    r"|NVTX_INJECTION|NCCL_CONF|NCCL_[A-Z_]*PLUGIN)[A-Za-z0-9_]*|ENV|PATH|CC|CXX|HF_ENDPOINT"
+)
+"""Variables by which interpreters, loaders and servers find code. The chart's policy has the same words."""
+SERVER_ARGUMENTS = (
+    r"--(gpu[-_]memory[-_]utilization|mem[-_]fraction[-_]static|max[-_]num[-_]seqs|max[-_]num[-_]batched[-_]tokens"
+    r"|max[-_]model[-_]len|max[-_]running[-_]requests|max[-_]total[-_]tokens|max[-_]prefill[-_]tokens"
+    r"|chunked[-_]prefill[-_]size|(no[-_])?enable[-_]chunked[-_]prefill|(no[-_])?enable[-_]prefix[-_]caching"
+    r"|(no[-_])?async[-_]scheduling|block[-_]size|page[-_]size|swap[-_]space|cpu[-_]offload[-_]gb|kv[-_]cache[-_]dtype"
+    r"|quantization|dtype|seed|random[-_]seed|enforce[-_]eager|attention[-_]backend|sampling[-_]backend|lora[-_]backend"
+    r"|lora[-_]dtype|max[-_]loras|max[-_]cpu[-_]loras|fully[-_]sharded[-_]loras|enable[-_]expert[-_]parallel"
+    r"|schedul(e|ing)[-_]policy|schedule[-_]conservativeness|disable[-_]cuda[-_]graph|cuda[-_]graph[-_]max[-_]bs"
+    r"|disable[-_]radix[-_]cache|disable[-_]overlap[-_]schedule|disable[-_]custom[-_]all[-_]reduce"
+    r"|enable[-_]deterministic[-_]inference|disable[-_]log[-_]stats|log[-_]level)(=.*)?|[^-].*|-[0-9.]+"
+)
+"""Words for vLLM and SGLang that load no code: flags of memory, batches and kernels, and values. So has the chart's."""
+
 TAG_OR_DIGEST = r"(:[A-Za-z0-9_.-]+)?(@[a-z0-9]+:[0-9a-f]+)?"
 
 
@@ -75,6 +93,9 @@ class Policy:
             return Objection(Reason.NAME_RESERVED, f"{what.value} {name} ({field}) belongs to the installation")
         if what is Named.IMAGE and not self.allows_image(name):
             return Objection(Reason.IMAGE_NOT_ALLOWED, f"Image {name} ({field}) is not allowed here")
+        if self._loads_code(what, name):
+            words = f"{what.value.capitalize()} {name} ({field}) could load code that is not of the image"
+            return Objection(Reason.CODE_NOT_ALLOWED, words)
         if what in (Named.READ_SECRET, Named.PULL_SECRET) and not _matches(name, self.allowed_secrets):
             return Objection(Reason.SECRET_NOT_ALLOWED, f"{what.value} {name} ({field}) is not allowed here")
         return None
@@ -91,8 +112,16 @@ class Policy:
                 return name in reserved.claims or CLAIM_PATTERN.fullmatch(name) is not None
             case Named.ACCOUNT:
                 return name in reserved.accounts
-            case Named.IMAGE:
+            case Named.IMAGE | Named.VARIABLE | Named.ARGUMENT:
                 return False
+
+    def _loads_code(self, what: Named, name: str) -> bool:
+        """Whether it could undo a list of images."""
+        if ANY in self.allowed_images:
+            return False
+        if what is Named.VARIABLE:
+            return re.fullmatch(LOADER_VARIABLES, name) is not None
+        return what is Named.ARGUMENT and re.fullmatch(SERVER_ARGUMENTS, name) is None
 
     def _is_own(self, image: str) -> bool:
         """However its repository is written, with a known tag or another, or by digest."""

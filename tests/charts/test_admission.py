@@ -53,6 +53,11 @@ def model_on(claim: str) -> Object:
     return {"model": {"name": "demo/tiny", "source": source}}
 
 
+def vllm(*words: str) -> Object:
+    resources = {"limits": {"nvidia.com/gpu": 1}}
+    return owner("SamplerPool", engine="vllm", pod={"image": OURS}, resources=resources, serverArguments=list(words))
+
+
 RESERVED = "which sessions and pools may not name or be called after"
 REFUSED: dict[str, tuple[Object, str]] = {
     "the authority's key": (owner(**variable("blue-ca")), f"blue-ca, {RESERVED}"),
@@ -82,6 +87,12 @@ REFUSED: dict[str, tuple[Object, str]] = {
     "Helm's record": (owner(**variable("sh.helm.release.v1.blue.v1")), "not for sessions and pools to read"),
     "an image that is not listed": (owner(pod={"image": "evil.io/x:1"}), "image evil.io/x:1 is not allowed"),
     "a Secret that is not listed": (owner(**variable("others")), "Secret others is not allowed"),
+    "a variable that loads code": (
+        owner(pod={"env": [{"name": "PYTHONPATH", "value": "/models/x"}]}),
+        "PYTHONPATH could load code",
+    ),
+    "a word that loads code": (vllm("--trust-remote-code"), "--trust-remote-code could load code"),
+    "such a word in part": (vllm("--trust_rem"), "--trust_rem could load code"),
     "a login that is not listed": (
         owner(pod={"imagePullSecrets": [{"name": "others"}]}),
         "Secret others is not allowed",
@@ -94,6 +105,7 @@ TAKEN: dict[str, Object] = {
     "a variable of theirs": owner(**variable("hub-token")),
     "a login": owner(pod={"imagePullSecrets": [{"name": "registry-login"}], "image": OURS}),
     "the workers' own image": owner(pod={"image": "tinsmith.local/tinsmith/trainer:0.0.9"}),
+    "words of memory and batches": vllm("--gpu-memory-utilization", "0.85", "--max_num_seqs=16", "--seed", "-1"),
     "a plain variable": owner(pod={"env": [{"name": "A", "value": "blue-ca"}]}),
 }
 

@@ -301,6 +301,13 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
             "cluster/operator/test_reserved_names.py::test_images_and_secrets_that_are_not_listed_run_nothing",
         ),
     ),
+    (WRITER, "cannot", "give their pods"): (
+        tried_by(
+            "charts/test_admission.py::test_it_is_refused_in_a_sentence",
+            "unit/operator/test_policy.py::test_a_list_of_images_keeps_variables_out_that_load_other_code",
+            "unit/operator/test_policy.py::test_a_list_of_images_keeps_words_out_that_load_other_code",
+        ),
+    ),
     (WRITER, "can", "give these pods"): (names_what_is_its_own,),
     (WRITER, "can", "have these pods"): (
         tried_by(

@@ -174,6 +174,13 @@ class Reason(StrEnum):
         "The image is none of those that the platform team lets sessions and pools run. It has no pods.",
         "Name an image that is allowed, or ask for this one to be added to `sessions.allowedImages` of the chart.",
     )
+    CODE_NOT_ALLOWED = (
+        "CodeNotAllowed",
+        Progress.STUCK,
+        "Images are limited to a list here, and a variable or server argument of the spec could have the pod run code "
+        "that is not of its image. It has no pods.",
+        "Take it out of the spec, or ask for its effect to be built into an image that is allowed.",
+    )
     SECRET_NOT_ALLOWED = (
         "SecretNotAllowed",
         Progress.STUCK,

@@ -1,4 +1,4 @@
-"""What the spec of a session or pool names beside itself: Secrets, claims, a ServiceAccount, an image."""
+"""What a spec names beside itself: Secrets, claims, a ServiceAccount, an image, variables, words for a server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tinsmith_operator.api.names import certificate_secret_name
 from tinsmith_operator.api.owner import Owner
+from tinsmith_operator.api.sampler_pool import SamplerPool
 from tinsmith_operator.api.serving_spec import ServingSpec
 from tinsmith_operator.api.training_session import TrainingSession
 
@@ -23,6 +24,8 @@ class Named(StrEnum):
     CLAIM = "PersistentVolumeClaim"
     ACCOUNT = "ServiceAccount"
     IMAGE = "image"
+    VARIABLE = "variable"
+    ARGUMENT = "server argument"
 
 
 class Reference(NamedTuple):
@@ -47,6 +50,11 @@ def references_of(owner: Owner) -> Iterator[Reference]:
         yield Reference("spec.pod.serviceAccountName", Named.ACCOUNT, pod.service_account_name)
     if pod.image is not None:
         yield Reference("spec.pod.image", Named.IMAGE, pod.image)
+    for variable in pod.env:
+        yield Reference("spec.pod.env", Named.VARIABLE, str(variable["name"]))
+    if isinstance(owner, SamplerPool):
+        for word in owner.spec.server_arguments:
+            yield Reference("spec.serverArguments", Named.ARGUMENT, word)
 
 
 def _secrets_of(spec: ServingSpec) -> Iterator[Reference]:

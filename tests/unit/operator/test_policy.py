@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.operator.resources import FROM_HUB, IMAGE, make_pool, make_session
 from tinsmith_operator.api.reasons import Reason
 from tinsmith_operator.api.references import references_of
-from tinsmith_operator.policy import Policy, Reserved
+from tinsmith_operator.policy import LOADER_VARIABLES, SERVER_ARGUMENTS, Policy, Reserved
+
+ROOT = Path(__file__).parents[3]
 
 OWN = Reserved(
     secrets=frozenset({"blue-ca", "blue-api-server-tls", "blue-api-key", "postgresql", "store", "victim-sampler-tls"}),
@@ -108,6 +111,72 @@ def test_images_can_be_limited_to_a_list_and_the_workers_own(image: str, allowed
     assert policy.allows_image(image) is may
     objection = policy.objection(references_of(make_session(pod={"image": image})))
     assert (objection.reason if objection else None) == (None if may else Reason.IMAGE_NOT_ALLOWED)
+
+
+VLLM: dict[str, Any] = {
+    "engine": "vllm",
+    "resources": {"limits": {"nvidia.com/gpu": 1}},
+    "pod": {"image": "ghcr.io/team/vllm:1"},
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "PYTHONPATH",
+            "PYTHONSTARTUP",
+            "LD_PRELOAD",
+            "BASH_ENV",
+            "ENV",
+            "VLLM_PLUGINS",
+            "SGLANG_EXTERNAL_MODEL_PACKAGE",
+        ),
+        *("RAY_RUNTIME_ENV_HOOK", "HF_ENDPOINT", "PATH", "OPENSSL_CONF", "TRITON_CACHE_DIR", "NCCL_NET_PLUGIN", "CC"),
+        *("CUDA_INJECTION64_PATH", "OMP_TOOL_LIBRARIES", "TORCH_EXTENSIONS_DIR", "GCONV_PATH"),
+    ],
+)
+def test_a_list_of_images_keeps_variables_out_that_load_other_code(name: str) -> None:
+    references = list(references_of(make_session(pod={"env": [{"name": name, "value": "/models/x"}]})))
+    objection = Policy(IMAGE, allowed_images=("ghcr.io/team/*",)).objection(references)
+    assert objection is not None
+    assert (objection.reason, name in objection.words) == (Reason.CODE_NOT_ALLOWED, True)
+    assert Policy(IMAGE).objection(references) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["OMP_NUM_THREADS", "NCCL_DEBUG", "HTTPS_PROXY", "AWS_REGION", "A", "CUDA_VISIBLE_DEVICES"]
+)
+def test_other_variables_stay_beside_a_list_of_images(name: str) -> None:
+    session = make_session(pod={"env": [{"name": name, "value": "1"}]})
+    assert Policy(IMAGE, allowed_images=()).objection(references_of(session)) is None
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("--trust-remote-code", "--trust_remote_code", "--trust", "--middleware=x.Y", "--worker-extension-cls", "-O3"),
+        *("--reasoning-parser-plugin", "--config=/models/x.yaml", "--load-format", "--max-num", "--seed\n--trust"),
+    ],
+)
+def test_a_list_of_images_keeps_words_out_that_load_other_code(word: str) -> None:
+    references = list(references_of(make_pool(**VLLM, serverArguments=[word])))
+    objection = Policy(IMAGE, allowed_images=("ghcr.io/team/*",)).objection(references)
+    assert objection is not None
+    assert objection.reason == Reason.CODE_NOT_ALLOWED
+    assert Policy(IMAGE).objection(references) is None
+
+
+@pytest.mark.parametrize("words", [["--gpu-memory-utilization=0.85"], ["--max_num_seqs", "16", "--seed", "-1"]])
+def test_words_of_memory_and_batches_stay_beside_a_list_of_images(words: list[str]) -> None:
+    policy = Policy(IMAGE, allowed_images=("ghcr.io/team/*",))
+    assert policy.objection(references_of(make_pool(**VLLM, serverArguments=words))) is None
+
+
+def test_the_charts_policy_has_the_same_words() -> None:
+    template = (ROOT / "charts/tinsmith/templates/sessions/admissionpolicy.yaml").read_text()
+    for words in (LOADER_VARIABLES, SERVER_ARGUMENTS):
+        assert f'"{words}"' in template
 
 
 def test_the_short_name_of_the_workers_own_image_is_that_image() -> None:
