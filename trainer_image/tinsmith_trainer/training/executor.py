@@ -190,7 +190,7 @@ class Executor:
         The directory follows from the files: others, put there meanwhile, are another checkpoint.
         """
         lora = request.lora
-        _check_rank("The upload", lora.rank, self._engine.capabilities().max_rank)
+        check_rank("The upload", lora.rank, self._engine.capabilities().max_rank)
         announced = AnnouncedAdapter(lora.rank, lora.seed, lora.train_attn, lora.train_mlp, lora.train_unembed)
         limits = SizeLimits.of(announced, self._engine.adapter_shapes, self._engine.embedding_shapes())
         config, weights = self._checkpoints.read_upload(
