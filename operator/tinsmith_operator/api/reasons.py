@@ -88,7 +88,8 @@ class Reason(StrEnum):
         "ClaimUnbound",
         Progress.MOVING,
         "A PersistentVolumeClaim that the pod needs has no volume.",
-        "Look at the events of the claim: its storage class is unknown, or its provisioner does not run.",
+        "Look at the events of the claim: its storage class is unknown, its provisioner does not run, or it cannot "
+        "give such a size. `spec.storage` can be corrected while there is no volume.",
     )
     PREPARING_POD = "PreparingPod", Progress.MOVING, "The node attaches volumes and pulls the image."
     LOADING_MODEL = "LoadingModel", Progress.MOVING, "The worker runs and loads the model, or replays its journal."
@@ -204,7 +205,8 @@ class Reason(StrEnum):
         "ClaimRefused",
         Progress.STUCK,
         "The API server refused the journal's claim, or its growth. The message quotes it.",
-        "Raise the quota, or let the storage class expand volumes, as the message says; until then nothing changes.",
+        "Raise the quota, or let the storage class expand volumes, as the message says; or set `spec.storage.size` "
+        "back to what the volume has. Until then nothing changes.",
     )
     CLAIM_MISSING = (
         "ClaimMissing",

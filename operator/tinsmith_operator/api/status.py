@@ -69,6 +69,7 @@ class OwnerStatus(Resource):
 class TrainingSessionStatus(OwnerStatus):
     endpoint: str | None = None
     worker_id: str | None = None
+    volume_size: str | None = None
     first_ready_time: Time | None = None
     epoch: int | None = None
     adapters: AdapterUsage | None = None

@@ -51,7 +51,7 @@ class Annotate:
 
 @dataclass(frozen=True)
 class Delete:
-    """With a precondition on the UID. Already gone is done.
+    """With a precondition on the UID, and on the version if one is named. Already gone is done.
 
     grace_period_seconds: of a pod; None leaves it to the object.
     why: for the log.
@@ -62,6 +62,7 @@ class Delete:
     uid: str
     why: str
     grace_period_seconds: int | None = None
+    resource_version: str | None = None
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,11 @@ class Pod:
         return parse_time((self._state.get("running") or {}).get("startedAt"))
 
     @property
+    def has_started(self) -> bool:
+        """Whether its container has run, so that its volumes are mounted."""
+        return self.running_since is not None or self.latest_ending is not None
+
+    @property
     def latest_ending(self) -> Ending | None:
         terminated = self._state.get("terminated") or (self._container.get("lastState") or {}).get("terminated")
         if not terminated:

@@ -175,10 +175,17 @@ class Cluster:
         return await self._write("PATCH", path, patch, query=query, content=MERGE_PATCH, priority=priority)
 
     async def delete(
-        self, resource: Resource, namespace: str, name: str, uid: str, grace_period_seconds: int | None = None
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        uid: str,
+        grace_period_seconds: int | None = None,
+        resource_version: str | None = None,
     ) -> Manifest:
-        """Only the object of this UID. Raises NotFound, and Conflict when another one has its name."""
-        options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        """Only the object of this UID, and of this version if one is named. Raises NotFound, and Conflict otherwise."""
+        preconditions = {"uid": uid} | ({"resourceVersion": resource_version} if resource_version is not None else {})
+        options = {"preconditions": preconditions, "propagationPolicy": "Background"}
         if grace_period_seconds is not None:
             options["gracePeriodSeconds"] = grace_period_seconds  # type: ignore[assignment]
         path = resource.path(namespace, name)

@@ -170,9 +170,10 @@ class Actor:
         resource, namespace = BY_KIND[action.kind], owner.namespace
         log.info("deleting", object=f"{action.kind}/{action.name}", why=action.why)
         try:
-            left = await self._cluster.delete(resource, namespace, action.name, action.uid, action.grace_period_seconds)
+            guards = (action.grace_period_seconds, action.resource_version)
+            left = await self._cluster.delete(resource, namespace, action.name, action.uid, *guards)
         except (NotFound, Conflict):
-            # Gone; a conflict says that another object has its name.
+            # Gone; a conflict says that another object has its name, or that it has changed.
             await self._look(Ref(action.kind, namespace, action.name))
             return
         if left.get("kind") != action.kind:

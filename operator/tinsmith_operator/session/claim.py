@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tinsmith_operator.api.base import Manifest, parse_quantity
-from tinsmith_operator.common.actions import Action, Apply, Create
+from tinsmith_operator.common.actions import Action, Apply, Create, Delete
 from tinsmith_operator.common.comparison import as_stored
 from tinsmith_operator.common.drift import apply_to, is_in_place, spec_fields_of_ours
 from tinsmith_operator.common.observed import Observed
@@ -17,6 +17,8 @@ FIXED_FIELDS = ("accessModes", "storageClassName", "volumeMode")
 def ensure_claim(situation: Situation) -> tuple[Action, ...]:
     """Makes it, and says on it which image may write to it."""
     observed, live, desired = situation.observed, situation.claim, situation.desired_claim
+    if (unused := situation.unused_claim) is not None:
+        return _delete(unused)
     if observed.claim is None:
         return () if _is_made_by_others(situation) or observed.claim_holder is not None else (Create(desired),)
     if live is None or situation.claim_is_terminating:
@@ -27,14 +29,19 @@ def ensure_claim(situation: Situation) -> tuple[Action, ...]:
 
 
 def grow_claim(situation: Situation) -> tuple[Apply, ...]:
-    """Apart from the rest, and last: a storage class may refuse it, and nothing else must wait for that."""
+    """Apart from the rest, and last: a storage class may refuse it, and nothing else must wait for that.
+
+    A growth that came to nothing is taken back where the spec takes it back: Kubernetes lets a claim ask for less as
+    long as it asks for more than its volume has.
+    """
     live, desired = situation.claim, situation.desired_claim
     if live is None or situation.claim_is_terminating or _is_made_by_others(situation):
         return ()
     if (live.get("status") or {}).get("phase") != "Bound":
         return ()
     # A claim that an earlier session left behind may be larger; no volume shrinks.
-    if parse_quantity(size_of(live)) >= parse_quantity(size_of(desired)):
+    asks, wanted, has = (parse_quantity(size) for size in (size_of(live), size_of(desired), volume_size(live) or 0))
+    if wanted == asks or (wanted < asks and (not has or wanted <= has)):
         return ()
     grown = _as_it_is(desired, live)
     if as_stored(grown, live) == situation.observed.stored.get(grown["kind"]):
@@ -48,6 +55,23 @@ def _is_made_by_others(situation: Situation) -> bool:
 
 def size_of(claim: Manifest) -> str:
     return str(claim["spec"]["resources"]["requests"]["storage"])
+
+
+def volume_size(claim: Manifest) -> str | None:
+    """What the claim's volume has; None while there is none."""
+    size = ((claim.get("status") or {}).get("capacity") or {}).get("storage")
+    return str(size) if size is not None else None
+
+
+def _delete(claim: Manifest) -> tuple[Delete, ...]:
+    """Of that very version: once it has a volume, nothing is deleted."""
+    metadata = claim["metadata"]
+    if "deletionTimestamp" in metadata:
+        return ()
+    why = "it never had a volume, and the spec asks for another one"
+    return (
+        Delete(claim["kind"], metadata["name"], metadata["uid"], why, resource_version=metadata["resourceVersion"]),
+    )
 
 
 def with_size(claim: Manifest, size: str) -> Manifest:

@@ -157,6 +157,8 @@ def _claim_trouble(situation: Situation) -> Finding | None:
         if session.spec.storage.existing_claim is None:
             return _refusal(situation) or found(Reason.CREATING_OBJECTS, "The volume's claim is being created.")
         return found(Reason.CLAIM_MISSING, f"{CLAIM} {session.claim_name} (spec.storage.existingClaim) is not there.")
+    if situation.unused_claim is not None:
+        return found(Reason.CREATING_OBJECTS, "The claim never had a volume, and is made anew as the spec says now.")
     if situation.owned.claim is not None and (mismatch := claim_mismatch(session, claim)):
         return found(Reason.CLAIM_MISMATCH, f"{CLAIM} {session.claim_name} from before has {mismatch}.")
     return _terminating_claim(situation) if situation.pod is None else None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.base import Manifest, parse_quantity
 from tinsmith_operator.api.conditions import ConditionType, Finding
 from tinsmith_operator.api.reasons import Reason
 from tinsmith_operator.api.status import AdapterUsage
@@ -16,6 +16,7 @@ from tinsmith_operator.build.worker import WorkerPlan
 from tinsmith_operator.build.workload import build_workload
 from tinsmith_operator.common.bars import CLAIM, bar_of
 from tinsmith_operator.common.diagnosis import Evidence, found
+from tinsmith_operator.common.drift import spec_fields_of_ours
 from tinsmith_operator.common.last_words import is_vouched_for, told
 from tinsmith_operator.common.observed import Observed, SnapshotAnswer, WorkerReport
 from tinsmith_operator.common.ownership import OwnedObjects, owned_objects
@@ -89,6 +90,19 @@ class Situation:
     def claim_is_terminating(self) -> bool:
         """Whether somebody has deleted it: it will vanish when no pod uses it."""
         return self.claim is not None and "deletionTimestamp" in self.claim["metadata"]
+
+    @property
+    def unused_claim(self) -> Manifest | None:
+        """The session's claim where it never had a volume and is not what the spec asks for now: the API server lets
+        nothing of it be changed."""
+        claim, session, writer = self.owned.claim, self.session, self.owned.writer
+        if claim is None or self.observed.claim_holder is not None or has_volume(claim):
+            return None
+        if writer is not None and writer.has_started:
+            return None
+        asks, wanted = claim["spec"]["resources"]["requests"]["storage"], session.spec.storage.size
+        differs = parse_quantity(asks) != parse_quantity(wanted) or claim_mismatch(session, claim) is not None
+        return claim if differs or _names_a_class_no_more(session, claim) else None
 
     @property
     def report(self) -> WorkerReport | None:
@@ -206,6 +220,16 @@ def claim_mismatch(session: TrainingSession, claim: Manifest) -> str | None:
     if wanted is not None and spec.get("storageClassName") != wanted:
         return f"storageClassName {spec.get('storageClassName')}, not {wanted}"
     return None
+
+
+def has_volume(claim: Manifest) -> bool:
+    """Or had one: a claim is bound once."""
+    return "volumeName" in claim["spec"] or (claim.get("status") or {}).get("phase", "Pending") != "Pending"
+
+
+def _names_a_class_no_more(session: TrainingSession, claim: Manifest) -> bool:
+    is_ours = "storageClassName" in spec_fields_of_ours(claim)
+    return is_ours and session.spec.storage.storage_class_name is None
 
 
 def _usable_claim(observed: Observed, owned: OwnedObjects) -> Manifest | None:

@@ -13,6 +13,7 @@ from tinsmith_operator.common.observed import WorkerReport
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.common.requests import answered_requests, request_events, snapshot_request
 from tinsmith_operator.common.status_events import status_changes
+from tinsmith_operator.session.claim import volume_size
 from tinsmith_operator.session.group import group_run
 from tinsmith_operator.session.situation import Situation
 
@@ -49,6 +50,7 @@ def build_status(situation: Situation, conditions: tuple[ConditionState, ...]) -
         certificate_expiry_time=situation.observed.certificate_expiry_time,
         endpoint=endpoint(session.name, session.namespace),
         worker_id=claim["metadata"]["uid"] if claim is not None else before.worker_id,
+        volume_size=volume_size(claim) if claim is not None else before.volume_size,
         first_ready_time=_first_ready_time(situation, moved),
         epoch=report.epoch if report is not None else before.epoch,
         adapters=situation.adapters,

@@ -129,8 +129,24 @@ FREE_CHANGES = {
 
 @pytest.fixture
 def stored_pool(api: ApiNamespace) -> Iterator[Manifest]:
+    """One of its replicas is ready."""
     with api.holding(pool(**EVERYTHING_OF_A_POOL)) as stored:
+        api.merge(stored, {"status": {"readyReplicas": 1}}, subresource="status")
         yield stored
+
+
+ON_GPUS = {"engine": "vllm", "pod": {"image": "vllm:1"}, "resources": {"limits": {"nvidia.com/gpu": 1}}}
+
+
+@pytest.mark.parametrize("status", [{}, {"readyReplicas": 0}], ids=["no status yet", "no replica is ready"])
+@pytest.mark.parametrize("change", [ON_GPUS, {"model": {"name": "another"}}], ids=str)
+def test_a_mistake_in_a_pool_that_serves_nobody_can_be_corrected(
+    change: Manifest, status: Manifest, api: ApiNamespace
+) -> None:
+    with api.holding(pool(**EVERYTHING_OF_A_POOL)) as stored:
+        if status:
+            api.merge(stored, {"status": status}, subresource="status")
+        api.merge(stored, {"spec": change})
 
 
 @pytest.mark.parametrize(("spec", "says"), CHANGES.values(), ids=CHANGES)

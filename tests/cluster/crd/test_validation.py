@@ -256,14 +256,19 @@ CHANGES = {
     "a claim, added": ({"storage": {"existingClaim": "mine"}}, "existingClaim cannot be changed"),
     "the access mode": ({"storage": {"accessMode": "ReadWriteOncePod"}}, "accessMode cannot be changed"),
     "the engine": ({"engine": "nemo-rl"}, "make another session for another engine"),
-    "a smaller volume": ({"storage": {"size": "49Gi"}}, "may only grow"),
+    "the engine and what divides it": (
+        {"engine": "nemo-rl", "parallelism": {"tensor": 2}, "quantization": None},
+        "make another session for another engine",
+    ),
+    "a smaller volume": ({"storage": {"size": "49Gi"}}, "less than the volume has"),
 }
 
-FREE_CHANGES = {
+FREE_CHANGES: dict[str, Manifest | list[Manifest]] = {
     "the slots": {"adapters": {"slots": 4}},
     "a larger volume": {"storage": {"size": "51Gi"}},
     "the same size in other words": {"storage": {"size": "51200Mi"}},
     "the retention": {"storage": {"retentionPolicy": {"whenDeleted": "Delete"}}},
+    "a growth that came to nothing, taken back": [{"storage": {"size": "900Gi"}}, {"storage": {"size": "50Gi"}}],
     "suspend": {"suspend": True},
     "the image": {"pod": {"image": "another:2"}},
     "sampling": {"sampling": "Colocated"},
@@ -273,8 +278,55 @@ FREE_CHANGES = {
 
 @pytest.fixture
 def stored_session(api: ApiNamespace) -> Iterator[Manifest]:
+    """It was ready, and has a volume."""
     with api.holding(session(**EVERYTHING)) as stored:
+        api.merge(stored, {"status": WAS_READY}, subresource="status")
         yield stored
+
+
+WAS_READY = {"firstReadyTime": "2026-01-02T03:04:05Z", "volumeSize": "50Gi"}
+
+CORRECTIONS: dict[str, Manifest] = {
+    "the model": {"model": {"name": "another"}},
+    "the model's source": {"model": {"source": {"persistentVolumeClaim": {"path": "elsewhere"}}}},
+    "the length, taken away": {"maxSequenceLength": None},
+    "the bits of weights, added": {"quantization": "4bit"},
+    "the class": {"storage": {"storageClassName": "slow"}},
+    "the class, taken away": {"storage": {"storageClassName": None}},
+    "the access mode": {"storage": {"accessMode": "ReadWriteOncePod"}},
+    "a smaller volume": {"storage": {"size": "1Gi"}},
+    "the engine": {"engine": "nemo-rl", "pod": {"image": "another:2"}, "parallelism": {"tensor": 2}},
+}
+"""Of a session that was never ready and has no volume."""
+
+
+@pytest.mark.parametrize("spec", CORRECTIONS.values(), ids=CORRECTIONS)
+@pytest.mark.parametrize("status", [{}, {"restarts": {"crash": 3}}], ids=["no status yet", "never ready"])
+def test_a_mistake_that_never_took_effect_can_be_corrected(spec: Manifest, status: Manifest, api: ApiNamespace) -> None:
+    with api.holding(session(**EVERYTHING)) as stored:
+        if status:
+            api.merge(stored, {"status": status}, subresource="status")
+        api.merge(stored, {"spec": spec})
+
+
+def test_a_claim_that_was_named_by_mistake_can_be_corrected_until_the_session_was_ready(api: ApiNamespace) -> None:
+    with api.holding(session(storage={"existingClaim": "mien"})) as stored:
+        api.merge(stored, {"spec": {"storage": {"existingClaim": "mine"}}})
+        api.merge(stored, {"status": WAS_READY}, subresource="status")
+        for claim in ("another", None):
+            with pytest.raises(ClusterError, match="existingClaim cannot be changed"):
+                api.merge(stored, {"spec": {"storage": {"existingClaim": claim}}})
+
+
+def test_one_node_never_becomes_several(api: ApiNamespace) -> None:
+    with api.holding(session(**NEMO_RL, modelCache={"claimName": "models"})) as stored:
+        for nodes in (1, 2):
+            change = {"spec": {"parallelism": {"nodes": nodes}}}
+            if nodes == 1:
+                api.merge(stored, change)
+                continue
+            with pytest.raises(ClusterError, match="never from one node to several"):
+                api.merge(stored, change)
 
 
 @pytest.mark.parametrize(("spec", "says"), CHANGES.values(), ids=CHANGES)
@@ -286,13 +338,18 @@ def test_what_cannot_be_changed_says_why(
 
 
 @pytest.mark.parametrize("spec", FREE_CHANGES.values(), ids=FREE_CHANGES)
-def test_what_may_be_changed_is_taken(spec: Manifest, stored_session: Manifest, api: ApiNamespace) -> None:
-    api.merge(stored_session, {"spec": spec})
+def test_what_may_be_changed_is_taken(
+    spec: Manifest | list[Manifest], stored_session: Manifest, api: ApiNamespace
+) -> None:
+    for change in spec if isinstance(spec, list) else [spec]:
+        api.merge(stored_session, {"spec": change})
 
 
 def test_a_length_cannot_be_added_later(api: ApiNamespace) -> None:
-    with api.holding(session()) as stored, pytest.raises(ClusterError, match="changed, added or taken away"):
-        api.merge(stored, {"spec": {"maxSequenceLength": 4096}})
+    with api.holding(session()) as stored:
+        api.merge(stored, {"status": WAS_READY}, subresource="status")
+        with pytest.raises(ClusterError, match="changed, added or taken away"):
+            api.merge(stored, {"spec": {"maxSequenceLength": 4096}})
 
 
 @pytest.fixture(scope="session")
@@ -309,8 +366,7 @@ def test_what_is_built_for_a_session_is_taken(name: str, api: ApiNamespace) -> N
 
 @pytest.mark.parametrize("change", [{"tensor": 4}, None], ids=["changed", "taken away"])
 def test_how_a_model_is_divided_cannot_be_changed(change: Manifest | None, api: ApiNamespace) -> None:
-    with (
-        api.holding(session(**NEMO_RL, parallelism={"tensor": 2})) as stored,
-        pytest.raises(ClusterError, match="changed, added or taken away"),
-    ):
-        api.merge(stored, {"spec": {"parallelism": change}})
+    with api.holding(session(**NEMO_RL, parallelism={"tensor": 2})) as stored:
+        api.merge(stored, {"status": WAS_READY}, subresource="status")
+        with pytest.raises(ClusterError, match="changed, added or taken away"):
+            api.merge(stored, {"spec": {"parallelism": change}})

@@ -115,6 +115,30 @@ async def test_with_delete_the_volume_goes_after_the_worker(hands: KubectlUser, 
     assert await hands.all(PODS) == []
 
 
+async def test_a_claim_that_gets_no_volume_is_made_anew_as_the_spec_is_corrected(
+    hands: KubectlUser, kubelet: Kubelet
+) -> None:
+    wrong, right = {"storageClassName": "fats", "size": "999Ti"}, {"storageClassName": "fast", "size": "10Gi"}
+    kubelet.idle = True
+    async with running(settings_for(hands.namespace)):
+        await hands.create(SESSIONS, session_manifest(storage=wrong))
+        await eventually(lambda: hands.get(PODS, "tiny-0"), "the pod waits for its volume")
+        before = await hands.get(CLAIMS, "tiny-journal")
+        await hands.patch(SESSIONS, "tiny", {"spec": {"storage": right}})
+
+        async def is_made_anew() -> bool:
+            claim = await hands.get(CLAIMS, "tiny-journal")
+            return claim is not None and claim["metadata"]["uid"] != (before or {})["metadata"]["uid"]
+
+        await eventually(is_made_anew, "another claim")
+        kubelet.idle = False
+        ready = await comes_to_rest(hands, "WorkerReady")
+        claim = await hands.get(CLAIMS, "tiny-journal")
+    assert claim is not None
+    assert claim["spec"]["storageClassName"] == "fast"
+    assert ready["status"]["workerId"] == claim["metadata"]["uid"]
+
+
 @pytest.mark.parametrize("whose", ["tls", "worker"])
 async def test_a_certificate_that_is_spoiled_is_issued_anew(hands: KubectlUser, kubelet: Kubelet, whose: str) -> None:
     name = {"tls": "tinsmith-api-server-tls", "worker": "tiny-tls"}[whose]

@@ -97,12 +97,20 @@ class FakeCluster:
         return self._store(_merged(live, changes))
 
     async def delete(
-        self, resource: Resource, namespace: str, name: str, uid: str, grace_period_seconds: int | None = None
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        uid: str,
+        grace_period_seconds: int | None = None,
+        resource_version: str | None = None,
     ) -> Manifest:
         self._begin("delete", resource.kind, name)
         live = self._live(Ref(resource.kind, namespace, name))
         if live["metadata"]["uid"] != uid:
             raise Conflict("the UID in the precondition is another one")
+        if resource_version not in (None, live["metadata"]["resourceVersion"]):
+            raise Conflict("the version in the precondition is another one")
         del self.objects[Ref(resource.kind, namespace, name)]
         return {"kind": "Status", "status": "Success"}
 

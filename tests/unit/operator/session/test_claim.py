@@ -9,7 +9,7 @@ from support.operator.resources import session_manifest
 from support.operator.session_world import World
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import MANAGER
-from tinsmith_operator.common.actions import Apply, Create
+from tinsmith_operator.common.actions import Apply, Create, Delete
 
 CLAIM = ("PersistentVolumeClaim", "qwen-journal")
 PLAIN_CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": {"volumeName": "disk-1"}}
@@ -62,14 +62,79 @@ def test_growth_is_asked_for_last_so_that_a_refusal_holds_up_nothing() -> None:
     assert applied == ["StatefulSet", "PersistentVolumeClaim"]
 
 
-def test_an_unbound_claim_does_not_grow_yet() -> None:
-    world = World(session_manifest(storage={"size": "10Gi"}))
-    world.operate()
-    world.user_sets(storage={"size": "20Gi"})
-    world.operate()
-    assert size(world) == "10Gi"
+CORRECTIONS: dict[str, tuple[Manifest, Manifest]] = {
+    "a size that is too large": ({"size": "999Ti"}, {"size": "10Gi"}),
+    "a size that is too small": ({"size": "1Mi"}, {"size": "10Gi"}),
+    "a class that is not there": ({"storageClassName": "fats"}, {"storageClassName": "fast"}),
+    "a class that is named no more": ({"storageClassName": "fats"}, {}),
+    "an access mode": ({"accessMode": "ReadWriteOncePod"}, {"accessMode": "ReadWriteOnce"}),
+}
+
+
+def unbound_world(**storage: object) -> World:
+    """Its claim and its pod wait for a volume."""
+    world = World(session_manifest(storage=storage))
+    for _ in range(4):
+        world.operate()
+        world.controller_works()
+    claim = world.objects[CLAIM]
+    claim["metadata"]["managedFields"] = [booked(MANAGER, *claim["spec"])]
+    return world
+
+
+@pytest.mark.parametrize(("wrong", "right"), CORRECTIONS.values(), ids=CORRECTIONS)
+def test_a_claim_that_never_had_a_volume_is_made_anew_as_the_spec_says_now(wrong: Manifest, right: Manifest) -> None:
+    world = unbound_world(**wrong)
+    before = world.objects[CLAIM]["metadata"]["uid"]
+    world.user_sets(storage=right)
     world.settle()
-    assert size(world) == "20Gi"
+    claim = world.objects[CLAIM]
+    assert claim["metadata"]["uid"] != before
+    assert claim["spec"] == unbound_world(**right).objects[CLAIM]["spec"]
+    assert f"--worker-id={claim['metadata']['uid']}" in world.objects["Pod", "qwen-0"]["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize("bound", [{"status": {"phase": "Bound"}}, {"status": {"phase": "Lost"}}, {"volumeName": "v"}])
+def test_a_claim_that_has_or_had_a_volume_is_never_made_anew(bound: Manifest) -> None:
+    world = unbound_world(size="10Gi", accessMode="ReadWriteOnce")
+    claim = world.objects[CLAIM]
+    claim["status"] = bound.get("status", claim["status"])
+    claim["spec"] |= {name: value for name, value in bound.items() if name != "status"}
+    world.user_sets(storage={"size": "5Gi", "accessMode": "ReadWriteOncePod", "storageClassName": "slow"})
+    assert [action for action in world.decide().actions if isinstance(action, Delete)] == []
+
+
+def test_a_claim_that_a_worker_has_mounted_is_never_made_anew_whatever_its_status_says() -> None:
+    world = settled_world(size="10Gi")
+    world.objects[CLAIM]["status"] = {"phase": "Pending"}
+    world.user_sets(storage={"size": "5Gi"})
+    assert [action for action in world.decide().actions if isinstance(action, Delete)] == []
+
+
+def test_a_claim_that_gets_its_volume_meanwhile_is_not_deleted() -> None:
+    world = unbound_world(size="999Ti")
+    world.user_sets(storage={"size": "10Gi"})
+    [deletion] = [action for action in world.decide().actions if isinstance(action, Delete)]
+    assert deletion.resource_version == world.objects[CLAIM]["metadata"]["resourceVersion"]
+
+
+@pytest.mark.parametrize(
+    ("has", "asks_then"), [("10Gi", "20Gi"), ("20Gi", "100Gi"), ("100Gi", "100Gi"), (None, "100Gi")]
+)
+def test_a_growth_that_came_to_nothing_is_taken_back_above_what_the_volume_has(has: str | None, asks_then: str) -> None:
+    world = settled_world(size="100Gi")
+    world.objects[CLAIM]["status"] = {"phase": "Bound", **({"capacity": {"storage": has}} if has else {})}
+    world.user_sets(storage={"size": "20Gi"})
+    [asked] = [each.manifest for each in applied(world)] or [world.objects[CLAIM]]
+    assert asked["spec"]["resources"]["requests"]["storage"] == asks_then
+
+
+def test_the_status_says_what_the_volume_has() -> None:
+    world = settled_world(size="10Gi")
+    world.objects[CLAIM]["status"] = {"phase": "Bound", "capacity": {"storage": "12Gi"}}
+    world.operate()
+    assert world.session is not None
+    assert world.session["status"]["volumeSize"] == "12Gi"
 
 
 def test_a_larger_claim_from_before_is_not_shrunk() -> None:
