@@ -6,13 +6,16 @@ import contextlib
 import os
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import structlog
 
 from tinsmith_trainer.in_flight_marker import InFlightMarker
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _markers: weakref.WeakSet[InFlightMarker] = weakref.WeakSet()
 
@@ -57,3 +60,16 @@ def fatal_on_error(
             return
         log.exception(failure)
         end_without_blame()
+
+
+def fatal_callback(failure: str, callback: Callable[[T], None]) -> Callable[[T], None]:
+    """Return a callback for a future of the journal, whose error ends the process.
+
+    `concurrent.futures` only logs it: what was acknowledged would never run, in a process that looks well.
+    """
+
+    def call(done: T) -> None:
+        with fatal_on_error(failure, blames_the_call=False):
+            callback(done)
+
+    return call

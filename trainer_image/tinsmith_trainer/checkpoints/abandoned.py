@@ -31,7 +31,7 @@ def keep_sweeping(root: Path, areas: Iterable[str], manifest: str) -> None:
             try:
                 for folder in remove_abandoned(root, wanted, manifest, time.time()):
                     log.info("a save that never ended is removed", folder=str(folder))
-            except OSError as error:
+            except Exception as error:  # the next sweep may go well
                 log.warning("the checkpoint root is not swept", root=str(root), reason=str(error))
             time.sleep(SWEEP_SECONDS)
 

@@ -22,6 +22,10 @@ SETTLED: Future[None] = Future()
 SETTLED.set_result(None)
 
 
+KEPT_PAYLOAD_BYTES = 128 * 1024**2
+"""Payloads of waiting operations in memory; the engine reads the others from the journal."""
+
+
 @dataclass(slots=True)
 class Entry:
     """An accepted operation. `status` is what clients may know, so it changes after the commit."""
@@ -49,6 +53,24 @@ class Entry:
         """What its turn is spent on."""
         purpose: Purpose = "replay" if self.is_finished else "operation"
         return InFlightWork(purpose, self.operation.model_id, self.operation.seq_id)
+
+
+class KeptPayloads:
+    """Those of waiting operations, so that the engine need not read them from the journal."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def keep(self, entry: Entry, payload: bytes) -> None:
+        if self._bytes + len(payload) <= KEPT_PAYLOAD_BYTES:
+            entry.payload = payload
+            self._bytes += len(payload)
+
+    def take(self, entry: Entry) -> bytes | None:
+        """Memory keeps it no longer. None: it did not."""
+        kept, entry.payload = entry.payload, None
+        self._bytes -= len(kept or b"")
+        return kept
 
 
 class UnknownModel(LookupError):

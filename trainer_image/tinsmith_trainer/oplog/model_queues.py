@@ -19,16 +19,14 @@ from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.given_numbers import note_given, read_given
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Failure, Operation
-from tinsmith_trainer.oplog.model_queue import SETTLED, Entry, ModelQueue, UnknownModel
+from tinsmith_trainer.oplog.model_queue import SETTLED, Entry, KeptPayloads, ModelQueue, UnknownModel
 from tinsmith_trainer.oplog.ordering import Turn
+from tinsmith_trainer.process_exit import fatal_callback
 
 log = structlog.get_logger(__name__)
 
 GAP_CLOSES_AFTER_SECONDS = 400.0
 """The SDK retries a submit for 300 s; a number that is still missing then will not come."""
-
-KEPT_PAYLOAD_BYTES = 128 * 1024**2
-"""Payloads of waiting operations in memory; above this the engine reads them from the journal."""
 
 CREATES = (worker_pb2.CREATE_MODEL, worker_pb2.LOAD_MODEL)
 
@@ -61,7 +59,7 @@ class ModelQueues:
         self._open: dict[str, ModelQueue] = {}  # those that may have turns, in the order of their creation
         self._maintenance_tasks: deque[MaintenanceTask] = deque()
         self._stopping = False
-        self._kept_bytes = 0
+        self._kept = KeptPayloads()
 
     # ---- start and stop
 
@@ -151,28 +149,22 @@ class ModelQueues:
             late = queue.late_failure(operation.seq_id)
             accepted = self._write_accepted(queue.tenant, operation, payload, late)
             entry = Entry(operation, "pending", accepted=accepted, body_bytes=len(payload))
-            if self._kept_bytes + len(payload) <= KEPT_PAYLOAD_BYTES:
-                entry.payload = payload
-                self._kept_bytes += len(payload)
+            self._kept.keep(entry, payload)
             queue.add(entry)
-        accepted.add_done_callback(lambda done: self._place(queue, entry, late, done))
+        place = partial(self._place, queue, entry, late)
+        accepted.add_done_callback(fatal_callback("an operation could not be placed", place))
         return operation.seq_id, accepted
 
     def take_payload(self, entry: Entry) -> bytes:
         """What was submitted; memory keeps it no longer."""
         operation = entry.operation
         with self._changed:
-            kept = self._drop_payload(entry)
+            kept = self._kept.take(entry)
         if kept is not None:
             return kept
         return self._journal.read(
             lambda db: journal_tables.read_payload(db, operation.model_id, operation.seq_id)
         ).result()
-
-    def _drop_payload(self, entry: Entry) -> bytes | None:
-        kept, entry.payload = entry.payload, None
-        self._kept_bytes -= len(kept or b"")
-        return kept
 
     def _queue_for(self, operation: Operation) -> ModelQueue:
         queue = self._queues.get(operation.model_id)
@@ -227,7 +219,7 @@ class ModelQueues:
 
     def _forget(self, queue: ModelQueue, entry: Entry) -> None:
         with self._changed:
-            self._drop_payload(entry)
+            self._kept.take(entry)
             queue.remove(entry)
             queue.given.take_back(entry.operation.idempotency_key, entry.operation.seq_id)
             if not queue.entries and not queue.settled:
@@ -313,7 +305,7 @@ class ModelQueues:
     def publish(self, queue: ModelQueue, entry: Entry, failure: Failure | None) -> None:
         """The outcome is on disk: clients may know."""
         with self._changed:
-            self._drop_payload(entry)  # of one that failed without being read
+            self._kept.take(entry)  # of one that failed without being read
             entry.status = "done" if failure is None else "failed"
             queue.settle(entry)
             if queue.phase == "creating" and entry.operation.kind in CREATES:
@@ -360,10 +352,10 @@ class ModelQueues:
             self._on_finished(operation.model_id, operation.seq_id)
 
         written = self._journal.write(write, must_succeed=True, model_id=operation.model_id)
-        written.add_done_callback(publish)
+        written.add_done_callback(fatal_callback("a failure could not be published", publish))
 
     def _settle_late(self, queue: ModelQueue, entry: Entry) -> None:
-        self._drop_payload(entry)
+        self._kept.take(entry)
         entry.status = "late"
         queue.settle(entry)
 
@@ -396,4 +388,4 @@ class ModelQueues:
 
         close = partial(journal_tables.raise_closed_below, model_id=queue.model_id, seq_id=below)
         written = self._journal.write(close, must_succeed=True, model_id=queue.model_id)
-        written.add_done_callback(take_effect)
+        written.add_done_callback(fatal_callback("a gap could not be closed", take_effect))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 import structlog
 from tinsmith_rpc import worker_pb2
@@ -29,7 +30,7 @@ from tinsmith_trainer.oplog.journal_tables import Failure, Operation, OperationR
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import CREATES, ModelQueues, Ready
 from tinsmith_trainer.oplog.ordering import Turn, failed_step_message, missing_failure
-from tinsmith_trainer.process_exit import fatal_on_error
+from tinsmith_trainer.process_exit import fatal_callback, fatal_on_error
 from tinsmith_trainer.training.calls_in_progress import CallsInProgress
 from tinsmith_trainer.training.company import Company
 from tinsmith_trainer.training.executor import Executor, save_request
@@ -263,7 +264,8 @@ class Scheduler:
         committed = self._journal.write(
             lambda db: self._write(db, entry.operation, result), must_succeed=True, model_id=queue.model_id
         )
-        committed.add_done_callback(lambda _: self._publish(queue, entry, result))
+        publish = partial(self._publish, queue, entry, result)
+        committed.add_done_callback(fatal_callback("a result could not be published", publish))
 
     def _run(self, queue: ModelQueue, entry: Entry) -> OperationResult:
         """Raises _NotNow where it gives way, or is put off."""
@@ -382,12 +384,8 @@ class Scheduler:
     def _stamp(self) -> Stamp:
         return Stamp(self._epoch, self._clock())
 
-    def _publish(self, queue: ModelQueue, entry: Entry, result: OperationResult) -> None:
-        with fatal_on_error("a result could not be published", blames_the_call=False):
-            reach("result-before-visible")
-            self._take_effect(queue, entry, result)
-
-    def _take_effect(self, queue: ModelQueue, entry: Entry, result: OperationResult) -> None:
+    def _publish(self, queue: ModelQueue, entry: Entry, result: OperationResult, _: Future[None]) -> None:
+        reach("result-before-visible")
         self.counters.operations_failed += result.failure is not None
         self.counters.operations_done += result.failure is None
         if result.snapshot is not None:

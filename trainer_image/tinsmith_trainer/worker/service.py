@@ -28,7 +28,7 @@ from tinsmith_trainer.oplog.model_queue import ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues
 from tinsmith_trainer.oplog.result_cache import ResultCache
 from tinsmith_trainer.oplog.tidying import TIDY_SECONDS, Tidying
-from tinsmith_trainer.process_exit import tell_at_the_end
+from tinsmith_trainer.process_exit import fatal_callback, tell_at_the_end
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.sample_queue import Samples
 from tinsmith_trainer.sampling.sampler_adapters import AdapterLimits, SamplerAdapters
@@ -222,7 +222,8 @@ class WorkerService:
         except BaseException:
             self._admission.release(claimed_bytes)
             raise
-        on_disk.add_done_callback(lambda _: self._admission.release(claimed_bytes))
+        release = fatal_callback("a claim could not be released", lambda _: self._admission.release(claimed_bytes))
+        on_disk.add_done_callback(release)
         await asyncio.shield(asyncio.wrap_future(on_disk))
         return number
 

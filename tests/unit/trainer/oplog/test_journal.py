@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import threading
@@ -13,7 +14,7 @@ import apsw
 import pytest
 from support.small_disk import MIB, SmallDisk, on_small_disk
 from support.worker.faulting_files import LossyVfs, lossy_vfs, restore
-from tinsmith_trainer import disk_room
+from tinsmith_trainer import disk_room, oplog, training
 from tinsmith_trainer.disk_room import DiskRoom
 from tinsmith_trainer.errors import JournalFull, ServerError
 from tinsmith_trainer.oplog import journal as journal_module
@@ -226,3 +227,16 @@ async def test_a_caller_that_gives_up_leaves_the_journal_at_work(tmp_path: Path)
 
 def fail_with_io_error(db: apsw.Connection) -> None:
     raise apsw.IOError("disk I/O error")
+
+
+def test_every_callback_of_the_journal_ends_the_process_where_it_fails() -> None:
+    """`concurrent.futures` logs an error of a callback and goes on: what was acknowledged would never run."""
+    given = [
+        node.args[0]
+        for package in (oplog, training)
+        for path in Path(*package.__path__).glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_done_callback"
+    ]
+    assert len(given) >= 4
+    assert {ast.unparse(each).partition("(")[0] for each in given} == {"fatal_callback"}
