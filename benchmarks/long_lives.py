@@ -26,10 +26,11 @@ from rich.console import Console
 from rich.table import Table
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.oplog import journal_tables
-from tinsmith_trainer.oplog.forgetting import Forgetting, Retention
+from tinsmith_trainer.oplog.forgetting import Forgetting
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Database, Operation, OperationResult
 from tinsmith_trainer.oplog.model_queues import ModelQueues, Ready
+from tinsmith_trainer.oplog.retention import Retention
 from tinsmith_trainer.oplog.tidying import (
     KEEP_ALL_SECONDS,
     KEEP_OPERATIONS,

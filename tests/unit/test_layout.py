@@ -136,7 +136,6 @@ WHY_SHORT = {
     "trainer_image/tinsmith_trainer/worker/health.py": "another protocol than the worker's",
     "trainer_image/tinsmith_trainer/worker/journal_volume_check.py": "a rule of operation, read on its own",
     "trainer_image/tinsmith_trainer/oplog/result_cache.py": "memory, beside a service that counts no bytes",
-    "trainer_image/tinsmith_trainer/oplog/tidying.py": "how long results are kept, read on its own",
 }
 
 WHY_LONG: dict[str, str] = {}

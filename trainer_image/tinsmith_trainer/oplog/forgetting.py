@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import TypeVar
@@ -18,49 +18,13 @@ from typing import TypeVar
 from tinsmith_trainer.oplog import event_tables, journal_tables
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Database, StoredModel
+from tinsmith_trainer.oplog.retention import Finished, Horizons, KeptResult, Retention, crowded_out, excess_bytes
 
 T = TypeVar("T")
 
 ROWS_IN_A_STEP = 250
 BYTES_IN_A_STEP = 16 * 1024**2
 SIZES_IN_A_STEP = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """How long results can be read: `seconds`, if those of all models fit into `result_bytes`.
-
-    Below its snapshot a model keeps the rows of its newest `operations`, and all that finished less than
-    `least_seconds` ago; of the others only their numbers, whatever their age.
-    """
-
-    seconds: float
-    result_bytes: int
-    operations: int
-    least_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """An operation that has a result and is never run again."""
-
-    seq_id: int
-    finished_at: float
-    result_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Horizons:
-    """Times in Unix seconds: what finished at or before is past its time, or may make room for newer ones."""
-
-    expired: float
-    crowded_out: float
-
-    def is_spent(self, operation: Finished, newest_beyond: int) -> bool:
-        """Nobody is promised its result any more. `newest_beyond`: the highest number beyond the newest ones."""
-        if operation.seq_id <= newest_beyond and operation.finished_at <= self.crowded_out:
-            return True
-        return operation.finished_at <= self.expired
 
 
 class Forgetting:
@@ -74,25 +38,17 @@ class Forgetting:
 
     async def round(self, retention: Retention, acknowledged_event_id: int, now: float) -> list[str]:
         """Returns the released models of which every trace is gone. Raises JournalFull, or ServerError, in between."""
-        expired = max(now - retention.seconds, await self._newest_that_does_not_fit(retention.result_bytes))
-        horizons = Horizons(expired, now - retention.least_seconds)
-        await self._give_up_corrupted(now - retention.seconds)
-        for model in await self._read(journal_tables.read_models):
+        horizons = Horizons(now - retention.seconds, now - retention.least_seconds)
+        await self._give_up_corrupted(horizons.expired)
+        models = await self._read(journal_tables.read_models)
+        for model in models:
             await self._forget_rows(model, horizons, retention.operations)
-        await self._drop_results(expired)
+        bytes_of_owners = await self._drop_expired(horizons.expired, owners := _owners(models))
+        excess = excess_bytes(bytes_of_owners, retention.result_bytes)
+        if excess:
+            await self._drop_crowded_out(excess, owners, math.inf if retention.is_short else horizons.crowded_out)
         await self._write(lambda db: event_tables.forget_events(db, acknowledged_event_id))
         return await self._write(forget_released_models)
-
-    async def _newest_that_does_not_fit(self, result_bytes: int) -> float:
-        """When the newest result finished that does not fit beside the newer ones."""
-        before, room = (math.inf, journal_tables.HIGHEST_NUMBER), result_bytes
-        while sizes := await self._read(lambda db, before=before: result_sizes(db, before)):  # type: ignore[misc]
-            for finished_at, row, size in sizes:
-                room -= size
-                if room < 0:
-                    return finished_at
-                before = finished_at, row
-        return -math.inf
 
     async def _give_up_corrupted(self, horizon: float) -> None:
         """From now on they are as released ones: their snapshots bring nothing back."""
@@ -104,16 +60,43 @@ class Forgetting:
         while numbers := await self._read(lambda db: spent_numbers(db, model, horizons, keep)):
             await self._write(lambda db, numbers=numbers: forget_rows(db, model.model_id, numbers))  # type: ignore[misc]
 
-    async def _drop_results(self, expired: float) -> None:
-        """Of rows that stay, since a start runs them again."""
-        while rows := await self._read(lambda db: rows_with_results(db, expired)):
-            await self._write(lambda db, rows=rows: drop_results(db, rows))  # type: ignore[misc]
+    async def _drop_expired(self, expired: float, owners: Mapping[str, str]) -> Counter[str]:
+        """Of rows that stay, since a start runs them again. Returns the bytes that each owner has of the others."""
+        sizes = Counter[str]()
+        async for page in self._pages():
+            await self._drop([result for result in page if result.finished_at <= expired])
+            for result in page:
+                if result.finished_at > expired:
+                    sizes[owners.get(result.model_id, result.model_id)] += result.size_bytes
+        return sizes
+
+    async def _drop_crowded_out(self, excess: dict[str, int], owners: Mapping[str, str], not_after: float) -> None:
+        async for page in self._pages():
+            await self._drop(list(crowded_out(page, excess, owners, not_after)))
+
+    async def _pages(self) -> AsyncIterator[list[KeptResult]]:
+        """All results, in the order in which their operations came: what a clock says may be any order."""
+        after = -1
+        while page := await self._read(partial(read_results, after=after)):
+            yield page
+            after = page[-1].row
+
+    async def _drop(self, results: list[KeptResult]) -> None:
+        while results:
+            rows = list(_for_one_step((result.row, result.size_bytes) for result in results[:ROWS_IN_A_STEP]))
+            await self._write(partial(drop_results, rows=rows))
+            results = results[len(rows) :]
 
     async def _read(self, run: Callable[[Database], T]) -> T:
         return await asyncio.wrap_future(self._journal.read(run))
 
     async def _write(self, run: Callable[[Database], T]) -> T:
         return await asyncio.wrap_future(self._journal.write(run, uses_reserve=True))
+
+
+def _owners(models: Iterable[StoredModel]) -> dict[str, str]:
+    """Models of unknown tenants own their results themselves."""
+    return {model.model_id: model.tenant for model in models if model.tenant}
 
 
 # ---- in the journal's thread
@@ -165,24 +148,14 @@ def forget_rows(db: Database, model_id: str, numbers: Sequence[int]) -> None:
     db.executemany("DELETE FROM operations WHERE model_id = ? AND seq_id = ?", [(model_id, one) for one in numbers])
 
 
-def result_sizes(db: Database, before: tuple[float, int]) -> list[tuple[float, int, int]]:
-    """When each finished, its row, and its bytes: the newest first, `SIZES_IN_A_STEP` at most, from the index alone."""
+def read_results(db: Database, after: int) -> list[KeptResult]:
+    """Behind this row, `SIZES_IN_A_STEP` at most, from the index alone: rows have their results before their sizes."""
     rows = db.execute(
-        "SELECT finished_at, id, result_bytes FROM operations WHERE result IS NOT NULL AND (finished_at, id) < (?, ?)"
-        " ORDER BY finished_at DESC, id DESC LIMIT ?",
-        (*before, SIZES_IN_A_STEP),
+        "SELECT id, model_id, finished_at, result_bytes FROM operations INDEXED BY results"
+        " WHERE result IS NOT NULL AND id > ? ORDER BY id LIMIT ?",
+        (after, SIZES_IN_A_STEP),
     )
-    return [(float(finished_at), int(row), int(size)) for finished_at, row, size in rows]
-
-
-def rows_with_results(db: Database, expired: float) -> list[int]:
-    """The oldest, and not more than one step's."""
-    rows = db.execute(
-        "SELECT id, result_bytes FROM operations WHERE result IS NOT NULL AND finished_at <= ?"
-        " ORDER BY finished_at, id LIMIT ?",
-        (expired, ROWS_IN_A_STEP),
-    )
-    return list(_for_one_step((int(row), int(result_bytes)) for row, result_bytes in rows))
+    return [KeptResult(int(row), str(model), float(at), int(size)) for row, model, at, size in rows]
 
 
 def drop_results(db: Database, rows: Sequence[int]) -> None:

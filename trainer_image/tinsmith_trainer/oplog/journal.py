@@ -62,7 +62,7 @@ CREATE TABLE IF NOT EXISTS operations (
     finished_at REAL,
     UNIQUE (model_id, seq_id)
 );
-CREATE INDEX IF NOT EXISTS results_by_age ON operations (finished_at, id, result_bytes) WHERE result IS NOT NULL;
+CREATE INDEX IF NOT EXISTS results ON operations (id, model_id, finished_at, result_bytes) WHERE result IS NOT NULL;
 CREATE TABLE IF NOT EXISTS events (event_id INTEGER PRIMARY KEY AUTOINCREMENT, body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS saved_names (
     model_id TEXT NOT NULL, kind INTEGER NOT NULL, name TEXT NOT NULL, event_id INTEGER NOT NULL,

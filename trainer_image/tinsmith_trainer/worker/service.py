@@ -128,7 +128,7 @@ class WorkerService:
         self._draining = False
         self._importing = asyncio.Lock()
         self._cache = ResultCache()
-        self._tidying = Tidying(self.journal, self.queues, snapshots)
+        self._tidying = Tidying(self.journal, self.queues, snapshots, self._room)
 
     # ---- life
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_rpc import worker_pb2
+from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
+from tinsmith_trainer.disk_room import DiskRoom
 from tinsmith_trainer.oplog import forgetting, journal_tables
-from tinsmith_trainer.oplog.forgetting import Forgetting, Retention
+from tinsmith_trainer.oplog.forgetting import Forgetting
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Database, Failure, Operation, OperationResult, StoredModel
+from tinsmith_trainer.oplog.model_queues import ModelQueues
+from tinsmith_trainer.oplog.retention import Retention
+from tinsmith_trainer.oplog.tidying import KEEP_RESULTS_SECONDS, SteadyClock, Tidying
 
 MODEL = "sess:train:0"
 NOW = 1_000_000.0
@@ -70,9 +76,14 @@ def journal_of(
 
 
 def fill(
-    db: Database, rows: Sequence[Row], applied: int, model_id: str, phase: journal_tables.ModelPhase = "live"
+    db: Database,
+    rows: Sequence[Row],
+    applied: int,
+    model_id: str,
+    phase: journal_tables.ModelPhase = "live",
+    tenant: str = "",
 ) -> None:
-    journal_tables.insert_model(db, model_id, "")
+    journal_tables.insert_model(db, model_id, tenant)
     journal_tables.set_model_phase(db, model_id, phase)
     for row in rows:
         operation = Operation(model_id, row.seq_id, worker_pb2.OPTIM_STEP, False, NOW - 10_000)
@@ -152,11 +163,48 @@ def test_a_row_goes_only_when_nobody_is_promised_its_result(
     newest = below[max(len(below) - retention.operations, 0) :]
     for row in gone:
         assert row.age_seconds is not None
-        newer = [other for other in rows if (other.age_seconds or 0.0) <= row.age_seconds and not other.late]
-        bytes_of_newer = sum(other.result_bytes for other in newer if other.age_seconds is not None)
-        expired = row.age_seconds >= retention.seconds or bytes_of_newer > retention.result_bytes
+        expired = row.age_seconds >= retention.seconds
         crowded_out = row.seq_id not in newest and row.age_seconds >= retention.least_seconds
         assert expired or crowded_out
+
+
+@st.composite
+def tenants(draw: st.DrawFn) -> dict[str, list[Row]]:
+    """Histories of three models, without late operations or such as have no result, by tenant."""
+    return {
+        tenant: [
+            Row(number, draw(st.integers(0, 1000)), draw(st.integers(1, 50)))
+            for number in range(draw(st.integers(0, 12)))
+        ]
+        for tenant in ("a", "b", "c")
+    }
+
+
+@given(tenants(), st.integers(0, 400), st.integers(0, 1000))
+def test_results_that_do_not_fit_go_by_tenant_the_oldest_of_the_largest_first(
+    histories: dict[str, list[Row]], budget: int, least_seconds: int
+) -> None:
+    with journal_of([], -1) as journal:
+        for tenant, rows in histories.items():
+            journal.write(partial(fill, rows=rows, applied=-1, model_id=f"model-{tenant}", tenant=tenant)).result()
+        forget(journal, Retention(math.inf, budget, operations=10**9, least_seconds=least_seconds))
+        left = {tenant: readable(journal, f"model-{tenant}") for tenant in histories}
+    part = budget // len(histories)
+    for tenant, rows in histories.items():
+        old = [row.seq_id for row in rows if (row.age_seconds or 0.0) >= least_seconds]
+        gone = [row.seq_id for row in rows if row.seq_id not in left[tenant]]
+        assert gone == old[: len(gone)], "the oldest first, by the order in which they came, and none that is young"
+        if bytes_of(rows) <= part or sum(map(bytes_of, histories.values())) <= budget:
+            assert gone == []
+    if not least_seconds:
+        assert (
+            sum(row.result_bytes for tenant, rows in histories.items() for row in rows if row.seq_id in left[tenant])
+            <= budget
+        )
+
+
+def bytes_of(rows: Sequence[Row]) -> int:
+    return sum(row.result_bytes for row in rows)
 
 
 @given(histories(), st.integers(-1, 30), retentions, st.integers(0, 6))
@@ -193,17 +241,73 @@ def test_however_many_there_are_none_goes_before_its_least_time() -> None:
         assert kept(journal) == [6, 7, 8, 9]
 
 
+def readable(journal: Journal, model_id: str = MODEL) -> list[int]:
+    query = "SELECT seq_id FROM operations WHERE model_id = ? AND result IS NOT NULL ORDER BY seq_id"
+    return [seq_id for (seq_id,) in journal.read(lambda db: db.execute(query, (model_id,)).fetchall()).result()]
+
+
 def test_the_oldest_results_go_until_the_rest_fits() -> None:
     rows = [Row(number, age_seconds=100.0 - number, result_bytes=10) for number in range(10)]
     with journal_of(rows, applied=4) as journal:
-        forget(journal, Retention(math.inf, 35, operations=100, least_seconds=math.inf))
-        assert kept(journal) == [5, 6, 7, 8, 9]
-        readable = [
-            number
-            for number in kept(journal)
-            if journal.read(lambda db, number=number: journal_tables.read_result(db, MODEL, number)).result().payload  # type: ignore[misc]
-        ]
-        assert readable == [7, 8, 9]
+        forget(journal, Retention(math.inf, 35, operations=100, least_seconds=0.0))
+        assert kept(journal) == list(range(10))
+        assert readable(journal) == [7, 8, 9]
+
+
+def test_large_results_of_one_tenant_drop_none_of_another() -> None:
+    small = [Row(number, age_seconds=5000.0, result_bytes=10) for number in range(5)]
+    large = [Row(number, age_seconds=4000.0 - number, result_bytes=1000) for number in range(8)]
+    with journal_of([], -1) as journal:
+        for tenant, rows in (("small", small), ("large", large)):
+            journal.write(partial(fill, rows=rows, applied=-1, model_id=tenant, tenant=tenant)).result()
+        forget(journal, Retention(math.inf, 2100, operations=100, least_seconds=900.0))
+        assert (readable(journal, "small"), readable(journal, "large")) == ([0, 1, 2, 3, 4], [6, 7])
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_what_is_younger_than_its_least_time_goes_only_where_the_disk_is_short(is_short: bool) -> None:
+    rows = [Row(number, age_seconds=1000.0 - 50 * number, result_bytes=100) for number in range(5)]
+    with journal_of(rows, applied=-1) as journal:
+        forget(journal, Retention(math.inf, 100, operations=100, least_seconds=900.0, is_short=is_short))
+        assert readable(journal) == ([4] if is_short else [3, 4])
+
+
+def test_a_clock_that_was_set_back_makes_no_new_result_the_first_to_go() -> None:
+    """The older ones say that they finished later."""
+    rows = [*(Row(number, age_seconds=1000.0) for number in range(4)), *(Row(number, 4600.0) for number in (4, 5))]
+    with journal_of(rows, applied=-1) as journal:
+        forget(journal, Retention(math.inf, 20, operations=100, least_seconds=900.0))
+        assert readable(journal) == [4, 5]
+
+
+@pytest.mark.core("durability 10")
+async def test_a_clock_that_is_set_forward_drops_nothing(tmp_path: Path) -> None:
+    """By a bad answer of a time server, or a machine that wakes after three days."""
+    now, ran = [NOW], [0.0]
+    clock = SteadyClock(lambda: now[0], lambda: ran[0])
+    rows = [Row(0, age_seconds=5.0), Row(1, age_seconds=0.0)]
+    with journal_of(rows, applied=1) as journal:
+        queues = ModelQueues(journal, 1, lambda *_: None)
+        tidying = Tidying(journal, queues, SnapshotFolder(tmp_path), DiskRoom(tmp_path), clock)
+        now[0] += KEEP_RESULTS_SECONDS + 3600
+        await tidying.round(0)
+        assert readable(journal) == [0, 1]
+        ran[0] += KEEP_RESULTS_SECONDS - 3.0
+        await tidying.round(0)
+        assert readable(journal) == [1]
+
+
+@given(st.lists(st.tuples(st.floats(-(10.0**6), 10.0**6), st.floats(0.0, 10.0**4)), min_size=1))
+def test_a_steady_clock_runs_no_faster_than_the_process_and_not_ahead_of_the_wall(
+    moves: list[tuple[float, float]],
+) -> None:
+    now, ran = [NOW], [0.0]
+    clock = SteadyClock(lambda: now[0], lambda: ran[0])
+    for jump, seconds in moves:
+        before = clock()
+        now[0] += jump + seconds
+        ran[0] += seconds
+        assert clock() <= min(now[0], before + seconds) + 1e-3
 
 
 def test_one_that_waits_to_be_told_that_it_is_late_holds_up_those_behind_it_alone() -> None:
