@@ -79,6 +79,10 @@ class ImageChanged(TrainerError):
         self.image = image
 
 
+class NumericsChanged(TrainerError):
+    """Operations would be replayed by another engine, device, version or number of threads, to other bits."""
+
+
 class TlsInvalid(TrainerError):
     """Certificate, key or certificate authority cannot be used."""
 

@@ -50,6 +50,15 @@ async def crashed_after_one_operation(worker: PodWorker) -> None:
     await worker.ended()
 
 
+async def test_operations_that_ran_with_other_numbers_are_not_replayed(pod: StartPod) -> None:
+    await crashed_after_one_operation(pod())
+    record = await refusal(pod(flags={"--dtype": "bfloat16"}))
+    assert "--dtype was auto and is bfloat16" in record["message"]
+    again = pod(epoch=2)
+    again.start()
+    await finished(await again.activated(), 1)
+
+
 async def test_a_model_that_is_not_there(pod: StartPod) -> None:
     record = await refusal(pod(flags={"--engine": "peft", "--model": "/models/nowhere"}))
     assert record == {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
@@ -36,6 +37,7 @@ from tinsmith_trainer.training.executor import AREAS
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.worker.grpc_server import SamplerServicer, SamplingServicer, WorkerServicer, serve
 from tinsmith_trainer.worker.metrics import WorkerName
+from tinsmith_trainer.worker.numerics import check_numerics, keep_threads, numerics_of
 from tinsmith_trainer.worker.peers import worker_name
 from tinsmith_trainer.worker.service import WorkerParts, WorkerService
 from tinsmith_trainer.worker.tls import TlsDirectory
@@ -120,7 +122,9 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
     await asyncio.to_thread(volume.take)
     if options.image is not None:
         await asyncio.to_thread(pin_image, volume, options.image)
+    await asyncio.to_thread(with_journal, volume, keep_threads)
     engine, sampler = await asyncio.to_thread(load_engine, options)
+    await asyncio.to_thread(with_journal, volume, lambda journal: check_numerics(journal, numerics_of(options), volume))
     # The volume is this process's: whoever had the socket before has ended.
     saves_door = SavesDoor(options.saves_socket) if options.saves_socket is not None else None
     root = CheckpointRoot(options.checkpoint_root, reserved_bytes=options.reserved_bytes)
@@ -186,19 +190,28 @@ def pin_image(volume: Volume, image: str) -> None:
     were given out bind a journal to an image. What was accepted and never ran may run anywhere, and after a clean stop
     a snapshot holds the effect of all that ran.
     """
+    with_journal(volume, lambda journal: _pin_image(journal, volume, image))
+
+
+def _pin_image(journal: Journal, volume: Volume, image: str) -> None:
+    before, to_replay = journal.read(
+        lambda db: (journal_tables.get_meta(db, META_KEY), journal_tables.count_to_replay(db))
+    ).result()
+    if before == image:
+        return
+    if before is not None and to_replay:
+        raise ImageChanged(_image_refusal(volume, before, image, to_replay), before)
+    journal.write(lambda db: journal_tables.set_meta(db, META_KEY, image), uses_reserve=True).result()
+    log.info("image remembered", image=image, before=before)
+
+
+def with_journal(volume: Volume, use: Callable[[Journal], None]) -> None:
+    """Opens the journal for a look before the worker takes it over."""
     journal = Journal(volume.journal_path, room=volume.room)
     try:
-        before, to_replay = journal.read(
-            lambda db: (journal_tables.get_meta(db, META_KEY), journal_tables.count_to_replay(db))
-        ).result()
-        if before == image:
-            return
-        if before is not None and to_replay:
-            raise ImageChanged(_image_refusal(volume, before, image, to_replay), before)
-        journal.write(lambda db: journal_tables.set_meta(db, META_KEY, image), uses_reserve=True).result()
+        use(journal)
     finally:
         journal.close()
-    log.info("image remembered", image=image, before=before)
 
 
 def load_engine(options: WorkerOptions) -> tuple[Engine, Sampler | None]:

@@ -1,0 +1,128 @@
+"""What ran is replayed by what computes the same bits, or not at all, and a refusal names what differs."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.worker.in_process import Worker
+from support.worker.process import create, step, train
+from tinsmith_trainer.errors import NumericsChanged
+from tinsmith_trainer.options import WorkerOptions, parse_options
+from tinsmith_trainer.worker import numerics
+from tinsmith_trainer.worker.numerics import FLAGS, THREADS, THREADS_VARIABLE, check_numerics, keep_threads
+from tinsmith_trainer.worker.startup import with_journal
+from tinsmith_trainer.worker.volume import Volume
+
+from .test_image import disk_of_a_crash
+
+BEFORE = {"--dtype": "float32", "PyTorch": "2.15.0", THREADS: "3", "device": "CPU with AVX512"}
+DECIDE_NO_BITS = {
+    *("model", "model_name", "model_revision", "max_sequence_length"),  # the weights have a check of their own
+    *("role", "worker_id", "volume", "image", "socket", "listen", "tls_directory", "health_address"),
+    *("termination_log", "checkpoint_root", "saves_socket", "offered_saves_bytes", "parent_fd", "log_format"),
+    *("log_level", "adapter_slots", "model_places", "max_rank", "sampling", "deterministic_sampling"),
+    *("kv_cache_bytes", "snapshot_replay_seconds", "snapshot_cost_factor", "reserved_bytes"),
+    *("attempts_per_operation", "hang_timeout_seconds", "gpus", "server_argument", "server_start_timeout_seconds"),
+    *("scratch", "server_environment", "ray_address"),
+    "device",  # by its name, once the engine is loaded
+}
+
+
+def check(volume: Volume, now: dict[str, str]) -> None:
+    with_journal(volume, lambda journal: check_numerics(journal, now, volume))
+
+
+async def crashed(folder: Path, *, stops: bool = False) -> Volume:
+    """A journal whose operations ran under BEFORE, with a result that only a replay brings back."""
+    check(Volume(folder / "volume"), BEFORE)
+    worker = Worker(folder)
+    await worker.service.activate(1)
+    await worker.submit(create(), train(1), step(2))
+    await worker.finished(2)
+    if stops:
+        await worker.service.drain()
+    volume = disk_of_a_crash(folder, folder / "crashed")
+    if not stops:
+        await worker.service.drain()
+    return volume
+
+
+@pytest.mark.core("durability 6")
+@pytest.mark.parametrize("name", BEFORE)
+async def test_operations_are_not_replayed_under_other_numerics(tmp_path: Path, name: str) -> None:
+    volume = await crashed(tmp_path)
+    sentence = rf"2 operation.*: {re.escape(name)} was {re.escape(BEFORE[name])} and is another\. .*stop cleanly"
+    for _ in range(2):  # a refusal remembers nothing
+        with pytest.raises(NumericsChanged, match=sentence):
+            check(volume, BEFORE | {name: "another"})
+    check(volume, BEFORE)
+
+
+async def test_a_refusal_names_all_that_differs_and_nothing_else(tmp_path: Path) -> None:
+    volume = await crashed(tmp_path)
+    with pytest.raises(
+        NumericsChanged, match=r"--dtype was float32 and is bfloat16; PyTorch was 2\.15\.0 and is not set\."
+    ):
+        check(volume, {**BEFORE, "--dtype": "bfloat16", "a later thing": "on"} | {"PyTorch": "not set"})
+
+
+async def test_what_a_journal_does_not_know_yet_differs_from_nothing(tmp_path: Path) -> None:
+    volume = await crashed(tmp_path)
+    check(volume, {**BEFORE, "a later thing": "on"})
+    with pytest.raises(NumericsChanged, match="a later thing was on and is off"):
+        check(volume, {**BEFORE, "a later thing": "off"})
+
+
+async def test_after_a_clean_stop_other_numerics_are_welcome(tmp_path: Path) -> None:
+    volume = await crashed(tmp_path, stops=True)
+    check(volume, BEFORE | {"PyTorch": "2.16.0"})
+
+
+async def test_threads_are_as_before_while_operations_are_replayed_and_else_as_the_machine_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit that changed between a crash and its replay must not change gradients by 1e-6."""
+    monkeypatch.setitem(numerics.sys.modules, "torch", None)
+    monkeypatch.setenv(THREADS_VARIABLE, "7")
+    with_journal(await crashed(tmp_path / "stopped", stops=True), keep_threads)
+    assert os.environ[THREADS_VARIABLE] == "7"
+    with_journal(await crashed(tmp_path / "killed"), keep_threads)
+    assert os.environ[THREADS_VARIABLE] == "3"
+
+
+def options(*flags: str) -> WorkerOptions:
+    return parse_options(["--model", "m", "--volume", "/v", "--checkpoint-root", "file:///c", "--socket", "/s", *flags])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(("--dtype", "bfloat16"), ("--quantization", "8bit"), ("--token-budget", "512"), ("--loss-kernel", "torch")),
+        *(("--lora-products", "bfloat16"), ("--recompute", "layers"), ("--no-map-stable-reinforce",)),
+        *(("--engine", "nemo-rl"), ("--engine", "support.engine.reference:build_reference")),
+    ],
+    ids=" ".join,
+)
+def test_each_flag_that_decides_bits_is_among_the_numerics(flags: tuple[str, ...]) -> None:
+    assert numerics.numerics_of(options(*flags)) != numerics.numerics_of(options())
+
+
+def test_every_flag_is_known_to_decide_bits_or_not_to() -> None:
+    """A new one must be in one of the two lists."""
+    every: set[str] = set()
+    for kind in WorkerOptions.__mro__:
+        every |= set(vars(kind).get("__annotations__", {}))
+    assert every == {*FLAGS, *DECIDE_NO_BITS}
+    assert not {*FLAGS} & DECIDE_NO_BITS
+
+
+def test_the_numerics_tell_versions_threads_and_the_device() -> None:
+    torch: Any = pytest.importorskip("torch")
+    found = numerics.numerics_of(options())
+    assert found["PyTorch"] == torch.__version__
+    assert found[THREADS] == str(torch.get_num_threads())
+    assert {"Tinsmith", "numpy", "transformers", "processor", "device"} <= found.keys()

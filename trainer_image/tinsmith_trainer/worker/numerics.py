@@ -1,0 +1,120 @@
+"""What decides the bits that operations compute, kept in the journal, so that what ran is replayed to the same bits.
+
+Each thing has a name as people know it and a value in words. More of them can be added: one that a journal does not
+know differs from nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import orjson
+import structlog
+
+from tinsmith_trainer.engines.megatron.flags import RankFlags
+from tinsmith_trainer.errors import NumericsChanged
+from tinsmith_trainer.oplog import journal_tables
+from tinsmith_trainer.oplog.journal import Journal
+from tinsmith_trainer.options import WorkerOptions
+from tinsmith_trainer.worker.volume import Volume
+
+log = structlog.get_logger(__name__)
+
+META_KEY = "numerics"
+Numerics = Mapping[str, str]
+
+FLAGS = (
+    *("engine", "dtype", "quantization", "token_budget", "lora_products", "loss_kernel", "recompute"),
+    *("map_stable_reinforce", *(name for name in RankFlags.__annotations__ if name != "ray_address")),
+)
+"""Of the command line. Where Ray runs is a place, and no way to compute."""
+THREADS = "threads of PyTorch"
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+NOT_SET = "not set"
+PACKAGES = {"Tinsmith": "tinsmith", "transformers": "transformers", "numpy": "numpy"}
+
+
+def numerics_of(options: WorkerOptions) -> dict[str, str]:
+    """Return what decides bits in this process, once its engine is loaded: what it imported, and where it computes."""
+    flags = {f"--{name.replace('_', '-')}": _in_words(getattr(options, name)) for name in FLAGS}
+    torch = sys.modules.get("torch")  # an engine that computes without it loads in a tenth of a second
+    place = {"device": options.device} if torch is None else _of_torch(torch, options)
+    return {**flags, **_versions(), "processor": platform.machine(), **place}
+
+
+def _in_words(value: Any) -> str:
+    return NOT_SET if value is None else str(value)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name, package in PACKAGES.items():
+        try:
+            found[name] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _of_torch(torch: ModuleType, options: WorkerOptions) -> dict[str, str]:
+    on_gpu = options.device != "cpu" and torch.cuda.is_available()
+    return {
+        "PyTorch": str(torch.__version__),
+        "device": _gpu(torch) if on_gpu else f"CPU with {torch.backends.cpu.get_cpu_capability()}",
+        THREADS: str(torch.get_num_threads()),
+    }
+
+
+def _gpu(torch: ModuleType) -> str:
+    """With its memory, by which microbatches are cut."""
+    found = torch.cuda.get_device_properties(0)
+    return f"{found.name} with {found.total_memory // 2**20} MiB"
+
+
+def check_numerics(journal: Journal, now: Numerics, volume: Volume) -> None:
+    """Remembers what decides bits from now on. Raises NumericsChanged, and remembers nothing, where operations whose
+    results were given out would run again under other numerics.
+    """
+    before, to_replay = journal.read(_remembered).result()
+    differing = {name: before[name] for name in before if before[name] != now.get(name, NOT_SET)}
+    if differing and to_replay:
+        raise NumericsChanged(_refusal(volume, differing, now, to_replay))
+    if before != now:
+        content = orjson.dumps(dict(now)).decode()
+        journal.write(lambda db: journal_tables.set_meta(db, META_KEY, content), uses_reserve=True).result()
+        log.info("numerics remembered", differing=sorted(differing))
+
+
+def keep_threads(journal: Journal) -> None:
+    """Before the engine is imported: as many threads as operations ran with that will be replayed.
+
+    Their number follows from processors and limits, which change without anybody's will; the replay goes by theirs.
+    """
+    before, to_replay = journal.read(_remembered).result()
+    threads = before.get(THREADS)
+    if threads is None or not to_replay or os.environ.get(THREADS_VARIABLE) == threads:
+        return
+    log.warning("threads are as before, since operations are replayed", threads=threads, replayed=to_replay)
+    os.environ[THREADS_VARIABLE] = threads
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(int(threads))
+
+
+def _remembered(db: journal_tables.Database) -> tuple[dict[str, str], int]:
+    """What operations ran under, and how many of them only a replay brings back."""
+    return orjson.loads(journal_tables.get_meta(db, META_KEY) or "{}"), journal_tables.count_to_replay(db)
+
+
+def _refusal(volume: Volume, differing: Numerics, now: Numerics, to_replay: int) -> str:
+    changes = "; ".join(f"{name} was {value} and is {now.get(name, NOT_SET)}" for name, value in differing.items())
+    return (
+        f"{to_replay} operation(s) in the journal in {volume.directory} are in no snapshot, and would be computed "
+        f"otherwise than their results were: {changes}. Start the worker as before, let it stop cleanly, and change "
+        "it then."
+    )
