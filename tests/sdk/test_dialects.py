@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -113,6 +114,33 @@ def test_an_echo_has_the_prompts_logprobs_as_tinkers_own_call_does(
         pairs = zip(logprobs.token_logprobs[1:], logprobs.top_logprobs[1:], strict=True)
         assert all(logprob <= max(top.values()) for logprob, top in pairs)
         assert logprobs.text_offset[1] == len(logprobs.tokens[0])
+
+
+@pytest.mark.parametrize("fills", [False, True], ids=["short", "as long as the context"])
+def test_a_prompt_is_scored_without_a_token_behind_it(
+    oai: openai.OpenAI,
+    server: ServedInstallation,
+    client: tinker.ServiceClient,
+    tokenizer: PreTrainedTokenizerBase,
+    fills: bool,
+) -> None:
+    context = json.loads((server.models[MODEL] / "config.json").read_text())["max_position_embeddings"]
+    words = tokenizer("Ada has a dog. ", add_special_tokens=False)["input_ids"]
+    tokens = (words * context)[: context if fills else 10]
+    sampler = client.create_sampling_client(base_model=MODEL).result()
+    expected = sampler.compute_logprobs(types.ModelInput.from_ints(tokens)).result()
+    asked: dict[str, Any] = {"model": MODEL, "prompt": tokens, "logprobs": 1, "echo": True}
+    whole = oai.completions.create(max_tokens=0, **asked)
+    streamed = list(oai.completions.create(max_tokens=0, stream=True, **asked))
+    for choices in (whole.choices, [choice for chunk in streamed for choice in chunk.choices if choice.logprobs]):
+        ((choice,), logprobs) = (choices, choices[0].logprobs)
+        assert choice.text == tokenizer.decode(tokens)
+        assert logprobs is not None
+        assert logprobs.token_logprobs[1:] == pytest.approx(expected[1:], abs=1e-5)
+    assert (whole.choices[0].finish_reason, whole.usage.completion_tokens) == ("length", 0)  # type: ignore[union-attr]
+    if fills:
+        with pytest.raises(openai.BadRequestError, match="max_tokens: 0 to score it"):
+            oai.completions.create(max_tokens=1, **asked)
 
 
 def test_an_echo_is_streamed_as_it_is_told(oai: openai.OpenAI) -> None:

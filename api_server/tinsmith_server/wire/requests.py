@@ -293,7 +293,7 @@ class ModelInput(Request):
 
 
 class SamplingParams(Request):
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_tokens: Count | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Annotated[str | Words | Annotated[list[int], Field(fail_fast=True)] | None, BeforeValidator(few_stops)] = None
     temperature: NonNegative = 1.0

@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.sampler.jobs import ask, ask_all, job, prompt_of, submit
+from support.sampler.jobs import ask, ask_all, full_logprobs, job, plain_model, prompt_of, submit
 from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.sampling.base import SampleJob, Sampler
+from tinsmith_trainer.sampling.base import EMPTY_LOGPROB, SampleJob, Sampler
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 from .conftest import EVERY_TOKEN_SERVER, IN_ANOTHER_PROCESS, IN_PLACE_OF_A_GPU
 
 PROMPT = prompt_of(20)
 CONTEXT = 1024
+TOLERANCE = 1e-4
 
 
 pytestmark = pytest.mark.parametrize(
@@ -55,6 +56,23 @@ def test_prompt_logprobs_come_without_a_sequence_too(sampler: Sampler) -> None:
     outcome = ask(sampler, job(PROMPT, max_tokens=0, prompt_logprobs=True))
     assert len(outcome.sequences[0].tokens) == 0
     assert np.isfinite(outcome.prompt_logprobs[1:]).all()
+
+
+@pytest.mark.parametrize(("max_tokens", "last_n"), [(0, None), (1, 1), (1, 40)])
+def test_a_prompt_that_fills_the_context_is_scored(
+    sampler: Sampler, model: TorchModel, max_tokens: int, last_n: int | None
+) -> None:
+    prompt = prompt_of(CONTEXT)
+    asked = job(prompt, max_tokens=max_tokens, num_samples=2, prompt_logprobs=True, last_n=last_n, topk_prompt=2)
+    outcome = ask(sampler, asked)
+    assert [(len(sequence.tokens), sequence.stopped) for sequence in outcome.sequences] == [(0, False)] * 2
+    first = 1 if last_n is None else CONTEXT - last_n
+    expected = full_logprobs(plain_model(model), prompt)[first - 1 :]
+    assert np.isnan(outcome.prompt_logprobs[:first]).all()
+    np.testing.assert_allclose(outcome.prompt_logprobs[first:], expected, atol=TOLERANCE)
+    top = outcome.topk_prompt_logprobs
+    assert (top.token_ids.shape, top.logprobs[:first].max()) == ((CONTEXT, 2), EMPTY_LOGPROB)
+    assert (top.logprobs[first:, 0] >= outcome.prompt_logprobs[first:] - TOLERANCE).all()
 
 
 def test_prompt_logprobs_come_only_when_asked_for(sampler: Sampler) -> None:

@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.sampling.base import NO_TARGET, SampleJob, SamplingParams
+from tinsmith_trainer.sampling.base import NO_TARGET, SampleJob, SampleOutcome, SamplingParams
 
 MOST_SAMPLES = 4096  # one request must not fill the memory of a worker that keeps other people's journals
 MOST_LOGPROBS = 1 << 24
@@ -24,7 +25,8 @@ bytes to keep: two seconds and ten megabytes, where a request within the other l
 def room_for_tokens(job: SampleJob, info: BaseModelInfo, longest: int | None = None) -> int:
     """How many tokens each sequence may have: `max_tokens`, cut to what the context leaves, or memory for `longest`.
 
-    Raises UserError for a job that cannot run, with one sentence that says why.
+    A prompt that fills the context may be scored, with nothing drawn behind it. Raises UserError for a job that cannot
+    run, with one sentence that says why.
     """
     _check_prompt(job, info)
     _check_params(job.params)
@@ -34,7 +36,7 @@ def room_for_tokens(job: SampleJob, info: BaseModelInfo, longest: int | None = N
         raise UserError(f"prompt_logprobs_last_n is {job.prompt_logprobs_last_n}; it must not be negative.")
     most = info.max_sequence_length if longest is None else min(longest, info.max_sequence_length)
     room = most - len(job.prompt)
-    if room < 1:
+    if room < 0 or (room == 0 and not _scores_prompt(job)):
         why = "the model's context is" if most == info.max_sequence_length else "this worker has memory for"
         raise UserError(
             f"The prompt has {len(job.prompt)} tokens and leaves no room to sample: {why} {most} tokens. "
@@ -48,6 +50,11 @@ def room_for_tokens(job: SampleJob, info: BaseModelInfo, longest: int | None = N
     return max_tokens
 
 
+def _scores_prompt(job: SampleJob) -> bool:
+    asked = job.prompt_logprobs or job.topk_prompt_logprobs or job.prompt_alt_tokens_k
+    return bool(asked) or job.target_prompt_logprobs is not None
+
+
 def check_echo(job: SampleJob) -> None:
     """Of a prompt with its logprobs as text, before each of the sequences. Raises UserError where that is too much."""
     texts = job.num_samples * len(job.prompt) * (1 + job.topk_prompt_logprobs)
@@ -57,6 +64,22 @@ def check_echo(job: SampleJob) -> None:
             f"each with {job.topk_prompt_logprobs} of the likeliest; an answer has room for {MOST_ECHOED_TEXTS}. "
             "Ask for a smaller n or fewer logprobs, or shorten the prompt."
         )
+
+
+def with_token_behind(request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> SampleOutcome:
+    """Return an error in the place of an echo with logprobs that lacks the drawn token which was asked for.
+
+    lm-evaluation-harness asks for one token, and leaves out the last one of the answer, whichever that is.
+    """
+    reading = request.reading
+    is_scored = reading.echo and reading.logprobs and outcome.prompt_logprobs is not None
+    if not is_scored or request.max_tokens == 0 or any(len(sequence.tokens) for sequence in outcome.sequences):
+        return outcome
+    error = UserError(
+        f"The prompt has {outcome.prompt_tokens} tokens and fills the context, so that no token can be drawn behind "
+        "it. Send max_tokens: 0 to score it, or shorten it."
+    )
+    return SampleOutcome(error=error, started_at=outcome.started_at)
 
 
 def _check_prompt(job: SampleJob, info: BaseModelInfo) -> None:

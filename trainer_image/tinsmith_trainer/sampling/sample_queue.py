@@ -16,7 +16,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.errors import Draining, SamplerClosed, ServerError, StorageUnavailable, TrainerError, UserError
 from tinsmith_trainer.oplog.journal_tables import Failure
 from tinsmith_trainer.sampling.base import DrawnToken, SampleJob, SampleOutcome, Sampler
-from tinsmith_trainer.sampling.checks import check_echo
+from tinsmith_trainer.sampling.checks import check_echo, with_token_behind
 from tinsmith_trainer.sampling.codec import decode_sample, encode_sample, unpacked_bytes
 from tinsmith_trainer.sampling.ended_samples import EndedSamples, SampleClient
 from tinsmith_trainer.sampling.readings import Reading
@@ -248,7 +248,7 @@ class Samples:
         if reading is None or outcome.error is not None:
             self._settle(request, outcome)
         else:
-            self._run(self._end_in_words(reading, request, outcome))
+            self._run(self._end_in_words(reading, request, with_token_behind(request, outcome)))
 
     async def _end_in_words(self, reading: Reading, request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> None:
         """What cannot be read has failed: else its place would never be given back."""

@@ -90,6 +90,7 @@ def sample_request(sampling_session_id: str, body: dict[str, Any]) -> worker_pb2
 
 def _request(sampling_session_id: str, request: SampleRequest) -> worker_pb2.SampleRequest:
     params, targets = request.sampling_params, request.target_prompt_logprobs
+    _check_asks_for_something(request)
     message = worker_pb2.SampleRequest(
         sampling_session_id=sampling_session_id,
         num_samples=request.num_samples,
@@ -108,6 +109,15 @@ def _request(sampling_session_id: str, request: SampleRequest) -> worker_pb2.Sam
     _set_prompt(message, request.prompt)
     _set_stop(message, params)
     return message
+
+
+def _check_asks_for_something(request: SampleRequest) -> None:
+    scores = request.prompt_logprobs or request.topk_prompt_logprobs or request.prompt_alt_tokens_k
+    if request.sampling_params.max_tokens == 0 and not scores and request.target_prompt_logprobs is None:
+        raise InvalidSampleRequest(
+            "sampling_params.max_tokens: 0 draws nothing, which is for a prompt's logprobs alone; ask for those, or "
+            "for 1 token or more"
+        )
 
 
 def _set_stop(message: worker_pb2.SampleRequest, params: SamplingParams) -> None:

@@ -115,7 +115,7 @@ class CompletionRequest(OpenAiRequest):
     """`logprobs` is how many of the likeliest tokens come with each."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: Positive | None = None
+    max_tokens: Count | None = None
     logprobs: Likeliest | None = None
     best_of: int | None = None
     echo: bool | None = None
@@ -126,6 +126,8 @@ class CompletionRequest(OpenAiRequest):
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ValueError("best_of is not done by this server: ask for n and choose")
         _refuse("suffix", self.suffix)
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: 0 draws nothing, which is for an echo alone: ask for echo, or for 1 or more")
         prompts = _prompts(self.prompt)
         if not 1 <= len(prompts) <= MOST_PROMPTS:
             raise ValueError(f"prompt: 1 to {MOST_PROMPTS} prompts are taken in one request")
@@ -137,7 +139,7 @@ class CompletionRequest(OpenAiRequest):
         return TextRequest(
             model=self.model,
             prompts=tuple(_prompt(one) for one in _prompts(self.prompt)),
-            params=self.params(self.max_tokens or DEFAULT_COMPLETION_TOKENS),
+            params=self.params(DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens),
             stops=checked_stops(self.stop),
             choices=self.n or 1,
             logprobs=self.logprobs,

@@ -58,15 +58,20 @@ def plan_generation_requests(
     scored_from = _first_scored(job)
     _check_named("topk_prompt_logprobs", job.topk_prompt_logprobs, len(job.prompt) - (scored_from or 0))
     _check_named("topk_sample_logprobs", job.topk_sample_logprobs, max_tokens)
-    prefixes = plan_prefixes(job, adapter, scored_from if scored_by_prefixes else None, head=head)
-    if scored_by_prefixes:
+    prompt = job.prompt
+    by_prefixes = scored_from if scored_by_prefixes else None
+    if len(prompt) == model.info.max_sequence_length and scored_from is not None and not scored_by_prefixes:
+        # Servers draw one token at least, so that they take no prompt that fills the context.
+        prompt, by_prefixes = prompt[:-1], len(prompt) - 1
+    prefixes = plan_prefixes(job, adapter, by_prefixes, head=head)
+    if scored_from == by_prefixes:
         scored_from = None
     if max_tokens == 0 and scored_from is None:
         return Plan(job, rule, 0, (), prefixes)
     params = job.params
     first = GenerationRequest(
         adapter=adapter,
-        prompt=job.prompt,
+        prompt=prompt,
         max_tokens=max(1, max_tokens),
         temperature=params.temperature,
         top_k=params.top_k,
@@ -118,17 +123,26 @@ def _check_named(name: str, k: int, positions: int) -> None:
 def _scores(plan: Plan, first: Generation | None, behind: Items[Generation]) -> NDArray[np.float32] | None:
     if not plan.job.prompt_logprobs:
         return None
-    if first is not None and first.prompt_logprobs is not None:
-        return first.prompt_logprobs
-    return prompt_logprobs(plan.job, plan.prefixes, behind)
+    scored = first.prompt_logprobs if first is not None else None
+    if scored is not None and len(scored) == len(plan.job.prompt):
+        return scored
+    found = prompt_logprobs(plan.job, plan.prefixes, behind)
+    if scored is not None:
+        found[: len(scored)] = scored
+    return found
 
 
 def _topk_prompt(plan: Plan, first: Generation | None, behind: Items[Generation]) -> TopkLogprobs | None:
     if not plan.job.topk_prompt_logprobs:
         return None
-    if first is not None and first.topk_prompt is not None:
-        return first.topk_prompt
-    return topk_prompt_logprobs(plan.job, plan.prefixes, behind)
+    scored = first.topk_prompt if first is not None else None
+    if scored is not None and len(scored.token_ids) == len(plan.job.prompt):
+        return scored
+    found = topk_prompt_logprobs(plan.job, plan.prefixes, behind)
+    if scored is not None:
+        found.token_ids[: len(scored.token_ids)] = scored.token_ids
+        found.logprobs[: len(scored.logprobs)] = scored.logprobs
+    return found
 
 
 def _sought_by_server(rule: StopRule, job: SampleJob, model: ServedModel) -> tuple[str, ...]:

@@ -47,6 +47,14 @@ def test_a_negative_seed_is_one_of_64_bits() -> None:
     assert sample_request(SESSION, body).seed == 2**64 - 1
 
 
+@pytest.mark.parametrize("asked", [{"prompt_logprobs": True}, {"topk_prompt_logprobs": 2}, {"prompt_alt_tokens_k": 1}])
+def test_a_sample_of_no_tokens_is_for_scoring_alone(asked: dict[str, object]) -> None:
+    body = {"sampling_session_id": "s", "seq_id": 0, "prompt": {"chunks": []}, "sampling_params": {"max_tokens": 0}}
+    scored = sample_request(SESSION, body | asked)
+    assert (scored.HasField("rejection"), scored.max_tokens) == (False, 0)
+    assert "max_tokens: 0 draws nothing" in sample_request(SESSION, body).rejection.message
+
+
 def test_any_numbers_of_a_tensor_reach_the_worker_or_are_refused() -> None:
     """What is wrong with a tensor is for the worker to say, which knows the prompt and the vocabulary."""
     tensor = {"data": [-(2**63)], "dtype": "int64", "shape": [2**63 - 1], "sparse_crow_indices": []}

@@ -82,6 +82,14 @@ def test_what_has_no_effect_may_be_named() -> None:
     completion(**quiet, echo=False, best_of=1)
 
 
+def test_a_completion_of_no_tokens_scores_its_prompt_and_draws_nothing() -> None:
+    request = completion(max_tokens=0, echo=True, logprobs=1).text_request()
+    assert (request.params.max_tokens, request.echo, request.logprobs) == (0, True, 1)
+    for without_echo in ({}, {"echo": False}, {"logprobs": 1}):
+        with pytest.raises(ValidationError, match="max_tokens: 0 draws nothing"):
+            completion(max_tokens=0, **without_echo)
+
+
 def test_messages_become_what_chat_templates_know() -> None:
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}

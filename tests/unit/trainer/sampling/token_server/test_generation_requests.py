@@ -93,6 +93,22 @@ def test_a_prompt_is_scored_by_a_request_whose_token_nobody_gets(model: ServedMo
     assert outcome.prompt_logprobs is scores
 
 
+@pytest.mark.parametrize(("last_n", "wholes"), [(None, 1), (5, 1), (1, 0)])
+@pytest.mark.parametrize("by_prefixes", [False, True])
+def test_no_server_is_sent_a_prompt_without_room_for_the_token_that_it_draws(
+    model: ServedModel, last_n: int | None, wholes: int, by_prefixes: bool
+) -> None:
+    context = model.info.max_sequence_length
+    asked = job(np.arange(context) % 200, max_tokens=1, prompt_logprobs=True, last_n=last_n or context)
+    if by_prefixes and last_n is None:
+        asked = replace(asked, prompt_logprobs_last_n=100)
+    plan = plan_generation_requests(asked, None, model, scored_by_prefixes=by_prefixes)
+    sent = [*plan.requests, *(one.request for one in plan.prefixes)]
+    assert max(len(request.prompt) + request.max_tokens for request in sent) == context
+    assert len(plan.requests) == (0 if by_prefixes else wholes)
+    assert plan.prefixes[0].request.candidates == (int(asked.prompt[-1]),)
+
+
 def test_nothing_to_draw_asks_no_server(model: ServedModel) -> None:
     plan = plan_generation_requests(job(PROMPT, max_tokens=0, num_samples=2), None, model)
     assert plan.requests == ()
