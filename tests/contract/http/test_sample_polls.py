@@ -130,8 +130,10 @@ async def test_a_replica_out_of_reach_keeps_nobody_from_hearing_of_the_others(
     [there] = await submitted(hasty_server, sampler, 0)
     replica.down = "the network is down"
     [other] = await submitted(hasty_server, sampler, 1)
+    replica.waits.clear()
     answer = await poll(hasty_server, sampler)
     assert ids(answer) == {other}
+    assert replica.waits == [], "it was waited for, and the answer with it"
     replica.down = None
     assert ids(await poll(hasty_server, sampler, answer["cursor"])) == {there}
 

@@ -139,6 +139,10 @@ class FakeReplica(FakeHandle):
         return self.network
 
     @override
+    def running(self) -> GrpcWorkerClient | None:
+        return self._client if self.down is None else None
+
+    @override
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
         self.fake.epoch = 1  # a sampler needs no activation
         return await super().connection(timeout_seconds)

@@ -183,12 +183,15 @@ class KubernetesFleet(Fleet):
     def problem(self) -> str | None:
         return next((problem for view in self._views if (problem := view.problem)), None)
 
-    async def _list_all(self) -> None:
+    async def _list_all(self) -> bool:
+        """Return whether there is news."""
         watches = [watch for view in self._views for watch in view.watches if not watch.refused]
         # All of them end before this does: none may begin to watch after the fleet was closed.
         outcomes = await asyncio.gather(*(watch.refresh() for watch in watches), return_exceptions=True)
-        for failure in filter(None, outcomes):
-            raise failure
+        for failure in outcomes:
+            if isinstance(failure, BaseException):
+                raise failure
+        return any(outcomes)
 
     @property
     def _views(self) -> tuple[View[Session], View[Pool], View[Slice]]:

@@ -19,6 +19,8 @@ from tinsmith_server.settings import EVERY_NAMESPACE
 T = TypeVar("T")
 
 OPEN_SECONDS = 120.0
+# Below the time for which a poll is held, so that its client hears of a lost sampler in one or two polls.
+MOST_PAUSE_SECONDS = 15.0
 
 
 class View(Generic[T]):
@@ -81,27 +83,37 @@ class View(Generic[T]):
 
 
 class SharedRefresh:
-    """Whoever wants one gets a refresh that began not long ago: another's, or one of its own."""
+    """Whoever wants one gets a refresh that began not long ago: another's, or one of its own.
 
-    def __init__(self, refresh: Callable[[], Awaitable[None]], age_seconds: float, timeout_seconds: float) -> None:
-        """A refresh may be `age_seconds` old, and takes `timeout_seconds` at most."""
+    Each that brings no news doubles the pause before the next one: ids are made up easily, and each that is not found
+    asks for a list of the whole fleet.
+    """
+
+    def __init__(self, refresh: Callable[[], Awaitable[bool]], age_seconds: float, timeout_seconds: float) -> None:
+        """`refresh` returns whether it brought news. One may be `age_seconds` old, and takes at most
+        `timeout_seconds`.
+        """
         self._refresh = refresh
         self._age_seconds = age_seconds
         self._timeout_seconds = timeout_seconds
+        self._pause_seconds = age_seconds
         self._began_at = float("-inf")
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
     async def recent(self) -> None:
         """Returns when one has succeeded; raises what it raised, TimeoutError, or ApiUnavailable once it is closed."""
-        if self._closed:
-            raise ApiUnavailable("this server is stopping")
-        oldest = asyncio.get_running_loop().time() - self._age_seconds
+        clock = asyncio.get_running_loop().time
+        oldest = clock() - self._age_seconds
         while self._task is None or self._began_at < oldest:
-            if self._task is None or self._task.done():
-                self._task = self._begin()
-            else:
+            if self._closed:
+                raise ApiUnavailable("this server is stopping")
+            if self._task is not None and not self._task.done():
                 await asyncio.wait({self._task})
+            elif (pause_seconds := self._began_at + self._pause_seconds - clock()) > 0:
+                await asyncio.sleep(pause_seconds)
+            else:
+                self._task = self._begin()
         # One who gives up must not take it from the others.
         await asyncio.shield(self._task)
 
@@ -112,7 +124,10 @@ class SharedRefresh:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def _begin(self) -> asyncio.Task[None]:
-        self._began_at = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        if now - self._began_at > MOST_PAUSE_SECONDS:
+            self._pause_seconds = self._age_seconds
+        self._began_at = now
         task = asyncio.create_task(self._bounded(), name="refresh from the Kubernetes API")
         # All who waited may have given up.
         task.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
@@ -120,7 +135,8 @@ class SharedRefresh:
 
     async def _bounded(self) -> None:
         async with asyncio.timeout(self._timeout_seconds):
-            await self._refresh()
+            is_news = await self._refresh()
+        self._pause_seconds = self._age_seconds if is_news else min(2 * self._pause_seconds, MOST_PAUSE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)

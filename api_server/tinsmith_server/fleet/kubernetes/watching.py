@@ -30,7 +30,11 @@ def key_of(manifest: Manifest) -> Key:
 
 
 class Watch(Generic[T]):
-    """Level-triggered: whoever listens looks at `objects`, the whole picture, after each change."""
+    """Level-triggered: whoever listens looks at `objects`, the whole picture, after each change.
+
+    What is not read of an object changes nothing: busy sessions have their status written once a minute, and each
+    change wakes all held polls.
+    """
 
     def __init__(
         self,
@@ -81,12 +85,17 @@ class Watch(Generic[T]):
         """Follows from this version on; without one, from a list, which is asked for until it is granted."""
         self._task = asyncio.create_task(self._watch(version), name=f"watch {self.what}")
 
-    async def refresh(self) -> None:
-        """Replaces the picture and the watch, which may have ended unnoticed. Raises KubernetesError."""
+    async def refresh(self) -> bool:
+        """Replaces the picture and the watch, which may have ended unnoticed. Raises KubernetesError.
+
+        Returns whether the picture is another one.
+        """
+        before = dict(self._objects)
         version = await self._list()
         if self._task is not None:
             self._task.cancel()
         self.start(version)
+        return self._objects != before
 
     async def close(self) -> None:
         if self._task is not None:
@@ -139,19 +148,24 @@ class Watch(Generic[T]):
     def _apply(self, type: str, manifest: Manifest) -> None:
         if type == "BOOKMARK":
             return
+        key = key_of(manifest)
+        before = self._objects.get(key)
         if type == "DELETED":
-            self._objects.pop(key_of(manifest), None)
+            self._objects.pop(key, None)
         else:
             self._put(manifest)
-        self._on_change()
+        if self._objects.get(key) != before:
+            self._on_change()
 
     async def _list(self) -> str:
         manifests, version = await self._api.list(self._resource, self._namespace)
         self._hear()
+        before = dict(self._objects)
         self._objects.clear()
         for manifest in manifests:
             self._put(manifest)
-        self._on_change()
+        if self._objects != before:
+            self._on_change()
         return version
 
     def _put(self, manifest: Manifest) -> None:

@@ -97,7 +97,8 @@ class SamplePolls:
             expected = wanted.get(sampler_token(sampler.sampler_id), ())
             return _request(client, cursor, round=round, expected=expected)
 
-        samplers = self._samplers(base_model)
+        # One that does not answer is waited for by `_until_any`: here it would hold up what the others have to tell.
+        samplers = [one for one in self._samplers(base_model) if self._dispatch.answers(one)]
         replies = await asyncio.gather(*(self._ask(sampler, request(sampler), TELL_SECONDS) for sampler in samplers))
         ended = [one for reply in replies for one in reply.ended] + await self._lost(wanted)
         if not ended:
@@ -128,7 +129,9 @@ class SamplePolls:
         """One that cannot be reached says nothing now; what it has to tell it tells later."""
         try:
             async with asyncio.timeout(request.timeout_seconds + TELL_SECONDS):
-                return await (await sampler.connection(connect_seconds)).await_samples(request)
+                reply = await (await sampler.connection(connect_seconds)).await_samples(request)
+                self._dispatch.note_answer(sampler)
+                return reply
         except (WorkerUnavailable, TimeoutError):
             return worker_pb2.AwaitSamplesReply()
 
@@ -139,7 +142,7 @@ class SamplePolls:
             sample = parse_request_id(request_ids[0])
             if isinstance(sample, SampleId) and not self._dispatch.finds(sample):
                 with contextlib.suppress(WorkerUnavailable):
-                    is_lost = await self._dispatch.is_lost(sample)
+                    is_lost = await self._dispatch.is_lost(sample, TELL_SECONDS)
                     lost += [worker_pb2.EndedSample(request_id=one, failed=True) for one in request_ids if is_lost]
         return lost
 

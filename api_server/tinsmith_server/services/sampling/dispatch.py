@@ -14,6 +14,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import Gone, TooManySamples, Unprocessable, WorkerUnavailable, WorkerUnstartable
 from tinsmith_server.fleet.base import Fleet, SamplerClient, SamplerHandle, SamplerKind
 from tinsmith_server.metrics.workers import SamplingFigures
+from tinsmith_server.services.row_cache import RowCache
 from tinsmith_server.services.sampling.routing import SamplerLoads, cache_key, preference
 from tinsmith_server.services.sampling.save_sources import Save, SaveSources
 from tinsmith_server.wire.ids import SampleId, sampler_token
@@ -26,6 +27,10 @@ POOL_SAMPLE_SECONDS = 5.0
 CANCEL_SECONDS = 5.0
 # Another server may hear a moment earlier of a new replica, and give it a sample that is asked for here.
 UNSEEN_SECONDS = 2.0
+# However short a poll is held: the wait above, and a list of the fleet.
+LOOK_SECONDS = 7.0
+# For which a sampler that a list of the fleet has not shown is not looked for again: none comes back.
+GONE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class Dispatch:
         self._fleet = fleet
         self._loads = loads
         self._sources = sources
+        self._gone: RowCache[str, bool] = RowCache(GONE_SECONDS)
         self._given: Counter[tuple[str, str]] = Counter()
         self._passed_on: Counter[str] = Counter()
 
@@ -83,17 +89,24 @@ class Dispatch:
 
     async def await_result(self, sample: SampleId, deadline: float) -> worker_pb2.AwaitReply:
         """Raises Gone when nobody can have the sample any more, WorkerUnavailable while that is not certain."""
-        holder = await self._holder(sample)
+        holder = await self._holder_by(sample, deadline)
         client = await holder.connection(_remaining(deadline))
         reply = await client.await_sample(str(sample), _remaining(deadline))
         if reply.WhichOneof("state") != "pending":
             self._loads.note_ended(holder.sampler_id, str(sample))
         return reply
 
-    async def is_lost(self, sample: SampleId) -> bool:
-        """Nobody can have it any more. Raises WorkerUnavailable while that is not certain."""
+    def answers(self, sampler: SamplerHandle) -> bool:
+        """Whether it is connected, and took or said something when it was last asked."""
+        return sampler.running() is not None and self._loads.answers(sampler.sampler_id)
+
+    def note_answer(self, sampler: SamplerHandle) -> None:
+        self._loads.note_answer(sampler.sampler_id)
+
+    async def is_lost(self, sample: SampleId, seconds: float) -> bool:
+        """Nobody can have it any more. Raises WorkerUnavailable while that is not certain after so long."""
         try:
-            await self._holder(sample)
+            await self._holder_by(sample, asyncio.get_running_loop().time() + seconds)
         except Gone:
             return True
         return False
@@ -104,7 +117,7 @@ class Dispatch:
 
     async def await_text(self, sample: SampleId, seen: int, deadline: float) -> worker_pb2.AwaitTextReply:
         """The pieces behind those that were seen. Raises as `await_result` does."""
-        holder = await self._holder(sample)
+        holder = await self._holder_by(sample, deadline)
         client = await holder.connection(_remaining(deadline))
         reply = await client.await_text(str(sample), seen, _remaining(deadline))
         if reply.WhichOneof("state") != "pending":
@@ -209,6 +222,14 @@ class Dispatch:
             return TooManySamples(str(trouble))
         return TooManySamples(await self._fleet.provide(need.base_model, rank=need.rank, sampling=True))
 
+    async def _holder_by(self, sample: SampleId, deadline: float) -> SamplerHandle:
+        """As `_holder`. Raises WorkerUnavailable when it is not certain by then, or after LOOK_SECONDS at least."""
+        try:
+            async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + LOOK_SECONDS)):
+                return await self._holder(sample)
+        except TimeoutError:
+            raise WorkerUnavailable(f"the sampler that had {sample} has not been found yet; ask again") from None
+
     async def _holder(self, sample: SampleId) -> SamplerHandle:
         until = asyncio.get_running_loop().time() + UNSEEN_SECONDS
         while True:
@@ -226,9 +247,11 @@ class Dispatch:
 
     async def _look_for(self, sample: SampleId) -> SamplerHandle:
         """Before it is given up: else one server would give samples where another never finds them."""
-        await self._fleet.refresh()
+        if not self._gone.get(sample.sampler_token):
+            await self._fleet.refresh()
         holder = self._find(sample)
         if holder is None:
+            self._gone.put(sample.sampler_token, True)
             raise Gone(f"the sampler that had {sample} is no more; submit it again")
         return holder
 

@@ -83,6 +83,9 @@ class SamplerLoads:
         """It did not take a sample, and did not say that it is full."""
         self._silent.add(sampler_id)
 
+    def note_answer(self, sampler_id: str) -> None:
+        self._silent.discard(sampler_id)
+
     def note_taken(self, sampler_id: str, request_id: str) -> None:
         self._given[sampler_id].add(request_id)
         self._silent.discard(sampler_id)

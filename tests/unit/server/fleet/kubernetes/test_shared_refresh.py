@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from tinsmith_server.fleet.kubernetes import view
 from tinsmith_server.fleet.kubernetes.errors import ApiUnavailable
 from tinsmith_server.fleet.kubernetes.view import SharedRefresh
 
@@ -12,18 +15,20 @@ SOON_SECONDS = 20.0
 
 
 class Refreshes:
-    """Counts them. Each lasts until it is let go."""
+    """Counts them. Each lasts until it is let go, and brings news or not."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, news: bool = True) -> None:
         self.count = 0
+        self.news = news
         self.let_go = asyncio.Event()
         self.trouble: Exception | None = None
 
-    async def __call__(self) -> None:
+    async def __call__(self) -> bool:
         self.count += 1
         await self.let_go.wait()
         if self.trouble is not None:
             raise self.trouble
+        return self.news
 
 
 async def test_those_who_want_one_at_once_share_it_and_its_failure() -> None:
@@ -96,3 +101,42 @@ async def test_a_server_that_stops_begins_no_new_refresh() -> None:
     with pytest.raises(ApiUnavailable, match="stopping"):
         await shared.recent()
     assert refreshes.count == 0
+
+
+async def test_each_that_brings_no_news_doubles_the_pause_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who makes up ids of samplers has this server list the whole fleet a few times a minute, however often it asks."""
+    pauses: list[float] = []
+    time = Simulated(pauses)
+    monkeypatch.setattr(view, "asyncio", time)
+    refreshes = Refreshes(news=False)
+    refreshes.let_go.set()
+    shared = SharedRefresh(refreshes, age_seconds=2, timeout_seconds=SOON_SECONDS)
+    for _ in range(6):
+        await shared.recent()
+        time.now += 2.001
+    assert [round(pause) for pause in pauses] == [2, 6, 13, 13, 13]
+    refreshes.news = True
+    time.now += view.MOST_PAUSE_SECONDS
+    await shared.recent()
+    pauses.clear()
+    time.now += 2.001
+    await shared.recent()
+    assert (pauses, refreshes.count) == ([], 8)
+
+
+class Simulated:
+    """asyncio, whose loop's clock a test moves, and whose sleeps move it at once."""
+
+    def __init__(self, pauses: list[float]) -> None:
+        self.now = 1000.0
+        self._pauses = pauses
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    def get_running_loop(self) -> Any:
+        return SimpleNamespace(time=lambda: self.now)
+
+    async def sleep(self, seconds: float) -> None:
+        self._pauses.append(seconds)
+        self.now += seconds

@@ -24,6 +24,30 @@ async def test_the_answer_to_a_creation_does_not_undo_what_the_watch_has_told_si
     assert watch.objects["team", "tiny-1"].worker_id == "uid-1"
 
 
+class Lists(KubernetesApi):
+    """An API whose lists say the same, in a newer version."""
+
+    version = 3
+
+    async def list(self, _resource: object, _namespace: object) -> Any:
+        self.version += 1
+        return [manifest(self.version, workerId="uid-1")], str(self.version)
+
+
+async def test_what_is_not_read_of_an_object_changes_nothing() -> None:
+    """A busy session has its status written once a minute, and each change wakes all held polls."""
+    changes: list[None] = []
+    watch = Watch(Lists(), SESSIONS, "team", parse_session, lambda: changes.append(None))
+    watch._apply("ADDED", manifest(1, workerId="uid-1"))
+    watch._apply("MODIFIED", manifest(2, workerId="uid-1", lastSnapshotTime="2026-11-27T02:00:00Z"))
+    assert await watch.refresh() is False
+    assert len(changes) == 1
+    watch._apply("MODIFIED", manifest(9, workerId="uid-2"))
+    assert await watch.refresh() is True
+    assert len(changes) == 3
+    await watch.close()
+
+
 async def test_every_change_is_told_and_an_object_that_is_not_understood_is_as_good_as_gone() -> None:
     changes: list[None] = []
     watch = Watch(KubernetesApi(), SESSIONS, None, parse_session, lambda: changes.append(None))
