@@ -29,6 +29,11 @@ def key_of(manifest: Manifest) -> Key:
     return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
 
 
+def _version_of(manifest: Manifest) -> int:
+    """Versions of one kind grow with each write."""
+    return int(manifest["metadata"]["resourceVersion"])
+
+
 class Watch(Generic[T]):
     """Level-triggered: whoever listens looks at `objects`, the whole picture, after each change.
 
@@ -53,6 +58,7 @@ class Watch(Generic[T]):
         self._objects: dict[Key, T] = {}
         self._task: asyncio.Task[None] | None = None
         self._heard_at: float | None = None
+        self._seen_version = 0
         self.trouble = "they have not been listed yet"
         self.refused = False
 
@@ -111,8 +117,11 @@ class Watch(Generic[T]):
         return f"the {self.what} cannot be read: {self.trouble}" if silent > STALE_SECONDS else None
 
     def note(self, manifest: Manifest) -> None:
-        """An object that this server has just made: the watch will tell of it later, or has already told more."""
-        if key_of(manifest) not in self._objects:
+        """An object that this server has just made: the watch will tell of it later, or has already told more.
+
+        What the watch is beyond and does not have was deleted meanwhile.
+        """
+        if key_of(manifest) not in self._objects and _version_of(manifest) > self._seen_version:
             self._put(manifest)
             self._on_change()
 
@@ -146,6 +155,7 @@ class Watch(Generic[T]):
         return version
 
     def _apply(self, type: str, manifest: Manifest) -> None:
+        self._seen_version = _version_of(manifest)
         if type == "BOOKMARK":
             return
         key = key_of(manifest)
@@ -160,6 +170,7 @@ class Watch(Generic[T]):
     async def _list(self) -> str:
         manifests, version = await self._api.list(self._resource, self._namespace)
         self._hear()
+        self._seen_version = int(version)
         before = dict(self._objects)
         self._objects.clear()
         for manifest in manifests:

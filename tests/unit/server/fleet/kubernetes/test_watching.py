@@ -24,6 +24,22 @@ async def test_the_answer_to_a_creation_does_not_undo_what_the_watch_has_told_si
     assert watch.objects["team", "tiny-1"].worker_id == "uid-1"
 
 
+async def test_what_was_deleted_before_the_answer_to_its_creation_came_does_not_come_back() -> None:
+    """As a ghost it would be taken for a session that is on its way, and no other would be made for its model."""
+    watch = Watch(Lists(), SESSIONS, "team", parse_session, lambda: None)
+    watch._apply("ADDED", manifest(1))
+    watch._apply("DELETED", manifest(2))
+    watch.note(manifest(1))
+    assert dict(watch.objects) == {}
+    watch.note(manifest(3))
+    assert list(watch.objects) == [("team", "tiny-1")]
+    await watch.refresh()
+    watch._apply("DELETED", manifest(9))
+    await watch.close()
+    watch.note(manifest(4))
+    assert dict(watch.objects) == {}
+
+
 class Lists(KubernetesApi):
     """An API whose lists say the same, in a newer version."""
 
