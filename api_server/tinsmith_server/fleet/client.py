@@ -84,8 +84,9 @@ class GrpcWorkerClient(WorkerClient):
             await self._channel.wait_for_state_change(state)
             state = self._channel.get_state()
 
-    async def close(self) -> None:
-        await self._channel.close()
+    async def close(self, grace_seconds: float | None = None) -> None:
+        """Calls that are under way end at once, or after so long; others are refused."""
+        await self._channel.close(grace_seconds)
 
     @override
     async def submit(self, request: worker_pb2.SubmitRequest, tenant: str) -> worker_pb2.SubmitReply:

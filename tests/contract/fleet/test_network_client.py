@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -113,3 +115,38 @@ async def test_a_worker_that_does_not_sample_says_so_and_another_one_can_be_aske
 async def test_a_key_does_not_show_in_a_log(port: Port, tmp_path: Path) -> None:
     tls = TlsDirectory(secret(tmp_path, port.authority)).for_worker(WORKER_ID)
     assert tls.key.splitlines()[1].decode() not in repr(tls)
+
+
+async def test_a_call_under_way_ends_over_a_connection_that_is_given_up(port: Port, tmp_path: Path) -> None:
+    """As with each renewal of the certificate."""
+    tls = TlsDirectory(secret(tmp_path, port.authority)).for_worker(WORKER_ID)
+    client = GrpcWorkerClient(port.address, tls)
+    await client.activate(1)
+    held = asyncio.create_task(client.events(0, 0.5))
+    await asyncio.sleep(0)
+    await asyncio.gather(client.close(20.0), held)
+    assert held.result() == []
+    with pytest.raises(WorkerUnavailable):
+        await client.describe()
+
+
+async def test_files_are_parsed_once_and_again_when_they_have_changed(
+    port: Port, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of a thousand connections asks every 10 s whether they are still the same."""
+    parsed: list[None] = []
+    make_context = ssl.SSLContext
+
+    def counted(protocol: int) -> ssl.SSLContext:
+        parsed.append(None)
+        return make_context(protocol)
+
+    monkeypatch.setattr("tinsmith_server.fleet.channels.ssl.SSLContext", counted)
+    folder = secret(tmp_path, port.authority)
+    directory = TlsDirectory(folder)
+    shown = directory.for_worker(WORKER_ID)
+    assert all(directory.shows(shown) for _ in range(100))
+    assert len(parsed) == 1
+    secret(tmp_path, port.authority)
+    assert not directory.shows(shown)
+    assert len(parsed) == 2

@@ -311,6 +311,24 @@ async def test_a_stream_that_breaks_off_says_why_in_its_last_event(server: Teste
     assert json.loads((await read(MESSAGES))[-1])["error"]["type"] == "overloaded_error"
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_answer_goes_on_over_the_next_connection_to_its_sampler(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    """A certificate that is renewed, or a network that fails for a moment, ends calls whose sample goes on."""
+    monkeypatch.setattr(texts, "PAUSE_SECONDS", 0.01)
+    whole = await server.client.post(
+        f"http://server{CHAT}", json={"model": BASE_MODEL, "stream": streams, **BODIES[CHAT]}
+    )
+    server.worker.text_breaks = 2
+    again = await server.client.post(
+        f"http://server{CHAT}", json={"model": BASE_MODEL, "stream": streams, **BODIES[CHAT]}
+    )
+    assert (again.status_code, server.worker.text_breaks) == (200, 0)
+    assert again.text.count("Hello") == whole.text.count("Hello") > 0
+    assert "error" not in again.text
+
+
 async def test_a_server_that_stops_lets_its_answers_go(server: TestedServer) -> None:
     server.worker.withholds_texts = True
     server.worker.on_text = server.services.long_polls.release

@@ -37,6 +37,9 @@ END_TOKEN = 7
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """Its attributes are what tests look at and turn."""
 
+    text_breaks = 0
+    """So many questions for a text end with their connection."""
+
     def __init__(self, adapter_slots: int = 0) -> None:
         self.adapter_slots = adapter_slots
         self.checkpoints: Path | None = None  # the root; without one a save leaves a record alone
@@ -258,6 +261,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         is_held = request.request_id in self.withheld or self.withholds_texts
         if is_held and request.seen:
             self.on_text()
+        if self.text_breaks:
+            self.text_breaks -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection was closed")
         sample = self.samples.get(request.request_id)
         if sample is None:
             return worker_pb2.AwaitTextReply(not_found=worker_pb2.NotFound())

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from tinsmith_server.errors import HandleClosed, TinsmithError, WorkerUnavailable
 from tinsmith_server.fleet.channels import TlsDirectory
-from tinsmith_server.fleet.client import GrpcWorkerClient
+from tinsmith_server.fleet.client import IMPORT_TIMEOUT_SECONDS, GrpcWorkerClient
 from tinsmith_server.logs import get_logger
 
 log = get_logger(__name__)
@@ -21,6 +21,8 @@ log = get_logger(__name__)
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 5.0
 CERTIFICATE_CHECK_SECONDS = 10.0
+# For which calls go on over a connection with the certificate of before: as long as the longest of them takes.
+RENEWAL_GRACE_SECONDS = IMPORT_TIMEOUT_SECONDS
 
 Target = Callable[[], "str | None"]
 """Where it is now; None while there is nothing to connect to."""
@@ -42,6 +44,7 @@ class Connector:
         self._connected = asyncio.Event()
         self._client: GrpcWorkerClient | None = None
         self._closed = False
+        self._retired: dict[asyncio.Task[None], GrpcWorkerClient] = {}
         self.trouble = "it has not answered yet"
         self._life = asyncio.create_task(self._live(), name=f"connection to {what}", context=contextvars.Context())
 
@@ -68,7 +71,11 @@ class Connector:
     async def close(self) -> None:
         self._closed = True
         self._life.cancel()
-        await asyncio.gather(self._life, return_exceptions=True)
+        retired = dict(self._retired)
+        for closing in retired:
+            closing.cancel()
+        await asyncio.gather(self._life, *retired, return_exceptions=True)
+        await asyncio.gather(*(client.close() for client in retired.values()))
         self._connected.set()
 
     async def _live(self) -> None:
@@ -113,6 +120,7 @@ class Connector:
         """Returns when the connection broke, or should be replaced. Raises WorkerUnavailable when there is none."""
         certificate = self._tls.for_worker(self._identity)
         client = GrpcWorkerClient(target, certificate)
+        is_renewed = False
         try:
             await self._greet(client)
             self._client = client
@@ -120,15 +128,25 @@ class Connector:
             log.info("worker ready", worker=self._what, endpoint=target)
             broken = asyncio.create_task(client.until_broken())
             try:
-                while not broken.done() and self._tls.shows(certificate) and self._target() in {target, None}:
+                while not broken.done() and not is_renewed and self._target() in {target, None}:
                     await self._wait_for_news(broken)
+                    is_renewed = not self._tls.shows(certificate)
             finally:
                 broken.cancel()
             log.info("worker connection ended", worker=self._what)
         finally:
             self._connected.clear()
             self._client = None
-            await client.close()
+            if is_renewed and not self._closed:
+                self._retire(client)
+            else:
+                await client.close()
+
+    def _retire(self, client: GrpcWorkerClient) -> None:
+        """Answers that are being streamed, and imports of minutes, end where they began."""
+        closing = asyncio.create_task(client.close(RENEWAL_GRACE_SECONDS), context=contextvars.Context())
+        self._retired[closing] = client
+        closing.add_done_callback(lambda closed: self._retired.pop(closed, None))
 
 
 class ConnectedHandle(ABC):

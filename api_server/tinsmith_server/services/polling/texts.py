@@ -105,11 +105,7 @@ class Texts:
 
     async def pieces(self, sample: SampleId, seen: int) -> worker_pb2.AwaitTextReply:
         """As soon as there is more than was seen. Raises WorkerUnavailable for a sample that is lost."""
-        deadline = asyncio.get_running_loop().time() + HOLD_SECONDS
-        try:
-            reply = await self._long_polls.hold(self._dispatch.await_text(sample, seen, deadline), released=None)
-        except Gone as error:
-            raise WorkerUnavailable(f"the sampler has ended; send the request again ({error})") from error
+        reply = await self._long_polls.hold(self._await_text(sample, seen), released=None)
         if reply is None:
             raise WorkerUnavailable(STOPPING)
         match reply.WhichOneof("state"):
@@ -119,6 +115,20 @@ class Texts:
             case "not_found":
                 raise WorkerUnavailable("the sampler has been restarted meanwhile; send the request again")
         return reply
+
+    async def _await_text(self, sample: SampleId, seen: int) -> worker_pb2.AwaitTextReply:
+        """Asks again over the next connection: the sampler has the sample still, and knows what was not seen."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + HOLD_SECONDS
+        while True:
+            try:
+                return await self._dispatch.await_text(sample, seen, deadline)
+            except Gone as error:
+                raise WorkerUnavailable(f"the sampler has ended; send the request again ({error})") from error
+            except WorkerUnavailable:
+                if clock() >= deadline:
+                    raise
+            await asyncio.sleep(PAUSE_SECONDS)
 
     def give_place_back(self, tenant: str, sample: SampleId) -> None:
         """Nobody reads it any more."""

@@ -22,11 +22,15 @@ class Client:
     def __init__(self, target: str, _tls: object) -> None:
         self.target = target
         self.closed = False
+        self.grace_seconds: float | None = None
 
     async def until_broken(self) -> None:
         await asyncio.Event().wait()
 
-    async def close(self) -> None:
+    async def close(self, grace_seconds: float | None = None) -> None:
+        self.grace_seconds = grace_seconds
+        if grace_seconds is not None:
+            await asyncio.Event().wait()  # for calls that go on
         self.closed = True
 
 
@@ -86,3 +90,20 @@ async def test_a_wait_for_a_connection_ends_when_the_handle_is_given_up(tmp_path
             await waiting
         with pytest.raises(HandleClosed):
             await connector.connection(PATIENCE_SECONDS)
+
+
+async def test_a_renewed_certificate_ends_no_call_that_is_under_way(
+    connector: Connector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers are streamed over it, and adapters imported for minutes."""
+    monkeypatch.setattr("tinsmith_server.fleet.kubernetes.connector.CERTIFICATE_CHECK_SECONDS", 0.001)
+    first = await connector.connection(PATIENCE_SECONDS)
+    connector.note_change()
+    authority = Authority()
+    mount_secret(tmp_path, authority.leaf(API_SERVER_NAME, usages=(CLIENT,)), authority)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (second := await connector.connection(PATIENCE_SECONDS)) is first:
+            await asyncio.sleep(0.001)
+    assert (first.closed, first.grace_seconds) == (False, 600.0)  # type: ignore[union-attr]
+    await connector.close()
+    assert [one.closed for one in (first, second)] == [True, True]  # type: ignore[union-attr]
