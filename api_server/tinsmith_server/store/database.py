@@ -95,6 +95,11 @@ _LIMITS = {
 }
 
 
+# An event whose rows are committed is acknowledged to its worker, which forgets it. Some databases come with commits
+# that are durable later; other choices are about standbys, and stay the administrator's.
+_DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+
+
 class Database:
     """Runs transactions. Readers and writers have connections apart from each other's, on SQLite writers a single one.
 
@@ -298,10 +303,11 @@ def postgresql_connect_args(url: URL) -> dict[str, Any]:
     return {name: value for name, value in _LIBPQ_DEFAULTS.items() if name not in url.query}
 
 
-def _limit_transactions(connection: Any, _record: object) -> None:
+def _prepare_writer(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
     for name, value in _LIMITS.items():
         cursor.execute(f"SET {name} = '{value}'")
+    cursor.execute(_DURABLE)
     cursor.close()
     connection.commit()
 
@@ -338,7 +344,7 @@ def _postgresql_reader(url: URL) -> Engine:
 def _postgresql_writer(url: URL) -> Engine:
     """A connection that died with a restarted database is replaced, not reported."""
     engine = _postgresql_engine(url, POSTGRESQL_ISOLATION, pool_size=POSTGRESQL_WRITERS, pool_pre_ping=True)
-    event.listen(engine, "connect", _limit_transactions)
+    event.listen(engine, "connect", _prepare_writer)
     return engine
 
 
