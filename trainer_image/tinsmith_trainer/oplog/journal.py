@@ -134,7 +134,10 @@ class _Job(Generic[T]):
 
 
 class Journal:
-    """Runs reads and writes on the file, in the order they came, on a thread of its own.
+    """Runs reads and writes on the file, on a thread of its own.
+
+    Writes run in the order they came. What comes together is a batch: its reads run before its writes, so a read sees
+    the writes whose results were there when it was asked for, and perhaps none of later ones.
 
     On a full disk, writes that must succeed wait for room, and everything else goes on: reads, writes for which there
     is room, and refusals. Of one model they keep their order.
