@@ -61,7 +61,7 @@ async def test_sessions_of_one_model_are_workers_of_their_own(
     assert (served.max_rank, served.max_context_length) == (128, 4096)
     for worker in (first, second):
         assert (await store.get_worker(worker.worker_id)).epoch == worker.fake.epoch == 1
-    assert (await store.get_worker(first.worker_id)).home == operator.title("first")
+    assert (await store.get_worker(first.worker_id)).home.startswith(f"{operator.title('first')}@")
 
 
 async def test_a_worker_that_parks_adapters_has_as_many_places_as_it_says(
@@ -210,7 +210,18 @@ async def test_a_worker_whose_volume_claim_is_gone_is_lost_for_ever(
 
 async def test_a_worker_of_another_namespace_is_never_judged(cluster_fleet: KubernetesFleet, store: SqlStore) -> None:
     await store.get_worker("elsewhere")
-    await store.note_home("elsewhere", "another-namespace/tiny")
+    await store.note_home("elsewhere", f"another-namespace/tiny@{cluster_fleet._api.cluster}")
+    assert await cluster_fleet.lost_for_ever(await store.get_worker("elsewhere")) is None
+
+
+async def test_a_worker_of_another_cluster_is_never_judged_by_names_that_both_have(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: SqlStore
+) -> None:
+    """As where a server is started in a second cluster with the store of the first one."""
+    await store.get_worker("elsewhere")
+    await store.note_home("elsewhere", f"{operator.title('tiny')}@{cluster_fleet._api.cluster}")
+    assert await cluster_fleet.lost_for_ever(await store.get_worker("elsewhere")) is not None
+    await store.note_home("elsewhere", f"{operator.title('tiny')}@another")
     assert await cluster_fleet.lost_for_ever(await store.get_worker("elsewhere")) is None
 
 

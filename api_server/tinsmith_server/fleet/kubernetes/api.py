@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import re
@@ -77,6 +78,8 @@ class KubernetesApi:
     """What the API server's service account may do. A namespace of None means all. Methods raise KubernetesError."""
 
     def __init__(self) -> None:
+        self.cluster = ""
+        """Another one for each cluster; known after the first request."""
         self._client: ApiClient | None = None
         self._connecting = asyncio.Lock()
         self._closed = False
@@ -177,7 +180,9 @@ class KubernetesApi:
             if self._closed:
                 raise ApiUnavailable("this server is stopping")
             if self._client is None:
-                self._client = ApiClient(await _configuration())
+                configuration = await _configuration()
+                self.cluster = cluster_of(configuration)
+                self._client = ApiClient(configuration)
                 self._client.user_agent = FIELD_MANAGER
             return self._client
 
@@ -222,6 +227,13 @@ def _flattened(text: bytes) -> bytes:
                 begins = token.end()
             depth -= 1
     return bytes(kept + text[begins:])
+
+
+def cluster_of(configuration: Configuration) -> str:
+    """Return a digest of the cluster's authority: an address, and names within, may be those of several clusters."""
+    authority = configuration.ssl_ca_cert
+    named = Path(authority).read_bytes() if authority else str(configuration.host).encode()
+    return hashlib.sha256(named).hexdigest()[:12]
 
 
 def own_namespace() -> str | None:

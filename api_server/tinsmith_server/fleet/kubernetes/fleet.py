@@ -23,7 +23,7 @@ from tinsmith_server.fleet.kubernetes.catalogue import names_of, read_catalogue
 from tinsmith_server.fleet.kubernetes.errors import KubernetesError
 from tinsmith_server.fleet.kubernetes.pool_replicas import PoolReplica, Pools, TargetOf
 from tinsmith_server.fleet.kubernetes.sampler_pool import Endpoint, Pool, Slice, parse_pool, parse_slice
-from tinsmith_server.fleet.kubernetes.session_handle import SessionHandle
+from tinsmith_server.fleet.kubernetes.session_handle import Home, SessionHandle
 from tinsmith_server.fleet.kubernetes.session_provisioner import SessionProvisioner
 from tinsmith_server.fleet.kubernetes.training_session import Session, SpecPart, parse_session
 from tinsmith_server.fleet.kubernetes.view import SharedRefresh, View, scope_of, together
@@ -167,16 +167,18 @@ class KubernetesFleet(Fleet):
 
     @override
     async def lost_for_ever(self, worker: HomeRow) -> str | None:
-        """When the claim of its volume is gone from the namespace in which this server has seen it."""
-        namespace, _, name = worker.home.partition("/")
-        if not name or not self._scope.covers(namespace) or worker.worker_id in self._handles:
+        """When the claim of its volume is gone from the cluster and namespace in which this server has seen it."""
+        home = Home.parse(worker.home)
+        is_elsewhere = home.cluster != self._api.cluster or not self._scope.covers(home.namespace)
+        if is_elsewhere or worker.worker_id in self._handles:
             return None
         try:
-            claims = await self._api.claim_uids(namespace)
+            claims = await self._api.claim_uids(home.namespace)
         except KubernetesError as error:
-            log.warning("volume claims not listed", namespace=namespace, reason=str(error))
+            log.warning("volume claims not listed", namespace=home.namespace, reason=str(error))
             return None
-        return None if worker.worker_id in claims else f"the volume of TrainingSession {worker.home} was deleted"
+        title = f"TrainingSession {home.namespace}/{home.name}"
+        return None if worker.worker_id in claims else f"the volume of {title} was deleted"
 
     @property
     @override
@@ -229,7 +231,7 @@ class KubernetesFleet(Fleet):
             if worker_id in self._handles:
                 self._handles[worker_id].update(session)
             else:
-                self._handles[worker_id] = SessionHandle(worker_id, session, self._tls, self._epochs)
+                self._handles[worker_id] = SessionHandle(worker_id, session, self._tls, self._epochs, self._api.cluster)
         self._changes.note()
 
     def _close_later(self, handle: SessionHandle | PoolReplica) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import dataclass
 
 from typing_extensions import override
 
@@ -19,9 +20,13 @@ from tinsmith_server.fleet.kubernetes.training_session import Session
 class SessionHandle(ConnectedHandle, ActivatedHandle):
     """Every server keeps a connection of its own: several of them give one instance the same epoch."""
 
-    def __init__(self, worker_id: str, session: Session, tls: TlsDirectory, epochs: EpochRegistry) -> None:
+    def __init__(
+        self, worker_id: str, session: Session, tls: TlsDirectory, epochs: EpochRegistry, cluster: str
+    ) -> None:
+        """`cluster` is what the store remembers it by, beside namespace and name."""
         super().__init__(worker_id)
         self._epochs = epochs
+        self._cluster = cluster
         self.session = session
         self.architecture: str | None = None
         self._places = 0  # until its worker has said how many it has
@@ -31,7 +36,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
     @property
     @override
     def name(self) -> str:
-        return home_of(self.session)
+        return f"{self.session.namespace}/{self.session.name}"
 
     @property
     @override
@@ -84,7 +89,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
         self.architecture = description.base_model.architecture or None
         self._places = places_of(description)
         self._saves = await self._saves_address() if description.streams_saves else None
-        await self._epochs.note_home(self._worker_id, home_of(self.session))
+        await self._epochs.note_home(self._worker_id, str(Home.of(self.session, self._cluster)))
 
     async def _saves_address(self) -> SavesAddress | None:
         """By number: a sampler may reach workers, and has no business with whoever knows names."""
@@ -103,6 +108,28 @@ async def numbered(target: str) -> str | None:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def home_of(session: Session) -> str:
-    """How the store remembers where a worker was last seen."""
-    return f"{session.namespace}/{session.name}"
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a worker was last seen, as the store remembers it.
+
+    Another cluster may have a namespace of this name: a server that was started there with this store would find no
+    claim of the worker, and must not take it for lost.
+    """
+
+    namespace: str
+    name: str
+    cluster: str
+
+    @classmethod
+    def of(cls, session: Session, cluster: str) -> Home:
+        return cls(session.namespace, session.name, cluster)
+
+    @classmethod
+    def parse(cls, text: str) -> Home:
+        place, _, cluster = text.partition("@")
+        namespace, _, name = place.partition("/")
+        return cls(namespace, name, cluster)
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}@{self.cluster}"

@@ -35,7 +35,7 @@ async def handle(worker: StandInWorker, tmp_path: Path) -> AsyncIterator[Session
     status = {"workerId": WORKER, "endpoint": f"127.0.0.1:{worker.port}", "conditions": [ready]}
     session = parse_session({"metadata": {"name": "tiny", "namespace": "team"}, "spec": spec_of(), "status": status})
     store = await open_store(with_schema(f"sqlite:///{tmp_path / 'store.db'}"))
-    handle = SessionHandle(WORKER, session, TlsDirectory(tmp_path / "tls"), store)
+    handle = SessionHandle(WORKER, session, TlsDirectory(tmp_path / "tls"), store, "a-cluster")
     yield handle
     await handle.close()
     await store.close()
