@@ -92,11 +92,18 @@ def test_an_example_has_settings_and_data_and_is_not_written_over_others(
 
 
 class Interrupting(dict[str, Answer]):
-    """Answers of a server: whoever asks for its models presses Ctrl-C meanwhile."""
+    """A server's answers; Ctrl-C is pressed while the first request of a command waits for its answer.
+
+    Only the first: an SDK's threads send several, and a second signal could arrive when the command has ended.
+    """
+
+    pressed = True
 
     @override
     def get(self, path: str, default: object = None) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
+        if not self.pressed:
+            self.pressed = True
+            os.kill(os.getpid(), signal.SIGINT)
         return super().get(path, default)
 
 
@@ -104,15 +111,18 @@ def test_an_interrupted_run_says_what_the_same_command_resumes(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("sft", "--example", ".")
-    with stub_server(Interrupting(WELL)) as url:
+    answers = Interrupting(WELL)
+    with stub_server(answers) as url:
         monkeypatch.setenv("TINKER_BASE_URL", url)
         monkeypatch.setenv("TINKER_API_KEY", GOOD_KEY)
         words = ("sft", "--config", "run.yaml")
+        answers.pressed = False
         assert run(*words) == (130, "", "tinsmith train sft: interrupted; no checkpoint was saved\n")
         for step in ("000003", "000012"):
             (tmp_path / "sft-run" / "checkpoints" / f"step-{step}").mkdir(parents=True)
             (tmp_path / "sft-run" / "checkpoints" / f"step-{step}" / "metadata.json").touch()
         told = "interrupted; the same command resumes it from the checkpoint of step 12"
+        answers.pressed = False
         assert run(*words) == (130, "", f"tinsmith train sft: {told}\n")
 
 
