@@ -78,6 +78,25 @@ class Reason(StrEnum):
     # --- on the way
     CREATING_OBJECTS = "CreatingObjects", Progress.MOVING, "The objects that belong to it are being created."
     WAITING_FOR_SCHEDULER = "WaitingForScheduler", Progress.MOVING, "The pod is there and has no node yet."
+    SCHEDULING_GATED = (
+        "SchedulingGated",
+        Progress.MOVING,
+        "A scheduling gate keeps the pod from the scheduler. The message names it.",
+        "Look at the controller that set the gate: it takes the gate away when the pod may start.",
+    )
+    PREEMPTED = (
+        "Preempted",
+        Progress.MOVING,
+        "The pod had to make room for a pod of higher priority. The next one starts when there is room.",
+        "Add a node that fits, or give the pod a priority: `spec.pod.priorityClassName`.",
+    )
+    EVICTED = (
+        "Evicted",
+        Progress.MOVING,
+        "The node ended the pod, for want of memory or disk or because it shuts down. The next one follows by itself. "
+        "The message quotes the kubelet.",
+        "If it happens again, raise `spec.resources.requests`, or look at what else fills the node.",
+    )
     UNSCHEDULABLE = (
         "Unschedulable",
         Progress.MOVING,
@@ -205,8 +224,8 @@ class Reason(StrEnum):
         "ClaimRefused",
         Progress.STUCK,
         "The API server refused the journal's claim, or its growth. The message quotes it.",
-        "Raise the quota, or let the storage class expand volumes, as the message says; or set `spec.storage.size` "
-        "back to what the volume has. Until then nothing changes.",
+        "Raise the quota or LimitRange, or let the storage class expand volumes, as the message says; or set "
+        "`spec.storage.size` back to what the volume has. Until then nothing changes.",
     )
     CLAIM_MISSING = (
         "ClaimMissing",
@@ -251,9 +270,47 @@ class Reason(StrEnum):
     QUOTA_EXCEEDED = (
         "QuotaExceeded",
         Progress.STUCK,
-        "A ResourceQuota of the namespace forbids the pod. The message quotes it.",
-        "Raise the quota, lower `spec.resources`, or suspend another session; the pod is tried again "
-        "within five minutes.",
+        "A ResourceQuota of the namespace forbids the pod, or another object. The message quotes it.",
+        "Raise the quota, or use less of what it counts: lower `spec.resources`, or suspend or delete another "
+        "session. It is tried again within five minutes.",
+    )
+    RESOURCES_REFUSED = (
+        "ResourcesRefused",
+        Progress.STUCK,
+        "A LimitRange of the namespace forbids what the pod asks for, or a ResourceQuota wants it to ask for "
+        "something that it does not name. The message quotes it.",
+        "Change `spec.resources` to what the message allows, or have the LimitRange or quota changed. It is tried "
+        "again within five minutes.",
+    )
+    ADMISSION_DENIED = (
+        "AdmissionDenied",
+        Progress.STUCK,
+        "A policy of the cluster denied the pod or another object: an admission webhook, a ValidatingAdmissionPolicy "
+        "or the namespace's Pod Security level. The message quotes it.",
+        "Change the spec as the message says, or have the policy changed by whoever runs it. It is tried again within "
+        "five minutes.",
+    )
+    WEBHOOK_UNREACHABLE = (
+        "WebhookUnreachable",
+        Progress.STUCK,
+        "An admission webhook of the cluster does not answer, and the API server takes nothing without it. The message "
+        "names it.",
+        "Have the webhook's own pods brought back; `kubectl get validatingwebhookconfigurations,"
+        "mutatingwebhookconfigurations` says where they run. It is tried again within five minutes.",
+    )
+    NAMESPACE_TERMINATING = (
+        "NamespaceTerminating",
+        Progress.STUCK,
+        "The namespace is being deleted, and nothing new is taken in it.",
+        "Make the session or pool in another namespace.",
+    )
+    NODE_REFUSES_POD = (
+        "NodeRefusesPod",
+        Progress.STUCK,
+        "A node that the scheduler chose did not admit the pod: its devices or resources are not what it reports. The "
+        "message quotes the kubelet.",
+        "Look at the node's device plugin, and cordon the node while it is out of order: the next pod then goes "
+        "elsewhere.",
     )
     POD_REFUSED = (
         "PodRefused",

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tinsmith_operator.api import kubernetes_words as words
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.conditions import Finding
 from tinsmith_operator.api.owner import Owner
@@ -35,28 +36,6 @@ WARNING_LIFE = timedelta(minutes=20)
 FRESH_RUN = timedelta(seconds=60)
 """So long after a start, the ending before it still says what is the matter: who refuses to start does so at once."""
 
-IMAGE_PROBLEMS = frozenset(
-    {
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "ErrImageNeverPull",
-        "ImageInspectError",
-        "RegistryUnavailable",
-    }
-)
-MOUNT_WARNINGS = frozenset({"FailedMount", "FailedAttachVolume"})
-PROVISIONING_WARNINGS = frozenset({"ProvisioningFailed"})
-POD_CREATION_WARNINGS = frozenset(
-    {
-        "FailedCreate",
-        # KubeRay's, of a RayCluster.
-        "FailedToCreateHeadPod",
-        "FailedToCreateWorkerPod",
-        "InvalidRayClusterSpec",
-        "InvalidRayClusterMetadata",
-    }
-)
 WORKER_REASONS = {
     "ModelNotFound": Reason.MODEL_NOT_FOUND,
     "ModelInvalid": Reason.MODEL_INVALID,
@@ -95,9 +74,17 @@ def name_conflict(owner: Owner, foreign: Manifest | None) -> Finding | None:
 def refusal(observed: Surroundings) -> Finding | None:
     """What the API server has against an object of ours."""
     for kind, message in observed.refusals.items():
-        reason = REFUSALS.get(kind, Reason.OBJECT_REFUSED)
+        reason = _why_refused(kind, message)
         return found(reason, f"The API server refused the {kind}: {quoted(message)}.")
     return None
+
+
+def _why_refused(kind: str, message: str) -> Reason:
+    """A claim's quota and LimitRange are about storage, and have their cure with the claim."""
+    of_kind, reason = REFUSALS.get(kind, Reason.OBJECT_REFUSED), words.why_not_admitted(message)
+    if of_kind is Reason.CLAIM_REFUSED and reason in (Reason.QUOTA_EXCEEDED, Reason.RESOURCES_REFUSED):
+        return of_kind
+    return reason or of_kind
 
 
 def ca_problem(observed: Surroundings) -> Finding | None:
@@ -113,12 +100,14 @@ def missing_certificate(observed: Surroundings) -> Finding | None:
 class Evidence:
     """warnings: of the namespace. policy: whose words may be quoted.
     claim_uid: of the claim with its journal, if it has one.
+    was_preempted: whether the latest pod that ran had to make room, and none has run since.
     """
 
     warnings: tuple[KubernetesWarning, ...]
     now: datetime
     policy: Policy
     claim_uid: str | None = None
+    was_preempted: bool = False
 
     def latest(self, uid: str, reasons: frozenset[str]) -> KubernetesWarning | None:
         """About the object of that UID, and not too old to matter."""
@@ -132,7 +121,7 @@ class Evidence:
 
 def cannot_fetch(pod: Pod) -> bool:
     """Its image: nothing runs in it, and no other word about how to get the image would reach it."""
-    return (pod.waiting or {}).get("reason") in IMAGE_PROBLEMS
+    return (pod.waiting or {}).get("reason") in words.IMAGES
 
 
 def queued(workload: Manifest) -> Finding:
@@ -145,14 +134,32 @@ def why_pods_are_missing(refused: str | None) -> Finding:
     """refused: what their controller last heard when it tried to make one."""
     if refused is None:
         return found(Reason.CREATING_OBJECTS, "The pod is being created.")
-    reason = Reason.QUOTA_EXCEEDED if "exceeded quota" in refused else Reason.POD_REFUSED
+    reason = words.why_not_admitted(refused) or Reason.POD_REFUSED
     return found(reason, f"The pod cannot be created: {quoted(refused)}.")
 
 
 def why_pod_is_not_ready(pod: Pod | None, evidence: Evidence) -> Finding:
     if pod is None or pod.is_terminating:
-        return found(Reason.RESTARTING, "The pod before it has still to go.")
+        return _leaving(pod)
+    if pod.has_failed:
+        return why_pod_failed(pod)
     return _without_node(pod, evidence) or _waiting(pod, evidence) or _ended(pod, evidence) or _loading(pod, evidence)
+
+
+def _leaving(pod: Pod | None) -> Finding:
+    if pod is not None and (disruption := words.DISRUPTIONS.get(pod.disruption)) is not None:
+        reason, why = disruption
+        return found(reason, f"Pod {pod.name} {why}, and has still to go.")
+    return found(Reason.RESTARTING, "The pod before it has still to go.")
+
+
+def why_pod_failed(pod: Pod) -> Finding:
+    """Of one that its node has ended for good, or never began."""
+    if pod.latest_ending is not None and not pod.status_reason:
+        return found(Reason.RESTARTING, f"Pod {pod.name} has ended, and has still to go.")
+    said = quoted(": ".join(part for part in (pod.status_reason, pod.status_message) if part))
+    reason = words.why_ended(pod.status_reason)
+    return found(reason, f"Pod {pod.name} on node {pod.node_name} failed: {said}.")
 
 
 def why_pod_does_not_run(pod: Pod, evidence: Evidence) -> Finding | None:
@@ -170,13 +177,25 @@ def _without_node(pod: Pod, evidence: Evidence) -> Finding | None:
     scheduled = pod.condition("PodScheduled")
     if pod.node_name is not None or scheduled.get("status") == "True":
         return None
-    if scheduled.get("reason") != "Unschedulable":
+    known = words.SCHEDULER.get(scheduled.get("reason", ""))
+    if known is None:
         return found(Reason.WAITING_FOR_SCHEDULER, "The pod waits for the scheduler.")
+    if known is Reason.SCHEDULING_GATED:
+        return _gated(pod)
     reason = _why_unschedulable(scheduled.get("message", ""))
     message = f"The scheduler finds no node: {quoted(scheduled.get('message', ''))}."
+    if reason is Reason.UNSCHEDULABLE and evidence.was_preempted:
+        return found(Reason.PREEMPTED, f"The pod before it made room for one of higher priority. {message}")
     if reason is Reason.CLAIM_UNBOUND and (provisioning := _provisioning_failure(evidence)):
         message = f"The claim gets no volume: {quoted(provisioning.message)}."
     return found(reason, message)
+
+
+def _gated(pod: Pod) -> Finding:
+    gates = ", ".join(pod.scheduling_gates)
+    is_queued = any(gate.startswith(words.QUEUE_GATES) for gate in pod.scheduling_gates)
+    reason = Reason.QUEUED if is_queued else Reason.SCHEDULING_GATED
+    return found(reason, f"Pod {pod.name} is held back by its scheduling gates: {quoted(gates)}.")
 
 
 def _why_unschedulable(message: str) -> Reason:
@@ -204,7 +223,7 @@ def _is_volume_on_lost_node(message: str) -> bool:
 
 
 def _provisioning_failure(evidence: Evidence) -> KubernetesWarning | None:
-    return evidence.latest(evidence.claim_uid, PROVISIONING_WARNINGS) if evidence.claim_uid is not None else None
+    return evidence.latest(evidence.claim_uid, words.PROVISIONING_EVENTS) if evidence.claim_uid is not None else None
 
 
 def _waiting(pod: Pod, evidence: Evidence) -> Finding | None:
@@ -213,17 +232,25 @@ def _waiting(pod: Pod, evidence: Evidence) -> Finding | None:
     if waiting is None or waiting.get("reason") == "CrashLoopBackOff":
         return None
     reason, message = waiting.get("reason", ""), quoted(waiting.get("message", ""))
-    if reason in IMAGE_PROBLEMS:
+    if reason in words.IMAGES:
         return found(Reason.IMAGE_PULL_FAILED, f"The image {pod.image} cannot be pulled: {message or reason}.")
     if reason == "CreateContainerConfigError":
         known = Reason.SECRET_MISSING if _MISSING.search(message) else Reason.CANNOT_START
         return found(known, f"The container cannot be created: {message}.")
     if reason.endswith("Error"):
         return found(Reason.CANNOT_START, f"The container cannot be started: {message or reason}.")
-    mount = evidence.latest(pod.uid, MOUNT_WARNINGS)
+    return _unprepared(pod, evidence)
+
+
+def _unprepared(pod: Pod, evidence: Evidence) -> Finding:
+    """Of a container that waits for its node, by the warnings about its pod."""
+    mount = evidence.latest(pod.uid, words.MOUNT_EVENTS)
     if mount is not None:
         known = Reason.SECRET_MISSING if _MISSING.search(mount.message) else Reason.MOUNT_FAILED
         return found(known, f"Node {pod.node_name} cannot mount a volume: {quoted(mount.message)}.")
+    setup = evidence.latest(pod.uid, words.SANDBOX_EVENTS)
+    if setup is not None:
+        return found(Reason.CANNOT_START, f"Node {pod.node_name} cannot set up the pod: {quoted(setup.message)}.")
     return found(Reason.PREPARING_POD, f"Node {pod.node_name} attaches volumes and pulls the image {pod.image}.")
 
 
@@ -242,8 +269,8 @@ def _ended(pod: Pod, evidence: Evidence) -> Finding | None:
 def _crash(pod: Pod, ending: Ending, evidence: Evidence) -> Finding | None:
     if pod.waiting is None:
         return None
-    words = last_words(pod, ending, evidence.policy)
-    said = f", and said: {words}" if words else ""
+    last = last_words(pod, ending, evidence.policy)
+    said = f", and said: {last}" if last else ""
     return found(
         Reason.CRASH_LOOP,
         f"The worker ended with status {ending.exit_code}, after {pod.restarts} restarts of this pod{said}.",
@@ -251,8 +278,8 @@ def _crash(pod: Pod, ending: Ending, evidence: Evidence) -> Finding | None:
 
 
 def _refusal(pod: Pod, ending: Ending, evidence: Evidence) -> str:
-    words = last_words(pod, ending, evidence.policy)
-    return f"The worker refuses to start: {words or f'status {ending.exit_code}, {where_its_log_is(pod)}'}."
+    last = last_words(pod, ending, evidence.policy)
+    return f"The worker refuses to start: {last or f'status {ending.exit_code}, {where_its_log_is(pod)}'}."
 
 
 def _loading(pod: Pod, evidence: Evidence) -> Finding:

@@ -122,6 +122,29 @@ class Pod:
         return parse_time((self._state.get("running") or {}).get("startedAt"))
 
     @property
+    def status_reason(self) -> str:
+        """Why it has failed, in one word of its node; empty where its own containers ended it."""
+        return str(self.manifest.get("status", {}).get("reason") or "")
+
+    @property
+    def status_message(self) -> str:
+        return str(self.manifest.get("status", {}).get("message") or "")
+
+    @property
+    def disruption(self) -> str:
+        """Why it is being removed from outside, in one word; empty where nobody said."""
+        target = self.condition("DisruptionTarget")
+        return str(target.get("reason", "")) if target.get("status") == "True" else ""
+
+    @property
+    def scheduling_gates(self) -> tuple[str, ...]:
+        return tuple(str(gate["name"]) for gate in self.manifest.get("spec", {}).get("schedulingGates") or ())
+
+    @property
+    def created_at(self) -> datetime | None:
+        return parse_time(self.manifest["metadata"].get("creationTimestamp"))
+
+    @property
     def has_started(self) -> bool:
         """Whether its container has run, so that its volumes are mounted."""
         return self.running_since is not None or self.latest_ending is not None

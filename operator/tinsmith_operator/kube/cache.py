@@ -46,7 +46,7 @@ OWNER_KINDS = frozenset(resource.kind for resource in OWNERS)
 SEEN_FOR_THEIR_NAMES = frozenset(
     resource.kind for resource in (WORKLOADS, RAY_CLUSTERS, DEPLOYMENTS, SERVICES, POLICIES, BUDGETS, CLAIMS)
 )
-POD_SPEC = ("nodeName", "imagePullSecrets")
+POD_SPEC = ("nodeName", "imagePullSecrets", "schedulingGates")
 POD_STATUS = ("phase", "conditions", "containerStatuses", "reason", "message")
 # An annotation may repeat the whole object, as `kubectl apply` writes it.
 LARGE_METADATA = frozenset({"annotations", "managedFields"})

@@ -56,6 +56,10 @@ JSON = "application/json"
 # gives no reason (kubernetes/kubernetes#122480). No later try fares better.
 SCHEMA_ERROR = "failed to create typed patch object"
 
+# Of an admission webhook that does not answer, which is for a person to mend: Internal error occurred: failed calling
+# webhook "name": failed to call webhook: ...
+WEBHOOK_ERROR = "failed calling webhook"
+
 Query = dict[str, str | None]
 
 Observe = Callable[[ApiCall, str], None]
@@ -298,7 +302,7 @@ def error_of(status: int, body: bytes, retry_after: str | None, what: str) -> Cl
         return Throttled(text, seconds or 1.0)
     if status == 409:
         return AlreadyExists(text) if reason == "AlreadyExists" else Conflict(text)
-    if status == 500 and message.startswith(SCHEMA_ERROR):
+    if status == 500 and (message.startswith(SCHEMA_ERROR) or WEBHOOK_ERROR in message):
         return Refused(message)
     if status in (401, 410) or status >= 500:
         return Unavailable(text, seconds)

@@ -9,7 +9,7 @@ from datetime import datetime
 from tinsmith_operator.api.names import SAMPLER_DNS_NAME
 from tinsmith_operator.build.deployment import build_budget, build_deployment
 from tinsmith_operator.build.network import build_pool_policy, build_service
-from tinsmith_operator.common.actions import Action, Annotate, Decision
+from tinsmith_operator.common.actions import Action, Annotate, Decision, Delete
 from tinsmith_operator.common.bars import certificate_is_anothers
 from tinsmith_operator.common.certificate import ensure_certificate, renewal_time
 from tinsmith_operator.common.drift import ensure_child, still_refused
@@ -23,6 +23,9 @@ from tinsmith_operator.pool.diagnosis import diagnose_pool
 from tinsmith_operator.pool.situation import PoolSituation, assess_pool
 from tinsmith_operator.pool.status import write_pool_status
 
+MOST_FAILED_PODS = 3
+"""That are kept."""
+
 
 def decide_pool(observed: ObservedPool, installation: Installation, now: datetime) -> Decision:
     """Pure, as `decide` is. A pool that is being deleted needs nothing: its children go with it, by their owner."""
@@ -35,7 +38,8 @@ def decide_pool(observed: ObservedPool, installation: Installation, now: datetim
     conditions = pool_conditions(situation, diagnose_pool(situation), acts=bool(children))
     # The status comes first: what the API server refuses below must not keep it from being said.
     status = write_pool_status(situation, conditions)
-    return Decision((*status, *(children or _retry_refused_pods(situation))), requeue_after(_moments(situation), now))
+    retries = children or _retry_refused_pods(situation)
+    return Decision((*status, *retries, *_remove_failed_pods(situation)), requeue_after(_moments(situation), now))
 
 
 def _ensure_children(situation: PoolSituation, installation: Installation) -> tuple[Action, ...]:
@@ -62,6 +66,12 @@ def _retry_refused_pods(situation: PoolSituation) -> tuple[Annotate, ...]:
     if live is None or situation.rollout.refused is None:
         return ()
     return ask_again(live, situation.pool.status, situation.now)
+
+
+def _remove_failed_pods(situation: PoolSituation) -> tuple[Delete, ...]:
+    """All but the latest few, which say why: a node that admits none can leave one a second."""
+    why = "it has failed, and others that failed after it say why"
+    return tuple(Delete("Pod", pod.name, pod.uid, why) for pod in situation.failed_pods[MOST_FAILED_PODS:])
 
 
 def _moments(situation: PoolSituation) -> Iterator[datetime | None]:

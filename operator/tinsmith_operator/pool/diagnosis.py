@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from tinsmith_operator.api.conditions import Finding
 from tinsmith_operator.api.reasons import Progress, Reason
 from tinsmith_operator.common import diagnosis as common
-from tinsmith_operator.common.diagnosis import found, why_pod_is_not_ready, why_pods_are_missing
+from tinsmith_operator.common.diagnosis import (
+    WARNING_LIFE,
+    found,
+    why_pod_failed,
+    why_pod_is_not_ready,
+    why_pods_are_missing,
+)
 from tinsmith_operator.common.pod import Pod, node_is_silent
 from tinsmith_operator.pool.situation import PoolSituation
 
@@ -76,6 +82,17 @@ def _replica_findings(situation: PoolSituation) -> Iterator[Finding]:
         if not pod.is_ready:
             finding = _lost_node(situation, pod) or why_pod_is_not_ready(pod, situation.evidence)
             yield Finding(finding.reason, f"pod {pod.name}: {finding.message}")
+    yield from _latest_failure(situation)
+
+
+def _latest_failure(situation: PoolSituation) -> Iterator[Finding]:
+    """Of a pod that its node did not admit, for the next one may fare the same. After an eviction it does not."""
+    latest = next(iter(situation.failed_pods), None)
+    if latest is None or latest.created_at is None or situation.now - latest.created_at > WARNING_LIFE:
+        return
+    failure, count = why_pod_failed(latest), len(situation.failed_pods)
+    if failure.reason is Reason.NODE_REFUSES_POD:
+        yield Finding(failure.reason, f"{count} failed pods are left, and the latest says: {failure.message}")
 
 
 def _lost_node(situation: PoolSituation, pod: Pod) -> Finding | None:

@@ -63,6 +63,7 @@ class PoolSituation:
     next_template: of pods that start from now on, if anything starts them anew. template: of the Deployment.
     bar: why it must have no pods.
     staying_pods: those that count: one that is on its way out, or was evicted, has been replaced.
+    failed_pods: the latest first. Their ReplicaSet leaves them for good, and makes others in their place.
     """
 
     observed: ObservedPool
@@ -74,6 +75,7 @@ class PoolSituation:
     rollout: Rollout
     bar: Finding | None
     staying_pods: tuple[Pod, ...]
+    failed_pods: tuple[Pod, ...]
 
     @property
     def pool(self) -> SamplerPool:
@@ -94,7 +96,7 @@ def assess_pool(observed: ObservedPool, installation: Installation, now: datetim
     restart = restart_request(observed.pool, live)
     built = build_sampler_template(observed.pool, installation, restart)
     template, rollout, bar = built, Rollout(), bar_of(observed, installation)
-    pods = (Pod(manifest) for manifest in observed.pods)
+    pods = tuple(Pod(manifest) for manifest in observed.pods)
     staying = tuple(pod for pod in pods if not pod.is_terminating and not pod.has_ended)
     if live is not None:
         # Whatever the controller of one that must be written has come to, it was for another template.
@@ -103,7 +105,11 @@ def assess_pool(observed: ObservedPool, installation: Installation, now: datetim
         must_be_written = bar is None and _must_be_written(live, built, same, staying)
         rollout = replace(read_rollout(live), is_known=False) if must_be_written else read_rollout(live)
         template = built if must_be_written else live.template
-    return PoolSituation(observed, installation, now, foreign, built, template, rollout, bar, staying)
+    failed = [pod for pod in pods if pod.has_failed and not pod.is_terminating]
+    failed.sort(key=lambda pod: (str(pod.manifest["metadata"].get("creationTimestamp")), pod.name), reverse=True)
+    return PoolSituation(
+        observed, installation, now, foreign, built, template, rollout, bar, staying, failed_pods=tuple(failed)
+    )
 
 
 def image_of(template: Manifest) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tinsmith_operator.api.conditions import Finding
+from tinsmith_operator.api.kubernetes_words import CREATION_EVENTS
 from tinsmith_operator.api.reasons import Reason
 from tinsmith_operator.build.conversion import build_conversion, conversion_digest
 from tinsmith_operator.build.worker import WorkerPlan
 from tinsmith_operator.common.actions import Action, Create, Delete
 from tinsmith_operator.common.diagnosis import (
     FRESH_RUN,
-    POD_CREATION_WARNINGS,
     WORKER_REASONS,
     found,
     queued,
@@ -96,7 +96,7 @@ def _of_a_try(job: ConversionJob, situation: Situation) -> Finding:
 def _without_pod(job: ConversionJob, situation: Situation) -> Finding:
     if job.is_suspended:
         return queued(job.manifest)
-    warning = situation.evidence.latest(job.uid, POD_CREATION_WARNINGS)
+    warning = situation.evidence.latest(job.uid, CREATION_EVENTS)
     return why_pods_are_missing(warning.message if warning is not None else None)
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tinsmith_operator.api.conditions import ConditionType, Finding
+from tinsmith_operator.api.kubernetes_words import CREATION_EVENTS
 from tinsmith_operator.api.reasons import Progress, Reason
 from tinsmith_operator.common import diagnosis as common
 from tinsmith_operator.common.bars import CLAIM
 from tinsmith_operator.common.diagnosis import (
-    POD_CREATION_WARNINGS,
     found,
     queued,
     why_pod_is_not_ready,
@@ -135,7 +135,7 @@ def _missing_pod(situation: Situation) -> Finding | None:
     if workload is None:
         kind = RAY_CLUSTER if situation.session.spec.is_group else STATEFUL_SET
         return found(Reason.CREATING_OBJECTS, f"The {kind} is being created.")
-    warning = situation.evidence.latest(workload["metadata"]["uid"], POD_CREATION_WARNINGS)
+    warning = situation.evidence.latest(workload["metadata"]["uid"], CREATION_EVENTS)
     return why_pods_are_missing(warning.message if warning is not None else None)
 
 

@@ -8,11 +8,11 @@ pod and how often its container was started in it; the status says which members
 from __future__ import annotations
 
 from tinsmith_operator.api.conditions import Finding
+from tinsmith_operator.api.kubernetes_words import CREATION_EVENTS
 from tinsmith_operator.api.reasons import Progress, Reason
 from tinsmith_operator.api.status import GroupRun
 from tinsmith_operator.common.actions import Delete
 from tinsmith_operator.common.diagnosis import (
-    POD_CREATION_WARNINGS,
     found,
     why_pod_is_not_ready,
     why_pods_are_missing,
@@ -66,7 +66,7 @@ def _trouble_of_a_member(situation: Situation) -> Finding | None:
     findings = [why_pod_is_not_ready(member, situation.evidence) for member in situation.members if not member.is_ready]
     if situation.observed.workload is not None:
         uid = situation.observed.workload["metadata"]["uid"]
-        if warning := situation.evidence.latest(uid, POD_CREATION_WARNINGS):
+        if warning := situation.evidence.latest(uid, CREATION_EVENTS):
             findings.append(why_pods_are_missing(warning.message))
     return next((finding for finding in findings if _says_more(finding.reason)), None)
 

@@ -75,7 +75,9 @@ class Situation:
     @property
     def evidence(self) -> Evidence:
         claim_uid = self.claim["metadata"]["uid"] if self.claim is not None else None
-        return Evidence(self.observed.warnings, self.now, self.installation.policy, claim_uid)
+        said = self.session.status.condition(ConditionType.READY)
+        was_preempted = said is not None and said.reason == Reason.PREEMPTED
+        return Evidence(self.observed.warnings, self.now, self.installation.policy, claim_uid, was_preempted)
 
     @property
     def snapshot(self) -> SnapshotAnswer | None:

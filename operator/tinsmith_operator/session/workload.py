@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.kubernetes_words import CREATION_EVENTS
 from tinsmith_operator.api.names import pod_name
 from tinsmith_operator.build.network import build_service, build_session_policy
 from tinsmith_operator.build.worker import grace_seconds
 from tinsmith_operator.common.actions import Action, Annotate, Delete
 from tinsmith_operator.common.bars import certificate_is_anothers
 from tinsmith_operator.common.certificate import ensure_certificate
-from tinsmith_operator.common.diagnosis import POD_CREATION_WARNINGS
 from tinsmith_operator.common.drift import ensure_child
 from tinsmith_operator.common.pod_creation import ask_again
 from tinsmith_operator.common.queue import as_held, holder_words
@@ -65,7 +65,7 @@ def retry_refused_pods(situation: Situation) -> tuple[Annotate, ...]:
     are_there = situation.pod is not None and len(situation.members) >= nodes - 1
     if live is None or not live.wants_pods or are_there:
         return ()
-    if situation.evidence.latest(live.uid, POD_CREATION_WARNINGS) is None:
+    if situation.evidence.latest(live.uid, CREATION_EVENTS) is None:
         return ()
     return ask_again(live, situation.session.status, situation.now)
 

@@ -159,8 +159,9 @@ BAD = {
     "too short a length": (session(maxSequenceLength=15), "greater than or equal to 16"),
     "no quantity": (session(resources={"limits": {"memory": "lots"}}), "must be a quantity that is not negative"),
     "a negative quantity": (session(resources={"requests": {"cpu": "-1"}}), "must be a quantity that is not negative"),
-    "no size": (session(storage={"size": "0"}), "must be a quantity above zero"),
-    "a size in words": (session(storage={"size": "big"}), "must be a quantity above zero"),
+    "no size": (session(storage={"size": "0"}), "must be a quantity of 256Mi or more"),
+    "a size in words": (session(storage={"size": "big"}), "must be a quantity of 256Mi or more"),
+    "a size that is full at once": (session(storage={"size": "48Mi"}), "the worker keeps 64Mi in reserve"),
     "shared memory in words": (session(pod={"sharedMemory": "some"}), "must be a quantity above zero"),
     "a class for an existing claim": (
         session(storage={"existingClaim": "mine", "storageClassName": "fast"}),

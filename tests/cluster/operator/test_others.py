@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,40 @@ async def test_a_worker_whose_stateful_set_was_orphaned_is_adopted_and_not_resta
         after = await hands.get(PODS, "tiny-0")
     assert after is not None
     assert after["metadata"]["uid"] == pod["metadata"]["uid"]
+
+
+@pytest.mark.parametrize("resources", [["statefulsets"], ["pods"]], ids=str)
+async def test_an_admission_webhook_that_does_not_answer_is_told_until_it_is_gone(
+    hands: KubectlUser, kubelet: Kubelet, api_cluster: Cluster, resources: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_operator.session.decision.LOOK_FOR_WARNINGS", timedelta(seconds=1))
+    monkeypatch.setattr("tinsmith_operator.kube.events.WARNINGS_SECONDS", 1.0)
+    monkeypatch.setattr("tinsmith_operator.common.pod_creation.SHORTEST_PAUSE", timedelta(seconds=2))
+    name = f"{hands.namespace}-{resources[0]}"
+    rule = {"operations": ["CREATE"], "apiGroups": ["*"], "apiVersions": ["*"], "resources": resources}
+    webhook = {
+        "name": "down.example.com",
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "rules": [rule],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": hands.namespace}},
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    configuration = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": name},
+        "webhooks": [webhook],
+    }
+    api_cluster.kubectl("apply", "--filename=-", stdin=json.dumps(configuration))
+    try:
+        async with running(settings_for(hands.namespace)):
+            await hands.create(SESSIONS, session_manifest())
+            await eventually(lambda: is_stalled(hands, "WebhookUnreachable"), "the webhook is told")
+            api_cluster.kubectl("delete", "validatingwebhookconfigurations", name)
+            await comes_to_rest(hands, "WorkerReady")
+    finally:
+        api_cluster.kubectl("delete", "validatingwebhookconfigurations", name, "--ignore-not-found")
 
 
 async def test_of_two_sessions_that_name_one_claim_the_later_waits_until_the_other_is_gone(

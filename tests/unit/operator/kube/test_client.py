@@ -273,6 +273,13 @@ def test_a_refusal_is_what_the_server_said_and_nothing_else() -> None:
     assert str(error_of(403, body, None, "POST /x")) == "exceeded quota: small"
 
 
+def test_an_admission_webhook_that_does_not_answer_is_a_refusal_which_the_status_can_quote() -> None:
+    words = 'Internal error occurred: failed calling webhook "a.example": failed to call webhook: connection refused'
+    error = error_of(500, json.dumps({"reason": "InternalError", "message": words}).encode(), None, "POST /x")
+    assert isinstance(error, Refused)
+    assert str(error) == words
+
+
 @pytest.mark.parametrize(
     ("message", "error"),
     [

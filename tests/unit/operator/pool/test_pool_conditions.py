@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from support.operator.pool_world import PoolWorld
 from support.operator.resources import pool_manifest
-from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.base import Manifest, format_time
 from tinsmith_operator.common.actions import EventType, WriteStatus
 from tinsmith_operator.pool.decision import decide_pool
 
@@ -104,6 +106,40 @@ def test_the_worst_replica_speaks_for_all() -> None:
     world.operate()
     assert said(world)["Ready"] == ("False", "ModelNotFound")
     assert "nothing in /models/qwen" in message(world, "Ready")
+
+
+def failed_pods(world: PoolWorld, reason: str, *, hours_ago: int = 0) -> None:
+    """Six, as a ReplicaSet leaves them; the one that works has gone."""
+    [works] = world.pods()
+    for number in range(6):
+        pod = copy.deepcopy(works)
+        pod["metadata"] |= {"name": f"failed-{number}", "uid": f"failed-{number}"}
+        created = world.now - timedelta(hours=hours_ago, seconds=6 - number)
+        pod["metadata"]["creationTimestamp"] = format_time(created)
+        pod["status"] = {"phase": "Failed", "reason": reason, "message": "Allocate failed: no healthy devices"}
+        world.objects["Pod", pod["metadata"]["name"]] = pod
+    del world.objects["Pod", works["metadata"]["name"]]
+    world.objects["Deployment", "qwen-sampler"]["status"]["readyReplicas"] = 0
+
+
+def test_pods_that_a_node_admits_none_of_are_counted_and_all_but_the_latest_removed() -> None:
+    world = settled_world(replicas=1)
+    failed_pods(world, "UnexpectedAdmissionError")
+    world.operate()
+    assert said(world)["Ready"] == ("False", "NodeRefusesPod")
+    assert "6 failed pods are left, and the latest says: Pod failed-5" in message(world, "Ready")
+    assert "UnexpectedAdmissionError: Allocate failed: no healthy devices" in message(world, "Ready")
+    left = [pod["metadata"]["name"] for pod in world.pods() if "deletionTimestamp" not in pod["metadata"]]
+    assert left == ["failed-3", "failed-4", "failed-5"]
+
+
+@pytest.mark.parametrize(("reason", "hours_ago"), [("Evicted", 0), ("UnexpectedAdmissionError", 1)])
+def test_failures_that_are_over_are_not_told_and_are_removed(reason: str, hours_ago: int) -> None:
+    world = settled_world(replicas=1)
+    failed_pods(world, reason, hours_ago=hours_ago)
+    world.operate()
+    assert said(world)["Ready"] == ("False", "RollingOut")
+    assert len([pod for pod in world.pods() if "deletionTimestamp" not in pod["metadata"]]) == 3
 
 
 def test_a_pod_that_was_evicted_has_nothing_to_say_any_more() -> None:

@@ -6,61 +6,24 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import pytest
+from support.operator.pod_states import (
+    NO_GPU,
+    POD,
+    conditions,
+    container,
+    ready_world,
+    starting_world,
+    unscheduled,
+    waiting,
+    warn,
+)
 from support.operator.resources import session_manifest
 from support.operator.session_world import World
 from tinsmith_operator.api.base import Manifest, format_time
-from tinsmith_operator.api.status import Condition, TrainingSessionStatus
-from tinsmith_operator.common.actions import WriteStatus
-from tinsmith_operator.common.observed import KubernetesWarning, WorkerReport
+from tinsmith_operator.common.observed import WorkerReport
 from tinsmith_operator.session.decision import decide
-
-POD = ("Pod", "qwen-0")
-NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available."
-
-
-def ready_world(**spec: Any) -> World:
-    world = World(session_manifest(**spec))
-    world.settle()
-    return world
-
-
-def starting_world(pod_status: Manifest | None = None, node: str | None = None) -> World:
-    """Its pod is there, with this status."""
-    world = World(session_manifest())
-    for _ in range(3):
-        world.operate()
-        world.binder_works()
-    world.controller_works()
-    world.objects[POD]["status"] = pod_status or {}
-    if node:
-        world.objects[POD]["spec"]["nodeName"] = node
-    return world
-
-
-def conditions(world: World, **observed: Any) -> dict[str, Condition]:
-    """As they read after the next decision."""
-    seen = replace(world.observe(), **observed)
-    written = [
-        each.status for each in decide(seen, world.installation, world.now).actions if isinstance(each, WriteStatus)
-    ]
-    status = TrainingSessionStatus.model_validate(written[0]) if written else seen.session.status
-    return {condition.type: condition for condition in status.conditions}
-
-
-def unscheduled(message: str) -> Manifest:
-    return {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]}
-
-
-def waiting(reason: str, message: str = "") -> Manifest:
-    return container({"waiting": {"reason": reason, "message": message}})
-
-
-def container(state: Manifest, last: Manifest | None = None, restarts: int = 0) -> Manifest:
-    status = {"name": "worker", "state": state, "lastState": last or {}, "restartCount": restarts, "ready": False}
-    return {"conditions": [{"type": "PodScheduled", "status": "True"}], "containerStatuses": [status]}
 
 
 def ended(exit_code: int = 1, reason: str = "Error", record: Manifest | None = None) -> Manifest:
@@ -183,28 +146,6 @@ def test_a_volume_whose_node_may_merely_be_full_is_not_lost(others: str) -> None
     nodes = 1 + len(others.split(", "))
     message = f"0/{nodes} nodes are available: {others}, 1 node(s) didn't match PersistentVolume's node affinity."
     assert conditions(starting_world(unscheduled(message)))["Ready"].reason == "Unschedulable"
-
-
-def warn(world: World, place: tuple[str, str], reason: str, message: str, age_minutes: int = 0) -> None:
-    uid = world.objects[place]["metadata"]["uid"]
-    at = world.now - timedelta(minutes=age_minutes)
-    world.warnings.append(KubernetesWarning(place[0], uid, reason, message, at))
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        ('pods "qwen-0" is forbidden: exceeded quota: small, requested: memory=4Gi', "QuotaExceeded"),
-        ('pods "qwen-0" is forbidden: error looking up service account research/x', "PodRefused"),
-    ],
-)
-def test_a_pod_that_may_not_be_created_is_explained_by_the_statefulsets_warning(message: str, reason: str) -> None:
-    world = starting_world()
-    del world.objects[POD]
-    warn(world, ("StatefulSet", "qwen"), "FailedCreate", message)
-    ready = conditions(world)["Ready"]
-    assert ready.reason == reason
-    assert message in ready.message
 
 
 def test_an_old_warning_and_one_about_another_object_say_nothing() -> None:

@@ -1,0 +1,164 @@
+"""What Kubernetes says about a pod or another object, in its own words, and what a session says then."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from support.operator.pod_states import NO_GPU, POD, conditions, ready_world, starting_world, unscheduled, waiting, warn
+from support.operator.resources import session_manifest
+from support.operator.session_world import World
+from tinsmith_operator.api.base import Manifest, format_time
+
+NOT_ADMITTED = {
+    "quota": ("exceeded quota: small, requested: memory=4Gi, used: memory=0, limited: memory=1Gi", "QuotaExceeded"),
+    "quota without room": ("insufficient quota to consume: nvidia.com/gpu", "QuotaExceeded"),
+    "quota on what is not named": ("failed quota: all: must specify limits.cpu for: worker", "ResourcesRefused"),
+    "largest": ("maximum cpu usage per Container is 2, but limit is 4", "ResourcesRefused"),
+    "smallest": ("minimum memory usage per Pod is 1Gi. No request is specified", "ResourcesRefused"),
+    "ratio": ("cpu max limit to request ratio per Container is 2, but provided ratio is 4", "ResourcesRefused"),
+    "webhook": ('admission webhook "a.example" denied the request: exceeded quota: of licences', "AdmissionDenied"),
+    "policy": ("ValidatingAdmissionPolicy 'a' with binding 'b' denied request: no", "AdmissionDenied"),
+    "pod security": ('violates PodSecurity "restricted:latest": hostPath volumes', "AdmissionDenied"),
+    "webhook that is down": (
+        'Internal error occurred: failed calling webhook "a.example": failed to call webhook: Post "https://a.b.svc": '
+        "dial tcp 10.0.0.1:443: connect: connection refused",
+        "WebhookUnreachable",
+    ),
+    "namespace": ("unable to create new content in namespace x because it is being terminated", "NamespaceTerminating"),
+}
+"""In the words of Kubernetes' own sources."""
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        *NOT_ADMITTED.values(),
+        ('pods "qwen-0" is forbidden: error looking up service account research/x', "PodRefused"),
+        ("no PriorityClass with name urgent was found", "PodRefused"),
+        ('pod rejected: RuntimeClass "nvidia" not found', "PodRefused"),
+    ],
+)
+def test_a_pod_that_may_not_be_created_is_explained_by_the_statefulsets_warning(message: str, reason: str) -> None:
+    world = starting_world()
+    del world.objects[POD]
+    warn(world, ("StatefulSet", "qwen"), "FailedCreate", message)
+    ready = conditions(world)["Ready"]
+    assert ready.reason == reason
+    assert message in ready.message
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "Secret"])
+@pytest.mark.parametrize(("message", "reason"), NOT_ADMITTED.values(), ids=NOT_ADMITTED)
+def test_an_object_that_is_not_admitted_has_the_cure_of_what_keeps_it_out(kind: str, message: str, reason: str) -> None:
+    world = World(session_manifest())
+    world.operate()
+    ready = conditions(world, refusals={kind: message})["Ready"]
+    assert ready.reason == reason
+    assert message in ready.message
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("exceeded quota: disks, requested: requests.storage=10Gi", "ClaimRefused"),
+        ("maximum storage usage per PersistentVolumeClaim is 1Gi, but request is 10Gi", "ClaimRefused"),
+        ('failed calling webhook "a.example": no endpoints', "WebhookUnreachable"),
+    ],
+)
+def test_a_claim_that_is_not_admitted_has_a_cure_that_concerns_claims(message: str, reason: str) -> None:
+    world = World(session_manifest())
+    world.operate()
+    assert conditions(world, refusals={"PersistentVolumeClaim": message})["Ready"].reason in (reason, "CreatingObjects")
+    del world.objects["PersistentVolumeClaim", "qwen-journal"]
+    assert conditions(world, refusals={"PersistentVolumeClaim": message})["Ready"].reason == reason
+
+
+@pytest.mark.parametrize(
+    ("gates", "reason"),
+    [
+        (["kueue.x-k8s.io/admission"], "Queued"),
+        (["kueue.x-k8s.io/topology", "example.com/licence"], "Queued"),
+        (["example.com/licence"], "SchedulingGated"),
+    ],
+    ids=str,
+)
+def test_a_pod_that_gates_keep_from_the_scheduler_names_them(gates: list[str], reason: str) -> None:
+    message = "Scheduling is blocked due to non-empty scheduling gates"
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": message}
+    world = starting_world({"conditions": [gated]})
+    world.objects[POD]["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+    ready = conditions(world)["Ready"]
+    assert ready.reason == reason
+    assert all(gate in ready.message for gate in gates)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("Evicted", "Evicted"),
+        ("Terminated", "Evicted"),
+        ("NodeShutdown", "Evicted"),
+        ("Preempting", "Preempted"),
+        ("UnexpectedAdmissionError", "NodeRefusesPod"),
+        ("OutOfnvidia.com/gpu", "NodeRefusesPod"),
+        ("OutOfcpu", "NodeRefusesPod"),
+        ("TopologyAffinityError", "NodeRefusesPod"),
+        ("VolumeAttachmentLimitExceeded", "NodeRefusesPod"),
+        ("SomethingNew", "NodeRefusesPod"),
+    ],
+)
+def test_a_pod_that_its_node_ended_or_never_admitted_is_quoted(said: str, reason: str) -> None:
+    message = "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu"
+    world = starting_world({"phase": "Failed", "reason": said, "message": message}, "node-1")
+    ready = conditions(world)["Ready"]
+    assert ready.reason == reason
+    assert f"on node node-1 failed: {said}: {message}" in ready.message
+
+
+def disrupted(reason: str) -> Manifest:
+    return {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": reason}]}
+
+
+def test_a_pod_that_made_room_for_another_is_preempted_until_its_successor_has_a_node() -> None:
+    world = ready_world()
+    world.objects[POD]["metadata"]["deletionTimestamp"] = format_time(world.now + timedelta(seconds=60))
+    world.objects[POD]["status"] = disrupted("PreemptionByScheduler")
+    world.operate()
+    assert conditions(world)["Ready"].reason == "Preempted"
+    del world.objects[POD]
+    world.controller_works()
+    world.objects[POD]["status"] = unscheduled(NO_GPU)
+    world.operate()
+    ready = conditions(world)["Ready"]
+    assert ready.reason == "Preempted"
+    assert "3 Insufficient nvidia.com/gpu" in ready.message
+    world.settle()
+    world.objects[POD]["status"] = unscheduled(NO_GPU)
+    del world.objects[POD]["spec"]["nodeName"]
+    assert conditions(world)["Ready"].reason == "Unschedulable"
+
+
+@pytest.mark.parametrize(
+    ("why", "reason", "says"),
+    [
+        ("TerminationByKubelet", "Evicted", "is ended by its node"),
+        ("EvictionByEvictionAPI", "Restarting", "a node is drained"),
+        ("DeletionByTaintManager", "Restarting", "does not tolerate a taint"),
+        ("DeletionByPodGC", "Restarting", "was on a node that is gone"),
+    ],
+)
+def test_a_pod_that_is_taken_away_says_by_whom(why: str, reason: str, says: str) -> None:
+    world = ready_world()
+    world.objects[POD]["metadata"]["deletionTimestamp"] = format_time(world.now + timedelta(seconds=60))
+    world.objects[POD]["status"] = disrupted(why)
+    ready = conditions(world)["Ready"]
+    assert (ready.reason, says in ready.message) == (reason, True)
+
+
+@pytest.mark.parametrize("warning", ["FailedCreatePodSandBox", "NetworkNotReady", "FailedPrepareDynamicResources"])
+def test_a_pod_that_its_node_cannot_set_up_is_explained_by_the_pods_warning(warning: str) -> None:
+    world = starting_world(waiting("ContainerCreating"), "node-1")
+    warn(world, POD, warning, 'no runtime for "nvidia" is configured')
+    ready = conditions(world)["Ready"]
+    assert (ready.reason, "no runtime for" in ready.message) == ("CannotStart", True)
