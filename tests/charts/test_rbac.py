@@ -27,7 +27,7 @@ OPERATOR = {
     "networking.k8s.io/networkpolicies": {*READ, "create", "patch"},
     "/persistentvolumeclaims": {*READ, "create", "patch", "delete"},
     "/pods": {*READ, "delete"},
-    "/events": {"list", "create"},
+    "/events": {"get", "list", "create", "patch"},
 }
 # And for itself: its Lease, its authority, the API server's certificate, the first key.
 OPERATOR_OWN = {

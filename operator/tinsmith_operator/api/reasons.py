@@ -354,7 +354,7 @@ class Reason(StrEnum):
         "ModelNotFound",
         Progress.STUCK,
         "The worker found no model where the spec says it is.",
-        "Put the model there, or make another session with another source, since a source cannot change.",
+        "Put the model there, or correct `spec.model`, which can be changed until the session was ready.",
     )
     MODEL_INVALID = (
         "ModelInvalid",

@@ -14,12 +14,19 @@ READY_REASONS = frozenset({Reason.WORKER_READY, Reason.REPLICAS_READY})
 def standard_conditions(
     readiness: Finding, progress: Finding, degradation: Finding | None
 ) -> tuple[ConditionState, ...]:
-    """Each of them, always, so that nobody has to know what a missing one means."""
+    """Each of them, always, so that nobody has to know what a missing one means.
+
+    The sentence about the progress stands in Reconciling or in Stalled, whichever is True: tools that read kstatus show
+    that one alone.
+    """
     nothing = found(Reason.AS_EXPECTED, "Nothing is wrong that Ready would not say.")
+    moving, stuck = (progress.reason.progress is each for each in (Progress.MOVING, Progress.STUCK))
+    resting = Finding(progress.reason, "The operator and the cluster have nothing under way.")
+    unhindered = Finding(progress.reason, "Nothing waits for a person.")
     return (
         condition(ConditionType.READY, readiness, holds=readiness.reason in READY_REASONS),
-        condition(ConditionType.RECONCILING, progress, holds=progress.reason.progress is Progress.MOVING),
-        condition(ConditionType.STALLED, progress, holds=progress.reason.progress is Progress.STUCK),
+        condition(ConditionType.RECONCILING, progress if moving else resting, holds=moving),
+        condition(ConditionType.STALLED, progress if stuck else unhindered, holds=stuck),
         condition(ConditionType.DEGRADED, degradation or nothing, holds=degradation is not None),
     )
 

@@ -17,7 +17,7 @@ from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.api.reasons import Reason
 from tinsmith_operator.common.last_words import last_words, quoted, where_its_log_is
 from tinsmith_operator.common.observed import KubernetesWarning, Surroundings
-from tinsmith_operator.common.pod import Ending, Pod
+from tinsmith_operator.common.pod import Ending, Pod, TerminationRecord
 from tinsmith_operator.common.queue import holder_words
 from tinsmith_operator.policy import Policy
 
@@ -45,6 +45,9 @@ WORKER_REASONS = {
     "TlsInvalid": Reason.TLS_INVALID,
     "OutOfMemory": Reason.OUT_OF_MEMORY,
 }
+
+CLUSTER_CURES = frozenset({Reason.OUT_OF_MEMORY, Reason.TLS_INVALID})
+"""Of what a worker refuses to start for: those whose cure names what the worker does not know, a field or a Secret."""
 
 _MISSING = re.compile(r"(secret|configmap)s? \"[^\"]+\" not found|couldn't find key \S+ in (Secret|ConfigMap)", re.I)
 _NODES = re.compile(r"^0/(\d+) nodes are available")
@@ -260,7 +263,7 @@ def _ended(pod: Pod, evidence: Evidence) -> Finding | None:
     if ending is None or (pod.running_since is not None and evidence.now >= pod.running_since + FRESH_RUN):
         return None
     if ending.record is not None:
-        return found(WORKER_REASONS.get(ending.record.reason, Reason.CANNOT_START), _refusal(pod, ending, evidence))
+        return _refused_start(pod, ending, ending.record, evidence)
     if ending.out_of_memory:
         return found(Reason.OUT_OF_MEMORY, "The worker was killed because it used more memory than its limit.")
     return _crash(pod, ending, evidence)
@@ -277,9 +280,17 @@ def _crash(pod: Pod, ending: Ending, evidence: Evidence) -> Finding | None:
     )
 
 
-def _refusal(pod: Pod, ending: Ending, evidence: Evidence) -> str:
+def _refused_start(pod: Pod, ending: Ending, record: TerminationRecord, evidence: Evidence) -> Finding:
     last = last_words(pod, ending, evidence.policy)
-    return f"The worker refuses to start: {last or f'status {ending.exit_code}, {where_its_log_is(pod)}'}."
+    said = last or f"status {ending.exit_code}, {where_its_log_is(pod)}"
+    reason = WORKER_REASONS.get(record.reason, Reason.CANNOT_START)
+    return in_its_words(reason, f"The worker refuses to start: {said}.", is_quoted=last is not None)
+
+
+def in_its_words(reason: Reason, what: str, *, is_quoted: bool) -> Finding:
+    """A worker's own words, where they are quoted, end with what to do; the reason's cure would say it twice, unless it
+    names what a worker does not know."""
+    return Finding(reason, what) if is_quoted and reason not in CLUSTER_CURES else found(reason, what)
 
 
 def _loading(pod: Pod, evidence: Evidence) -> Finding:

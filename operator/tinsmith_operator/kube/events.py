@@ -31,8 +31,8 @@ log = get_logger(__name__)
 class Events:
     """Writes our Events, each once, and reads others' warnings.
 
-    An Event's name follows from its owner, the owner's version, and what is said: the same decision, taken again by
-    another operator, makes the same name, and the API server answers that it exists.
+    An Event's name follows from its owner and what is said. What is said again is counted in the Event that is there,
+    unless that one is about the same version of the owner: then another operator has taken the same decision before.
     """
 
     def __init__(
@@ -45,12 +45,24 @@ class Events:
 
     async def emit(self, owner: Owner, event: Emit) -> None:
         """Raises NotLeading. Where Events cannot be written, nothing waits for them: they are told, not relied upon."""
+        manifest = self._manifest(owner, event)
         try:
-            await self._cluster.create(EVENTS, self._manifest(owner, event))
-        except AlreadyExists:
-            log.debug("event told before", reason=event.reason)
+            try:
+                await self._cluster.create(EVENTS, manifest)
+            except AlreadyExists:
+                await self._count(owner, manifest)
         except ClusterError as error:
             log.warning("event not written", reason=event.reason, error=str(error))
+
+    async def _count(self, owner: Owner, manifest: Manifest) -> None:
+        """Once more, in the Event that is there."""
+        live = await self._cluster.get(EVENTS, owner.namespace, manifest["metadata"]["name"])
+        version = {"resourceVersion": owner.resource_version}
+        if (live.get("involvedObject") or {}).get("resourceVersion") == owner.resource_version:
+            log.debug("event told before", reason=manifest["reason"])
+            return
+        again = {"count": int(live.get("count") or 1) + 1, "lastTimestamp": manifest["lastTimestamp"]}
+        await self._cluster.merge(EVENTS, live, {**again, "involvedObject": version})
 
     async def warnings(self, owner: Owner) -> tuple[KubernetesWarning, ...]:
         """Those of the namespace, as read a quarter of a minute ago at most; whose they are is for the reader.
@@ -75,7 +87,7 @@ class Events:
 
     def _manifest(self, owner: Owner, event: Emit) -> Manifest:
         message = shortened(event.message, LONGEST_MESSAGE_BYTES)
-        said = "\n".join([owner.uid, owner.resource_version, event.type, event.reason, message])
+        said = "\n".join([owner.uid, event.type, event.reason, message])
         name = f"{owner.name}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"
         now = self._clock()
         return {

@@ -14,11 +14,12 @@ from tinsmith_operator.common.diagnosis import (
     FRESH_RUN,
     WORKER_REASONS,
     found,
+    in_its_words,
     queued,
     why_pod_does_not_run,
     why_pods_are_missing,
 )
-from tinsmith_operator.common.last_words import last_words, quoted, where_its_log_is
+from tinsmith_operator.common.last_words import is_vouched_for, last_words, quoted, where_its_log_is
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.session.conversion_job import ConversionJob
 from tinsmith_operator.session.restart import is_reason_to_restart
@@ -106,7 +107,8 @@ def _failed_try(job: ConversionJob, failed: Sequence[Pod], situation: Situation)
     record = latest.latest_ending.record if latest.latest_ending is not None else None
     reason = WORKER_REASONS.get(record.reason) if record is not None else None
     said = f"Try {len(failed)} of {_name(job)} failed, and another one follows: {_how_it_ended(latest, situation)}."
-    return found(reason or Reason.CONVERTING_MODEL, said)
+    is_quoted = is_vouched_for(latest, situation.installation.policy)
+    return in_its_words(reason or Reason.CONVERTING_MODEL, said, is_quoted=is_quoted)
 
 
 def _how_it_ended(pod: Pod, situation: Situation) -> str:

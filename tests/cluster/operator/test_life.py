@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from support.kubernetes.kubectl import KubectlUser, Kubelet
 from support.operator.operators import IMAGE, comes_to_rest, eventually, running, session_manifest, settings_for
-from tinsmith_operator.kube.resources import CLAIMS, PODS, POLICIES, SECRETS, SERVICES, SESSIONS, WORKLOADS
+from tinsmith_operator.kube.resources import CLAIMS, EVENTS, PODS, POLICIES, SECRETS, SERVICES, SESSIONS, WORKLOADS
 
 OWNED = (("tiny", WORKLOADS), ("tiny", SERVICES), ("tiny", POLICIES), ("tiny-tls", SECRETS))
 
@@ -113,6 +114,30 @@ async def test_with_delete_the_volume_goes_after_the_worker(hands: KubectlUser, 
 
         await eventually(claim_goes, "the claim goes")
     assert await hands.all(PODS) == []
+
+
+async def test_events_of_a_session_that_is_suspended_and_resumed_are_counted_not_repeated(
+    hands: KubectlUser, kubelet: Kubelet
+) -> None:
+    async with running(settings_for(hands.namespace)):
+        await hands.create(SESSIONS, session_manifest())
+        await comes_to_rest(hands, "WorkerReady")
+        for _ in range(2):
+            for suspend, reason in ((True, "Suspended"), (False, "WorkerReady")):
+                await hands.patch(SESSIONS, "tiny", {"spec": {"suspend": suspend}})
+                await comes_to_rest(hands, reason)
+
+        async def counts() -> dict[str, list[int]]:
+            ours = [event for event in await hands.all(EVENTS) if event["involvedObject"]["kind"] == "TrainingSession"]
+            reasons = {event["reason"] for event in ours}
+            return {reason: [each["count"] for each in ours if each["reason"] == reason] for reason in reasons}
+
+        await eventually(lambda: _has(counts, "WorkerReady", [3]), "one Event says three times that it is ready")
+        assert (await counts())["Suspended"] == [2]
+
+
+async def _has(counts: Callable[[], Awaitable[dict[str, list[int]]]], reason: str, wanted: list[int]) -> bool:
+    return (await counts()).get(reason) == wanted
 
 
 async def test_a_claim_that_gets_no_volume_is_made_anew_as_the_spec_is_corrected(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -58,6 +59,16 @@ def waiting(reason: str, message: str = "") -> Manifest:
 def container(state: Manifest, last: Manifest | None = None, restarts: int = 0) -> Manifest:
     status = {"name": "worker", "state": state, "lastState": last or {}, "restartCount": restarts, "ready": False}
     return {"conditions": [{"type": "PodScheduled", "status": "True"}], "containerStatuses": [status]}
+
+
+def ended(exit_code: int = 1, reason: str = "Error", record: Manifest | None = None) -> Manifest:
+    message = json.dumps(record) if record else ""
+    last = {"terminated": {"exitCode": exit_code, "reason": reason, "message": message}}
+    return container({"waiting": {"reason": "CrashLoopBackOff"}}, last, restarts=3)
+
+
+def refused(reason: str, message: str = "No model in /models/qwen. Put one there.") -> Manifest:
+    return ended(3, record={"reason": reason, "message": message})
 
 
 def warn(world: World, place: tuple[str, str], reason: str, message: str, age_minutes: int = 0) -> None:

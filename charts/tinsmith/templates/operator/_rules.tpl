@@ -49,7 +49,7 @@
 # Warnings about a worker's pod and volume say why a session is not ready; our own tell what was done.
 - apiGroups: [""]
   resources: [events]
-  verbs: [list, create]
+  verbs: [get, list, create, patch]
 {{- end }}
 
 {{/* What it may do with what belongs to the installation, in the release's namespace. */}}

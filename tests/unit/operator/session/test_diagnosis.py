@@ -13,7 +13,9 @@ from support.operator.pod_states import (
     POD,
     conditions,
     container,
+    ended,
     ready_world,
+    refused,
     starting_world,
     unscheduled,
     waiting,
@@ -24,16 +26,6 @@ from support.operator.session_world import World
 from tinsmith_operator.api.base import Manifest, format_time
 from tinsmith_operator.common.observed import WorkerReport
 from tinsmith_operator.session.decision import decide
-
-
-def ended(exit_code: int = 1, reason: str = "Error", record: Manifest | None = None) -> Manifest:
-    message = json.dumps(record) if record else ""
-    last = {"terminated": {"exitCode": exit_code, "reason": reason, "message": message}}
-    return container({"waiting": {"reason": "CrashLoopBackOff"}}, last, restarts=3)
-
-
-def refused(reason: str, message: str = "No model in /models/qwen. Put one there.") -> Manifest:
-    return ended(3, record={"reason": reason, "message": message})
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,17 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from support.operator.pod_states import NO_GPU, POD, conditions, ready_world, starting_world, unscheduled, waiting, warn
+from support.operator.pod_states import (
+    NO_GPU,
+    POD,
+    conditions,
+    ready_world,
+    refused,
+    starting_world,
+    unscheduled,
+    waiting,
+    warn,
+)
 from support.operator.resources import session_manifest
 from support.operator.session_world import World
 from tinsmith_operator.api.base import Manifest, format_time
@@ -162,3 +172,36 @@ def test_a_pod_that_its_node_cannot_set_up_is_explained_by_the_pods_warning(warn
     warn(world, POD, warning, 'no runtime for "nvidia" is configured')
     ready = conditions(world)["Ready"]
     assert (ready.reason, "no runtime for" in ready.message) == ("CannotStart", True)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [unscheduled(NO_GPU), waiting("ErrImagePull", "denied"), waiting("ContainerCreating"), {}],
+    ids=["moving", "stuck", "under way", "new"],
+)
+def test_the_progress_of_a_session_is_said_in_one_condition_beside_ready(status: Manifest) -> None:
+    found = conditions(starting_world(status, "node-1" if "containerStatuses" in status else None))
+    told = {type_ for type_ in ("Reconciling", "Stalled") if found[type_].message == found["Ready"].message}
+    assert told == {type_ for type_ in ("Reconciling", "Stalled") if found[type_].status == "True"}
+    assert len(told) == 1
+
+
+WORKERS_WORDS = {
+    "ModelNotFound": "The model directory /models/qwen does not exist. Put the model's files there.",
+    "ModelChanged": "The files of /models/qwen changed. Put the old files back, or serve the new ones elsewhere.",
+    "VolumeUnsuitable": "The volume is on NFS. Put it on block storage with a file system of its own.",
+    "ModelCannotLoad": "The engine peft cannot load it: oops. Serve a model that it can run.",
+    "SomethingElse": "It is Friday. Come back on Monday.",
+}
+
+
+@pytest.mark.parametrize(("reason", "words"), WORKERS_WORDS.items(), ids=WORKERS_WORDS)
+def test_what_a_worker_says_to_do_is_not_said_twice(reason: str, words: str) -> None:
+    ready = conditions(starting_world(refused(reason, words), "node-1"))["Ready"]
+    assert ready.message == f"The worker refuses to start: {words}"
+
+
+def test_what_only_the_cluster_knows_is_added_to_a_workers_words() -> None:
+    words = "There is no memory for qwen: 80 GiB. Give the worker more."
+    ready = conditions(starting_world(refused("OutOfMemory", words), "node-1"))["Ready"]
+    assert "spec.resources.limits.memory" in ready.message
