@@ -100,6 +100,7 @@ WHY_SHORT = {
     "operator/tinsmith_operator/pool/conditions.py": ROOM,
     "operator/tinsmith_operator/pool/status.py": ROOM,
     "operator/tinsmith_operator/scope.py": SHARED,
+    "operator/tinsmith_operator/session/conversion_job.py": "situation.py imports it, and conversion.py that",
     "operator/tinsmith_operator/session/restart.py": SHARED,
     "testcluster/testcluster/commands.py": SHARED,
     "testcluster/testcluster/errors.py": SHARED,

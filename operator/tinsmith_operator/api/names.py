@@ -61,6 +61,9 @@ POD_RETRY_ANNOTATION = f"{GROUP}/pods-retried-at"
 CONVERSION_ANNOTATION = f"{GROUP}/conversion"
 """On the Job that converts a model: a hash of what decides its result. Another hash means another conversion."""
 
+IMAGE_PULL_ANNOTATION = f"{GROUP}/image-pull"
+"""On the Job that pulls an image: a hash of which image it pulls, and on which node."""
+
 WORKER_APPLICATION = "tinsmith-worker"
 """As `app.kubernetes.io/name` of a session's pod that holds its worker."""
 
@@ -72,6 +75,9 @@ MEMBER_APPLICATION = "tinsmith-worker-member"
 
 CONVERSION_APPLICATION = "tinsmith-conversion"
 """As `app.kubernetes.io/name` of the pods of the Job that converts a session's model."""
+
+IMAGE_PULL_APPLICATION = "tinsmith-image-pull"
+"""As `app.kubernetes.io/name` of the pods of the Job that pulls an image onto a worker's node."""
 
 JOURNAL_VOLUME = "journal"
 """Of the worker's pod: by it a pod is known to write to a claim, whoever may still mount it."""
@@ -95,6 +101,11 @@ def certificate_secret_name(workload_name: str) -> str:
 def conversion_name(session_name: str) -> str:
     """With the longest name of a session as long as a Job's may be."""
     return f"{session_name}-conversion"
+
+
+def image_pull_name(session_name: str) -> str:
+    """With the longest name of a session as long as a Job's may be."""
+    return f"{session_name}-image-pull"
 
 
 def pod_name(session_name: str) -> str:

@@ -117,6 +117,11 @@ class Reason(StrEnum):
         Progress.MOVING,
         "The worker stops with a snapshot and starts again, because its pod is not what the spec asks for.",
     )
+    PULLING_IMAGE = (
+        "PullingImage",
+        Progress.MOVING,
+        "Another image is pulled onto the worker's node; the worker stops for it once it is there.",
+    )
     UPGRADING = "Upgrading", Progress.MOVING, "The worker stops with a snapshot before another image gets the volume."
     REPLAYING_ON_OLD_IMAGE = (
         "ReplayingOnOldImage",

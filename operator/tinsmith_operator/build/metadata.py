@@ -10,6 +10,7 @@ from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import (
     CONFIGURATION_ANNOTATION,
     CONVERSION_APPLICATION,
+    IMAGE_PULL_APPLICATION,
     MANAGED_BY_LABEL,
     MANAGER,
     MEMBER_APPLICATION,
@@ -36,6 +37,11 @@ def member_selector(owner: Owner) -> dict[str, str]:
 def converter_selector(owner: Owner) -> dict[str, str]:
     """The pods of the Job that converts a session's model: neither its worker nor a member of its group."""
     return {"app.kubernetes.io/name": CONVERSION_APPLICATION, owner.LABEL: owner.name}
+
+
+def puller_selector(owner: Owner) -> dict[str, str]:
+    """The pods of the Job that pulls an image: none of the session's own."""
+    return {"app.kubernetes.io/name": IMAGE_PULL_APPLICATION, owner.LABEL: owner.name}
 
 
 def child_labels(owner: Owner) -> dict[str, str]:

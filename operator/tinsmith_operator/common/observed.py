@@ -141,6 +141,7 @@ class Observed(Surroundings):
     claim_reader: a session or pool, in words, that was made before this one and reads its model from that claim.
     pod: the one with the worker. members: the others of a session of several pods, by name.
     conversion: the Job that converts its model. converters: the pods of it, and of one before it while they are there.
+    image_pull: the Job that pulls another image onto the worker's node. pullers: its pods, as `converters`.
     no_groups: why no session of several pods can be made here, as a sentence.
     report: the latest, of whatever pod sent it.
     has_turn: to restart for what nobody asked for: of many sessions only a few do at the same time.
@@ -154,6 +155,8 @@ class Observed(Surroundings):
     members: tuple[Manifest, ...] = ()
     conversion: Manifest | None = None
     converters: tuple[Manifest, ...] = ()
+    image_pull: Manifest | None = None
+    pullers: tuple[Manifest, ...] = ()
     no_groups: str | None = None
     report: WorkerReport | None = None
     has_turn: bool = False
@@ -166,7 +169,7 @@ class Observed(Surroundings):
     @property
     @override
     def owned(self) -> tuple[Manifest | None, ...]:
-        return (*super().owned, self.conversion)
+        return (*super().owned, self.conversion, self.image_pull)
 
 
 @dataclass(frozen=True, kw_only=True)

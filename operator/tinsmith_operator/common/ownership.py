@@ -50,6 +50,7 @@ class OwnedObjects:
     workload: Workload | None
     claim: Manifest | None
     conversion: Manifest | None
+    image_pull: Manifest | None
     pod: Pod | None
     members: tuple[Pod, ...]
     writer: Pod | None
@@ -61,11 +62,12 @@ class OwnedObjects:
 def owned_objects(observed: Observed) -> OwnedObjects:
     session, pod = observed.session, observed.pod
     workload = owned_workload(observed)
-    claim, conversion = observed.claim, observed.conversion
+    claim, conversion, image_pull = observed.claim, observed.conversion, observed.image_pull
     return OwnedObjects(
         workload=workload,
         claim=claim if claim is not None and _is_claim_of(session, claim) else None,
         conversion=conversion if conversion is not None and is_ours(session, conversion) else None,
+        image_pull=image_pull if image_pull is not None and is_ours(session, image_pull) else None,
         pod=Pod(pod) if pod is not None and _is_pod_of(workload, pod) else None,
         members=tuple(Pod(member) for member in observed.members if _is_pod_of(workload, member)),
         writer=Pod(pod) if pod is not None and not has_foreign_owner(session, pod) else None,

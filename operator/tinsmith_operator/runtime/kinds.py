@@ -88,7 +88,8 @@ class SessionKind:
     async def _warnings(self, observed: Observed) -> tuple[KubernetesWarning, ...]:
         """Only while they could explain something: a session at rest costs no request."""
         ready = observed.session.status.condition("Ready")
-        at_rest = observed.session.spec.suspend or (ready is not None and ready.status == "True")
+        is_ready = ready is not None and ready.status == "True" and observed.image_pull is None
+        at_rest = observed.session.spec.suspend or is_ready
         nothing_is_made = observed.workload is None and observed.conversion is None
         return () if at_rest or nothing_is_made else await self.events.warnings(observed.session)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import (
     CONVERSION_APPLICATION,
+    IMAGE_PULL_APPLICATION,
     MEMBER_APPLICATION,
     certificate_secret_name,
     conversion_name,
+    image_pull_name,
     pod_name,
 )
 from tinsmith_operator.api.owner import Owner
@@ -113,7 +115,9 @@ def observe_session(cache: Cache, reader: Key, session: TrainingSession, authori
         read_journal=reading.journal_for_a_model(),
         certificate_secret=secret,
         conversion=reading.one(JOBS, conversion_name(session.name)),
-        converters=tuple(pod for pod in labelled if _is_converter(session, pod)),
+        converters=_pods_of_a_job(labelled, conversion_name(session.name), CONVERSION_APPLICATION),
+        image_pull=reading.one(JOBS, image_pull_name(session.name)),
+        pullers=_pods_of_a_job(labelled, image_pull_name(session.name), IMAGE_PULL_APPLICATION),
         pod=_worker_pod(session, reading.one(PODS, pod_name(session.name)), group),
         members=tuple(pod for pod in group if _is_member(pod)),
         certificate=reading.certificate(name),
@@ -170,11 +174,10 @@ def _is_member(pod: Manifest) -> bool:
     return labels_of(pod).get("app.kubernetes.io/name") == MEMBER_APPLICATION
 
 
-def _is_converter(session: TrainingSession, pod: Manifest) -> bool:
-    """Of the session's Job, or of one before it that was just deleted."""
-    controller = controller_of(pod)
-    of_the_job = controller is not None and controller["name"] == conversion_name(session.name)
-    return of_the_job and labels_of(pod).get("app.kubernetes.io/name") == CONVERSION_APPLICATION
+def _pods_of_a_job(labelled: list[Manifest], job_name: str, application: str) -> tuple[Manifest, ...]:
+    """The pods of the session's Job of that name, or of one before it that was just deleted."""
+    made_for = [pod for pod in labelled if labels_of(pod).get("app.kubernetes.io/name") == application]
+    return tuple(pod for pod in made_for if (controller_of(pod) or {}).get("name") == job_name)
 
 
 def _is_made_for(deployment_name: str, pod: Manifest) -> bool:

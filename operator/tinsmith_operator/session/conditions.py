@@ -8,7 +8,9 @@ from tinsmith_operator.api.status import AdapterUsage
 from tinsmith_operator.common.conditions import AS_WANTED, BRINGING, standard_conditions, upgrade_available
 from tinsmith_operator.common.diagnosis import found
 from tinsmith_operator.session.diagnosis import Diagnosis
+from tinsmith_operator.session.image_pull import why_not_pulled
 from tinsmith_operator.session.situation import Situation
+from tinsmith_operator.session.upgrade import runs
 
 
 def wanted_conditions(situation: Situation, diagnosis: Diagnosis, *, acts: bool) -> tuple[ConditionState, ...]:
@@ -24,13 +26,19 @@ def wanted_conditions(situation: Situation, diagnosis: Diagnosis, *, acts: bool)
 
 def wants_turn(situation: Situation, diagnosis: Diagnosis) -> bool:
     """Whether it would restart for what nobody asked of it; and once its turn has come, until it serves again."""
-    if situation.session.spec.suspend:
+    if situation.session.spec.suspend or situation.bar is not None:
         return False
-    return situation.upgrade_waits or (situation.observed.has_turn and diagnosis.trouble is not None)
+    is_on_its_way = diagnosis.trouble is not None or diagnosis.image_pull is not None
+    return situation.upgrade_waits or (situation.observed.has_turn and is_on_its_way)
 
 
 def upgrade_state(situation: Situation) -> ConditionState:
     plan = situation.image_plan
+    if (pull := why_not_pulled(situation)) is not None:
+        return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.TRUE, pull)
+    if situation.pod is None or not runs(situation.pod, plan.pins.image) or plan.stop_first:
+        starts = found(Reason.IMAGE_CURRENT, f"It starts with {plan.requested}.")
+        return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.FALSE, starts)
     if plan.available is None and situation.settings_differ:
         settings = found(Reason.NEW_SETTINGS, "It runs with what the installation said of pods before.")
         return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.TRUE, settings)
@@ -47,7 +55,7 @@ def taking_turn() -> ConditionState:
 
 def _progress_of_a_ready_session(diagnosis: Diagnosis, *, acts: bool) -> Finding:
     """It may be ready and yet not what the spec asks for."""
-    trouble = diagnosis.refusal or diagnosis.refused_image or diagnosis.trouble
+    trouble = diagnosis.refusal or diagnosis.refused_image or diagnosis.image_pull or diagnosis.trouble
     return trouble or (BRINGING if acts else AS_WANTED)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tinsmith_operator.api.conditions import Finding
 from tinsmith_operator.api.kubernetes_words import CREATION_EVENTS
 from tinsmith_operator.api.reasons import Reason
-from tinsmith_operator.build.conversion import build_conversion, conversion_digest
+from tinsmith_operator.build.conversion import build_conversion
 from tinsmith_operator.build.worker import WorkerPlan
 from tinsmith_operator.common.actions import Action, Create, Delete
 from tinsmith_operator.common.diagnosis import (
@@ -19,9 +19,10 @@ from tinsmith_operator.common.diagnosis import (
     why_pod_does_not_run,
     why_pods_are_missing,
 )
+from tinsmith_operator.common.job import Job
 from tinsmith_operator.common.last_words import is_vouched_for, last_words, quoted, where_its_log_is
 from tinsmith_operator.common.pod import Pod
-from tinsmith_operator.session.conversion_job import ConversionJob
+from tinsmith_operator.session.conversion_job import converts_now
 from tinsmith_operator.session.restart import is_reason_to_restart
 from tinsmith_operator.session.situation import Situation
 
@@ -45,10 +46,10 @@ def end_conversion(situation: Situation, why: str) -> tuple[Delete, ...]:
     return _delete(job, why) if job is not None else ()
 
 
-def _why_delete(job: ConversionJob, situation: Situation, worker: WorkerPlan) -> str | None:
+def _why_delete(job: Job, situation: Situation, worker: WorkerPlan) -> str | None:
     if not situation.session.spec.is_converted_once:
         return "its session has no model cache any more"
-    if job.result != conversion_digest(situation.session, worker):
+    if not converts_now(job, situation.session, worker):
         return "it converts another model, for another place or with another image"
     if job.is_complete:
         return None
@@ -60,7 +61,7 @@ def _why_delete(job: ConversionJob, situation: Situation, worker: WorkerPlan) ->
     return None
 
 
-def _delete(job: ConversionJob, why: str) -> tuple[Delete, ...]:
+def _delete(job: Job, why: str) -> tuple[Delete, ...]:
     return () if job.is_terminating else (Delete("Job", job.name, job.uid, why),)
 
 
@@ -79,7 +80,7 @@ def why_not_converted(situation: Situation) -> Finding | None:
     return _of_a_try(job, situation)
 
 
-def _of_a_try(job: ConversionJob, situation: Situation) -> Finding:
+def _of_a_try(job: Job, situation: Situation) -> Finding:
     failed = [each for each in job.tries if each.has_failed]
     pod = next((each for each in job.tries if not each.has_ended), None)
     before = _failed_try(job, failed, situation) if failed else None
@@ -94,14 +95,14 @@ def _of_a_try(job: ConversionJob, situation: Situation) -> Finding:
     return found(Reason.CONVERTING_MODEL, f"{where}; the worker starts when it is done.")
 
 
-def _without_pod(job: ConversionJob, situation: Situation) -> Finding:
+def _without_pod(job: Job, situation: Situation) -> Finding:
     if job.is_suspended:
         return queued(job.manifest)
     warning = situation.evidence.latest(job.uid, CREATION_EVENTS)
     return why_pods_are_missing(warning.message if warning is not None else None)
 
 
-def _failed_try(job: ConversionJob, failed: Sequence[Pod], situation: Situation) -> Finding:
+def _failed_try(job: Job, failed: Sequence[Pod], situation: Situation) -> Finding:
     """The next one follows by itself."""
     latest = failed[-1]
     record = latest.latest_ending.record if latest.latest_ending is not None else None
@@ -123,5 +124,5 @@ def _how_it_ended(pod: Pod, situation: Situation) -> str:
     return words if ending.record is not None else f"it ended with status {ending.exit_code} and said: {words}"
 
 
-def _name(job: ConversionJob) -> str:
+def _name(job: Job) -> str:
     return f"Job {job.name}"

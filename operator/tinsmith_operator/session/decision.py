@@ -17,6 +17,7 @@ from tinsmith_operator.session.conversion import ensure_conversion
 from tinsmith_operator.session.deletion import decide_deletion, ensure_finalizer
 from tinsmith_operator.session.diagnosis import Diagnosis, diagnose
 from tinsmith_operator.session.group import stop_left_behind
+from tinsmith_operator.session.image_pull import ensure_image_pull
 from tinsmith_operator.session.situation import Situation, assess
 from tinsmith_operator.session.status import write_status
 from tinsmith_operator.session.workload import (
@@ -58,7 +59,7 @@ def ensure_children(situation: Situation) -> tuple[Action, ...]:
     workload = ensure_workload(situation)
     replaced = replace_pod(situation) if not workload else ()
     stopped = (*(replaced or stop_left_behind(situation)), *stop_the_unadopted(situation))
-    return (*before, *workload, *stopped, *grow_claim(situation))
+    return (*before, *workload, *stopped, *grow_claim(situation), *ensure_image_pull(situation))
 
 
 def seconds_until_next_look(situation: Situation, diagnosis: Diagnosis) -> float | None:

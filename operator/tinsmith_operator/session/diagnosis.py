@@ -23,6 +23,7 @@ from tinsmith_operator.common.pod import Pod, node_is_silent
 from tinsmith_operator.common.workload_state import RAY_CLUSTER, STATEFUL_SET
 from tinsmith_operator.session.conversion import why_not_converted
 from tinsmith_operator.session.group import waiting_for_members
+from tinsmith_operator.session.image_pull import why_not_pulled
 from tinsmith_operator.session.situation import Situation, claim_mismatch
 
 
@@ -41,6 +42,7 @@ class Diagnosis:
     terminating_claim: Finding | None
     full_volume: Finding | None
     refused_image: Finding | None
+    image_pull: Finding | None
 
 
 def diagnose(situation: Situation) -> Diagnosis:
@@ -59,7 +61,17 @@ def diagnose(situation: Situation) -> Diagnosis:
         or situation.is_hung
     )
     trouble = None if is_ready and not stops else situation.bar or conflict or lost or _why_not_ready(situation)
-    return Diagnosis(is_ready, trouble, refusal, ca_problem, lost, terminating, _full_volume(situation), refused_image)
+    return Diagnosis(
+        is_ready=is_ready,
+        trouble=trouble,
+        refusal=refusal,
+        ca_problem=ca_problem,
+        lost_node=lost,
+        terminating_claim=terminating,
+        full_volume=_full_volume(situation),
+        refused_image=refused_image,
+        image_pull=why_not_pulled(situation),
+    )
 
 
 def _full_volume(situation: Situation) -> Finding | None:

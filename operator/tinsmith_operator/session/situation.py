@@ -17,13 +17,14 @@ from tinsmith_operator.build.workload import build_workload
 from tinsmith_operator.common.bars import CLAIM, bar_of
 from tinsmith_operator.common.diagnosis import Evidence, found
 from tinsmith_operator.common.drift import spec_fields_of_ours
+from tinsmith_operator.common.job import Job, read_job
 from tinsmith_operator.common.last_words import is_vouched_for, told
 from tinsmith_operator.common.observed import Observed, SnapshotAnswer, WorkerReport
 from tinsmith_operator.common.ownership import OwnedObjects, owned_objects
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.common.requests import restart_request
 from tinsmith_operator.installation import Installation
-from tinsmith_operator.session.conversion_job import ConversionJob, awaits_conversion, read_job
+from tinsmith_operator.session.conversion_job import awaits_conversion
 from tinsmith_operator.session.image_pins import Pins, read_pins
 from tinsmith_operator.session.restart import Difference, difference, is_reason_to_restart
 from tinsmith_operator.session.upgrade import ImagePlan, plan_image
@@ -38,6 +39,7 @@ class Situation:
         write into it.
     worker: how it should be started; None until there is a claim.
     desired: the StatefulSet or RayCluster as it should be; None while none can be made.
+    image_pull: the Job that pulls another image.
     conversion: the session's Job. converters: the pods that convert its model or have done so, the latest last.
     awaits_conversion: whether it starts as soon as its model is converted, and not before.
     bar: why it must have no pods.
@@ -53,8 +55,9 @@ class Situation:
     desired_claim: Manifest
     worker: WorkerPlan | None
     desired: Manifest | None
-    conversion: ConversionJob | None
+    conversion: Job | None
     converters: tuple[Pod, ...]
+    image_pull: Job | None
     awaits_conversion: bool
     bar: Finding | None
 
@@ -138,7 +141,9 @@ class Situation:
         return self.calls_for_restart(self.pod.manifest)
 
     def calls_for_restart(self, live: Manifest) -> bool:
-        """live: the pod, or the template of the next one."""
+        """live: the pod, or the template of the next one. While another image is pulled, one restart for both waits."""
+        if self.image_plan.pulls_on is not None:
+            return False
         pods = (*([self.pod] if self.pod is not None else []), *self.members)
         return is_reason_to_restart(self.difference_of(live), pods, has_turn=self.observed.has_turn)
 
@@ -195,6 +200,7 @@ def assess(observed: Observed, installation: Installation, now: datetime) -> Sit
         desired=desired,
         conversion=conversion,
         converters=converters,
+        image_pull=read_job(owned.image_pull, _in_order(observed.pullers)) if owned.image_pull is not None else None,
         awaits_conversion=awaits,
         bar=_bar_of(observed, installation, image_plan.pins.image.reference),
     )

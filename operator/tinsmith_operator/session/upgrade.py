@@ -1,9 +1,9 @@
 """Which image the worker runs.
 
 What ran on one image is replayed on the same one, so the image is pinned on the claim, beside the journal: as it was
-asked for, and, once known, by digest. Another image gets the volume only after the old one has stopped with a snapshot.
-If it finds that it has not, it refuses; the old image then runs until it is ready, which means replayed, and the
-upgrade is tried once more.
+asked for, and, once known, by digest. Another image is pulled onto the worker's node first, while the old one runs. It
+gets the volume only after the old one has stopped with a snapshot. If it finds that it has not, it refuses; the old
+image then runs until it is ready, which means replayed, and the upgrade is tried once more.
 
 Another default of the installation stops nobody: a worker goes on with its image until it is stopped for a reason of
 its own, or has its turn to take the default. What the spec names is wanted at once.
@@ -14,7 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tinsmith_operator.api.images import repository_of
+from tinsmith_operator.api.names import IMAGE_PULL_ANNOTATION
+from tinsmith_operator.build.image_pull import image_pull_digest
 from tinsmith_operator.build.worker import PinnedImage, WorkerPlan
+from tinsmith_operator.common.job import read_job
 from tinsmith_operator.common.last_words import is_vouched_for
 from tinsmith_operator.common.observed import Observed
 from tinsmith_operator.common.ownership import OwnedObjects
@@ -31,12 +34,14 @@ MOST_REFUSALS = 2
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """requested: what should run in the end. stop_first: nothing may run until the worker's pod is gone.
+    """requested: what should run in the end. pulls_on: the node on which it is pulled, while the old image runs.
+    stop_first: nothing may run until the worker's pod is gone.
     available: the installation's default, where another image goes on running until the next clean restart.
     """
 
     pins: Pins
     requested: str
+    pulls_on: str | None = None
     stop_first: bool = False
     available: str | None = None
 
@@ -82,6 +87,8 @@ def _plan_for(requested: str, by_session: bool, pins: Pins, observed: Observed, 
     if pins.refused == requested and _must_run_on(pins, pod, owned.workload):
         return ImagePlan(_with_digest(pins, pod), requested)
     if not has_stopped(observed, owned):
+        if (node := _node_to_pull_on(requested, pins, observed, owned)) is not None:
+            return ImagePlan(_with_digest(pins, pod), requested, pulls_on=node)
         return ImagePlan(pins, requested, stop_first=True)
     again = pins.refused == requested
     return ImagePlan(
@@ -94,6 +101,22 @@ def _plan_for(requested: str, by_session: bool, pins: Pins, observed: Observed, 
         ),
         requested,
     )
+
+
+def _node_to_pull_on(requested: str, pins: Pins, observed: Observed, owned: OwnedObjects) -> str | None:
+    """The worker's node, as long as it is to keep running until the image is there. A worker that does not serve has
+    nothing to lose, and an image that refused the volume was pulled then.
+    """
+    pod = owned.pod
+    if pod is None or pod.is_terminating or pod.node_name is None or pins.refused == requested:
+        return None
+    if observed.session.spec.suspend or observed.session.is_being_deleted or _is_being_stopped(owned.workload):
+        return None
+    job = read_job(owned.image_pull, ()) if owned.image_pull is not None else None
+    pulls = job is not None and job.annotation(IMAGE_PULL_ANNOTATION) == image_pull_digest(requested, pod.node_name)
+    if pulls and job is not None and job.is_complete:
+        return None
+    return pod.node_name if pod.is_ready or (pulls and pod.running_since is not None) else None
 
 
 def _stays_on_image(

@@ -15,6 +15,7 @@ from tinsmith_operator.common.pod_creation import ask_again
 from tinsmith_operator.common.queue import as_held, holder_words
 from tinsmith_operator.common.workload_state import Workload
 from tinsmith_operator.session.conversion import end_conversion
+from tinsmith_operator.session.image_pull import end_image_pull
 from tinsmith_operator.session.situation import Situation
 
 
@@ -75,6 +76,7 @@ def stop_all(situation: Situation) -> tuple[Delete, ...]:
     why = "the session must have no pods"
     return (
         *end_conversion(situation, why),
+        *end_image_pull(situation, why),
         *delete_workload(situation.owned.workload, why),
         *stop_orphans(situation),
     )

@@ -12,7 +12,7 @@ from typing import Any
 from support.operator.model_cluster import AUTHORITY, ModelCluster, Place
 from tinsmith_operator.api.base import Manifest, format_time
 from tinsmith_operator.api.images import repository_of
-from tinsmith_operator.api.names import certificate_secret_name, conversion_name, pod_name
+from tinsmith_operator.api.names import certificate_secret_name, conversion_name, image_pull_name, pod_name
 from tinsmith_operator.api.training_session import parse_session
 from tinsmith_operator.common.actions import Decision
 from tinsmith_operator.common.observed import Observed, ReadJournal, SnapshotAnswer, WorkerReport
@@ -33,6 +33,7 @@ class World(ModelCluster):
         self.snapshot: SnapshotAnswer | None = None
         self.converted_with: set[str] = set()  # images of Jobs that succeeded
         self.has_turn = False
+        self.unpullable_images: set[str] = set()
         self.refused_images: dict[str, str] = {}  # image -> the one that its journal needs first
 
     @property
@@ -62,6 +63,8 @@ class World(ModelCluster):
             certificate_secret=secret,
             conversion=self.get("Job", conversion_name(self.name)),
             converters=tuple(copy.deepcopy(self.converters())),
+            image_pull=self.get("Job", image_pull_name(self.name)),
+            pullers=tuple(copy.deepcopy(self.pullers())),
             pod=self.get("Pod", self.pod_name),
             certificate=self.certificates.get(secret["metadata"]["uid"]) if secret is not None else None,
             report=self.report,
@@ -76,6 +79,9 @@ class World(ModelCluster):
 
     def converters(self) -> list[Manifest]:
         return [pod for pod in self._of_kind("Pod") if pod["metadata"]["name"].startswith(conversion_name(self.name))]
+
+    def pullers(self) -> list[Manifest]:
+        return [pod for pod in self._of_kind("Pod") if pod["metadata"]["name"].startswith(image_pull_name(self.name))]
 
     # --- what others do
 
@@ -200,8 +206,32 @@ class World(ModelCluster):
         self.conversion_ends("Succeeded", exitCode=0)
         self.job_controller_works()
 
+    def image_pull_works(self) -> None:
+        """The Job's pod pulls its image, or waits to try again, and succeeds once the image is there."""
+        for pod in self.pullers():
+            if "deletionTimestamp" in pod["metadata"]:
+                del self.objects["Pod", pod["metadata"]["name"]]
+        job = self.objects.get(("Job", image_pull_name(self.name)))
+        if job is None or job.get("status"):
+            return
+        template = job["spec"]["template"]
+        pods = [pod for pod in self.pullers() if self._controls(job, pod)]
+        pod = (
+            pods[0]
+            if pods
+            else self.add(self._pod_of(job, template, f"{image_pull_name(self.name)}-{self._version()}"))
+        )
+        pod["spec"]["nodeName"] = "node-1"
+        if template["spec"]["containers"][0]["image"] in self.unpullable_images:
+            self._set_container(pod, {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}, ready=False)
+            return
+        self._set_container(pod, {"terminated": {"exitCode": 0}}, ready=False)
+        pod["status"]["phase"] = "Succeeded"
+        job["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+
     def cluster_works(self) -> None:
         self.conversion_works()
+        self.image_pull_works()
         for work in (self.controller_works, self.binder_works, self.collector_works, self.kubelet_stops):
             work()
         pod = self._worker_pod()

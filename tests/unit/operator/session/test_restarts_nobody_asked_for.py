@@ -127,6 +127,7 @@ def test_who_has_its_turn_restarts_and_gives_it_back_when_it_serves_again(change
     assert upgrade(world)["reason"] == "TakingItsTurn"
     while POD in world.objects and "deletionTimestamp" not in world.objects[POD]["metadata"]:
         world.operate()
+        world.image_pull_works()
         world.controller_works()
     assert world.decide().wants_turn
     world.settle()
@@ -223,3 +224,14 @@ def test_whatever_happens_a_turn_ends_with_everything_taken(life: list[Any]) -> 
     assert f"--image={world.installation.trainer_image}" in arguments(world)
     assert f"--checkpoint-root={world.installation.checkpoint_root}" in arguments(world)
     assert upgrade(world)["status"] == "False"
+
+
+def test_a_session_that_must_have_no_pods_gives_its_turn_away() -> None:
+    world = settled()
+    world.change_installation(trainer_image=NEW)
+    world.settle()
+    world.has_turn = True
+    assert world.decide().wants_turn
+    world.claim_reader = "session older"
+    world.settle()
+    assert world.decide().wants_turn is False

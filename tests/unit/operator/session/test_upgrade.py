@@ -76,6 +76,8 @@ def test_the_new_image_waits_until_the_old_pod_is_gone() -> None:
     world = settled_world()
     world.user_sets(pod={"image": NEW})
     world.operate()
+    world.image_pull_works()
+    world.operate()
     world.controller_works()
     world.operate()
     assert pins(world)[IMAGE_ANNOTATION] == IMAGE

@@ -1,0 +1,179 @@
+"""Another image is pulled onto the worker's node before the worker stops for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.operator.resources import IMAGE, session_manifest
+from support.operator.session_world import World
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.names import QUEUE_LABEL, RESTART_REQUEST_ANNOTATION
+
+NEW = "tinsmith.local/tinsmith/trainer:0.2.0"
+BAD = "tinsmith.local/tinsmith/trainer:0.2.0-typo"
+JOB = ("Job", "qwen-image-pull")
+POD = ("Pod", "qwen-0")
+
+
+def settled(**spec: Any) -> World:
+    world = World(session_manifest(**spec))
+    world.settle()
+    return world
+
+
+def condition(world: World, type_: str) -> Manifest:
+    assert world.session is not None
+    found: Manifest = next(each for each in world.session["status"]["conditions"] if each["type"] == type_)
+    return found
+
+
+def image_of(world: World) -> str:
+    arguments = world.objects[POD]["spec"]["containers"][0]["args"]
+    return next(each.removeprefix("--image=") for each in arguments if each.startswith("--image="))
+
+
+def name_in_the_spec(world: World, image: str) -> None:
+    world.user_sets(pod={"image": image})
+
+
+def restart_on_a_new_default(world: World, image: str) -> None:
+    world.change_installation(trainer_image=image)
+    world.user_annotates(RESTART_REQUEST_ANNOTATION, "2026-02-01T12:00:00Z")
+
+
+def take_a_turn(world: World, image: str) -> None:
+    world.change_installation(trainer_image=image)
+    world.has_turn = True
+
+
+WAYS = pytest.mark.parametrize("ask_for", [name_in_the_spec, restart_on_a_new_default, take_a_turn])
+
+
+@WAYS
+def test_an_image_that_cannot_be_pulled_leaves_the_worker_running_and_says_why(ask_for: Any) -> None:
+    world = settled()
+    before = world.objects[POD]["metadata"]["uid"]
+    world.unpullable_images = {BAD}
+    ask_for(world, BAD)
+    world.settle()
+    assert world.objects[POD]["metadata"]["uid"] == before
+    assert condition(world, "Ready")["status"] == "True"
+    stalled = condition(world, "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "ImagePullFailed")
+    assert BAD in stalled["message"]
+    assert f"{IMAGE} runs meanwhile" in stalled["message"]
+    assert condition(world, "UpgradeAvailable")["status"] == "True"
+
+
+@WAYS
+def test_an_image_that_can_be_pulled_later_is_taken_then_and_nothing_of_the_pull_is_left(ask_for: Any) -> None:
+    world = settled()
+    world.unpullable_images = {NEW}
+    ask_for(world, NEW)
+    world.settle()
+    assert image_of(world) == IMAGE
+    world.unpullable_images = set()
+    world.settle()
+    assert image_of(world) == NEW
+    assert JOB not in world.objects
+    assert world.pullers() == []
+    assert condition(world, "Stalled")["status"] == "False"
+
+
+def test_whoever_takes_a_bad_image_back_is_where_they_were() -> None:
+    world = settled()
+    before = world.objects[POD]["metadata"]["uid"]
+    world.unpullable_images = {BAD}
+    name_in_the_spec(world, BAD)
+    world.settle()
+    name_in_the_spec(world, IMAGE)
+    world.settle()
+    assert world.objects[POD]["metadata"]["uid"] == before
+    assert JOB not in world.objects
+    assert condition(world, "Stalled")["status"] == "False"
+
+
+def test_another_image_than_the_one_that_is_pulled_is_pulled_instead() -> None:
+    world = settled()
+    world.unpullable_images = {BAD}
+    name_in_the_spec(world, BAD)
+    world.settle()
+    name_in_the_spec(world, NEW)
+    world.settle()
+    assert image_of(world) == NEW
+
+
+def test_what_else_changes_with_the_image_costs_one_restart() -> None:
+    world = settled()
+    world.user_sets(pod={"image": NEW}, resources={"requests": {"cpu": "2"}})
+    world.operate()
+    world.operate()
+    assert "deletionTimestamp" not in world.objects[POD]["metadata"]
+    world.settle()
+    assert [each["kind"] for each in world.deleted].count("Pod") == 2, "the worker's, and the one that pulled"
+    assert image_of(world) == NEW
+
+
+def test_an_image_that_does_not_run_at_all_stops_no_worker() -> None:
+    world = settled()
+    name_in_the_spec(world, BAD)
+    world.operate()
+    world.objects[JOB]["status"] = {"conditions": [{"type": "Failed", "status": "True", "message": "too many tries"}]}
+    world.settle()
+    assert image_of(world) == IMAGE
+    assert condition(world, "Stalled")["reason"] == "CannotStart"
+
+
+def test_a_worker_that_does_not_serve_has_nothing_to_wait_for() -> None:
+    world = settled()
+    world.container_ends(exit_code=1)
+    name_in_the_spec(world, NEW)
+    world.operate()
+    assert JOB not in world.objects
+    assert condition(world, "Ready")["reason"] == "Upgrading"
+
+
+def test_suspending_a_session_ends_the_pull() -> None:
+    world = settled()
+    world.unpullable_images = {BAD}
+    name_in_the_spec(world, BAD)
+    world.settle()
+    world.user_sets(suspend=True)
+    world.settle()
+    assert JOB not in world.objects
+    assert POD not in world.objects
+
+
+def test_the_pod_that_pulls_gets_the_image_as_the_worker_would_on_its_node_under_the_restricted_standard() -> None:
+    said = {
+        "imagePullSecrets": [{"name": "registry"}],
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "nodeSelector": {"pool": "gpu"},
+        "serviceAccountName": "trainer",
+        "labels": {QUEUE_LABEL: "team", "sidecar.istio.io/inject": "false"},
+    }
+    world = settled(pod=said)
+    world.user_sets(pod={**said, "image": NEW})
+    world.operate()
+    template = world.objects[JOB]["spec"]["template"]
+    spec, [container] = template["spec"], template["spec"]["containers"]
+    for field in ("imagePullSecrets", "tolerations", "nodeSelector", "serviceAccountName"):
+        assert spec[field] == said[field]
+    [term] = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-1"]}]}
+    assert (spec["securityContext"]["runAsNonRoot"], spec["automountServiceAccountToken"]) == (True, False)
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert (spec["volumes"], container.get("envFrom"), container.get("volumeMounts")) == ([], None, None)
+    assert QUEUE_LABEL not in template["metadata"]["labels"]
+    assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+    assert template["metadata"]["labels"]["app.kubernetes.io/name"] == "tinsmith-image-pull"
+
+
+def test_a_stopped_worker_is_not_said_to_run_the_image_that_it_will_start_with() -> None:
+    world = settled()
+    world.user_sets(suspend=True)
+    world.settle()
+    name_in_the_spec(world, NEW)
+    world.settle()
+    assert condition(world, "UpgradeAvailable")["message"] == f"It starts with {NEW}."
