@@ -36,6 +36,7 @@ LOOK_AGAIN_SECONDS = 3600.0
 # While one authority takes over from another.
 ROTATION_LOOK_SECONDS = 10.0
 MOST_NAMED = 5
+NOT_LISTED = "the certificates of namespaces that may not be listed; see /readyz"
 
 Leaves = Callable[[], Iterable[tuple[str, str]] | None]
 
@@ -185,8 +186,8 @@ class Issuer:
     def _everybody_follows(self, stored: Stored) -> bool:
         """Whether every leaf has been as it should be in this state for long enough. Who leads anew counts anew."""
         trust, leaves = stored.current.fingerprint, self._leaves()
-        late = lagging(trust, leaves) if leaves is not None else []
-        if leaves is None or late or trust != self._client_trusts:
+        late = lagging(trust, leaves) if leaves is not None else [NOT_LISTED]
+        if late or trust != self._client_trusts:
             if late != self._late:
                 log.info(
                     "certificate authority waits", state=stored.state.value, count=len(late), late=late[:MOST_NAMED]

@@ -344,8 +344,10 @@ class Operator:
         return "\n".join([*([f"not yet listed: {', '.join(missing)}"] if missing else []), *self._informer.refused])
 
     def _leaves(self) -> list[tuple[str, str]] | None:
-        """Of sessions and pools, whose and whom it trusts; None before all of them are known."""
-        if not self._informer.complete.is_set():
+        """Of sessions and pools, whose and whom it trusts. None while not all are known: before the first lists, and
+        while a namespace may not be listed.
+        """
+        if not self._informer.complete.is_set() or self._informer.refused:
             return None
         refs = (ref_of(secret) for secret in self._cache.of_kind(SECRETS.kind) if is_of_an_owner(secret))
         known = ((ref, certificate_at(self._cache, ref)) for ref in refs)

@@ -34,6 +34,11 @@ def ensure_finalizer(situation: Situation) -> tuple[AddFinalizer | RemoveFinaliz
 
 
 def decide_deletion(situation: Situation) -> Decision:
+    """It gives its turn to restart to another session: it may wait for its node for good."""
+    return replace(_next_step(situation), wants_turn=False)
+
+
+def _next_step(situation: Situation) -> Decision:
     session = situation.session
     if not session.has_finalizer:
         return Decision(())

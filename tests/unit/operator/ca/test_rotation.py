@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import grpc
 import pytest
+import structlog
 from support.operator.fake_cluster import FakeCluster
 from support.simulated_time import simulated_time
 from tinsmith_operator.api.names import worker_dns_name
@@ -364,3 +365,23 @@ def test_a_leaf_from_before_there_were_rotations_is_not_issued_anew() -> None:
     facts = parse_facts({"metadata": {"namespace": "tin", "name": "x"}, "data": leaf.secret_data()})
     assert facts.authority_fingerprint == authority.fingerprint
     assert "+" not in facts.authority_fingerprint
+
+
+@simulated_time
+async def test_while_the_certificates_of_a_namespace_cannot_be_seen_a_rotation_waits_and_the_log_says_for_what() -> (
+    None
+):
+    installation = await rests()
+    installation.ask()
+    seen = installation.leaves
+    installation.leaves = lambda: None  # type: ignore[assignment, method-assign, return-value]
+    installation.issuer = installation.new_leader()
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(20):
+            await asyncio.sleep(await installation.issuer.refresh())
+    assert installation.state is State.TRUSTING
+    [waits] = [entry for entry in logs if entry["event"] == "certificate authority waits"]
+    assert "namespaces that may not be listed" in waits["late"][0]
+    installation.leaves = seen  # type: ignore[method-assign]
+    installation.issuer = installation.new_leader()
+    await goes_on_to(installation, State.AT_REST)

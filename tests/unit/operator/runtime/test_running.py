@@ -19,6 +19,7 @@ from support.simulated_time import simulated_time
 from tinsmith_operator.api.names import MANAGED_BY_LABEL, MANAGER, SESSION_LABEL, SNAPSHOT_REQUEST_ANNOTATION
 from tinsmith_operator.ca.certificates import Use, new_authority, parse_facts
 from tinsmith_operator.ca.issuer import LOOK_AGAIN_SECONDS
+from tinsmith_operator.ca.rotation import ROTATE_ANNOTATION, State, read_stored
 from tinsmith_operator.errors import Unavailable
 from tinsmith_operator.kube.client import Heard
 from tinsmith_operator.kube.resources import POOLS, SESSIONS, Ref, Resource
@@ -82,7 +83,10 @@ class ListingWatch:
         await asyncio.sleep(self._cluster.first_lists_seconds)
         for part in self._scope.parts:
             for resource in self._resources:
-                self._heard(part, resource.plural, "200", await self._cluster.list_answer(resource, part))
+                if part in self._cluster.forbidden:
+                    self._heard(part, resource.plural, "403", None)
+                else:
+                    self._heard(part, resource.plural, "200", await self._cluster.list_answer(resource, part))
         await asyncio.Event().wait()
 
     async def stop(self) -> None:
@@ -348,3 +352,21 @@ def test_an_operator_without_one_crd_serves_the_other_kind_and_picks_it_up_when_
 
 def put_owner(cluster: LeasingCluster, manifest: dict[str, Any]) -> None:
     cluster.put({**manifest, "metadata": {**manifest["metadata"], "namespace": "tin", "generation": 1}})
+
+
+def test_a_rotation_is_not_finished_without_the_sessions_of_a_namespace_that_may_not_be_listed(
+    cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for("tin", lease_seconds=15, watch_namespaces="tin,forbidden", ca_pause_seconds=1)
+
+    @simulated_time
+    async def live() -> None:
+        cluster.forbidden = {"forbidden"}
+        async with operator_over(cluster, settings, monkeypatch):
+            secret = cluster.objects[AUTHORITY]
+            asked = {**secret["metadata"], "annotations": {ROTATE_ANNOTATION: "please"}}
+            cluster.put({**secret, "metadata": asked})
+            await asyncio.sleep(LOOK_AGAIN_SECONDS * 2)
+            assert read_stored(cluster.objects[AUTHORITY]).state is State.TRUSTING
+
+    live()

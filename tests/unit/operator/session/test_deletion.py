@@ -389,3 +389,16 @@ def test_a_foreign_pod_of_the_workers_name_holds_no_deletion_up() -> None:
     world.operate()
     assert world.session is None
     assert ("Pod", "qwen-0") in world.objects
+
+
+def test_a_session_that_is_being_deleted_gives_its_turn_to_restart_away() -> None:
+    """Its node may be lost, and then nothing of it ends."""
+    world = settled_world(storage=DELETE)
+    world.change_installation(trainer_image="tinsmith.local/tinsmith/trainer:0.2.0")
+    world.settle()
+    assert world.decide().wants_turn
+    world.has_turn = True
+    world.user_deletes_owner()
+    for _ in range(5):
+        assert world.decide().wants_turn is False
+        world.operate()
