@@ -13,6 +13,8 @@ from tinsmith_operator.common.observed import Observed, Surroundings
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.common.workload_state import RAY_CLUSTER, STATEFUL_SET, WORKLOAD_KINDS, Workload
 
+ORPHANED = "it was left behind by an earlier session, and a Job is never changed"
+
 
 def controller_of(manifest: Manifest) -> Manifest | None:
     owners = manifest["metadata"].get("ownerReferences") or ()
@@ -20,9 +22,19 @@ def controller_of(manifest: Manifest) -> Manifest | None:
 
 
 def is_ours(owner: Owner, manifest: Manifest) -> bool:
-    """Of everything but a session's claim: by the owner's UID, so that a namesake's children are foreign."""
+    """Whether an object, other than a session's claim, belongs to the owner: by its UID, so that a namesake's children
+    are foreign.
+
+    Without a controller an object belongs to the owner whose labels it carries: it was orphaned when an earlier one of
+    that name was deleted (`kubectl delete --cascade=orphan`), and is adopted by the next apply.
+    """
     controller = controller_of(manifest)
-    return controller is not None and controller["uid"] == owner.uid
+    return _is_orphan_of(owner, manifest) if controller is None else bool(controller["uid"] == owner.uid)
+
+
+def _is_orphan_of(owner: Owner, manifest: Manifest) -> bool:
+    labels = manifest["metadata"].get("labels") or {}
+    return labels.get(MANAGED_BY_LABEL) == MANAGER and labels.get(owner.LABEL) == owner.name
 
 
 def owned_workload(observed: Surroundings) -> Workload | None:

@@ -21,6 +21,7 @@ from tinsmith_operator.common.diagnosis import (
 )
 from tinsmith_operator.common.job import Job
 from tinsmith_operator.common.last_words import is_vouched_for, last_words, quoted, where_its_log_is
+from tinsmith_operator.common.ownership import ORPHANED, controller_of
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.session.conversion_job import converts_now
 from tinsmith_operator.session.restart import is_reason_to_restart
@@ -35,9 +36,10 @@ def ensure_conversion(situation: Situation) -> tuple[Action, ...]:
         # Nothing that takes long is begun for a session that could not run then.
         begins = situation.awaits_conversion and observed.no_groups is None
         return (Create(build_conversion(situation.session, situation.installation, worker)),) if begins else ()
-    if job is None or (why := _why_delete(job, situation, worker)) is None:
+    if job is None:
         return ()
-    return _delete(job, why)
+    why = ORPHANED if controller_of(job.manifest) is None else _why_delete(job, situation, worker)
+    return _delete(job, why) if why is not None else ()
 
 
 def end_conversion(situation: Situation, why: str) -> tuple[Delete, ...]:

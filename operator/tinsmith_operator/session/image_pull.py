@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from tinsmith_operator.api.conditions import Finding
+from tinsmith_operator.api.kubernetes_words import CREATION_EVENTS
 from tinsmith_operator.api.names import IMAGE_PULL_ANNOTATION
 from tinsmith_operator.api.reasons import Reason
 from tinsmith_operator.build.image_pull import build_image_pull, image_pull_digest
 from tinsmith_operator.common.actions import Action, Create, Delete
 from tinsmith_operator.common.diagnosis import (
-    POD_CREATION_WARNINGS,
     found,
     queued,
     why_pod_does_not_run,
     why_pods_are_missing,
 )
 from tinsmith_operator.common.job import Job
+from tinsmith_operator.common.ownership import controller_of
 from tinsmith_operator.session.situation import Situation
 
 
@@ -58,9 +59,10 @@ def _trouble_of(job: Job, situation: Situation) -> Finding | None:
         return why_pod_does_not_run(pod, situation.evidence)
     if job.is_suspended:
         return queued(job.manifest)
-    warning = situation.evidence.latest(job.uid, POD_CREATION_WARNINGS)
+    warning = situation.evidence.latest(job.uid, CREATION_EVENTS)
     return why_pods_are_missing(warning.message) if warning is not None else None
 
 
 def _is_wanted(job: Job, image: str, node: str) -> bool:
-    return job.annotation(IMAGE_PULL_ANNOTATION) == image_pull_digest(image, node)
+    is_adopted = controller_of(job.manifest) is not None  # one that an earlier session left behind is made anew
+    return is_adopted and job.annotation(IMAGE_PULL_ANNOTATION) == image_pull_digest(image, node)

@@ -224,6 +224,17 @@ class ModelCluster(ABC):
         if self.owner is not None:
             self._change_owner(change)
 
+    def user_replaces_owner_and_orphans_its_children(self) -> None:
+        """`kubectl delete --cascade=orphan`, and the same owner applied again."""
+        assert self.owner is not None
+        old = self.owner["metadata"]["uid"]
+        for live in self.objects.values():
+            references = live["metadata"].get("ownerReferences", [])
+            live["metadata"]["ownerReferences"] = [each for each in references if each["uid"] != old]
+        kept = {name: self.owner["metadata"][name] for name in ("name", "namespace")}
+        metadata = {**kept, "uid": f"{old}-again", "resourceVersion": self._version(), "generation": 1}
+        self.owner = {**{name: part for name, part in self.owner.items() if name != "status"}, "metadata": metadata}
+
     def user_deletes_owner(self) -> None:
         if self.owner is not None:
             self.owner["metadata"].setdefault("deletionTimestamp", format_time(self.now))
