@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 from support.worker.in_process import Worker
 from support.worker.process import MODEL, create, step, train
+from tinsmith_rpc import RELEASE_SEQ_ID
 from tinsmith_trainer.errors import JournalFull
+from tinsmith_trainer.oplog import tidying
 from tinsmith_trainer.oplog.given_numbers import REMEMBERED_KEYS, GivenNumbers, NumbersMixed
 
 from .conftest import StartWorker
+from .test_life import release
 
 TRAIN, STEP = train(0), step(0)
 
@@ -112,3 +115,35 @@ def test_of_a_model_the_newest_keys_are_remembered() -> None:
     for number in range(REMEMBERED_KEYS + 1):
         given.give(str(number))
     assert (given.find("0"), given.find("1"), given.last) == (None, 2, REMEMBERED_KEYS + 1)
+
+
+async def test_a_closed_model_keeps_its_keys_while_a_client_may_repeat_and_then_none(
+    start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4,096 keys take 750 KiB, and programs come by the thousand."""
+    worker = await start()
+    await worker.submit(create())
+    await worker.submit_without_number(TRAIN, "a")
+    await worker.submit(release())
+    await worker.finished(RELEASE_SEQ_ID)
+    for _ in range(2):
+        await worker.service.tidy()
+        assert await worker.submit_without_number(TRAIN, "a") == 1
+        worker = await start()
+    monkeypatch.setattr(tidying, "KEEP_ALL_SECONDS", -1.0)
+    await worker.service.tidy()
+    queue = worker.service.queues.find(MODEL)
+    assert queue is not None
+    assert queue.given == GivenNumbers(1)
+    assert await worker.submit_without_number(TRAIN, "a") == 2
+    assert "was released" in await worker.failure(2)
+
+
+async def test_nothing_that_is_done_often_looks_at_released_models(worker: Worker) -> None:
+    await worker.submit(create(), create(model_id="sess:train:1"), release())
+    await worker.finished(RELEASE_SEQ_ID)
+    await worker.finished(0, "sess:train:1")
+    queues = worker.service.queues
+    assert [queue.model_id for queue in queues.open()] == ["sess:train:1"]
+    assert queues.open() == queues.unreleased()
+    assert worker.service.adapters_used == 1

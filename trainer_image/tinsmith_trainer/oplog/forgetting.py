@@ -18,13 +18,22 @@ from typing import TypeVar
 from tinsmith_trainer.oplog import event_tables, journal_tables
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Database, StoredModel
-from tinsmith_trainer.oplog.retention import Finished, Horizons, KeptResult, Retention, crowded_out, excess_bytes
+from tinsmith_trainer.oplog.retention import (
+    Finished,
+    Horizons,
+    KeptResult,
+    Retention,
+    crowded_out,
+    excess_bytes,
+    surplus_models,
+)
 
 T = TypeVar("T")
 
 ROWS_IN_A_STEP = 250
 BYTES_IN_A_STEP = 16 * 1024**2
 SIZES_IN_A_STEP = 1000
+MODELS_IN_A_STEP = 250
 
 
 class Forgetting:
@@ -39,10 +48,14 @@ class Forgetting:
     async def round(self, retention: Retention, acknowledged_event_id: int, now: float) -> list[str]:
         """Returns the released models of which every trace is gone. Raises JournalFull, or ServerError, in between."""
         horizons = Horizons(now - retention.seconds, now - retention.least_seconds)
-        await self._give_up_corrupted(horizons.expired)
         models = await self._read(journal_tables.read_models)
-        for model in models:
-            await self._forget_rows(model, horizons, retention.operations)
+        await self._give_up_corrupted(models, horizons.expired)
+        surplus = surplus_models(models, retention.closed_models)
+        early = Horizons(horizons.crowded_out, horizons.crowded_out)
+        for is_surplus, limits in ((False, horizons), (True, early)):
+            chosen = [model for model in models if (model.model_id in surplus) is is_surplus]
+            for some in journal_tables.in_batches(chosen, MODELS_IN_A_STEP):
+                await self._forget_rows(some, limits, retention.operations)
         bytes_of_owners = await self._drop_expired(horizons.expired, owners := _owners(models))
         excess = excess_bytes(bytes_of_owners, retention.result_bytes)
         if excess:
@@ -50,15 +63,16 @@ class Forgetting:
         await self._write(lambda db: event_tables.forget_events(db, acknowledged_event_id))
         return await self._write(forget_released_models)
 
-    async def _give_up_corrupted(self, horizon: float) -> None:
-        """From now on they are as released ones: their snapshots bring nothing back."""
-        for model in await self._read(journal_tables.read_models):
+    async def _give_up_corrupted(self, models: Iterable[StoredModel], horizon: float) -> None:
+        """From the next round on they are as released ones: their snapshots bring nothing back."""
+        for model in models:
             if model.phase == "corrupted" and (model.corrupted_at or 0.0) <= horizon:
                 await self._write(partial(journal_tables.forget_model, model_id=model.model_id))
 
-    async def _forget_rows(self, model: StoredModel, horizons: Horizons, keep: int) -> None:
-        while numbers := await self._read(lambda db: spent_numbers(db, model, horizons, keep)):
-            await self._write(lambda db, numbers=numbers: forget_rows(db, model.model_id, numbers))  # type: ignore[misc]
+    async def _forget_rows(self, models: Sequence[StoredModel], horizons: Horizons, keep: int) -> None:
+        while spent := await self._read(lambda db: spent_of_models(db, models, horizons, keep)):
+            for model_id, numbers in spent.items():
+                await self._write(partial(forget_rows, model_id=model_id, numbers=numbers))
 
     async def _drop_expired(self, expired: float, owners: Mapping[str, str]) -> Counter[str]:
         """Of rows that stay, since a start runs them again. Returns the bytes that each owner has of the others."""
@@ -100,6 +114,12 @@ def _owners(models: Iterable[StoredModel]) -> dict[str, str]:
 
 
 # ---- in the journal's thread
+
+
+def spent_of_models(db: Database, models: Sequence[StoredModel], horizons: Horizons, keep: int) -> dict[str, list[int]]:
+    """By model, without those of which nothing is spent."""
+    spent = ((model.model_id, spent_numbers(db, model, horizons, keep)) for model in models)
+    return {model_id: numbers for model_id, numbers in spent if numbers}
 
 
 def spent_numbers(db: Database, model: StoredModel, horizons: Horizons, keep: int) -> list[int]:

@@ -7,7 +7,6 @@ of a model are numbered by its client or here, never by both: each would take th
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from tinsmith_rpc import RELEASE_SEQ_ID
@@ -27,8 +26,8 @@ class GivenNumbers:
     """One model's: the last number that was given, 0 for a model that its client numbers, and the newest keys."""
 
     last: int = 0
-    _of_keys: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    _refused: set[int] = field(default_factory=set)
+    _of_keys: dict[str, int] = field(default_factory=dict)  # the oldest first
+    _refused: frozenset[int] = frozenset()
 
     def find(self, key: str) -> int | None:
         """The number of the operation that came with this key."""
@@ -43,15 +42,15 @@ class GivenNumbers:
     def remember(self, key: str, number: int) -> None:
         self._of_keys[key] = number
         if len(self._of_keys) > REMEMBERED_KEYS:
-            self._of_keys.popitem(last=False)
+            del self._of_keys[next(iter(self._of_keys))]
 
     def take_back(self, key: str, number: int) -> None:
         """Take back a number that was not accepted. Below an accepted one it stays out, as one that never came."""
         if self._of_keys.pop(key, None) is None:
             return
-        self._refused.add(number)
+        self._refused |= {number}
         while self.last in self._refused:
-            self._refused.remove(self.last)
+            self._refused -= {self.last}
             self.last -= 1
 
 
@@ -88,6 +87,8 @@ def read_given(db: Database, model: StoredModel) -> GivenNumbers:
     """As they were when the process before this one ended."""
     row = db.execute("SELECT last_given_number FROM models WHERE model_id = ?", (model.model_id,)).fetchone()
     given = GivenNumbers(int(row[0]) if row is not None and row[0] is not None else 0)
+    if not given.last:
+        return given
     newest = db.execute(
         "SELECT idempotency_key, seq_id FROM operations WHERE model_id = ? AND idempotency_key IS NOT NULL"
         " ORDER BY seq_id DESC LIMIT ?",

@@ -5,8 +5,9 @@ Functions here run inside `Journal.read` or `write`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import apsw
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
@@ -17,6 +18,8 @@ from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import Category
 from tinsmith_trainer.in_flight_marker import InFlightWork, Interruption
 from tinsmith_trainer.oplog.number_ranges import NumberRanges
+
+T = TypeVar("T")
 
 Database = apsw.Connection
 Status = Literal["pending", "done", "failed", "late"]
@@ -117,6 +120,11 @@ class StoredModel:
         its snapshot brings it back, should that be found sound.
         """
         return HIGHEST_NUMBER if self.phase == "released" else self.applied
+
+
+def in_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Steps of the journal's thread, each of which others wait for."""
+    return (items[first : first + size] for first in range(0, len(items), size))
 
 
 def get_meta(db: Database, key: str) -> str | None:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFile, WindowFailure
 from tinsmith_trainer.in_flight_marker import InFlightWork, Purpose
+from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.given_numbers import (
     GivenNumbers,
     is_of_a_client,
     needs_a_number,
     needs_no_number,
+    read_given,
 )
 from tinsmith_trainer.oplog.journal_tables import Failure, ModelPhase, Operation, Status, StoredModel, StoredOperation
 from tinsmith_trainer.oplog.number_ranges import NumberRanges
@@ -238,3 +240,12 @@ class ModelQueue:
     def oldest_waiting_at(self) -> float | None:
         waiting = (self.entries.get(seq_id) for seq_id in self.order.waiting())
         return min((entry.operation.accepted_at for entry in waiting if entry is not None), default=None)
+
+
+def read_queue(db: journal_tables.Database, model: StoredModel, now: float) -> ModelQueue:
+    """Return a model as the journal has it. In the journal's thread."""
+    unsettled, settled = journal_tables.read_unsettled(db, model), journal_tables.read_settled(db, model)
+    queue = ModelQueue.recovered(model, unsettled, settled, read_given(db, model), now)
+    if model.is_open:
+        queue.last_accepted_at = journal_tables.last_accepted_at(db, model.model_id)
+    return queue

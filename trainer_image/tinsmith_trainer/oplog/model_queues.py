@@ -16,10 +16,11 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.oplog import journal_tables
-from tinsmith_trainer.oplog.given_numbers import note_given, read_given
+from tinsmith_trainer.oplog.given_numbers import note_given
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Failure, Operation
-from tinsmith_trainer.oplog.model_queue import SETTLED, Entry, KeptPayloads, ModelQueue, UnknownModel
+from tinsmith_trainer.oplog.known_models import KnownModels
+from tinsmith_trainer.oplog.model_queue import SETTLED, Entry, KeptPayloads, ModelQueue, UnknownModel, read_queue
 from tinsmith_trainer.oplog.ordering import Turn
 from tinsmith_trainer.process_exit import fatal_callback
 
@@ -27,6 +28,8 @@ log = structlog.get_logger(__name__)
 
 GAP_CLOSES_AFTER_SECONDS = 400.0
 """The SDK retries a submit for 300 s; a number that is still missing then will not come."""
+
+RECOVERED_AT_ONCE = 250
 
 CREATES = (worker_pb2.CREATE_MODEL, worker_pb2.LOAD_MODEL)
 
@@ -55,8 +58,7 @@ class ModelQueues:
         self._on_finished = on_finished
         self._clock = clock
         self._changed = threading.Condition()
-        self._queues: dict[str, ModelQueue] = {}
-        self._open: dict[str, ModelQueue] = {}  # those that may have turns, in the order of their creation
+        self._models = KnownModels()
         self._maintenance_tasks: deque[MaintenanceTask] = deque()
         self._stopping = False
         self._kept = KeptPayloads()
@@ -66,19 +68,18 @@ class ModelQueues:
     def recover(self) -> list[ModelQueue]:
         """Everything the journal holds, in place again."""
         models = self._journal.read(journal_tables.read_models).result()
-        for model in models:
-            queue = self._journal.read(lambda db, model=model: self._recovered(db, model)).result()  # type: ignore[misc]
-            with self._changed:
-                self._enlist(queue)
-            for entry in queue.unplaced():
-                self._write_late(queue, entry, queue.closed_failure())
+        for some in journal_tables.in_batches(models, RECOVERED_AT_ONCE):
+            for queue in self._journal.read(partial(self._recovered, models=some)).result():
+                with self._changed:
+                    self._models.add(queue)
+                for entry in queue.unplaced():
+                    self._write_late(queue, entry, queue.closed_failure())
         return self.all()
 
-    def _recovered(self, db: journal_tables.Database, model: journal_tables.StoredModel) -> ModelQueue:
-        unsettled, settled = journal_tables.read_unsettled(db, model), journal_tables.read_settled(db, model)
-        queue = ModelQueue.recovered(model, unsettled, settled, read_given(db, model), self._clock())
-        queue.last_accepted_at = journal_tables.last_accepted_at(db, model.model_id)
-        return queue
+    def _recovered(
+        self, db: journal_tables.Database, models: Iterable[journal_tables.StoredModel]
+    ) -> Sequence[ModelQueue]:
+        return [read_queue(db, model, self._clock()) for model in models]
 
     def stop(self) -> None:
         """`wait_for_turns` returns None from now on."""
@@ -94,39 +95,48 @@ class ModelQueues:
 
     def all(self) -> list[ModelQueue]:
         with self._changed:
-            return list(self._queues.values())
+            return list(self._models.all.values())
+
+    def open(self) -> list[ModelQueue]:
+        with self._changed:
+            return list(self._models.open.values())
+
+    def unreleased(self) -> list[ModelQueue]:
+        """Those that are open, and those that are corrupted."""
+        with self._changed:
+            return [*self._models.open.values(), *self._models.corrupted.values()]
 
     def find(self, model_id: str) -> ModelQueue | None:
         with self._changed:
-            return self._queues.get(model_id)
+            return self._models.find(model_id)
 
     def is_finished(self, model_id: str, seq_id: int) -> bool | None:
         """Whether there is a result that clients may know; None: no such operation was accepted."""
         with self._changed:
-            queue = self._queues.get(model_id)
+            queue = self._models.find(model_id)
             return None if queue is None else queue.is_finished(seq_id)
 
     def is_known(self, request: worker_pb2.SubmitRequest) -> bool:
         """Whether it was accepted already."""
         with self._changed:
-            queue = self._queues.get(request.model_id)
+            queue = self._models.find(request.model_id)
             if queue is None or not request.idempotency_key:
                 return queue is not None and queue.is_finished(request.seq_id) is not None
             return queue.given.find(request.idempotency_key) is not None
 
     def backlog(self, model_id: str) -> int:
         with self._changed:
-            return 0 if (queue := self._queues.get(model_id)) is None else queue.order.waiting_count
+            return 0 if (queue := self._models.find(model_id)) is None else queue.order.waiting_count
 
     def is_wanted(self, model_id: str, seq_id: int) -> bool:
         """Whether operations of the model wait for this number."""
         with self._changed:
-            return (queue := self._queues.get(model_id)) is not None and queue.order.is_wanted(seq_id)
+            return (queue := self._models.find(model_id)) is not None and queue.order.is_wanted(seq_id)
 
     def waiting_bytes(self, owner: str) -> int:
         """Return the bytes of one owner's bodies whose operations have no result yet."""
         with self._changed:
-            return sum(queue.waiting_bytes for queue in self._open.values() if queue.owner == owner)
+            return sum(queue.waiting_bytes for queue in self._models.open.values() if queue.owner == owner)
 
     # ---- accepting
 
@@ -167,18 +177,13 @@ class ModelQueues:
         ).result()
 
     def _queue_for(self, operation: Operation) -> ModelQueue:
-        queue = self._queues.get(operation.model_id)
+        queue = self._models.find(operation.model_id)
         if queue is None:
             if operation.kind not in CREATES:
                 raise UnknownModel(operation.model_id)
             queue = ModelQueue(operation.model_id, "creating")
-            self._enlist(queue)
+            self._models.add(queue)
         return queue
-
-    def _enlist(self, queue: ModelQueue) -> None:
-        self._queues[queue.model_id] = queue
-        if queue.is_open:
-            self._open[queue.model_id] = queue
 
     def _write_accepted(self, tenant: str, operation: Operation, payload: bytes, late: Failure | None) -> Future[None]:
         def write(db: journal_tables.Database) -> None:
@@ -215,7 +220,12 @@ class ModelQueues:
     def forget(self, model_ids: Iterable[str]) -> list[ModelQueue]:
         """Return what was known of these models, whose rows are gone."""
         with self._changed:
-            return [self._queues.pop(model_id) for model_id in model_ids]
+            return self._models.remove(model_ids)
+
+    def forget_keys(self, closed_before: float) -> None:
+        """See `KnownModels.forget_keys`."""
+        with self._changed:
+            self._models.forget_keys(closed_before)
 
     def _forget(self, queue: ModelQueue, entry: Entry) -> None:
         with self._changed:
@@ -223,8 +233,7 @@ class ModelQueues:
             queue.remove(entry)
             queue.given.take_back(entry.operation.idempotency_key, entry.operation.seq_id)
             if not queue.entries and not queue.settled:
-                del self._queues[queue.model_id]
-                self._open.pop(queue.model_id, None)
+                self._models.remove([queue.model_id])
 
     # ---- turns
 
@@ -251,7 +260,7 @@ class ModelQueues:
 
     def _seconds_to_next_hold(self) -> float:
         """When a queue that is held is due again; infinite: only a change can bring work."""
-        held = (queue.held_until for queue in self._queues.values() if queue.is_open and queue.held_until)
+        held = (queue.held_until for queue in self._models.open.values() if queue.held_until)
         return max(min(held, default=math.inf) - time.monotonic(), 0.0)
 
     def hold(self, queue: ModelQueue, seconds: float, because: str = "") -> None:
@@ -270,7 +279,7 @@ class ModelQueues:
         has_a_place_free = self._has_a_place_free()
         return [
             (queue, turn, queue.entries[turn.seq_id])
-            for queue in self._open.values()
+            for queue in self._models.open.values()
             if self._may_run(queue)
             and (queue.has_adapter or has_a_place_free)
             and (turn := queue.order.next_turn()) is not None
@@ -284,11 +293,11 @@ class ModelQueues:
 
     def _has_a_place_free(self) -> bool:
         """A create waits, rather than fails, until another model is released."""
-        return sum(queue.has_adapter for queue in self._open.values()) < self._places
+        return sum(queue.has_adapter for queue in self._models.open.values()) < self._places
 
     def waits_for_a_place(self, model_id: str) -> bool:
         with self._changed:
-            queue = self._queues.get(model_id)
+            queue = self._models.find(model_id)
             if queue is None or not queue.is_open or queue.has_adapter:
                 return False
             return not self._has_a_place_free()
@@ -312,7 +321,7 @@ class ModelQueues:
                 if failure is None:
                     queue.phase = "live"
                 else:
-                    self._close(queue, "released", queue.reason)
+                    self._models.close(queue, "released", queue.reason)
             self._changed.notify_all()
         if not queue.is_open:
             self._fail_waiting(queue)
@@ -323,15 +332,9 @@ class ModelQueues:
     def close_model(self, queue: ModelQueue, phase: journal_tables.ModelPhase, reason: str = "") -> None:
         """Nothing of this model runs any more; what waits fails with the reason."""
         with self._changed:
-            self._close(queue, phase, reason)
+            self._models.close(queue, phase, reason)
             self._changed.notify_all()  # its place is free
         self._fail_waiting(queue)
-
-    def _close(self, queue: ModelQueue, phase: journal_tables.ModelPhase, reason: str) -> None:
-        queue.phase, queue.reason = phase, reason
-        self._open.pop(queue.model_id, None)
-        for entry in [entry for entry in queue.entries.values() if entry.is_finished]:
-            queue.settle(entry)  # nothing of it is run again
 
     def _fail_waiting(self, queue: ModelQueue) -> None:
         failure = queue.closed_failure()
@@ -363,14 +366,14 @@ class ModelQueues:
 
     def age_gaps(self, seconds: float) -> None:
         """Notes that this much time passed in which clients could have filled open gaps; closes the overdue."""
-        for queue in self.all():
+        for queue in self.open():
             with self._changed:
                 overdue = self._overdue_gap(queue, seconds)
             if overdue is not None:
                 self._close_gap(queue, overdue)
 
     def _overdue_gap(self, queue: ModelQueue, seconds: float) -> int | None:
-        gap_at = queue.order.open_gap() if queue.is_open else None
+        gap_at = queue.order.open_gap()
         if gap_at is None or gap_at != queue.gap_at:
             queue.gap_at, queue.gap_open_seconds, queue.gap_is_closing = gap_at, 0.0, False
             return None

@@ -6,8 +6,11 @@ result that is younger than a client may need to ask for it again goes only wher
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from tinsmith_trainer.oplog.journal_tables import StoredModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,9 @@ class Retention:
     """How long results can be read: `seconds`, if those of all models fit into `result_bytes`. Where they do not, the
     oldest of the tenant with most go first, and none that finished less than `least_seconds` ago, unless the disk
     `is_short`.
+
+    Of each tenant the newest `closed_models` that were released, or could not be created, have that time; of others
+    what finished `least_seconds` ago goes.
 
     Below its snapshot a model keeps the rows of its newest `operations`, and all that finished less than
     `least_seconds` ago; of the others only their numbers, whatever their age.
@@ -25,6 +31,7 @@ class Retention:
     operations: int
     least_seconds: float
     is_short: bool = False
+    closed_models: int = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,19 @@ class KeptResult:
     model_id: str
     finished_at: float
     size_bytes: int
+
+
+def surplus_models(models: Sequence[StoredModel], most: int) -> set[str]:
+    """Return each owner's oldest released models, beyond so many. `models` are in the order of their creation."""
+    released = Counter[str]()
+    surplus = set()
+    for model in reversed(models):
+        if model.phase == "released":
+            owner = model.tenant or ""
+            released[owner] += 1
+            if released[owner] > most:
+                surplus.add(model.model_id)
+    return surplus
 
 
 def excess_bytes(bytes_of_owners: Mapping[str, int], budget_bytes: int) -> dict[str, int]:

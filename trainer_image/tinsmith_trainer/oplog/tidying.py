@@ -65,6 +65,7 @@ class Tidying:
     async def round(self, acknowledged_event_id: int) -> None:
         """Forgets results, operations, events and released models that are past their time."""
         limits = (KEEP_RESULTS_SECONDS, KEEP_RESULT_BYTES, KEEP_OPERATIONS, KEEP_ALL_SECONDS)
+        self._queues.forget_keys(time.monotonic() - KEEP_ALL_SECONDS)
         retention = Retention(*limits, is_short=not self._room.has_room_for(0))
         try:
             gone = await self._forgetting.round(retention, acknowledged_event_id, self._clock())

@@ -151,7 +151,7 @@ class Scheduler:
             self._run_all()
 
     def _run_all(self) -> None:
-        self.parking.at_start(self._queues.all())
+        self.parking.at_start(self._queues.open())
         while (ready := self._queues.wait_for_turns(self.parking)) is not None:
             if callable(ready):
                 ready()

@@ -201,7 +201,7 @@ class ModelSnapshots:
     def _all_that_changed(self) -> None:
         """Raises what `Snapshotter.now` does."""
         failed: Exception | None = None
-        for queue in self._queues.all():
+        for queue in self._queues.open():
             try:
                 self._if_changed(queue)
             except (JournalFull, SnapshotRefused) as error:  # the others are saved all the same
@@ -211,7 +211,7 @@ class ModelSnapshots:
 
     def at_stop(self) -> None:
         """Saves the next start a replay; nothing depends on it."""
-        for queue in self._queues.all():
+        for queue in self._queues.open():
             try:
                 self._if_changed(queue)
             except Exception:

@@ -248,7 +248,7 @@ class WorkerServicer(SamplingServicer):
     @override
     async def Timeline(self, request: worker_pb2.TimelineRequest, context: Context) -> worker_pb2.TimelineReply:
         service = self._service
-        return await service.accounting.timeline(request.session_id, service.queues.all(), service.samples)
+        return await service.accounting.timeline(request.session_id, service.queues.unreleased(), service.samples)
 
     @override
     async def Activate(self, request: worker_pb2.ActivateRequest, context: Context) -> worker_pb2.ActivateReply:

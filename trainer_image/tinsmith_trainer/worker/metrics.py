@@ -27,7 +27,7 @@ class WorkerName:
 
 def describe(service: WorkerService, name: WorkerName) -> worker_pb2.DescribeReply:
     now = time.time()
-    engine, scheduler, queues = service.parts.engine, service.scheduler, service.queues.all()
+    engine, scheduler, queues = service.parts.engine, service.scheduler, service.queues.unreleased()
     return worker_pb2.DescribeReply(
         worker_id=name.worker_id,
         model_name=name.model_name,
@@ -36,7 +36,7 @@ def describe(service: WorkerService, name: WorkerName) -> worker_pb2.DescribeRep
         pid=os.getpid(),
         base_model=_base_model(engine.base_model()),
         capabilities=_capabilities(engine.capabilities(), service.parts.sampler),
-        models=[_model_status(queue, scheduler.parking, now) for queue in queues if queue.phase != "released"],
+        models=[_model_status(queue, scheduler.parking, now) for queue in queues],
         metrics=_metrics(service),
         running_seconds=scheduler.running_seconds(),
         last_snapshot_time=scheduler.last_snapshot_time,

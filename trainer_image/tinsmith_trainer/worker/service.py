@@ -201,7 +201,7 @@ class WorkerService:
         """Also before a server has come: whoever hears 0 may delete the volume."""
         if self._recovery is None or not self._recovery.done():
             return self._adapters_in_journal
-        return sum(queue.holds_a_place for queue in self.queues.all())
+        return sum(queue.holds_a_place for queue in self.queues.open())
 
     def heard_from_server(self) -> None:
         self._heard_at = time.monotonic()

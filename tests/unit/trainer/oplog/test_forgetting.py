@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -340,6 +340,22 @@ def test_one_model_forgets_nothing_of_another() -> None:
         journal.write(lambda db: fill(db, rows, 3, "sess:train:1")).result()
         forget(journal, Retention(math.inf, 2**40, operations=3, least_seconds=0.0))
         assert kept(journal) == [1, 2, 3, 1, 2, 3]
+
+
+def test_of_a_tenants_closed_models_the_newest_stay_and_another_tenants_all() -> None:
+    """Creates that fail cost a client nothing, and every one is a model."""
+    with journal_of([], -1) as journal:
+        for number in range(6):
+            for tenant in ("many", "few") if number < 2 else ("many",):
+                rows = [Row(0, age_seconds=1000.0)]
+                fill_one = partial(fill, rows=rows, applied=0, model_id=f"{tenant}-{number}", tenant=tenant)
+                journal.write(partial(fill_one, phase="released")).result()
+        journal.write(
+            partial(fill, rows=[Row(0, age_seconds=10.0)], applied=0, model_id="young", tenant="few")
+        ).result()
+        retention = Retention(math.inf, 2**40, operations=100, least_seconds=900.0, closed_models=3)
+        assert forget(journal, retention) == ["many-0", "many-1", "many-2"]
+        assert forget(journal, replace(retention, closed_models=0, least_seconds=2000.0)) == []
 
 
 # ---- in steps
