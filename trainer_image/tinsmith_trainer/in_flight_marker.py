@@ -13,11 +13,11 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import orjson
 import structlog
@@ -220,5 +220,10 @@ def _decoded(content: bytes) -> Interruption | None:
     if not length or len(body) != length or zlib.crc32(body) != checksum:
         return None
     fields = orjson.loads(body)
-    beside = tuple(InFlightWork(**work) for work in fields.get("beside", ()))  # a release before this one says nothing
-    return Interruption(InFlightWork(**fields["work"]), fields["life"], fields["last_sign"], beside)
+    beside = tuple(_work(work) for work in fields["beside"])
+    return Interruption(_work(fields["work"]), fields["life"], fields["last_sign"], beside)
+
+
+def _work(fields: Mapping[str, Any]) -> InFlightWork:
+    """A later release may say more of it."""
+    return InFlightWork(fields["purpose"], fields["model_id"], fields["seq_id"])

@@ -8,11 +8,13 @@ import apsw
 import pytest
 from support.worker.in_process import Worker
 from support.worker.process import MODEL, broken_train, create, save, step, train
+from tinsmith_rpc import RELEASE_SEQ_ID
 from tinsmith_trainer.errors import JournalFull
-from tinsmith_trainer.oplog import tidying
+from tinsmith_trainer.oplog import forgetting, tidying
 from tinsmith_trainer.training import snapshotting
 
 from .conftest import StartWorker
+from .test_life import release
 from .test_poorer_starts import crash
 
 MISSING, LAST = 5, 11
@@ -172,3 +174,34 @@ async def test_a_living_model_stays_when_all_its_results_are_past_their_time(
     successor = await start()
     await successor.submit(train(12), step(13))
     assert (await successor.finished(13)).failure is None
+
+
+async def test_a_page_that_cannot_be_read_ends_a_round_and_not_the_worker(
+    start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await lived(start)
+
+    def damaged(*_: object, **__: object) -> None:
+        raise apsw.CorruptError("database disk image is malformed")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(forgetting, "spent_numbers", damaged)
+        await worker.service.tidy()
+    await worker.submit(train(12), step(13))
+    assert (await worker.finished(13)).failure is None
+
+
+async def test_a_call_for_a_model_that_was_just_forgotten_leaves_no_row(
+    start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await start()
+    await worker.submit(create(), release())
+    await worker.finished(RELEASE_SEQ_ID)
+    monkeypatch.setattr(tidying, "KEEP_RESULTS_SECONDS", -1.0)
+    forget, queues = worker.service.queues.forget, worker.service.queues
+    gone: list[str] = []
+    monkeypatch.setattr(queues, "forget", lambda models: gone.extend(models) or [])
+    await worker.service.tidy()
+    await worker.submit(train(1))
+    assert (gone, rows(worker)) == ([MODEL], [])
+    forget(gone)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.engine.reference import ReferenceEngine
+from support.waiting import until
 from support.worker.in_process import Worker
 from support.worker.process import AWAIT_SECONDS, MODEL, Call, create, save, save_ephemeral, step, train
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, WrittenCheckpoint
@@ -21,8 +22,9 @@ from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork
 from tinsmith_trainer.in_flight_marker import _decoded as decoded
 from tinsmith_trainer.oplog.attempts import Attempts
+from tinsmith_trainer.oplog.model_queue import ModelQueue
 from tinsmith_trainer.training.residency import ResidencyRules
-from tinsmith_trainer.training.saving import MOST_SAVES
+from tinsmith_trainer.training.saving import MOST_SAVES, Saves
 
 from .conftest import StartWorker
 from .test_life import release
@@ -352,3 +354,51 @@ async def test_a_save_without_a_place_fetches_no_adapter(start: StartWorker, gat
     for model in models:
         assert (await worker.finished(3, model)).failure is None
     assert len(restored) == len(set(restored))
+
+
+async def test_where_others_wait_a_tenant_has_one_save_under_way(worker: Worker, gate: Gate) -> None:
+    """Copies cost few tokens: by turns alone a tenant with many models would have both places for long."""
+    mine, other = [f"sess:train:{number}" for number in range(10, 14)], "sess:train:20"
+    for model, tenant in (*((model, "mine") for model in mine), (other, "other")):
+        await worker.submit(*of(model, create()), tenant=tenant)
+        await worker.finished(0, model)
+    for model in mine:
+        await worker.submit(*of(model, save(1, "a")), tenant="mine")
+    await gate.entered(saves=2)  # nobody else waited
+    await worker.submit(*of(other, save(1, "a")), tenant="other")
+    begun: list[str] = []
+    begin = Saves._begin
+
+    def note(saves: Saves, queue: ModelQueue, *rest: Any) -> None:
+        begun.append(queue.owner)
+        begin(saves, queue, *rest)
+
+    with pytest.MonkeyPatch.context() as noting:
+        noting.setattr(
+            Saves, "_begin", lambda saves, queue, *rest: begun.append(queue.owner) or begin(saves, queue, *rest)
+        )
+        assert await worker.is_pending(1, other)
+        gate.opened.set()
+        for model in (*mine, other):
+            assert (await worker.finished(1, model)).failure is None
+    assert begun[:2].count("other") == 1
+
+
+async def test_a_stop_takes_the_other_snapshots_before_one_that_waits_for_a_save(
+    start: StartWorker, gate: Gate, written: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow root may keep it waiting until the process is killed."""
+    worker = await start()
+    saving = "sess:train:2"
+    for model in (MODEL, OTHER, saving):
+        await worker.submit(*of(model, create(), train(1)))
+        await worker.finished(1, model)
+    await worker.submit(*of(saving, save(2, "a")))
+    await gate.entered()
+    monkeypatch.setattr(Attempts, "is_suspect", lambda _, work: work.purpose == "snapshot" and work.model_id == MODEL)
+    stopping = asyncio.create_task(worker.service.drain())
+    await asyncio.to_thread(until, lambda: (OTHER, 1) in written)
+    assert (MODEL, 1) not in written
+    gate.opened.set()
+    await stopping
+    assert (MODEL, 1) in written

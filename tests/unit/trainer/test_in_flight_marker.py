@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_trainer import in_flight_marker, process_exit
 from tinsmith_trainer.errors import VolumeUnsuitable
-from tinsmith_trainer.in_flight_marker import EngineCall, InFlightMarker, InFlightWork, Interruption
+from tinsmith_trainer.in_flight_marker import HEADER, EngineCall, InFlightMarker, InFlightWork, Interruption
 from tinsmith_trainer.process_exit import end_process, end_without_blame, tell_at_the_end
 
 WORK = InFlightWork("operation", "sess:train:0", 7)
@@ -215,3 +217,12 @@ def test_a_marker_is_read_as_it_was_written_or_not_at_all(
     damaged = bytearray(content)
     damaged[flipped % len(content)] ^= 0x40
     assert in_flight_marker._decoded(bytes(damaged)) is None
+
+
+def test_a_marker_of_a_later_release_that_says_more_is_read(tmp_path: Path) -> None:
+    """Otherwise no start would come through after a downgrade."""
+    work = {"purpose": "operation", "model_id": "m", "seq_id": 3, "tenant": "t"}
+    body = orjson.dumps({"work": work, "beside": [work], "life": "x", "last_sign": "", "since": 1})
+    (tmp_path / "running").write_bytes(HEADER.pack(len(body), zlib.crc32(body)) + body)
+    found = InFlightMarker(tmp_path / "running").left_behind
+    assert found == Interruption(InFlightWork("operation", "m", 3), "x", "", (InFlightWork("operation", "m", 3),))

@@ -13,7 +13,7 @@ import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,7 +52,7 @@ class SharedSaves:
         written: list[str] = []
         size_bytes = sum(tensor.nbytes for tensor in state.weights_only().tensors.values())
         with self._room_for(size_bytes) as has_room, ThreadPoolExecutor(1, "sharer") as beside:
-            copied = beside.submit(_sealed, state, base_revision) if has_room else None
+            copied = _begun(beside, state, base_revision) if has_room else None
             try:
                 yield written.append
             finally:
@@ -179,9 +179,18 @@ def taken_from(door: Path, digest: str, base_revision: str) -> AdapterState | No
         os.close(descriptors[0])
 
 
+def _begun(beside: ThreadPoolExecutor, state: AdapterState, base_revision: str) -> Future[SealedWeights | None] | None:
+    try:
+        return beside.submit(_sealed, state, base_revision)
+    except RuntimeError as error:  # there may be no more threads
+        log.warning("a save cannot be shared; samplers read it from the root", reason=str(error))
+        return None
+
+
 def _sealed(state: AdapterState, base_revision: str) -> SealedWeights | None:
+    """None, whatever goes wrong: the save itself is whole on the root."""
     try:
         return SealedWeights(state, base_revision)
-    except OSError as error:
+    except Exception as error:
         log.warning("a save cannot be shared; samplers read it from the root", reason=str(error))
         return None

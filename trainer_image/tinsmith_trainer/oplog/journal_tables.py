@@ -144,7 +144,9 @@ def raise_epoch(db: Database, epoch: int) -> int:
 
 
 def insert_operation(db: Database, operation: Operation, payload: bytes, late: Failure | None, now: float) -> None:
-    """Accepts it; `late`: it is recorded as failed at once and never runs."""
+    """Accepts it; `late`: it is recorded as failed at once and never runs; not where its model was just forgotten."""
+    if late and not db.execute("SELECT 1 FROM models WHERE model_id = ?", (operation.model_id,)).fetchone():
+        return
     rejection = operation.rejection
     db.execute(
         "INSERT INTO operations (model_id, seq_id, kind, payload, zstd, rejection_category, rejection_message,"
@@ -253,6 +255,10 @@ def record_snapshot(db: Database, model_id: str, applied: int, file: str, digest
     db.execute(
         "UPDATE models SET applied = ?, snapshot_file = ?, snapshot_digest = ? WHERE model_id = ?",
         (applied, file, digest, model_id),
+    )
+    db.execute(
+        "DELETE FROM interruptions WHERE model_id = ? AND purpose IN ('snapshot', 'restore') AND seq_id < ?",
+        (model_id, applied),
     )
 
 

@@ -12,7 +12,11 @@ RESULT_ENTRY_BYTES = 512
 
 
 class ResultCache:
-    """The latest results, so that a poll right after the finish need not read the journal."""
+    """The latest results, so that a poll right after the finish need not read the journal.
+
+    The very latest is kept however large it is: a client that asks for it again and again would have the journal's
+    thread read it each time, and everybody's submissions wait for that.
+    """
 
     def __init__(self, capacity_bytes: int = CACHED_RESULT_BYTES) -> None:
         self._capacity_bytes = capacity_bytes
@@ -28,7 +32,7 @@ class ResultCache:
             self._bytes -= _cached_bytes(replaced)
         self._results[key] = result
         self._bytes += _cached_bytes(result)
-        while self._bytes > self._capacity_bytes:
+        while self._bytes > self._capacity_bytes and len(self._results) > 1:
             _, oldest = self._results.popitem(last=False)
             self._bytes -= _cached_bytes(oldest)
 

@@ -72,6 +72,9 @@ class Tidying:
         except (JournalFull, ServerError) as error:
             log.warning("nothing more is forgotten in this round", reason=str(error))
             return
+        except Exception:  # such as a page that cannot be read: it is no reason to end what trains
+            log.exception("nothing more is forgotten in this round")
+            return
         for queue in self._queues.forget(gone):
             if queue.snapshot is not None:  # of one that was corrupted
                 self._snapshots.remove(queue.snapshot.name)

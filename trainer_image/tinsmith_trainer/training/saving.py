@@ -72,17 +72,27 @@ class Saves:
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
         """Whether this model's turn is a save without a place. Then it is held, and no adapter is fetched for it."""
         is_save = entry.operation.kind == worker_pb2.SAVE_WEIGHTS and not entry.is_finished
-        if not is_save or not self._is_full() or self._attempts.is_suspect(entry.work):
+        if not is_save or not self._is_full_for(queue) or self._attempts.is_suspect(entry.work):
             return False
         self._wait_for_a_place(queue)
         return True
 
-    def _is_full(self) -> bool:
-        return len(self._saves) >= MOST_SAVES
+    def _is_full_for(self, queue: ModelQueue) -> bool:
+        """A tenant has one place where another one waits: copies cost few tokens, so that turns alone would let it
+        have all of them.
+        """
+        owners = {save.queue.owner for save in self._saves.values()}
+        return len(self._saves) >= MOST_SAVES or (queue.owner in owners and self._others_wait(queue))
+
+    def _others_wait(self, queue: ModelQueue) -> bool:
+        return any(
+            waiting.owner != queue.owner and waiting.is_open and not waiting.quarantined for waiting in self._waiting
+        )
 
     def _wait_for_a_place(self, queue: ModelQueue) -> None:
         self._queues.hold(queue, math.inf)
-        self._waiting.append(queue)
+        if all(waiting is not queue for waiting in self._waiting):
+            self._waiting.append(queue)
 
     def run(
         self, queue: ModelQueue, entry: Entry, request: worker_pb2.SaveWeights, epoch: int
@@ -92,7 +102,7 @@ class Saves:
         One that a process has ended at is written here, by itself, so that the next end is known to be its own.
         """
         is_alone = self._attempts.is_suspect(entry.work)
-        if not is_alone and self._is_full():
+        if not is_alone and self._is_full_for(queue):
             self._wait_for_a_place(queue)
             return None
         copied = self._executor.copy(entry.operation, request, epoch, self._latest(entry.operation.model_id, request))
@@ -117,8 +127,7 @@ class Saves:
             return None
         self._mark()
         for waiting in self._waiting:
-            self._queues.hold(waiting, 0.0)
-        self._waiting.clear()
+            self._queues.hold(waiting, 0.0)  # each stays on the list until it has its place
         try:
             return save.written.result()
         finally:
@@ -126,6 +135,7 @@ class Saves:
             save.written = Future()
 
     def _begin(self, queue: ModelQueue, work: InFlightWork, copied: CopiedSave) -> None:
+        self._waiting = [waiting for waiting in self._waiting if waiting is not queue]
         save = self._saves[queue.model_id] = _Save(queue, work)
         self._mark()
         try:

@@ -84,9 +84,13 @@ class Snapshotter:
         """Raises JournalFull, SnapshotRefused, or another OSError."""
         return self._write_unless_deadly(queue, applied)
 
+    def is_suspect(self, queue: ModelQueue) -> bool:
+        """Whether a process has ended while it took the next one."""
+        return self._attempts.is_suspect(_work_of(queue))
+
     def _write_unless_deadly(self, queue: ModelQueue, applied: int) -> SnapshotFile:
         """Only shortens a replay: one that ends every process is better not taken."""
-        work = InFlightWork("snapshot", queue.model_id, queue.snapshot_applied)
+        work = _work_of(queue)
         if self._attempts.verdict(work) != "run":
             raise SnapshotRefused(self._attempts.snapshot_refusal(work))
         file = self._write(queue, applied, work)
@@ -111,6 +115,10 @@ class Snapshotter:
         queue.rank, queue.optimizer_step = state.lora.rank, state.optimizer_step
         queue.replay_seconds, queue.unsaved_operations, queue.wanted_bytes = 0.0, 0, 0
         return file
+
+
+def _work_of(queue: ModelQueue) -> InFlightWork:
+    return InFlightWork("snapshot", queue.model_id, queue.snapshot_applied)
 
 
 def _no_room(queue: ModelQueue) -> JournalFull:
@@ -210,8 +218,11 @@ class ModelSnapshots:
             raise failed
 
     def at_stop(self) -> None:
-        """Saves the next start a replay; nothing depends on it."""
-        for queue in self._queues.open():
+        """Saves the next start a replay; nothing depends on it.
+
+        Those come last at which a process has ended: they wait for the saves under way, which a slow root holds up.
+        """
+        for queue in sorted(self._queues.open(), key=self._snapshotter.is_suspect):
             try:
                 self._if_changed(queue)
             except Exception:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.engine.reference import ReferenceEngine
+from tinsmith_trainer.checkpoints import shared_saves
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.checkpoints.sealed_weights import SealedWeights
 from tinsmith_trainer.checkpoints.shared_saves import SavesDoor, SharedSaves, taken_from
@@ -200,3 +201,17 @@ def test_what_is_no_description_is_not_used(tmp_path: Path) -> None:
 
 def send(taker: socket.socket, description: bytes, descriptor: int) -> None:
     socket.send_fds(taker, [description], [descriptor])
+
+
+@pytest.mark.parametrize("error", [MemoryError("no memory left"), RuntimeError("can't start new thread")], ids=repr)
+def test_whatever_goes_wrong_with_the_copy_the_save_stands(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    saves = SharedSaves(most=2, size_bytes=3 * STATE_BYTES)
+    if isinstance(error, MemoryError):
+        monkeypatch.setattr(shared_saves, "SealedWeights", fail)
+    else:
+        monkeypatch.setattr(threading.Thread, "start", fail)
+    keep(saves, "d", state())
+    saves.close()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tinsmith_rpc import worker_pb2
-from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork
+from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork, Interruption
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import Attempts, verdict
 from tinsmith_trainer.oplog.journal import Journal
@@ -167,3 +167,18 @@ def test_the_reason_of_a_model_that_waits_says_what_ends_and_that_nothing_is_los
         reason = attempts.quarantine_reason(work, operation(kind) if kind else None)
     assert what in reason
     assert "Nothing of it is lost" in reason
+
+
+def test_a_snapshot_forgets_what_processes_ended_at_with_older_ones(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    works = [InFlightWork(purpose, "a", seq) for purpose in ("snapshot", "restore") for seq in (3, 5)]
+    other = InFlightWork("snapshot", "b", 3)
+
+    def fill(db: journal_tables.Database) -> None:
+        for work in (*works, other):
+            journal_tables.count_interruption(db, Interruption(work, "life"))
+        journal_tables.record_snapshot(db, "a", 5, "file", "digest")
+
+    journal.write(fill).result()
+    assert set(journal.read(journal_tables.read_interruptions).result()) == {works[1], works[3], other}
+    journal.close()

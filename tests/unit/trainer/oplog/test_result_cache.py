@@ -45,3 +45,15 @@ def test_a_result_that_is_put_again_is_counted_once() -> None:
 
     assert cache.get(("m", 0)) is not None
     assert cache.get(("m", 1)) == FAILED
+
+
+def test_the_latest_result_is_kept_however_large_it_is() -> None:
+    """Asked for in a loop, it would be read each time by the thread that all submissions wait for."""
+    cache = ResultCache(1000)
+    large = OperationResult(bytes(5000))
+    cache.put(("m", 1), RESULTS["succeeded"])
+    cache.put(("m", 2), large)
+    assert cache.get(("m", 2)) is large
+    assert cache.get(("m", 1)) is None
+    cache.put(("m", 3), RESULTS["empty"])
+    assert cache.get(("m", 2)) is None
