@@ -37,6 +37,7 @@ OPEN_GROUPS = 16
 """So that a call of many datums is cut in a time that grows with their number."""
 
 TARGETS = "target_tokens"
+IGNORED_LABEL = -100
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,11 @@ def check_tokens(datums: Sequence[Datum], *, vocab_size: int, max_length: int) -
 def _check_ids(ids: NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float32], what: str, vocab_size: int) -> None:
     if ids.min() < 0 or ids.max() >= vocab_size:
         wrong = next(int(i) for i in ids.flat if not 0 <= i < vocab_size)
+        if wrong == IGNORED_LABEL:
+            raise UserError(
+                f"{what} holds {IGNORED_LABEL}; transformers marks labels that do not count with it, and Tinker masks "
+                "by weights. Send the token's own id there, and 0 in `weights` (cross_entropy) or `advantages`."
+            )
         raise UserError(
             f"{what} holds token id {wrong}; ids of this model are 0 to {vocab_size - 1}. "
             f"Was the datum made with another model's tokenizer?"

@@ -131,6 +131,22 @@ class TorchModel:
         return layer
 
 
+def not_finite(torch_model: TorchModel) -> str:
+    """Say why a model computes numbers that are not finite, and what to do."""
+    weights = torch_model.model.named_parameters()
+    named = next((name for name, weight in weights if not weight.isfinite().all()), None)
+    path, dtype = torch_model.info.path, str(torch_model.model.dtype).removeprefix("torch.")
+    if named is not None:
+        return (
+            f"{path} computes numbers that are not finite: its weight {named} holds NaN or infinity. Copy the model's "
+            "files again, or save the model anew from finite weights."
+        )
+    return (
+        f"{path} computes numbers that are not finite in {dtype}, though its weights are finite. Serve it with --dtype "
+        "float32, or check that config.json is the one that the weights were trained with."
+    )
+
+
 def load_torch_model(
     source: str,
     *,

@@ -158,3 +158,12 @@ def test_padded_arrays_hold_each_datum_in_its_row_and_nothing_else(operation: li
 def test_what_no_engine_can_run_is_refused(operation: list[Datum], message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_tokens(operation, vocab_size=VOCAB_SIZE, max_length=10)
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 2)], ids=["one target", "two targets"])
+def test_labels_that_transformers_ignores_are_told_how_tokens_are_masked_here(shape: tuple[int, ...]) -> None:
+    labels = np.full(shape, 3, np.int64)
+    labels[2:4] = -100
+    with pytest.raises(UserError, match=r"target_tokens holds -100.* 0 in `weights`") as refused:
+        check_tokens([with_inputs(sft_datum(5, 0), target_tokens=labels)], vocab_size=VOCAB_SIZE, max_length=10)
+    assert "tokenizer" not in str(refused.value)

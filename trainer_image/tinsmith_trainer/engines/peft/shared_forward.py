@@ -19,7 +19,7 @@ from tinsmith_trainer.engines.peft.adapter import Adapter
 from tinsmith_trainer.engines.peft.logprobs import target_logprobs
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
 from tinsmith_trainer.errors import ModelDirectoryInvalid
-from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.torch_model.loading import TorchModel, not_finite
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, DeltasApart, OwnDelta, Route, routed
 from tinsmith_trainer.torch_model.packing import Packing, packed_hidden_states
 
@@ -87,11 +87,24 @@ def check_architecture(torch_model: TorchModel) -> None:
             f"{info.path} is a {info.architecture}, which has no decoder layers followed by {UNEMBED_NAME}; "
             f"the peft engine cannot train it."
         )
+    if not _is_finite(torch_model):
+        raise ModelDirectoryInvalid(not_finite(torch_model))
     if not _ends_as_known(torch_model):
         raise ModelDirectoryInvalid(
             f"{info.path} is a {info.architecture}, which changes hidden states before {UNEMBED_NAME}, or logits after "
             f"it, in a way that the peft engine does not know; it cannot train it."
         )
+
+
+@torch.no_grad()
+def _is_finite(torch_model: TorchModel) -> bool:
+    with torch_model.turn.taken():
+        logits: Tensor = torch_model.model(input_ids=_probe(torch_model), use_cache=False).logits
+    return bool(logits.isfinite().all())
+
+
+def _probe(torch_model: TorchModel) -> Tensor:
+    return torch.arange(PROBE_TOKENS, device=torch_model.device).unsqueeze(0) % torch_model.info.vocab_size
 
 
 def _ends_as_known(torch_model: TorchModel) -> bool:
@@ -103,7 +116,7 @@ def _ends_as_known(torch_model: TorchModel) -> bool:
         made.append(torch.linspace(-PROBE_LOGITS, PROBE_LOGITS, logits.numel()).view_as(logits).to(logits))
         return made[-1]
 
-    tokens = torch.arange(PROBE_TOKENS, device=torch_model.device).unsqueeze(0) % torch_model.info.vocab_size
+    tokens = _probe(torch_model)
     hook = torch_model.unembed.register_forward_hook(with_large_logits)
     try:
         with torch_model.turn.taken(), torch.no_grad():

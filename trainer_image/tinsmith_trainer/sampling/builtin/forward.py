@@ -46,7 +46,8 @@ class Seen:
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+LONG_ROPE = "longrope"
+LENGTH_DEPENDENT_ROPE = ("dynamic", LONG_ROPE)
 PROBE_TOKENS = 5
 
 log = structlog.get_logger(__name__)
@@ -67,7 +68,7 @@ class ForwardPass:
         config = torch_model.model.config.get_text_config()
         self._layer_types = _layer_types(config)
         self._window: int = getattr(config, "sliding_window", None) or 0
-        check_rotations(config)
+        check_rotations(torch_model)
         self._check_supported()
         self.geometry = self._probe()
         self.cost = ForwardCost.on(self.device.type, self.geometry.bytes_per_token / weight_bytes(self._model))
@@ -238,13 +239,27 @@ class ForwardPass:
         return geometry
 
 
-def check_rotations(config: Any) -> None:
-    """Raises ServerError for angles that follow from a sequence's length, which is not known when it begins."""
+def check_rotations(torch_model: TorchModel) -> None:
+    """Raise ServerError where the angles of a sequence change with its length, which is not known when it begins.
+
+    Such a model turns the whole batch by its longest row, and cached keys by the angles of a shorter sequence. Up to
+    the length behind which they change, the angles are those of any other model.
+    """
+    config = torch_model.model.config.get_text_config()
     parameters = getattr(config, "rope_parameters", None) or {}
-    ropes = {p.get("rope_type") for p in (parameters, *parameters.values()) if isinstance(p, dict)}
-    for rope in ropes.intersection(LENGTH_DEPENDENT_ROPE):
-        # Such a model turns the whole batch by its longest row, and cached keys by the wrong angle.
-        raise ServerError(f"The built-in sampler cannot run rotary embeddings of type {rope}.")
+    longest = torch_model.info.max_sequence_length
+    for own in (parameters, *parameters.values()):
+        rope = own.get("rope_type") if isinstance(own, dict) else None
+        if rope not in LENGTH_DEPENDENT_ROPE:
+            continue
+        fixed = own.get("original_max_position_embeddings") if rope == LONG_ROPE else config.max_position_embeddings
+        if fixed is None or longest > fixed:
+            cure = f"Set the maximum sequence length to {fixed} or less, or train" if fixed else "Train"
+            raise ServerError(
+                f"The built-in sampler cannot run {torch_model.info.path} with sequences of {longest} tokens: its "
+                f"rotary embeddings of type {rope} change with the length of a sequence, behind {fixed} tokens. {cure} "
+                "it with --no-sampling."
+            )
 
 
 def weight_bytes(model: nn.Module) -> int:

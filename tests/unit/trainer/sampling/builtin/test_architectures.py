@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import numpy as np
 import pytest
 import torch
 from support.sampler.jobs import ask, ask_all, bits, full_logprobs, job, plain_model, prompt_of, random_adapter
-from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.engines.peft import build_peft_engine
+from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
-from transformers import MistralConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, Phi3Config, Qwen2Config, Qwen3Config
+from transformers.models.llama import LlamaForCausalLM
 from transformers.models.mistral import MistralForCausalLM
+from transformers.models.phi3 import Phi3ForCausalLM
 from transformers.models.qwen2 import Qwen2ForCausalLM
 from transformers.models.qwen3 import Qwen3ForCausalLM
 
@@ -89,14 +93,74 @@ def test_a_bfloat16_base_keeps_its_promises(tiny_directory: Path) -> None:
     np.testing.assert_allclose(base.logprobs, expected, atol=0.1)
 
 
-def test_angles_that_follow_from_a_length_are_refused_at_once(
-    tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
+ORIGINAL = 96
+LONG = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": ORIGINAL}
+BY_LENGTH: dict[str, tuple[int, Callable[[], Any]]] = {
+    "phi3": (
+        ORIGINAL,
+        lambda: Phi3ForCausalLM(
+            Phi3Config(
+                **(SIZES | {"original_max_position_embeddings": ORIGINAL, "pad_token_id": 0}),
+                rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **LONG},
+            )
+        ),
+    ),
+    "llama": (
+        ORIGINAL,
+        lambda: LlamaForCausalLM(
+            LlamaConfig(**SIZES, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "factor": 5.3, **LONG})
+        ),
+    ),
+    "dynamic": (
+        512,
+        lambda: Qwen3ForCausalLM(
+            Qwen3Config(**SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(BY_LENGTH))
+def test_angles_that_change_with_a_length_are_right_up_to_it_and_refused_beyond(
+    directory_of: Callable[[Any], str], kind: str
 ) -> None:
-    model = load_torch_model(str(tiny_directory))
-    by_length = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    monkeypatch.setattr(model.model.config, "rope_parameters", by_length)
-    with pytest.raises(ServerError, match="of type dynamic"):
-        BuiltinSampler(model, SETTINGS)
+    fixed, made = BY_LENGTH[kind]
+    torch.manual_seed(0)
+    model = load_torch_model(directory_of(made()))
+
+    longer = replace(model, info=replace(model.info, max_sequence_length=fixed + 1))
+    with pytest.raises(ServerError, match=f"behind {fixed} tokens. Set the maximum sequence length to {fixed} or "):
+        BuiltinSampler(longer, SETTINGS)
+
+    sampler = BuiltinSampler(replace(model, info=replace(model.info, max_sequence_length=fixed)), SETTINGS)
+    # A longer sequence of the trainer's leaves no trace in the sampler's angles.
+    full_logprobs(model.model, prompt_of(ORIGINAL + 9))
+    outcome = ask(sampler, job(prompt_of(fixed - 8), max_tokens=30, prompt_logprobs=True))
+    sampler.close()
+    assert len(outcome.sequences[0].tokens) == 8
+    found = [*outcome.prompt_logprobs[1:], *outcome.sequences[0].logprobs]
+    expected = full_logprobs(plain_model(model), [*prompt_of(fixed - 8), *outcome.sequences[0].tokens])
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("weight", "said"), [("lm_head", "lm_head"), ("model.norm", "model.norm"), (None, "float16")])
+def test_a_model_that_is_not_finite_is_not_blamed_on_its_architecture(
+    directory_of: Callable[[Any], str], weight: str | None, said: str
+) -> None:
+    torch.manual_seed(0)
+    made = ARCHITECTURES["qwen2"]()
+    with torch.no_grad():
+        if weight is None:
+            made.lm_head.weight.mul_(1e7)
+        else:
+            made.get_submodule(weight).weight[-1] = torch.nan
+    model = load_torch_model(directory_of(made), dtype=torch.float32 if weight else torch.float16)
+    if weight is None:
+        model.model.get_parameter("lm_head.weight").data.fill_(6e4)
+    for build in (lambda: BuiltinSampler(model, SETTINGS), lambda: build_peft_engine(model)):
+        with pytest.raises(ModelDirectoryInvalid, match="numbers that are not finite") as refused:
+            build()
+        assert said in str(refused.value)
 
 
 def test_logits_of_a_long_prompt_are_never_held_at_once(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> None:

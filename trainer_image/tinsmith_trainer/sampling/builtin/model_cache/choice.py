@@ -35,7 +35,7 @@ AnyBatch = DecodeBatch | CacheBatch
 
 def choose_forward(torch_model: TorchModel) -> SamplerForward:
     """Raises ServerError for an architecture that neither way can serve."""
-    check_rotations(torch_model.model.config.get_text_config())
+    check_rotations(torch_model)
     trial = Trial(torch_model)
     try:
         by_keys = ForwardPass(torch_model)

@@ -50,7 +50,7 @@ class CacheForward:
         self.device: torch.device = torch_model.device
         self.modules = tuple(torch_model.layers)
         self.busy_seconds = 0.0
-        check_rotations(self._model.config.get_text_config())
+        check_rotations(torch_model)
         accepted = inspect.signature(self._model.forward).parameters
         self._cache_name = next((name for name in CACHE_NAMES if name in accepted), CACHE_NAMES[0])
         self._keeps_last = "logits_to_keep" in accepted

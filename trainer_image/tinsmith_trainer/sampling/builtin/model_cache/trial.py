@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.errors import ModelDirectoryInvalid
+from tinsmith_trainer.torch_model.loading import TorchModel, not_finite
 
 TOKENS = 40
 PARTS = (16, 14, 7, 1, 1, 1)
@@ -29,6 +30,8 @@ class Trial:
         self._torch_model = torch_model
         self.ids = self.tokens()
         self._expected = self._logits(self.ids)
+        if not self._expected.isfinite().all():
+            raise ModelDirectoryInvalid(not_finite(torch_model))
         forgetful = in_parts(lambda part, _: self._logits(part), self.ids, PARTS)
         tolerance = TOLERANCE if torch_model.model.dtype == torch.float32 else TOLERANCE_IN_HALVES
         self._most = tolerance * distance(forgetful, self._expected)
