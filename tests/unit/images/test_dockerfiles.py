@@ -48,6 +48,17 @@ def test_everything_stands_on_one_base(image: Image) -> None:
     assert {words[1] for words in image.instructions if words[0] == "FROM"} <= {BASE, *image.stages}
 
 
+@pytest.mark.parametrize("name", [*IMAGES, *OPTIONAL_IMAGES, *GPU_IMAGES])
+def test_bases_have_a_tag_and_packages_a_hash(name: str) -> None:
+    image = (IMAGES | OPTIONAL_IMAGES | GPU_IMAGES)[name]
+    bases = {words[1] for words in image.instructions if words[0] == "FROM"} - {*image.stages, "${BASE}"}
+    assert all(re.search(r":(?!latest)[\w.-]+$", base) for base in bases)
+    runs = [line for line in lines(image, "RUN") if "pip" in line]
+    installs = [part for run in runs for part in re.split(r"&&|;", run) if re.search(r"\bpip\b.*\binstall\b", part)]
+    assert installs
+    assert all("--require-hashes" in part or "--no-index" in part for part in installs)
+
+
 def test_only_the_last_stage_has_no_name_so_that_pruning_keeps_the_others(image: Image) -> None:
     stages = [words for words in image.instructions if words[0] == "FROM"]
     assert len(image.stages) == len(stages) - 1 == 2
