@@ -897,15 +897,19 @@ class ActivateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
+    EVENT_CURSOR_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
+    event_cursor: _builtins.int
+    """Up to which event the server knows those of this worker. Later ones have higher numbers, also on a new volume."""
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
+        event_cursor: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "event_cursor", b"event_cursor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

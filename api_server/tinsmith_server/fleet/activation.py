@@ -36,7 +36,7 @@ async def activate(client: GrpcWorkerClient, worker_id: str, epochs: EpochRegist
                 continue
             row = raised
         try:
-            if await client.activate(row.epoch) != instance_id:
+            if await client.activate(row.epoch, row.event_cursor) != instance_id:
                 raise WorkerUnavailable("the worker was started anew while it was activated")
             return description
         except WorkerFull as error:

@@ -71,9 +71,13 @@ class GrpcWorkerClient(WorkerClient):
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self._epoch = 0
 
-    async def activate(self, epoch: int) -> str:
-        """Everything submitted from here on carries this epoch. Returns the instance's id. Raises StaleEpoch."""
-        reply = await _call(self._stub.Activate, worker_pb2.ActivateRequest(epoch=epoch), ACTIVATE_TIMEOUT_SECONDS)
+    async def activate(self, epoch: int, event_cursor: int = 0) -> str:
+        """Everything submitted from here on carries this epoch, and events come after the cursor.
+
+        Returns the instance's id. Raises StaleEpoch.
+        """
+        request = worker_pb2.ActivateRequest(epoch=epoch, event_cursor=event_cursor)
+        reply = await _call(self._stub.Activate, request, ACTIVATE_TIMEOUT_SECONDS)
         self._epoch = epoch
         return reply.instance_id
 

@@ -380,7 +380,8 @@ def _open(path: Path, vfs: str | None) -> apsw.Connection:
     _add_columns(db)
     db.execute(INDEXES)
     db.execute("INSERT OR IGNORE INTO meta VALUES ('format_version', ?)", (str(FORMAT_VERSION),))
-    # A server may remember a cursor of a volume that was lost: events of a new one must come after it.
+    # A server may remember a cursor of a volume that was lost: events of a new one must come after it, and activation
+    # says so where this clock is behind.
     db.execute(
         "INSERT INTO sqlite_sequence (name, seq) SELECT 'events', ?"
         " WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'events')",

@@ -143,6 +143,11 @@ def raise_epoch(db: Database, epoch: int) -> int:
     return highest
 
 
+def raise_event_ids(db: Database, cursor: int) -> None:
+    """The next event comes after the cursor of a server. The clock of a new volume may be behind an earlier one's."""
+    db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'events'", (cursor,))
+
+
 def insert_operation(db: Database, operation: Operation, payload: bytes, late: Failure | None, now: float) -> None:
     """Accepts it; `late`: it is recorded as failed at once and never runs; not where its model was just forgotten."""
     if late and not db.execute("SELECT 1 FROM models WHERE model_id = ?", (operation.model_id,)).fetchone():

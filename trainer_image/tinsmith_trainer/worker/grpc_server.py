@@ -253,7 +253,7 @@ class WorkerServicer(SamplingServicer):
     @override
     async def Activate(self, request: worker_pb2.ActivateRequest, context: Context) -> worker_pb2.ActivateReply:
         try:
-            await self._service.activate(request.epoch)
+            await self._service.activate(request.epoch, request.event_cursor)
         except (NotActive, Draining, JournalFull) as error:
             await _abort(context, error)
         return worker_pb2.ActivateReply(instance_id=self._service.instance_id)

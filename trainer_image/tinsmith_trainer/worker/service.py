@@ -132,11 +132,15 @@ class WorkerService:
 
     # ---- life
 
-    async def activate(self, epoch: int) -> None:
+    async def activate(self, epoch: int, event_cursor: int = 0) -> None:
         """Raises NotActive when a higher epoch was here before, Draining, and JournalFull."""
         self._check_stays()
-        raised = self.journal.write(lambda db: journal_tables.raise_epoch(db, epoch), uses_reserve=True)
-        seen = await asyncio.wrap_future(raised)
+
+        def raised(db: journal_tables.Database) -> int:
+            journal_tables.raise_event_ids(db, event_cursor)
+            return journal_tables.raise_epoch(db, epoch)
+
+        seen = await asyncio.wrap_future(self.journal.write(raised, uses_reserve=True))
         self._check_stays()  # what begins now would read a journal that is about to close
         if epoch < seen:
             raise NotActive(f"epoch {epoch} is over: this worker has seen epoch {seen}")

@@ -10,6 +10,7 @@ from tinsmith_server.errors import WorkerUnavailable
 from tinsmith_server.fleet import activation
 from tinsmith_server.fleet.activation import activate
 from tinsmith_server.store.records import Worker
+from typing_extensions import override
 
 
 class Standby:
@@ -26,8 +27,31 @@ class Instance:
     async def describe(self) -> worker_pb2.DescribeReply:
         return worker_pb2.DescribeReply(instance_id="new")
 
-    async def activate(self, _epoch: int) -> str:
+    async def activate(self, epoch: int, event_cursor: int) -> str:
         raise AssertionError("it was activated under an epoch that does not hold")
+
+
+class Primary:
+    """A registry whose comparisons hold."""
+
+    async def get_worker(self, worker_id: str) -> Worker:
+        return Worker(worker_id, epoch=1, instance_id="earlier", event_cursor=77)
+
+    async def raise_epoch(self, worker_id: str, expected_epoch: int, instance_id: str) -> Worker:
+        return Worker(worker_id, expected_epoch + 1, instance_id, event_cursor=77)
+
+
+async def test_a_worker_hears_up_to_which_event_the_store_knows_its_own() -> None:
+    told: list[tuple[int, int]] = []
+
+    class Listening(Instance):
+        @override
+        async def activate(self, epoch: int, event_cursor: int) -> str:
+            told.append((epoch, event_cursor))
+            return "new"
+
+    await activate(cast("Any", Listening()), "w1", cast("Any", Primary()))
+    assert told == [(2, 77)]
 
 
 async def test_activation_by_a_store_that_reads_stale_epochs_ends_in_a_sentence(
