@@ -26,11 +26,13 @@ import torch
 from comparing import Medians, Options, Side, parse_options
 from rich.console import Console
 from sampling import Asked, SamplerAlone, SamplingRate, compared, draw, random_adapter
+from support.token_server.look_alikes import call
 from support.token_server.real_vllm import EXTRA, RealHand, installed_vllm, real_vllm_variables
 from support.token_server.shared import SharedServer
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.sampling.builtin import BuiltinSampler
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders
+from tinsmith_trainer.sampling.token_server.base import SOCKET_SCHEME
 from tinsmith_trainer.sampling.token_server.served_model import read_model
 from tinsmith_trainer.sampling.token_server.vllm import BASE_MODEL
 from tinsmith_trainer.torch_model.loading import load_torch_model
@@ -80,7 +82,8 @@ class VllmRequests:
         prompts = count // self._asked.samples
         rows = token_rows(prompts, self._asked.prompt_tokens, self._vocab_size, seed=next(self._seeds))
         limits = httpx.Limits(max_connections=len(rows))
-        async with httpx.AsyncClient(base_url=self._address, timeout=600, limits=limits) as http:
+        transport = httpx.AsyncHTTPTransport(uds=self._address.removeprefix(SOCKET_SCHEME), limits=limits)
+        async with httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=600) as http:
             started = time.perf_counter()
             await asyncio.gather(*(self._sample(http, row) for row in rows))
             return time.perf_counter() - started
@@ -121,7 +124,7 @@ def loaded_adapter(address: str, state: AdapterState, directory: Path) -> Iterat
     try:
         adapter = folders.write("adapter", state, read_model(str(directory)))
         body = {"lora_name": adapter.name, "lora_path": str(adapter.folder)}
-        httpx.post(f"{address}/v1/load_lora_adapter", json=body, timeout=600).raise_for_status()
+        call(address, "/v1/load_lora_adapter", json.dumps(body).encode())
         yield adapter.name
     finally:
         folders.remove_all()

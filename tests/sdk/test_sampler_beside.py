@@ -21,7 +21,7 @@ from support.token_server.real_vllm import EXTRA, PLUGIN, SHAPE, installed_vllm,
 from support.waiting import until
 from tinker import types
 from tinker_cookbook.weights import build_lora_adapter
-from tinsmith_trainer.sampling.token_server.base import GenerationRequest
+from tinsmith_trainer.sampling.token_server.base import SOCKET_SCHEME, GenerationRequest
 from tinsmith_trainer.sampling.token_server.vllm import drawn_by_vllm, vllm_request
 from tinsmith_trainer.torch_model.tiny_model import Family, make_tiny_model
 
@@ -191,13 +191,13 @@ def download(server: ServedInstallation, path: str, folder: Path) -> None:
 
 def address_of_vllm(server: ServedInstallation) -> str:
     words = vllm_of(server).cmdline()
-    return f"http://127.0.0.1:{words[words.index('--port') + 1]}"
+    return SOCKET_SCHEME + words[words.index("--uds") + 1]
 
 
 def scored_by_vllm(address: str, adapter: Path) -> list[float]:
     """The logprobs of TOKENS behind the first, asked of vLLM as anybody may ask it."""
     load = {"lora_name": "exported", "lora_path": str(adapter)}
-    call(f"{address}/v1/load_lora_adapter", json.dumps(load).encode())
+    call(address, "/v1/load_lora_adapter", json.dumps(load).encode())
     request = GenerationRequest(
         adapter="exported",
         prompt=np.array(TOKENS),
@@ -210,7 +210,7 @@ def scored_by_vllm(address: str, adapter: Path) -> list[float]:
         stop_strings=(),
         scored_from=1,
     )
-    answer = json.loads(call(f"{address}/v1/completions", json.dumps(vllm_request(request)).encode()))
+    answer = json.loads(call(address, "/v1/completions", json.dumps(vllm_request(request)).encode()))
     scored = drawn_by_vllm(request, answer).prompt_logprobs
     assert scored is not None
     return [float(value) for value in scored[1:]]
