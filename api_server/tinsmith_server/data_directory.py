@@ -13,7 +13,7 @@ PRIVATE_DIRECTORY = 0o700
 
 
 def keep_files_private() -> None:
-    """Give files that this process and its workers make to their own user alone.
+    """Make files of this process and its workers readable for their own user alone.
 
     Journals and checkpoints hold the training data of all tenants, and other users of this machine are no tenants.
     """

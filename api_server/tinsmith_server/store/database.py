@@ -262,7 +262,7 @@ def _unavailable(where: str, error: Exception | str) -> str:
 async def _is_read_only(connection: AsyncConnection) -> bool:
     """Tell whether the server takes no writes: a standby, or a primary on which they are turned off.
 
-    A SQLite file that takes none has refused BEGIN IMMEDIATE already.
+    A read-only SQLite file has refused BEGIN IMMEDIATE already.
     """
     if connection.dialect.name == "sqlite":
         await connection.execute(select(1))

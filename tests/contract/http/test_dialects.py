@@ -315,7 +315,7 @@ async def test_a_stream_that_breaks_off_says_why_in_its_last_event(server: Teste
 async def test_an_answer_goes_on_over_the_next_connection_to_its_sampler(
     server: TestedServer, monkeypatch: pytest.MonkeyPatch, streams: bool
 ) -> None:
-    """A certificate that is renewed, or a network that fails for a moment, ends calls whose sample goes on."""
+    """A renewed certificate, or a network that fails for a moment, ends calls and not their samples."""
     monkeypatch.setattr(texts, "PAUSE_SECONDS", 0.01)
     whole = await server.client.post(
         f"http://server{CHAT}", json={"model": BASE_MODEL, "stream": streams, **BODIES[CHAT]}

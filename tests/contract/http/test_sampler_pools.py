@@ -231,7 +231,7 @@ async def test_a_replica_that_a_server_never_heard_of_is_looked_for_before_its_s
 async def test_a_sampler_that_the_fleet_did_not_list_is_not_looked_for_at_each_poll(
     server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has a key can make up ids of samplers, and each look is a list of the whole fleet."""
+    """A holder of a key can make up ids of samplers, and each search is a list of the whole fleet."""
     await add_pool(fleet, "p1")
     submitted = (await server.sample(await server.sampler())).json()["request_id"]
     made_up = f"{submitted.partition('@')[0]}@00000000"

@@ -21,7 +21,7 @@ log = get_logger(__name__)
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 5.0
 CERTIFICATE_CHECK_SECONDS = 10.0
-# For which calls go on over a connection with the certificate of before: as long as the longest of them takes.
+# A connection with the earlier certificate keeps its calls for as long as the longest of them takes.
 RENEWAL_GRACE_SECONDS = IMPORT_TIMEOUT_SECONDS
 
 Target = Callable[[], "str | None"]
@@ -143,7 +143,7 @@ class Connector:
                 await client.close()
 
     def _retire(self, client: GrpcWorkerClient) -> None:
-        """Answers that are being streamed, and imports of minutes, end where they began."""
+        """Let streamed answers, and imports of minutes, end over the connection that they began on."""
         closing = asyncio.create_task(client.close(RENEWAL_GRACE_SECONDS), context=contextvars.Context())
         self._retired[closing] = client
         closing.add_done_callback(lambda closed: self._retired.pop(closed, None))

@@ -23,7 +23,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
     def __init__(
         self, worker_id: str, session: Session, tls: TlsDirectory, epochs: EpochRegistry, cluster: str
     ) -> None:
-        """`cluster` is what the store remembers it by, beside namespace and name."""
+        """The store remembers the worker by `cluster`, namespace and name."""
         super().__init__(worker_id)
         self._epochs = epochs
         self._cluster = cluster
@@ -110,7 +110,7 @@ async def numbered(target: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a worker was last seen, as the store remembers it.
+    """The place where a worker was last seen, as the store remembers it.
 
     Another cluster may have a namespace of this name: a server that was started there with this store would find no
     claim of the worker, and must not take it for lost.

@@ -83,10 +83,10 @@ class View(Generic[T]):
 
 
 class SharedRefresh:
-    """Whoever wants one gets a refresh that began not long ago: another's, or one of its own.
+    """A refresh that several callers share, as long as it began recently.
 
-    Each that brings no news doubles the pause before the next one: ids are made up easily, and each that is not found
-    asks for a list of the whole fleet.
+    A refresh without news doubles the pause before the next one: each unknown sampler id asks for a list of the whole
+    fleet, and any client can make up such ids.
     """
 
     def __init__(self, refresh: Callable[[], Awaitable[bool]], age_seconds: float, timeout_seconds: float) -> None:

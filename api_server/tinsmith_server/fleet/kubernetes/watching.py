@@ -35,10 +35,10 @@ def _version_of(manifest: Manifest) -> int:
 
 
 class Watch(Generic[T]):
-    """Level-triggered: whoever listens looks at `objects`, the whole picture, after each change.
+    """Level-triggered: a listener looks at `objects`, the whole picture, after each change.
 
-    What is not read of an object changes nothing: busy sessions have their status written once a minute, and each
-    change wakes all held polls.
+    A write to a field that this server does not read is no change: the status of a busy session is written once a
+    minute, and each change wakes all held polls.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class Watch(Generic[T]):
         return f"the {self.what} cannot be read: {self.trouble}" if silent > STALE_SECONDS else None
 
     def note(self, manifest: Manifest) -> None:
-        """An object that this server has just made: the watch will tell of it later, or has already told more.
+        """Add an object that this server has just made, unless the watch has told of it or of a later version.
 
-        What the watch is beyond and does not have was deleted meanwhile.
+        An object that the watch lacks although it has seen a later version was deleted meanwhile.
         """
         if key_of(manifest) not in self._objects and _version_of(manifest) > self._seen_version:
             self._put(manifest)

@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 # As long as a submit may wait for a worker that restarts.
 CONNECT_SECONDS = 20.0
-# Of a worker that was connected a moment before.
+# The worker was connected a moment before.
 RECONNECT_SECONDS = 2.0
 
 _TYPES: dict[worker_pb2.CheckpointKind.ValueType, CheckpointType] = {
@@ -61,25 +61,25 @@ class Events:
         self._to_be_sampled = to_be_sampled
         self._clock = clock
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        # Those that have not begun.
+        # Drains that have not begun.
         self._next_drains: dict[str, asyncio.Task[int]] = {}
 
     async def drain(self, worker_id: str, connect_seconds: float = CONNECT_SECONDS) -> int:
         """Applies everything that the worker has reported so far; returns the cursor. Raises WorkerUnavailable."""
-        # Before its turn: one after the other, those who wait for a worker that is away would wait as often.
+        # Before the lock: callers that wait for an absent worker one after the other would add up their waits.
         await self._fleet.worker(worker_id).connection(connect_seconds)
         drain = self._next_drains.get(worker_id)
         if drain is None:
             drain = asyncio.create_task(self._drain(worker_id), context=contextvars.Context())
-            # All who waited may have given up.
+            # All callers may have given up.
             drain.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
             self._next_drains[worker_id] = drain
         return await asyncio.shield(drain)
 
     async def _drain(self, worker_id: str) -> int:
-        """In its turn, for all who asked before that."""
+        """Drain in turn, for all callers that asked before the turn came."""
         async with self._turns[worker_id]:
-            # Who asks from here on may need what this one no longer sees.
+            # A later caller may need events that this drain no longer sees.
             del self._next_drains[worker_id]
             while await self._apply_next(worker_id, hold_seconds=0, connect_seconds=RECONNECT_SECONDS):
                 pass

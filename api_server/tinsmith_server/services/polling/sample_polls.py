@@ -97,7 +97,7 @@ class SamplePolls:
             expected = wanted.get(sampler_token(sampler.sampler_id), ())
             return _request(client, cursor, round=round, expected=expected)
 
-        # One that does not answer is waited for by `_until_any`: here it would hold up what the others have to tell.
+        # `_until_any` waits for samplers that do not answer; here they would hold up the others.
         samplers = [one for one in self._samplers(base_model) if self._dispatch.answers(one)]
         replies = await asyncio.gather(*(self._ask(sampler, request(sampler), TELL_SECONDS) for sampler in samplers))
         ended = [one for reply in replies for one in reply.ended] + await self._lost(wanted)

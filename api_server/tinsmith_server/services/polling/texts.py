@@ -117,7 +117,7 @@ class Texts:
         return reply
 
     async def _await_text(self, sample: SampleId, seen: int) -> worker_pb2.AwaitTextReply:
-        """Asks again over the next connection: the sampler has the sample still, and knows what was not seen."""
+        """Ask again over the next connection: the sampler still has the sample and all pieces that were not seen."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + HOLD_SECONDS
         while True:

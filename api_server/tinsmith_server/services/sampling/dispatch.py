@@ -27,9 +27,9 @@ POOL_SAMPLE_SECONDS = 5.0
 CANCEL_SECONDS = 5.0
 # Another server may hear a moment earlier of a new replica, and give it a sample that is asked for here.
 UNSEEN_SECONDS = 2.0
-# However short a poll is held: the wait above, and a list of the fleet.
+# The least time for a search, however short a poll is held: the wait above, and a list of the fleet.
 LOOK_SECONDS = 7.0
-# For which a sampler that a list of the fleet has not shown is not looked for again: none comes back.
+# A sampler that a list of the fleet has not shown does not come back; it is not looked for again for this long.
 GONE_SECONDS = 30.0
 
 
@@ -104,7 +104,7 @@ class Dispatch:
         self._loads.note_answer(sampler.sampler_id)
 
     async def is_lost(self, sample: SampleId, seconds: float) -> bool:
-        """Nobody can have it any more. Raises WorkerUnavailable while that is not certain after so long."""
+        """Tell whether no sampler has it any more. Raises WorkerUnavailable where that is uncertain for so long."""
         try:
             await self._holder_by(sample, asyncio.get_running_loop().time() + seconds)
         except Gone:
@@ -223,7 +223,7 @@ class Dispatch:
         return TooManySamples(await self._fleet.provide(need.base_model, rank=need.rank, sampling=True))
 
     async def _holder_by(self, sample: SampleId, deadline: float) -> SamplerHandle:
-        """As `_holder`. Raises WorkerUnavailable when it is not certain by then, or after LOOK_SECONDS at least."""
+        """Like `_holder`; raises WorkerUnavailable if nothing is certain by the deadline and after LOOK_SECONDS."""
         try:
             async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + LOOK_SECONDS)):
                 return await self._holder(sample)

@@ -30,7 +30,7 @@ class Client:
     async def close(self, grace_seconds: float | None = None) -> None:
         self.grace_seconds = grace_seconds
         if grace_seconds is not None:
-            await asyncio.Event().wait()  # for calls that go on
+            await asyncio.Event().wait()  # while calls are under way
         self.closed = True
 
 

@@ -104,7 +104,7 @@ async def test_a_server_that_stops_begins_no_new_refresh() -> None:
 
 
 async def test_each_that_brings_no_news_doubles_the_pause_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who makes up ids of samplers has this server list the whole fleet a few times a minute, however often it asks."""
+    """A client that makes up ids of samplers causes a few lists of the fleet a minute, however often it asks."""
     pauses: list[float] = []
     time = Simulated(pauses)
     monkeypatch.setattr(view, "asyncio", time)
