@@ -90,6 +90,19 @@ def test_an_encrypted_checkpoint_is_read_by_its_recipients_and_by_nobody_else(ro
         read(root, written)
 
 
+def test_an_encrypted_save_that_is_repeated_is_written_anew_and_the_first_one_stays(root: str) -> None:
+    """Encryption draws a new key each time, so that no attempt can tell an earlier one for its own."""
+    recipient = str(pyrage.x25519.Identity.generate().to_public())
+    first, second = (
+        CheckpointRoot(root).write(
+            "sess:train:0", 2, epoch, "training", trained_state(), BASE, "weights", age_recipients=[recipient]
+        )
+        for epoch in (1, 2)
+    )
+    assert first.directory != second.directory
+    assert all(content_of(root, each, "manifest.json") for each in (first, second))
+
+
 def test_what_is_no_age_recipient_is_the_users_error(root: str) -> None:
     with pytest.raises(UserError, match="'age1x' is no age recipient"):
         CheckpointRoot(root).write(
