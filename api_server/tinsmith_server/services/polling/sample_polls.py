@@ -136,15 +136,19 @@ class SamplePolls:
             return worker_pb2.AwaitSamplesReply()
 
     async def _lost(self, wanted: Wanted) -> list[worker_pb2.EndedSample]:
-        """With samplers that are no more. Who asks for one of them is told to submit it again."""
-        lost: list[worker_pb2.EndedSample] = []
-        for request_ids in wanted.values():
-            sample = parse_request_id(request_ids[0])
-            if isinstance(sample, SampleId) and not self._dispatch.finds(sample):
-                with contextlib.suppress(WorkerUnavailable):
-                    is_lost = await self._dispatch.is_lost(sample, TELL_SECONDS)
-                    lost += [worker_pb2.EndedSample(request_id=one, failed=True) for one in request_ids if is_lost]
-        return lost
+        """Return the samples of samplers that are no more; the SDK submits them again."""
+        by_sampler = list(wanted.values())
+        lost = await asyncio.gather(*(self._is_lost(request_ids[0]) for request_ids in by_sampler))
+        gone = [one for request_ids, is_lost in zip(by_sampler, lost, strict=True) if is_lost for one in request_ids]
+        return [worker_pb2.EndedSample(request_id=one, failed=True) for one in gone]
+
+    async def _is_lost(self, request_id: str) -> bool:
+        sample = parse_request_id(request_id)
+        if not isinstance(sample, SampleId) or self._dispatch.finds(sample):
+            return False
+        with contextlib.suppress(WorkerUnavailable):
+            return await self._dispatch.is_lost(sample, TELL_SECONDS)
+        return False
 
     def _samplers(self, base_model: str) -> list[SamplerHandle]:
         """Whoever may have samples of the base model, also those that take no more."""
