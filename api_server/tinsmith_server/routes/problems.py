@@ -32,6 +32,12 @@ HTTP_STATUS: dict[type[TinsmithError], int] = {
     TinsmithError: 500,
 }
 """409 is missing on purpose: the SDK repeats it for minutes."""
+NOT_FOUND = "Not Found"
+"""What Starlette answers for a path that no route has."""
+UNKNOWN_CALL = (
+    "This server has no such call. If a tinker SDK made it, the SDK is newer than the server: "
+    "docs/protocol.md lists the SDK versions that work; install one of them, or a newer server."
+)
 
 
 def http_status(error: TinsmithError) -> int:
@@ -81,7 +87,13 @@ async def _validation_error(_request: Request, error: Exception) -> JSONResponse
 
 async def _http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    detail = f"{request.method} {request.url.path}: {error.detail}" if error.status_code in {404, 405} else error.detail
-    response = problem(error.status_code, detail)
+    response = problem(error.status_code, _detail(request, error))
     response.headers.update(error.headers or {})
     return response
+
+
+def _detail(request: Request, error: HTTPException) -> str:
+    if error.status_code not in {404, 405}:
+        return error.detail
+    called = f"{request.method} {request.url.path}: {error.detail}"
+    return f"{called}. {UNKNOWN_CALL}" if error.detail == NOT_FOUND else called

@@ -213,8 +213,9 @@ async def test_only_the_newest_unnamed_weights_of_a_tenant_are_kept(tmp_path: Pa
     async with running_server(settings_for(tmp_path, ephemeral_per_tenant=2), fleet) as server:
         model_id = await server.model()
         opened = [await save_unnamed(server, model_id, number) for number in range(3)]
-        statuses = [(await server.sample(session_id)).status_code for session_id in opened]
-        assert statuses == [410, 200, 200]
+        answers = [await server.sample(session_id) for session_id in opened]
+        assert [answer.status_code for answer in answers] == [410, 200, 200]
+        assert "save them under a name" in answers[0].json()["detail"]
 
 
 async def test_a_program_that_saves_often_leaves_another_its_current_weights(tmp_path: Path, fleet: FakeFleet) -> None:

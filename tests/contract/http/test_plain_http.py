@@ -12,6 +12,7 @@ import pytest
 from support.server.fake_fleet import BASE_MODEL, OTHER_MODEL, FakeFleet
 from support.server.http_server import TestedServer, one_server, running_servers, settings_for
 from tinsmith_rpc import worker_pb2
+from tinsmith_server.routes.problems import UNKNOWN_CALL
 from tinsmith_server.services.accounts.sessions import ACTIVE_SECONDS, Sessions
 
 pytestmark = pytest.mark.core
@@ -414,6 +415,13 @@ async def test_a_tokenizer_is_named_with_what_the_workers_say(server: TestedServ
     answer = (await server.client.get("/get_tokenizer", params={"model_id": model_id})).json()
     assert (answer["tokenizer_id"], answer["tokenizer_type"]) == (BASE_MODEL, "HuggingFace")
     assert (await server.client.get("/get_tokenizer", params={"model_id": "sess-1:train:0"})).status_code == 404
+
+
+async def test_a_call_that_only_later_servers_have_is_refused_with_what_to_do(server: TestedServer) -> None:
+    """An SDK that is newer than its server shows these words to its user."""
+    for answer in (await server.post("/client/next", {}), await server.client.get("/next")):
+        method, path = answer.request.method, answer.request.url.path
+        assert (answer.status_code, answer.json()["detail"]) == (404, f"{method} {path}: Not Found. {UNKNOWN_CALL}")
 
 
 @one_server

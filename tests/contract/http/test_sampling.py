@@ -142,7 +142,11 @@ async def test_a_sampler_whose_weights_were_deleted_is_gone(server: TestedServer
     body = {"session_id": await server.session(), "sampling_session_seq_id": 0, "model_path": path}
     opened = (await server.post("/create_sampling_session", body)).json()["sampling_session_id"]
     await server.client.delete(f"/training_runs/{model_id}/checkpoints/sampler_weights/s1")
-    assert (await server.sample(opened)).status_code == 410
+    gone = await server.sample(opened)
+    assert (gone.status_code, gone.json()["detail"].partition(";")[0]) == (
+        410,
+        f"{path} was deleted, overwritten or has expired since its sampling client was made",
+    )
 
 
 async def test_an_unnamed_save_opens_a_session_on_its_weights(server: TestedServer) -> None:

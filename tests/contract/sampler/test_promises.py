@@ -192,6 +192,7 @@ def test_the_narrowest_draw_is_greedy(sampler: Sampler, narrow: dict[str, float]
         (job(PROMPT, num_samples=10**9), "num_samples is 1000000000; it must be 1 to 4096"),
         (job(PROMPT, max_tokens=-1), "max_tokens is -1"),
         (job(PROMPT, stop_tokens=None, stop_strings=("",)), "A stop string is empty"),
+        (job(PROMPT, stop_tokens=(3, 512)), "stop has token 512, which the model never draws"),
         (job(PROMPT, prompt_logprobs=True, last_n=-1), "prompt_logprobs_last_n is -1"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -178,6 +178,18 @@ async def test_a_seed_that_was_not_given_is_drawn_once(start: StartWorker) -> No
     assert successor.engine.state(MODEL).lora == before.lora
 
 
+@pytest.mark.parametrize("kind", [worker_pb2.TRAINING, worker_pb2.SAMPLER, worker_pb2.EXTERNAL])
+async def test_a_taken_name_is_refused_with_what_helps_in_that_kind_of_save(
+    worker: Worker, kind: worker_pb2.CheckpointKind
+) -> None:
+    """Only `save_state` of the SDK has `overwrite`."""
+    request = worker_pb2.SaveWeights(kind=kind, name="a").SerializeToString()
+    await worker.submit(create(), *(Call(number, worker_pb2.SAVE_WEIGHTS, request) for number in (1, 2)))
+    refused = await worker.failure(2)
+    assert "exists already. Choose another name" in refused
+    assert ("overwrite" in refused) == (kind == worker_pb2.TRAINING)
+
+
 async def test_saves_of_one_name_are_told_apart_by_what_the_store_has_seen(worker: Worker) -> None:
     await worker.submit(create(), save(1, "a"), save(2, "a"), save(3, "a", overwrite=True))
     assert (await worker.finished(1)).failure is None

@@ -18,6 +18,12 @@ MOST_PROMPTS = 128
 MOST_LIKELIEST = 20
 DEFAULT_COMPLETION_TOKENS = 16
 TOKEN_LIMIT = 2**31
+REASONING_FIELDS = ("reasoning", "reasoning_content")
+"""A newer and an older name of other servers for the same; chat templates read the older one."""
+MESSAGE_FIELDS = frozenset(
+    {"role", "content", "refusal", "name", "tool_call_id", "tool_calls", "annotations", *REASONING_FIELDS}
+)
+"""Annotations describe an answer's own content, and come back with it."""
 
 # What clients may send though it is not read: it changes no sample.
 WITHOUT_EFFECT = frozenset(
@@ -209,16 +215,27 @@ def _message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
     role = message.get("role")
     if role not in ("system", "developer", "user", "assistant", "tool"):
         raise ValueError(f"{where}: role must be system, developer, user, assistant or tool")
+    _check_fields(where, role, message)
+    content = message.get("content")
     shown: dict[str, Any] = {
         "role": "system" if role == "developer" else role,
-        "content": _text(f"{where}.content", message.get("content")),
+        "content": _text(f"{where}.content", message.get("refusal") if content is None else content),
     }
     shown |= {name: message[name] for name in ("name", "tool_call_id") if message.get(name) is not None}
-    if (reasoning := message.get("reasoning_content")) is not None:
-        shown["reasoning_content"] = _text(f"{where}.reasoning_content", reasoning)
+    for name in REASONING_FIELDS:
+        if (reasoning := message.get(name)) is not None:
+            shown["reasoning_content"] = _text(f"{where}.{name}", reasoning)
     if calls := message.get("tool_calls"):
         shown["tool_calls"] = [_call(f"{where}.tool_calls", call) for call in _listed(f"{where}.tool_calls", calls)]
     return shown
+
+
+def _check_fields(where: str, role: str, message: Mapping[str, Any]) -> None:
+    """Refuse a message that says something which the prompt would not hold."""
+    for name in sorted(message.keys() - MESSAGE_FIELDS):
+        _refuse(f"{where}.{name}", message[name])
+    if role != "assistant" and message.get("content") is None:
+        raise ValueError(f"{where}.content is missing: only an assistant's message can do without")
 
 
 def _text(where: str, content: Any) -> str:

@@ -57,6 +57,11 @@ def rendered(prompt: Prompt) -> Any:
         (chat, {"messages": [{"role": "robot", "content": "x"}]}, "messages.0: role"),
         (chat, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only texts"),
         (chat, {"messages": [{"role": "assistant", "tool_calls": [LIST_CALL]}]}, "object"),
+        (chat, {"messages": [{"role": "user", "contents": "x"}]}, "messages.0.contents is not supported"),
+        (chat, {"messages": [{"role": "user", "content": "x", "prefix": True}]}, "messages.0.prefix is not supported"),
+        (chat, {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages.0.function_call"),
+        (chat, {"messages": [{"role": "user"}]}, "messages.0.content is missing"),
+        (chat, {"messages": [*HELLO, {"role": "tool", "content": None}]}, "messages.1.content is missing"),
         (completion, {"suffix": "x"}, "suffix"),
         (completion, {"best_of": 3}, "best_of"),
         (completion, {"prompt": []}, "1 to 128 prompts"),
@@ -108,6 +113,14 @@ def test_messages_become_what_chat_templates_know() -> None:
         {"role": "assistant", "content": "", "reasoning_content": "Hm", "tool_calls": [called]},
         {"role": "tool", "content": "2", "tool_call_id": "c"},
     ]
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_an_answer_that_comes_back_keeps_all_that_it_said(name: str) -> None:
+    """`null` and empty fields come with it: clients send whole messages of other servers back."""
+    empty = {"audio": None, "function_call": None, "tool_calls": [], "annotations": [{"type": "url_citation"}]}
+    answer = {"role": "assistant", "content": None, "refusal": "No.", name: "Hm", **empty}
+    assert conversation([answer]) == [{"role": "assistant", "content": "No.", "reasoning_content": "Hm"}]
 
 
 def test_anthropics_blocks_become_the_same() -> None:
