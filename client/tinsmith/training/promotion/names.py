@@ -141,7 +141,7 @@ def explained(status: int, body: object) -> NotOffered | PromotionRefused | None
     """What a refusal means. None: it is none of promotions, and is told as the SDK does."""
     detail = str(body.get("detail", "")) if isinstance(body, Mapping) else ""
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and (
-        not detail or detail.endswith(NO_SUCH_CALL)
+        not detail or any(words in detail for words in NO_SUCH_CALL)
     ):
         return NotOffered("this server has no names for saved samplers: programs name a sampler by its path there")
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY):

@@ -84,6 +84,7 @@ def test_a_rollback_that_the_sdk_repeats_says_again_which_change_it_takes_back(
     [
         (404, {"detail": "Not Found"}),
         (404, {"detail": "PUT /api/v1/promotions/prod: Not Found"}),
+        (404, {"detail": "PUT /api/v1/promotions/prod: Not Found. This server has no such call."}),
         (405, {"detail": "Method Not Allowed"}),
         (404, None),
         (404, "<html>"),
