@@ -327,7 +327,7 @@ class Sampling:
             source = await self._store.newest_inflight(session.model_id) or session
         checkpoint = await self._weights(source)
         if checkpoint is None or checkpoint.directory != source.checkpoint_directory:
-            raise Gone(f"the weights of sampling session {session.sampling_session_id} are no longer kept")
+            raise Gone(_gone(source))
         return checkpoint
 
     async def _weights(self, session: SamplingSession) -> Checkpoint | None:
@@ -337,6 +337,18 @@ class Sampling:
             return await self._lookup.readable(session.tenant, session.model_path, "sampler")
         except CheckpointRefused:
             return None
+
+
+def _gone(session: SamplingSession) -> str:
+    if session.model_path is not None:
+        return (
+            f"{session.model_path} was deleted, overwritten or has expired since its sampling client was made; "
+            "make a sampling client of a checkpoint that is there"
+        )
+    return (
+        f"the weights of sampling session {session.sampling_session_id} were saved without a name and are no longer "
+        "kept; make another sampling client of the training client, or save them under a name"
+    )
 
 
 class MissingTracker(Generic[K]):
