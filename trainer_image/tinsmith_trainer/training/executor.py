@@ -311,7 +311,14 @@ def _check_name_is_free(model_id: str, request: worker_pb2.SaveWeights, latest_s
         return
     if request.name_taken or latest_save > request.seen_event_id:
         path = f"tinker://{model_id}/{PATH_KINDS[request.kind]}/{request.name}"
-        raise UserError(f"{path} exists already. Choose another name, delete it first, or save with overwrite=True.")
+        raise UserError(f"{path} exists already. {_cure_of_a_taken_name(request)}")
+
+
+def _cure_of_a_taken_name(request: worker_pb2.SaveWeights) -> str:
+    """Return what helps in this kind of save: the SDK's save_weights_for_sampler has no `overwrite`."""
+    if request.kind == worker_pb2.TRAINING:
+        return "Choose another name, delete it first, or save with overwrite=True."
+    return "Choose another name, or delete it first."
 
 
 def _check_result_size(call: ForwardBackward) -> None:
