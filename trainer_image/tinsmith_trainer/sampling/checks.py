@@ -30,6 +30,7 @@ def room_for_tokens(job: SampleJob, info: BaseModelInfo, longest: int | None = N
     """
     _check_prompt(job, info)
     _check_params(job.params)
+    _check_stop_tokens(job.params, info.vocab_size)
     if not 1 <= job.num_samples <= MOST_SAMPLES:
         raise UserError(f"num_samples is {job.num_samples}; it must be 1 to {MOST_SAMPLES}.")
     if job.prompt_logprobs_last_n is not None and job.prompt_logprobs_last_n < 0:
@@ -101,6 +102,16 @@ def _check_params(params: SamplingParams) -> None:
         raise UserError(f"max_tokens is {params.max_tokens}; it must not be negative.")
     if any(not string for string in params.stop_strings or ()):
         raise UserError("A stop string is empty; it would stop every sequence at once. Leave it out.")
+
+
+def _check_stop_tokens(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse a token that can never be drawn: each sequence would run to its full length, without a word."""
+    outside = [token for token in params.stop_tokens or () if not 0 <= token < vocab_size]
+    if outside:
+        raise UserError(
+            f"stop has token {outside[0]}, which the model never draws: its vocabulary is 0 to {vocab_size - 1}. "
+            "Take the stop tokens from this model's tokenizer."
+        )
 
 
 def _check_alternatives(job: SampleJob, vocab_size: int) -> None:
