@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 from tinsmith_operator.api.conditions import ConditionState, ConditionType, Truth, move_conditions
 from tinsmith_operator.api.names import endpoint
 from tinsmith_operator.api.status import Condition, CountedPod, Restarts, TrainingSessionStatus
-from tinsmith_operator.common.actions import Action
+from tinsmith_operator.common.actions import Action, Emit, EventType
+from tinsmith_operator.common.bars import CLAIM
 from tinsmith_operator.common.observed import WorkerReport
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.common.requests import answered_requests, request_events, snapshot_request
@@ -27,9 +28,24 @@ def write_status(situation: Situation, conditions: tuple[ConditionState, ...]) -
     after = build_status(situation, conditions)
     if _only_the_snapshot_is_new(situation.session.status, after):
         return ()
-    changes = status_changes(situation.session.status, after)
+    before = situation.session.status
+    changes = status_changes(before, after)
     requests = request_events(situation.session, after.requests, situation.snapshot)
-    return (*changes, *requests) if changes else ()
+    return (*changes, *requests, *_replaced_journal(situation, before, after)) if changes else ()
+
+
+def _replaced_journal(
+    situation: Situation, before: TrainingSessionStatus, after: TrainingSessionStatus
+) -> tuple[Emit, ...]:
+    """Return the Event about a claim that took the place of another: conditions say soon that the new worker is well."""
+    if before.worker_id in (None, after.worker_id) or before.first_ready_time is None:
+        return ()
+    said = (
+        f"{CLAIM} {situation.session.claim_name} is not the one that the worker had before. If it is a new one, its "
+        "journal is empty, and every adapter that was not saved is lost: resume programs from their checkpoints. "
+        "Before you delete a claim, save the adapters."
+    )
+    return (Emit(EventType.WARNING, "JournalReplaced", said),)
 
 
 def _only_the_snapshot_is_new(before: TrainingSessionStatus, after: TrainingSessionStatus) -> bool:

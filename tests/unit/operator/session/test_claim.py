@@ -9,7 +9,7 @@ from support.operator.resources import session_manifest
 from support.operator.session_world import World
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import MANAGER
-from tinsmith_operator.common.actions import Apply, Create, Delete
+from tinsmith_operator.common.actions import Apply, Create, Delete, Emit, EventType
 
 CLAIM = ("PersistentVolumeClaim", "qwen-journal")
 PLAIN_CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": {"volumeName": "disk-1"}}
@@ -209,6 +209,36 @@ def test_a_claim_that_was_deleted_under_the_session_is_made_again_with_another_w
     world.settle()
     assert world.session is not None
     assert world.session["status"]["workerId"] == world.objects[CLAIM]["metadata"]["uid"] != before
+    [event] = replaced_journals(world)
+    assert (event.type, CLAIM[1] in event.message) == (EventType.WARNING, True)
+
+
+def replaced_journals(world: World) -> list[Emit]:
+    return [event for event in world.events if event.reason == "JournalReplaced"]
+
+
+def test_a_claim_that_others_replaced_between_two_looks_is_told() -> None:
+    """As a restore does, or a storage system that lost it: the operator never sees that there was none."""
+    world = World(session_manifest(storage={"existingClaim": "mine"}))
+    world.add({**PLAIN_CLAIM, "metadata": {"name": "mine"}})
+    world.settle()
+    del world.objects["PersistentVolumeClaim", "mine"]
+    world.add({**PLAIN_CLAIM, "metadata": {"name": "mine"}})
+    world.settle()
+    world.settle()
+    assert len(replaced_journals(world)) == 1
+
+
+def test_a_claim_that_stays_is_never_called_replaced() -> None:
+    world = settled_world(size="10Gi")
+    for spec in ({"suspend": True}, {"suspend": False}, {"storage": {"size": "20Gi"}}):
+        world.user_sets(**spec)
+        world.settle()
+    world.user_deletes_owner()
+    world.settle()
+    world.session = session_manifest(storage={"size": "20Gi"})
+    world.settle()
+    assert replaced_journals(world) == []
 
 
 @pytest.mark.parametrize("label", ["app.kubernetes.io/managed-by", "tinsmith.dev/session"])
