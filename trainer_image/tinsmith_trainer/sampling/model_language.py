@@ -111,7 +111,9 @@ class ModelLanguage:
                 f"The prompt has {len(text)} characters, and the model's context is {self.context_tokens} tokens; at "
                 f"most {CHARACTERS_A_TOKEN} characters for each of them are looked at. Shorten the prompt."
             )
-        tokens: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        # Twice its first token is a prompt that no model was trained on, and the answer does not show it.
+        has_first = self.tokenizer.bos_token is not None and text.startswith(self.tokenizer.bos_token)
+        tokens: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens and not has_first)["input_ids"]
         return tokens
 
 

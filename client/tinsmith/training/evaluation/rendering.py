@@ -91,6 +91,9 @@ class RawTexts:
 
     def _tokens(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
+            begin = getattr(self._tokenizer, "bos_token", None)
+            if begin is not None and prompt.startswith(begin):  # a tokenizer would put a second one before it
+                return self._encoded(prompt)
             return [int(token) for token in self._tokenizer.encode(prompt)]
         if is_tokens(prompt):
             return list(cast(Sequence[int], prompt))

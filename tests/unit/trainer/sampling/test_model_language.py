@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from support.first_token import FIRST, tokenizer_with_first_token
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling import model_language as language_module
@@ -38,6 +40,12 @@ def test_tools_and_variables_reach_the_template(language: ModelLanguage) -> None
     text = rendered(language, HELLO, tools=json.dumps(TOOLS), variables=json.dumps({"enable_thinking": False}))
     assert '"name": "add"' in text
     assert text.endswith("<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize("text", ["hi", f"{FIRST}hi"], ids=["as it is", "from a chat template"])
+def test_a_text_begins_with_the_first_token_once(language: ModelLanguage, text: str) -> None:
+    asked = worker_pb2.RenderPromptRequest(text=text)
+    assert replace(language, tokenizer=tokenizer_with_first_token()).render(asked) == [0, 1, 2]
 
 
 def test_an_answer_that_has_begun_is_gone_on_with(language: ModelLanguage) -> None:
