@@ -205,3 +205,18 @@ async def test_a_call_for_a_model_that_was_just_forgotten_leaves_no_row(
     await worker.submit(train(1))
     assert (gone, rows(worker)) == ([MODEL], [])
     forget(gone)
+
+
+async def test_events_of_a_new_volume_come_after_the_servers_cursor_whatever_the_clock_says(tmp_path: Path) -> None:
+    """A server reads what is behind its cursor alone: saves of a volume whose clock is behind would have no records."""
+    cursor = 2**60
+    worker = Worker(tmp_path / "new")
+    await worker.service.activate(1, cursor)
+    await worker.submit(create(), save(1, "a"))
+    await worker.finished(1)
+    assert [event.event_id for event in await worker.events()] == [cursor + 1, cursor + 2]
+    await worker.service.activate(2, 5)
+    await worker.submit(save(2, "b"))
+    await worker.finished(2)
+    assert [event.event_id for event in await worker.events()] == [cursor + 1, cursor + 2, cursor + 3]
+    await worker.service.drain()

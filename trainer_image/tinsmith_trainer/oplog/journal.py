@@ -134,10 +134,7 @@ class _Job(Generic[T]):
 
 
 class Journal:
-    """Runs reads and writes on the file, on a thread of its own.
-
-    Writes run in the order they came. What comes together is a batch: its reads run before its writes, so a read sees
-    the writes whose results were there when it was asked for, and perhaps none of later ones.
+    """Runs reads and writes on the file on a thread of its own: of a batch the reads first, writes as they came.
 
     On a full disk, writes that must succeed wait for room, and everything else goes on: reads, writes for which there
     is room, and refusals. Of one model they keep their order.
@@ -380,8 +377,7 @@ def _open(path: Path, vfs: str | None) -> apsw.Connection:
     _add_columns(db)
     db.execute(INDEXES)
     db.execute("INSERT OR IGNORE INTO meta VALUES ('format_version', ?)", (str(FORMAT_VERSION),))
-    # A server may remember a cursor of a volume that was lost: events of a new one must come after it, and activation
-    # says so where this clock is behind.
+    # A server may remember a cursor of a lost volume. Events of a new one come after it (also by `raise_epoch`).
     db.execute(
         "INSERT INTO sqlite_sequence (name, seq) SELECT 'events', ?"
         " WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'events')",

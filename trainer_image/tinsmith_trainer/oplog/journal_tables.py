@@ -136,16 +136,12 @@ def set_meta(db: Database, key: str, value: str) -> None:
     db.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value))
 
 
-def raise_epoch(db: Database, epoch: int) -> int:
-    """Fences older epochs out, in one step; returns the highest seen, this one included."""
+def raise_epoch(db: Database, epoch: int, event_cursor: int) -> int:
+    """Fences older epochs out, and numbers events beyond the cursor; returns the highest epoch that was seen."""
+    db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'events'", (event_cursor,))
     highest = max(epoch, int(get_meta(db, "epoch") or 0))
     set_meta(db, "epoch", str(highest))
     return highest
-
-
-def raise_event_ids(db: Database, cursor: int) -> None:
-    """The next event comes after the cursor of a server. The clock of a new volume may be behind an earlier one's."""
-    db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'events'", (cursor,))
 
 
 def insert_operation(db: Database, operation: Operation, payload: bytes, late: Failure | None, now: float) -> None:

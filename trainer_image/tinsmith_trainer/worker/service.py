@@ -135,12 +135,8 @@ class WorkerService:
     async def activate(self, epoch: int, event_cursor: int = 0) -> None:
         """Raises NotActive when a higher epoch was here before, Draining, and JournalFull."""
         self._check_stays()
-
-        def raised(db: journal_tables.Database) -> int:
-            journal_tables.raise_event_ids(db, event_cursor)
-            return journal_tables.raise_epoch(db, epoch)
-
-        seen = await asyncio.wrap_future(self.journal.write(raised, uses_reserve=True))
+        raised = self.journal.write(lambda db: journal_tables.raise_epoch(db, epoch, event_cursor), uses_reserve=True)
+        seen = await asyncio.wrap_future(raised)
         self._check_stays()  # what begins now would read a journal that is about to close
         if epoch < seen:
             raise NotActive(f"epoch {epoch} is over: this worker has seen epoch {seen}")
