@@ -17,6 +17,7 @@ def test_a_new_data_directory_is_closed_to_other_users(tmp_path: Path) -> None:
 
 
 def test_a_data_directory_that_an_administrator_made_keeps_its_mode(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir(mode=0o750)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(0o750)
     make_data_directory(tmp_path / "data")
     assert mode_of(tmp_path / "data") == 0o750

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,15 @@ from typer.testing import CliRunner, Result
 app = typer.Typer()
 app.command()(serve)
 app.add_typer(keys, name="keys")
+
+
+@pytest.fixture(autouse=True)
+def _umask_as_before() -> Iterator[None]:
+    """`tinsmith serve` makes files for its own user alone, and here it is this process."""
+    before = os.umask(0o077)
+    os.umask(before)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture(autouse=True)
