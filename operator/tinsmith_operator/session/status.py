@@ -37,7 +37,7 @@ def write_status(situation: Situation, conditions: tuple[ConditionState, ...]) -
 def _replaced_journal(
     situation: Situation, before: TrainingSessionStatus, after: TrainingSessionStatus
 ) -> tuple[Emit, ...]:
-    """Return the Event about a claim that took the place of another: conditions say soon that the new worker is well."""
+    """Return the Event about a claim that replaced another, since conditions soon report the new worker as ready."""
     if before.worker_id in (None, after.worker_id) or before.first_ready_time is None:
         return ()
     said = (

@@ -194,15 +194,16 @@ class Watching:
     def _hear(self, _namespace: str | None, plural: str, code: str, _answer: object, _is_first: bool) -> None:
         self.heard.put_nowait((plural, code))
 
-    async def hears(self, plural: str, code: str) -> None:
-        """Returns when that is heard. Fails when the watch ends before."""
-        while True:
+    async def hears(self, *answers: tuple[str, str]) -> None:
+        """Returns when all of these have been heard, in any order. Fails when the watch ends before."""
+        left = list(answers)
+        while left:
             next_one = asyncio.create_task(self.heard.get())
             await asyncio.wait([next_one, self.running], return_when=asyncio.FIRST_COMPLETED)
             if self.running.done():
                 self.running.result()
-            if next_one.result() == (plural, code):
-                return
+            if next_one.result() in left:
+                left.remove(next_one.result())
 
     async def asks(self, *calls: ApiCall) -> None:
         """Returns when all of these have been asked, in any order."""
@@ -230,20 +231,19 @@ async def watching(api: SmallApi) -> AsyncIterator[Watching]:
 
 @pytest.mark.parametrize("code", [500, 504])
 async def test_a_watch_that_is_broken_off_by_an_error_begins_anew_with_a_list(watching: Watching, code: int) -> None:
-    await watching.hears(SESSIONS.plural, "200")
+    await watching.hears((SESSIONS.plural, "200"))
     watching.api.lines.put_nowait(error_event(code))
-    await watching.hears(SESSIONS.plural, "200")
+    await watching.hears((SESSIONS.plural, "200"))
     assert not watching.watch.has_ended
 
 
 async def test_a_kind_whose_crd_is_deleted_is_heard_of_and_watched_again_when_it_is_back(watching: Watching) -> None:
-    for owner in OWNERS:
-        await watching.hears(owner.plural, "200")
+    await watching.hears(*((owner.plural, "200") for owner in OWNERS))
     watching.api.missing = {SESSIONS.plural}
     watching.api.lines.put_nowait(error_event(500))
-    await watching.hears(SESSIONS.plural, "404")
+    await watching.hears((SESSIONS.plural, "404"))
     watching.api.missing = set()
-    await watching.hears(SESSIONS.plural, "200")
+    await watching.hears((SESSIONS.plural, "200"))
     await watching.asks(ApiCall("watch", SESSIONS.plural, None))
     assert not watching.watch.has_ended
 
@@ -251,5 +251,5 @@ async def test_a_kind_whose_crd_is_deleted_is_heard_of_and_watched_again_when_it
 async def test_a_watch_that_finds_its_crd_deleted_lists_it(watching: Watching) -> None:
     watching.api.missing = {POOLS.plural}
     watching.api.cut.set()
-    await watching.hears(POOLS.plural, "404")
+    await watching.hears((POOLS.plural, "404"))
     assert not watching.watch.has_ended
