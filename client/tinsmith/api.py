@@ -13,11 +13,20 @@ from urllib.parse import quote
 
 import httpx
 
+from tinsmith.credentials import API_KEY_VARIABLE, UnusableKey, check_key
+
 API_PATH = "/api/v1"
 NO_SUCH_CALL = "Not Found"
 """What servers of this kind say of a path that they do not have."""
 BASE_URL_VARIABLE = "TINKER_BASE_URL"
-API_KEY_VARIABLE = "TINKER_API_KEY"
+BASE_PATHS = {
+    "/oai/api/v1": "the base URL for clients of OpenAI",
+    "/anthropic/api/v1": "which is for clients of Anthropic",
+    "/anthropic/api": "the base URL for clients of Anthropic",
+    API_PATH: "which the SDK adds",
+    "/v1": "the base URL for clients of OpenAI",
+}
+"""How URLs end that are no server's address, the longest first."""
 LOCAL_SERVER = "http://127.0.0.1:8000"
 TIMEOUT_SECONDS = 10.0
 UPLOAD_SECONDS = 600.0
@@ -96,14 +105,14 @@ def base_url_from_environment() -> str:
     return os.environ.get(BASE_URL_VARIABLE) or LOCAL_SERVER
 
 
-def api_key_from_environment() -> str | None:
-    return os.environ.get(API_KEY_VARIABLE) or None
-
-
 def http_client(base_url: str, api_key: str | None, path: str, timeout: float | httpx.Timeout) -> httpx.Client:
-    """Return a client of the calls below `path`. Raises ApiError for an address that cannot be a server's."""
+    """Return a client of the calls below `path`. Raises ApiError for an address or a key that cannot be a server's."""
     if (mistake := find_mistake(base_url)) is not None:
         raise ApiError(f"{mistake.detail}; {mistake.cure}")
+    try:
+        check_key(api_key)
+    except UnusableKey as error:
+        raise ApiError(str(error)) from error
     headers = {"X-API-Key": api_key} if api_key else {}
     return httpx.Client(base_url=f"{base_url.rstrip('/')}{path}", headers=headers, timeout=timeout)
 
@@ -271,9 +280,9 @@ def find_mistake(url: str) -> Mistake | None:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         return Mistake(f"{url} is not an http URL", "write it as http://HOST:PORT")
     bare = url.rstrip("/")
-    if bare.endswith(API_PATH):
-        cure = f"leave out {API_PATH}, which the SDK adds: {bare.removesuffix(API_PATH)}"
-        return Mistake(f"{url} ends in {API_PATH}", cure)
+    for path, reason in BASE_PATHS.items():
+        if bare.endswith(path):
+            return Mistake(f"{url} ends in {path}", f"leave out {path}, {reason}: {bare.removesuffix(path)}")
     return None
 
 

@@ -10,9 +10,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tinsmith.api import ApiError, api_key_from_environment, base_url_from_environment
+from tinsmith.api import ApiError, base_url_from_environment
 from tinsmith.completions import AnswerPart, Completions, Message, SamplingOptions
 from tinsmith.console import make_console
+from tinsmith.credentials import api_key_from_environment
 
 INTERRUPTED = 130
 PROMPT = "> "

@@ -12,7 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tinsmith.api import (
-    API_KEY_VARIABLE,
     BASE_URL_VARIABLE,
     Api,
     ApiError,
@@ -24,6 +23,7 @@ from tinsmith.api import (
     find_mistake,
     is_here,
 )
+from tinsmith.credentials import API_KEY_VARIABLE, cure_of, find_key_mistake
 
 OLDEST_SDK = (0, 38)
 """Older ones send what this release of the server does not read yet."""
@@ -88,11 +88,15 @@ def diagnose(environment: ClientEnvironment, *, wait_seconds: float = 0.0) -> It
         yield CheckResult("server", Status.SKIPPED, "needs an address")
         return
     deadline = time.monotonic() + wait_seconds
-    with Api(environment.base_url, environment.api_key) as api:
+    mistake = find_key_mistake(environment.api_key)
+    with Api(environment.base_url, None if mistake else environment.api_key) as api:
         server = _wait_for_server(api, deadline)
         yield server if environment.environment_url is not None else _as_hint(server, api)
         if server.status is not Status.OK:
             yield CheckResult("key", Status.SKIPPED, "needs a server that answers")
+            return
+        if mistake is not None:
+            yield CheckResult("key", Status.FAILED, mistake, cure_of(environment.api_key))
             return
         yield (key := _check_key(api, environment.api_key, _cure_for_a_key(environment.base_url)))
         if key.status is not Status.OK:

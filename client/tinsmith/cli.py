@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tinsmith.console import make_console
+from tinsmith.credentials import UnusableKey
 from tinsmith.discovery import MissingExtra, find_commands, naming_extras, summary_of
 
 HELP = "Train and sample LoRA adapters with the tinker SDK, on your own machines."
@@ -30,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise SystemExit(1) from missing
         make_console(stderr=True).print(str(missing))
         raise SystemExit(1) from missing
+    except UnusableKey as error:
+        make_console(stderr=True).print(str(error), markup=False, soft_wrap=True)
+        raise SystemExit(1) from error
 
 
 def run(commands: Mapping[str, EntryPoint], arguments: Sequence[str]) -> None:

@@ -11,9 +11,10 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from tinsmith.api import BASE_URL_VARIABLE, api_key_from_environment, base_url_from_environment
+from tinsmith.api import BASE_URL_VARIABLE, base_url_from_environment
 from tinsmith.checks import CheckResult, ClientEnvironment, Status, diagnose
 from tinsmith.console import make_console
+from tinsmith.credentials import API_KEY_VARIABLE
 
 MARKS = {Status.OK: ("✓", "green"), Status.FAILED: ("✗", "red"), Status.SKIPPED: ("-", "yellow")}
 
@@ -32,7 +33,7 @@ def doctor(
     environment = ClientEnvironment(
         base_url=base_url or base_url_from_environment(),
         environment_url=base_url or os.environ.get(BASE_URL_VARIABLE) or None,
-        api_key=api_key_from_environment(),
+        api_key=os.environ.get(API_KEY_VARIABLE) or None,
     )
     results = diagnose(environment, wait_seconds=wait)
     healthy = _print_json(results) if as_json else _print_lines(results)

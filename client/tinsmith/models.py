@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from tinsmith.api import Api, ApiError, ServedModel, api_key_from_environment, base_url_from_environment
+from tinsmith.api import Api, ApiError, ServedModel, base_url_from_environment
 from tinsmith.console import make_console
+from tinsmith.credentials import api_key_from_environment
 
 
 def models(

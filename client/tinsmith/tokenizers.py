@@ -18,8 +18,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tinsmith.api import Api, ApiError, CallUnknown, RequestRefused, api_key_from_environment, base_url_from_environment
+from tinsmith.api import Api, ApiError, CallUnknown, RequestRefused, base_url_from_environment
 from tinsmith.checks import VOCABULARY_FILES, find_tokenizer, tokenizer_id
+from tinsmith.credentials import api_key_from_environment
 
 FILES = frozenset(
     {

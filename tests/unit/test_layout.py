@@ -76,6 +76,7 @@ WHY_SHORT = {
     "client/tinsmith/cluster/errors.py": SHARED,
     "client/tinsmith/cluster/names.py": SHARED,
     "client/tinsmith/cluster/tree.py": SHARED,
+    "client/tinsmith/credentials.py": SHARED,
     "client/tinsmith/console.py": SHARED,
     "client/tinsmith/doctor.py": COMMAND,
     "client/tinsmith/models.py": COMMAND,

@@ -321,3 +321,68 @@ def test_the_report_for_people_shows_the_cure_and_never_the_key(
     assert "✗ key" in shown
     assert "cure:" in shown
     assert "a-secret" not in shown
+
+
+@pytest.mark.usefixtures("tokenizer_here")
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (f"{GOOD_KEY}\n", "has a newline as character"),
+        (f" {GOOD_KEY}", "has a space as character 1 of"),
+        ("tml-a b", "has a space as character 6 of 7"),
+        ("tml-\x00", "has a control character as character 5 of 5"),
+        ("tml-\u00e9", "has a character that is not ASCII as character 5 of 5"),
+        ("tml-\udce9", "has a character that is not ASCII as character 5 of 5"),
+    ],
+)
+def test_a_key_that_no_header_can_carry_is_named_and_not_shown(well_server: str, key: str, said: str) -> None:
+    results = examine(well_server, key)
+    assert failures(results) == ["key"]
+    assert said in results["key"].detail
+    assert results["key"].cure
+    assert key.strip() not in results["key"].detail + (results["key"].cure or "")
+
+
+@pytest.mark.parametrize("key", ["tml-a\n", "tml-a b", "tml-\u00e9"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["models"],
+        ["chat", "org/tiny", "--message", "Hi"],
+        ["tokenizer", "org/tiny"],
+        ["import", "adapter", "--base-model", "org/tiny"],
+        ["promote", "prod", "tinker://x/sampler_weights/y"],
+        ["export", "tinker://x/weights/y", "--to", "folder", "--layout", "peft"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_command_says_so_in_one_sentence(
+    command: list[str], key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TINKER_API_KEY", key)
+    monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:9")
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    said = capsys.readouterr()
+    assert ended.value.code == 1, said
+    assert "TINKER_API_KEY has a" in said.err.replace("\n", " ")
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("path", "whose"),
+    [
+        ("/oai/api/v1", "clients of OpenAI"),
+        ("/anthropic/api/v1", "clients of Anthropic"),
+        ("/anthropic/api", "clients of Anthropic"),
+        ("/api/v1/", "which the SDK adds"),
+        ("/v1", "clients of OpenAI"),
+    ],
+)
+@pytest.mark.usefixtures("elsewhere")
+def test_a_base_url_of_another_client_is_cured_as_a_whole(path: str, whose: str) -> None:
+    address = examine(f"http://tin.example:81/team{path}")["address"]
+    assert address.status is Status.FAILED
+    assert whose in (address.cure or "")
+    assert (address.cure or "").endswith(": http://tin.example:81/team")

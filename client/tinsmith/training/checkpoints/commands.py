@@ -14,8 +14,9 @@ import tinker
 import typer
 from rich.table import Column, Table
 
-from tinsmith.api import api_key_from_environment, base_url_from_environment
+from tinsmith.api import base_url_from_environment
 from tinsmith.console import make_console
+from tinsmith.credentials import api_key_from_environment
 from tinsmith.training.checkpoints.adapter_folder import export_adapter, newest_step
 from tinsmith.training.checkpoints.metadata import CONFIG_FILE, TRAINER_STATE_FILE, Metadata
 from tinsmith.training.checkpoints.retention import Retention

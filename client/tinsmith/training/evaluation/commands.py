@@ -20,8 +20,9 @@ from tinker import types
 from typer.core import TyperGroup
 from typing_extensions import override
 
-from tinsmith.api import BASE_URL_VARIABLE, api_key_from_environment, base_url_from_environment
+from tinsmith.api import BASE_URL_VARIABLE, base_url_from_environment
 from tinsmith.console import make_console
+from tinsmith.credentials import api_key_from_environment
 from tinsmith.output_folder import make_output_folder
 from tinsmith.training.errors import TrainingError
 from tinsmith.training.evaluation.comparison import Compared, compare, csv_of_comparison, read_runs

@@ -11,8 +11,9 @@ import tinker
 import typer
 from rich.table import Column, Table
 
-from tinsmith.api import api_key_from_environment, base_url_from_environment
+from tinsmith.api import base_url_from_environment
 from tinsmith.console import make_console
+from tinsmith.credentials import api_key_from_environment
 from tinsmith.training.errors import TrainingError
 from tinsmith.training.promotion.names import (
     Expected,

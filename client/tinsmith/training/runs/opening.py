@@ -12,7 +12,8 @@ from typing import Any
 import tinker
 from typing_extensions import override
 
-from tinsmith.api import Api, ApiError, Unreachable, api_key_from_environment, base_url_from_environment
+from tinsmith.api import Api, ApiError, Unreachable, base_url_from_environment
+from tinsmith.credentials import api_key_from_environment
 from tinsmith.tokenizers import TokenizerError, load_tokenizer
 from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed, has_tokenizer_json
 from tinsmith.training.checkpoints.retention import Retention
