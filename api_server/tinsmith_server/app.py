@@ -31,7 +31,7 @@ from tinsmith_server.routes.about import pages, tokenizers
 from tinsmith_server.routes.dialects import anthropic, openai
 from tinsmith_server.routes.dialects.base_urls import ShortPaths
 from tinsmith_server.routes.doors import METRICS_PATH, Doors, PlacesAtWork, RequestsPerAddress, ThisMachineAlone
-from tinsmith_server.routes.middleware import Observing
+from tinsmith_server.routes.middleware import HeadRequests, Observing
 from tinsmith_server.routes.openapi import install_openapi
 from tinsmith_server.routes.problems import install_problem_handlers
 from tinsmith_server.services.assembly import Services
@@ -105,6 +105,7 @@ def create_app(
         summary="Metrics for Prometheus",
         response_class=PlainTextResponse,
     )
+    app.add_middleware(HeadRequests)
     app.add_middleware(ShortPaths)
     app.add_middleware(PlacesAtWork)
     app.add_middleware(Doors, settings=settings, pages={*pages.DOCS_PATHS, pages.OPENAPI_PATH, METRICS_PATH})

@@ -74,6 +74,32 @@ def _open_files() -> int:
     return 2**31 if soft == resource.RLIM_INFINITY else soft
 
 
+class UntilClosed:
+    """An application whose answers without a length end with the connection.
+
+    uvicorn sends them in chunks, which HTTP/1.0 does not have: nginx speaks it to servers behind it by default.
+    """
+
+    def __init__(self, app: Any, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        has_length = True
+
+        async def unchunked(message: Any) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                if not has_length:
+                    self._cycle.chunked_encoding, self._cycle.keep_alive = False, False
+            elif not has_length:
+                self._cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, unchunked)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One deadline at a time: for the next header, for the rest of a body, for a reader. A request that is worked on
     has none here: its route reads the body within its own time."""
@@ -160,6 +186,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._idle:
             self._expect(None)
         super().on_headers_complete()
+
+    @override
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        super()._start_asgi_task(cycle, UntilClosed(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     def _refuse(self, status: bytes, sentence: str) -> None:
         """Before any application hears of it."""

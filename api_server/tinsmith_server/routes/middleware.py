@@ -21,6 +21,27 @@ log = get_logger(__name__)
 LINKS = re.compile(r"(?<=/uploads/)[^/]+|(?<=/downloads/)[^/]+|(?<=/archives/)[^/]+|(?<=/traces/)[^/]+")
 
 
+class HeadRequests:
+    """Answer HEAD as GET without its body, on every route: monitors and load balancers ask with it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def without_body(message: Message) -> None:
+            await send(message if message["type"] != "http.response.body" else {**message, "body": b""})
+
+        asked = {**scope, "method": "GET"}  # a copy: the server leaves the body out by the method of its own
+        try:
+            await self._app(asked, receive, without_body)
+        finally:
+            scope.update(asked, method="HEAD")  # the route, by which requests are counted
+
+
 class Observing:
     """Plain ASGI: a thousand held polls pay for nothing they do not use."""
 

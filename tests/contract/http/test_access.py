@@ -142,6 +142,21 @@ async def test_health_metrics_and_the_api_page_need_no_key(server: TestedServer)
     assert (await server.client.get("http://localhost/docs", headers=headers)).status_code == 200
 
 
+@one_server
+@pytest.mark.parametrize(
+    "path", ["/health", "/api/v1/healthz", "/api/v1/readyz", "/metrics", "/", "/v1/models", "/no/such/page"]
+)
+async def test_head_is_answered_as_get_without_a_body(server: TestedServer, path: str) -> None:
+    asked, headed = [await server.client.request(method, f"http://server{path}") for method in ("GET", "HEAD")]
+    assert (headed.status_code, headed.content) == (asked.status_code, b"")
+    assert headed.headers["content-type"] == asked.headers["content-type"]
+
+
+@one_server
+async def test_head_of_a_call_that_only_takes_a_body_is_405(server: TestedServer) -> None:
+    assert (await server.client.head("http://server/api/v1/asample")).status_code == 405
+
+
 @pytest.mark.core("GET /")
 async def test_the_front_page_says_what_this_is_and_where_to_look(server: TestedServer) -> None:
     page = await server.client.get("http://server/", headers={"X-API-Key": ""})
