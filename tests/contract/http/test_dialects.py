@@ -111,6 +111,26 @@ async def test_a_prompt_of_tokens_is_taken_as_it_is(server: TestedServer) -> Non
     assert list(request.stop_tokens) == [END_TOKEN]
 
 
+@pytest.mark.core("GET /anthropic/api/v1/models")
+async def test_models_are_listed_in_the_form_of_the_client_that_asks(server: TestedServer) -> None:
+    path = await saved_sampler(server)
+    known = (await server.client.get("http://server/v1/models")).json()
+    assert known["object"] == "list"
+    names = [one["id"] for one in known["data"]]
+    version = {"anthropic-version": "2023-06-01"}
+    for base, headers in (("/anthropic/api/v1", {}), ("/v1", version)):
+        listed = (await server.client.get(f"http://server{base}/models", headers=headers)).json()
+        assert [one["id"] for one in listed["data"]] == names
+        assert {one["type"] for one in listed["data"]} == {"model"}
+        assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, names[0], names[-1])
+        one = await server.client.get(f"http://server{base}/models/{path}", headers=headers)
+        assert one.json() == listed["data"][names.index(path)]
+        page = await server.client.get(f"http://server{base}/models", params={"limit": 1}, headers=headers)
+        assert (page.json()["has_more"], page.json()["last_id"]) == (True, names[0])
+        lost = await server.client.get(f"http://server{base}/models", params={"after_id": "x"}, headers=headers)
+        assert (lost.status_code, lost.json()["type"]) == (404, "error")
+
+
 @pytest.mark.core("GET /oai/api/v1/models")
 async def test_models_are_the_base_models_and_the_tenants_own_saved_samplers(server: TestedServer) -> None:
     path = await saved_sampler(server)

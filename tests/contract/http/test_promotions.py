@@ -285,7 +285,7 @@ async def test_there_are_so_many_names_and_so_many_of_their_changes(
     assert (await promoted(server, "beta", paths[1])).status_code == 200
 
 
-@pytest.mark.core("GET /oai/api/v1/models/{name}")
+@pytest.mark.core("GET /oai/api/v1/models/{name}", "GET /anthropic/api/v1/models/{name}")
 async def test_names_stand_among_the_models_behind_the_base_models(server: TestedServer) -> None:
     (path,) = await saved(server, "one")
     await promoted(server, "prod", path)
@@ -293,6 +293,7 @@ async def test_names_stand_among_the_models_behind_the_base_models(server: Teste
     ids = [one["id"] for one in found]
     assert ids.index(BASE_MODEL) < ids.index("prod") < ids.index(path)
     one = (await server.client.get("http://server/oai/api/v1/models/prod")).json()
+    assert (await server.client.get("http://server/anthropic/api/v1/models/prod")).json()["id"] == one["id"]
     assert (one["id"], one["created"] > 0) == ("prod", True)
 
 

@@ -98,6 +98,15 @@ def _text(field: str, text: str) -> Delta:
     return Delta(content=text) if field == "content" else Delta()
 
 
+def _arguments(value: Any) -> Any:
+    """Return the object that some models write as a JSON string, as OpenAI's API has it; anything else as it is."""
+    try:
+        content = json.loads(value) if isinstance(value, str) else None
+    except ValueError:
+        return value
+    return content if isinstance(content, dict) else value
+
+
 def _calls(value: Any) -> list[Delta]:
     """None at all where one of them is no call: templates leave a JSON object as the model wrote it."""
     deltas = []
@@ -106,6 +115,6 @@ def _calls(value: Any) -> list[Delta]:
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(function, dict) or not isinstance(name, str) or not name:
             return []
-        arguments = function.get("arguments", {})
+        arguments = _arguments(function.get("arguments", {}))
         deltas.append(Delta(name=name, arguments=json.dumps(arguments, ensure_ascii=False)))
     return deltas

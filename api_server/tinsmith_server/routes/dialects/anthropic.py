@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from tinsmith_rpc import worker_pb2
@@ -27,7 +27,7 @@ from tinsmith_server.routes.dialects.requests import (
     status_of,
 )
 from tinsmith_server.routes.openapi import takes
-from tinsmith_server.wire.dialects.anthropic_answers import MessageEvents, message
+from tinsmith_server.wire.dialects.anthropic_answers import MessageEvents, message, model, model_page
 from tinsmith_server.wire.dialects.anthropic_requests import CountTokensRequest, MessagesRequest
 from tinsmith_server.wire.dialects.texts import Usage
 
@@ -94,7 +94,25 @@ async def count_tokens(
     return JSONResponse({"input_tokens": await services.texts.count(tenant, body.model, body.prompt())})
 
 
-CALLS = "/v1/messages and /v1/messages/count_tokens"
+@router.get("/models", summary="Base models and saved samplers")
+async def list_models(
+    tenant: Tenant,
+    services: ServicesDep,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 20,
+    after_id: str | None = None,
+    before_id: str | None = None,
+) -> Response:
+    models = [(one.name, one.created) for one in await services.texts.models(tenant)]
+    return JSONResponse(model_page(models, limit, after_id, before_id))
+
+
+@router.get("/models/{name:path}", summary="One model")
+async def get_model(name: str, tenant: Tenant, services: ServicesDep) -> Response:
+    found = await services.texts.model(tenant, name)
+    return JSONResponse(model(found.name, found.created))
+
+
+CALLS = "/v1/messages and /v1/messages/count_tokens, /v1/models and /v1/models/{name}"
 # Clients add /v1 themselves.
 add_not_here(router, ["", "/{path:path}"], CALLS, "")
 add_not_here(elsewhere, ["/anthropic", "/anthropic/{path:path}", *misplaced("/messages")], CALLS, "")

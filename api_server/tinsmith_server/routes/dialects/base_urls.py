@@ -16,19 +16,23 @@ SHORT = "/v1"
 OPENAI = "/oai/api/v1"
 ANTHROPIC = "/anthropic/api/v1"
 ANTHROPIC_CALLS = ("/messages", "/messages/count_tokens")
+VERSION_HEADER = b"anthropic-version"
+"""The header that every client of Anthropic sends."""
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _SENT_PATH = "tinsmith.sent_path"
 
 
-def full_path(path: str) -> str:
+def full_path(path: str, *, by_anthropic: bool = False) -> str:
     """Return the path of the route that a path below `/v1` stands for, or `path` itself.
 
-    Clients of OpenAI and of Anthropic both expect their calls there, and have no call of the same name but `models`.
+    Clients of OpenAI and of Anthropic both expect their calls there, and have no call of the same name but `models`:
+    `by_anthropic` decides that.
     """
     if path != SHORT and not path.startswith(f"{SHORT}/"):
         return path
     call = path.removeprefix(SHORT)
-    return f"{ANTHROPIC if call in ANTHROPIC_CALLS else OPENAI}{call or '/'}"
+    lists_models = call == "/models" or call.startswith("/models/")
+    return f"{ANTHROPIC if call in ANTHROPIC_CALLS or (by_anthropic and lists_models) else OPENAI}{call or '/'}"
 
 
 class ShortPaths:
@@ -40,7 +44,8 @@ class ShortPaths:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             sent = get_route_path(scope)
-            if (path := full_path(sent)) != sent:
+            by_anthropic = sent.startswith(SHORT) and any(name == VERSION_HEADER for name, _ in scope["headers"])
+            if (path := full_path(sent, by_anthropic=by_anthropic)) != sent:
                 scope[_SENT_PATH] = scope["path"]
                 scope["path"] = path = scope["path"].removesuffix(sent) + path
                 scope["raw_path"] = path.encode()

@@ -6,17 +6,28 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_server.wire.dialects.texts import Prompt, TextRequest, checked_stops
+from tinsmith_server.wire.dialects.texts import Prompt, TextRequest, checked_stops, refuse_unknown
 from tinsmith_server.wire.requests import Finite, NonNegative, Request, SamplingParams, Words
 
 Messages = list[dict[str, Any]]
 
 
+# What clients may send though it is not read: it changes no sample.
+WITHOUT_EFFECT = frozenset(
+    {
+        *("billing_policy", "cache_control", "diagnostics", "fallback_credit_token", "inference_geo", "metadata"),
+        *("speed", "user_profile_id", "workspace_id"),
+    }
+)
+
+
 class CountTokensRequest(Request):
-    """What a prompt is made of."""
+    """What a prompt is made of. A field that is not known here is refused, unless it changes no sample."""
+
+    model_config = ConfigDict(extra="allow")
 
     model: str
     messages: Annotated[Messages, Field(min_length=1)]
@@ -32,9 +43,17 @@ class CountTokensRequest(Request):
             raise ValueError("tool_choice: this server lets the model choose (auto), or shows it no tools (none)")
         if (self.output_config or {}).get("format") is not None:
             raise ValueError("output_config.format: this server does not bind the answer to a form; leave it out")
+        self._check_unknown()
         self.conversation()
         self.functions()
         return self
+
+    def _check_unknown(self) -> None:
+        """A prompt is counted with whatever it would be sampled with."""
+        unknown = dict(self.model_extra or {})
+        if _edits_nothing(unknown.get("context_management")):
+            unknown.pop("context_management", None)
+        refuse_unknown(unknown, WITHOUT_EFFECT | MessagesRequest.model_fields.keys())
 
     def conversation(self) -> Messages:
         """Raises ValueError."""
@@ -100,6 +119,16 @@ class MessagesRequest(CountTokensRequest):
             chat=True,
             tools=prompt.rendered.tools,
         )
+
+
+def _edits_nothing(management: Any) -> bool:
+    """Tell whether a context is kept as it is, as Claude Code asks for."""
+    edits = management.get("edits") if isinstance(management, dict) else None
+    return not management or (isinstance(edits, list) and all(_keeps_all(edit) for edit in edits))
+
+
+def _keeps_all(edit: Any) -> bool:
+    return isinstance(edit, dict) and edit.get("keep") == "all"
 
 
 def _messages(where: str, message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

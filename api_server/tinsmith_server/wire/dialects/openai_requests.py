@@ -9,7 +9,7 @@ import orjson
 from pydantic import ConfigDict, Field, model_validator
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_server.wire.dialects.texts import Prompt, TextRequest, checked_stops
+from tinsmith_server.wire.dialects.texts import Prompt, TextRequest, checked_stops, refuse, refuse_unknown
 from tinsmith_server.wire.json_bodies import pack
 from tinsmith_server.wire.requests import Count, Finite, NonNegative, Request, SamplingParams, Words
 
@@ -41,25 +41,6 @@ WITHOUT_EFFECT = frozenset(
         "user",
     }
 )
-# Fields of other servers, and the values with which they ask for what is done anyway.
-NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "function_call": ("auto", "none"),
-    "ignore_eos": (False,),
-    "include_reasoning": (True,),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "repetition_penalty": (1,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "use_beam_search": (False,),
-    "verbosity": ("medium",),
-}
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Likeliest = Annotated[Count, Field(le=MOST_LIKELIEST)]
@@ -95,12 +76,10 @@ class OpenAiRequest(Request):
         checked_stops(self.stop)
         if self.top_k == 0:
             raise ValueError("top_k must be at least 1, or -1 for all tokens")
-        _refuse("frequency_penalty", self.frequency_penalty)
-        _refuse("presence_penalty", self.presence_penalty)
-        _refuse("logit_bias", self.logit_bias)
-        for name, value in (self.model_extra or {}).items():
-            if name not in WITHOUT_EFFECT and value not in NEUTRAL.get(name, ()):
-                _refuse(name, value is not None)
+        refuse("frequency_penalty", self.frequency_penalty)
+        refuse("presence_penalty", self.presence_penalty)
+        refuse("logit_bias", self.logit_bias)
+        refuse_unknown(self.model_extra or {}, WITHOUT_EFFECT)
         return self
 
     @property
@@ -131,7 +110,7 @@ class CompletionRequest(OpenAiRequest):
     def _is_a_plain_completion(self) -> CompletionRequest:
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ValueError("best_of is not done by this server: ask for n and choose")
-        _refuse("suffix", self.suffix)
+        refuse("suffix", self.suffix)
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens: 0 draws nothing, which is for an echo alone: ask for echo, or for 1 or more")
         prompts = _prompts(self.prompt)
@@ -178,8 +157,8 @@ class ChatCompletionRequest(OpenAiRequest):
             raise ValueError("response_format: this server does not bind the answer to a form; only text")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs comes with logprobs true")
-        _refuse("functions (use tools)", self.functions)
-        _refuse("modalities", [one for one in self.modalities or () if one != "text"])
+        refuse("functions (use tools)", self.functions)
+        refuse("modalities", [one for one in self.modalities or () if one != "text"])
         conversation(self.messages)
         return self
 
@@ -233,7 +212,7 @@ def _message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
 def _check_fields(where: str, role: str, message: Mapping[str, Any]) -> None:
     """Refuse a message that says something which the prompt would not hold."""
     for name in sorted(message.keys() - MESSAGE_FIELDS):
-        _refuse(f"{where}.{name}", message[name])
+        refuse(f"{where}.{name}", message[name])
     if role != "assistant" and message.get("content") is None:
         raise ValueError(f"{where}.content is missing: only an assistant's message can do without")
 
@@ -291,9 +270,3 @@ def _prompt(prompt: str | Tokens) -> Prompt:
     if isinstance(prompt, str):
         return Prompt(worker_pb2.RenderPromptRequest(text=prompt))
     return Prompt(tokens=pack("i", prompt))
-
-
-def _refuse(what: str, value: object) -> None:
-    """What has no effect may be named."""
-    if value:
-        raise ValueError(f"{what} is not supported by this server; leave it out")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tinsmith_rpc import wire_pb2, worker_pb2
@@ -12,6 +12,25 @@ from tinsmith_server.wire.requests import SamplingParams
 
 # A conversation is one value for each few words of it, and a tool some dozens.
 CONVERSATION = Shape(values=65536, depth=48)
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "function_call": ("auto", "none"),
+    "ignore_eos": (False,),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "repetition_penalty": (1,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+}
+"""Fields of other servers, and the values with which they ask for what is done anyway."""
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1024
 
@@ -53,12 +72,19 @@ class Usage:
 
 
 @dataclass(slots=True)
-class Message:
-    """One sequence, put together of its pieces."""
+class MessagePart:
+    """Text or reasoning that grows, or one whole call."""
 
     content: str = ""
     reasoning: str = ""
-    calls: list[worker_pb2.ToolCall] = field(default_factory=list)
+    call: worker_pb2.ToolCall | None = None
+
+
+@dataclass(slots=True)
+class Message:
+    """One sequence, put together of its pieces. `parts` are in the order in which they were written."""
+
+    parts: list[MessagePart] = field(default_factory=list)
     tokens: list[worker_pb2.TokenText] = field(default_factory=list)
     end: worker_pb2.SequenceEnd = field(default_factory=worker_pb2.SequenceEnd)
 
@@ -66,14 +92,46 @@ class Message:
     def ran_to_its_length(self) -> bool:
         return self.end.reason == wire_pb2.LENGTH
 
+    @property
+    def content(self) -> str:
+        return "".join(part.content for part in self.parts)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(part.reasoning for part in self.parts)
+
+    @property
+    def calls(self) -> list[worker_pb2.ToolCall]:
+        return [part.call for part in self.parts if part.call is not None]
+
     def add(self, piece: worker_pb2.TextPiece) -> None:
-        self.content += piece.content
-        self.reasoning += piece.reasoning
-        self.tokens.extend(piece.tokens)
+        last = self.parts[-1] if self.parts else MessagePart()
+        if piece.reasoning:
+            if not last.reasoning:
+                self.parts.append(last := MessagePart())
+            last.reasoning += piece.reasoning
+        if piece.content:
+            if not last.content:
+                self.parts.append(last := MessagePart())
+            last.content += piece.content
         if piece.HasField("tool_call"):
-            self.calls.append(piece.tool_call)
+            self.parts.append(MessagePart(call=piece.tool_call))
+        self.tokens.extend(piece.tokens)
         if piece.HasField("end"):
             self.end = piece.end
+
+
+def refuse(what: str, value: object) -> None:
+    """Raise ValueError for a value that has an effect."""
+    if value:
+        raise ValueError(f"{what} is not supported by this server; leave it out")
+
+
+def refuse_unknown(fields: Mapping[str, object], without_effect: Container[str]) -> None:
+    """Raise ValueError for a field that is not known here, unless it changes no sample."""
+    for name, value in fields.items():
+        if name not in without_effect and value not in NEUTRAL.get(name, ()):
+            refuse(name, value is not None)
 
 
 def checked_stops(stop: str | Iterable[str] | None) -> tuple[str, ...]:

@@ -91,3 +91,19 @@ def test_texts_come_as_they_are_written_and_calls_when_they_are_whole() -> None:
     assert parser.feed("there") == [Delta(content=" \nthere")]
     assert parser.feed('<tool_call>{"name": "add", ') == []
     assert [delta.name for delta in parser.feed('"arguments": {}}</tool_call>x')] == ["add", ""]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        (json.dumps('{"a": 1}'), {"a": 1}),
+        (json.dumps("plain"), "plain"),
+        (json.dumps("[1]"), "[1]"),
+        ("[1]", [1]),
+    ],
+    ids=["object", "object as a string", "string", "list as a string", "list"],
+)
+def test_arguments_that_a_model_wrote_as_a_string_of_json_are_an_object(written: str, read: Any) -> None:
+    call = f'<tool_call>\n{{"name": "add", "arguments": {written}}}\n</tool_call><|im_end|>'
+    assert parsed("qwen3", TURN, [call])["calls"] == [("add", read)]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import anthropic.types
 import openai.types
 import openai.types.chat
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tinsmith_rpc import wire_pb2, worker_pb2
 from tinsmith_server.wire.dialects import anthropic_answers, openai_answers
 from tinsmith_server.wire.dialects.texts import Message, Usage
@@ -70,6 +73,81 @@ def test_a_message_is_one_to_anthropics_client_and_its_events_add_up_to_it() -> 
     blocks = ["start", "delta", "delta", "stop"] * 2 + ["start", "delta", "stop"] * 2
     assert kinds == ["message_start", *blocks, "message_delta", "message_stop"]
     assert [event["index"] for event in sent if event["type"] == "content_block_start"] == [0, 1, 2, 3]
+
+
+pieces = st.lists(
+    st.one_of(
+        st.builds(worker_pb2.TextPiece, reasoning=st.text(max_size=2)),
+        st.builds(worker_pb2.TextPiece, content=st.text(max_size=2)),
+        st.builds(
+            lambda arguments: worker_pb2.TextPiece(tool_call=worker_pb2.ToolCall(name="add", arguments=arguments)),
+            st.sampled_from(['{"a": 1}', "{}", '"{\\"a\\": 1}"', "[1]", '"x"', "null", "7"]),
+        ),
+    ),
+    max_size=6,
+)
+
+
+def added_up(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The content and the end of a message, as Anthropic's clients put them together of its events."""
+    content: list[dict[str, Any]] = []
+    arguments: dict[int, str] = {}
+    ends: dict[str, Any] = {}
+    for event in events:
+        match event["type"]:
+            case "content_block_start":
+                assert event["index"] == len(content)
+                content.append(dict(event["content_block"]))
+            case "content_block_delta" if event["delta"]["type"] == "input_json_delta":
+                arguments[event["index"]] = arguments.get(event["index"], "") + event["delta"]["partial_json"]
+            case "content_block_delta":
+                kind = content[event["index"]]["type"]
+                content[event["index"]][kind] += event["delta"][kind]
+            case "message_delta":
+                ends = event["delta"]
+    for index, text in arguments.items():
+        content[index]["input"] = json.loads(text)
+    return content, ends
+
+
+@given(pieces=pieces, reason=st.sampled_from([wire_pb2.STOP, wire_pb2.LENGTH]))
+def test_a_streamed_message_adds_up_to_the_whole_one(
+    pieces: list[worker_pb2.TextPiece], reason: wire_pb2.StopReason
+) -> None:
+    said = [*pieces, worker_pb2.TextPiece(end=worker_pb2.SequenceEnd(reason=reason))]
+    answer = anthropic_answers.message("m", whole(said), USAGE)
+    events = anthropic_answers.MessageEvents("m")
+    content, ends = added_up([event for piece in said for event in events.of(piece)] + list(events.end(USAGE)))
+    for one in (*content, *answer["content"]):
+        one.pop("id", None)
+    assert content == answer["content"]
+    assert ends == {name: answer[name] for name in ends}
+    assert any(block["type"] in ("text", "tool_use") for block in content)
+    assert all(isinstance(block["input"], dict) for block in content if block["type"] == "tool_use")
+
+
+def test_an_empty_message_has_an_empty_text_streamed_or_whole() -> None:
+    assert anthropic_answers.message("m", ended(), USAGE)["content"] == [{"type": "text", "text": ""}]
+    events = anthropic_answers.MessageEvents("m")
+    content, _ = added_up(list(events.of(worker_pb2.TextPiece(end=END))))
+    assert content == [{"type": "text", "text": ""}]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 20])
+def test_pages_of_models_have_each_model_once_from_either_end(limit: int) -> None:
+    models = [(f"org/{number}", number) for number in range(7)]
+    names, after = [], None
+    while True:
+        page = anthropic_answers.model_page(models, limit, after, None)
+        names += [one["id"] for one in page["data"]]
+        after = page["last_id"]
+        if not page["has_more"]:
+            break
+    assert names == [name for name, _ in models]
+    before = anthropic_answers.model_page(models, limit, None, "org/6")
+    assert [one["id"] for one in before["data"]] == names[:6][-limit:]
+    assert before["has_more"] == (limit < 6)
+    anthropic.types.ModelInfo.model_validate(before["data"][0])
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from typing import Any
 
+import anthropic.resources
 import pytest
 from pydantic import ValidationError
+from tinsmith_server.wire.dialects.anthropic_requests import WITHOUT_EFFECT as UNREAD
 from tinsmith_server.wire.dialects.anthropic_requests import CountTokensRequest, MessagesRequest
 from tinsmith_server.wire.dialects.openai_requests import (
-    NEUTRAL,
     WITHOUT_EFFECT,
     ChatCompletionRequest,
     CompletionRequest,
     conversation,
 )
-from tinsmith_server.wire.dialects.texts import Prompt
+from tinsmith_server.wire.dialects.texts import NEUTRAL, Prompt
 from tinsmith_server.wire.validation_errors import sentence
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -34,6 +36,10 @@ def completion(**fields: Any) -> CompletionRequest:
 
 def messages(**fields: Any) -> MessagesRequest:
     return MessagesRequest.model_validate({"model": "m", "messages": HELLO, "max_tokens": 4, **fields})
+
+
+def count(**fields: Any) -> CountTokensRequest:
+    return CountTokensRequest.model_validate({"model": "m", "messages": HELLO, **fields})
 
 
 def rendered(prompt: Prompt) -> Any:
@@ -85,6 +91,37 @@ def test_what_has_no_effect_may_be_named() -> None:
     quiet = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "user": "me", "store": False}
     chat(**quiet, response_format={"type": "text"}, tool_choice="auto", parallel_tool_calls=True, modalities=["text"])
     completion(**quiet, echo=False, best_of=1)
+
+
+@pytest.mark.parametrize(
+    "field", ["seed", "stop", "logit_bias", "min_p", "repetition_penalty", "container", "mcp_servers", "output_format"]
+)
+@pytest.mark.parametrize("make", [messages, count])
+def test_a_field_of_a_message_that_would_change_its_sample_is_refused_by_name(
+    make: Callable[..., Any], field: str
+) -> None:
+    with pytest.raises(ValidationError, match=f"{field} is not supported by this server; leave it out"):
+        make(**{field: [0.5]})
+    make(**{field: None})
+
+
+def test_fields_of_anthropics_client_that_change_no_sample_are_taken() -> None:
+    sent = {name: {"any": 1} for name in UNREAD}
+    kept = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    for make in (messages, count):
+        make(**sent, service_tier="auto", context_management=kept, min_p=0, repetition_penalty=1.0)
+        with pytest.raises(ValidationError, match="context_management is not supported"):
+            make(context_management={"edits": [{"type": "clear_tool_uses_20250919"}]})
+
+
+def test_each_field_of_anthropics_client_is_read_or_ignored_or_known_to_be_refused() -> None:
+    """A newer client shows here what it can send."""
+    plumbing = {"self", "betas", "timeout", "extra_body", "extra_headers", "extra_query"}
+    plain, beta = anthropic.resources.Messages, anthropic.resources.beta.messages.Messages
+    sent = {name for client in (plain, beta) for name in inspect.signature(client.create).parameters} - plumbing
+    assert sent - MessagesRequest.model_fields.keys() - UNREAD == {
+        *("compaction", "container", "context_management", "fallbacks", "mcp_servers", "thread")
+    }
 
 
 def test_a_completion_of_no_tokens_scores_its_prompt_and_draws_nothing() -> None:
