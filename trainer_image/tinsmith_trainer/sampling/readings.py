@@ -162,7 +162,7 @@ class PromptEcho:
 
 
 class SequenceReading:
-    """Of one sequence: from tokens to text, to what comes before a stop, to what the parser makes of it.
+    """One sequence on its way from tokens to text, up to a stop, and through the parser.
 
     Stop strings are sought in the text that the sampler seeks them in, which has the texts of special tokens; those
     are left out afterwards, of what is shown to readers of plain text. `echoed`: the prompt is shown first, and the

@@ -76,7 +76,7 @@ class StopCut:
         return self._taken(len(self._held) - kept)
 
     def rest(self) -> str:
-        """At the end: it was the beginning of nothing."""
+        """Return what was held back, when no stop string can follow any more."""
         return "" if self.found else self._taken(len(self._held))
 
     def _taken(self, size: int) -> str:

@@ -25,7 +25,7 @@ WITHOUT_EFFECT = frozenset(
 
 
 class CountTokensRequest(Request):
-    """What a prompt is made of. A field that is not known here is refused, unless it changes no sample."""
+    """The parts of a prompt. A field that is not known here is refused, unless it changes no sample."""
 
     model_config = ConfigDict(extra="allow")
 

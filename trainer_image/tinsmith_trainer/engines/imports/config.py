@@ -49,9 +49,9 @@ REFUSED = {
 }
 """By field: what an adapter may have in addition to A and B, and no model here has. A false value turns a field off."""
 PLAIN_INITIALIZATIONS = ("gaussian", "eva", "orthogonal", "mica")
-"""Those that leave the base weights alone. So do true, false and null."""
+"""Initializations that leave the base weights alone, as true, false and null do."""
 CONVERTED_INITIALIZATIONS = ("pissa", "olora", "corda", "lora_ga")
-"""Those that subtract the first A and B from the base weights, and whose adapters PEFT can convert."""
+"""Initializations that subtract the first A and B from the base weights; PEFT can convert such adapters."""
 
 
 def rank_and_alpha(content: bytes) -> tuple[int, float]:
