@@ -23,7 +23,7 @@ class NotFound(TinsmithError):
 
 
 class Gone(TinsmithError):
-    """It was here once: a finished session, a result past its retention."""
+    """It was here once: a finished session, a result past its retention, a model whose TrainingSession was deleted."""
 
 
 class Unprocessable(TinsmithError):

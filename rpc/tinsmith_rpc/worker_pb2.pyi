@@ -1228,6 +1228,9 @@ class ReleaseModel(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FINAL_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """for operations that come too late, as a sentence; empty: its session ended"""
     @_builtins.property
     def final_checkpoint(self) -> Global___SaveWeights:
         """absent: weights are dropped"""
@@ -1236,10 +1239,11 @@ class ReleaseModel(_message.Message):
         self,
         *,
         final_checkpoint: Global___SaveWeights | None = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["final_checkpoint", b"final_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["final_checkpoint", b"final_checkpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["final_checkpoint", b"final_checkpoint", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -54,7 +54,6 @@ WHY_SHORT = {
     "api_server/tinsmith_server/services/accounts/keyed_requests.py": SHARED,
     "api_server/tinsmith_server/services/accounts/ownership.py": SHARED,
     "api_server/tinsmith_server/services/accounts/turns.py": "who goes next, which whatever waits can use",
-    "api_server/tinsmith_server/services/failures.py": SHARED,
     "api_server/tinsmith_server/services/paging.py": SHARED,
     "api_server/tinsmith_server/services/row_cache.py": SHARED,
     "api_server/tinsmith_server/services/sampling/adapter_hints.py": SHARED,

@@ -79,8 +79,8 @@ class ActivatedHandle(WorkerHandle):
 
     @property
     @override
-    def leaving(self) -> bool:
-        return False
+    def leaving(self) -> str | None:
+        return None
 
     @abstractmethod
     @override

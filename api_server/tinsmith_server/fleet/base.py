@@ -202,8 +202,9 @@ class WorkerHandle(SamplerHandle, Protocol):
         """Models that it may be given, parked ones too."""
 
     @property
-    def leaving(self) -> bool:
-        """It will be taken away for ever: its models must be saved and released while it still runs."""
+    def leaving(self) -> str | None:
+        """Why it will be taken away for ever, as a clause; None while it stays. The models of one that leaves must be
+        saved and released while it still runs."""
 
     @override
     async def connection(self, timeout_seconds: float) -> WorkerClient:

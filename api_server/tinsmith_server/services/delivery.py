@@ -87,13 +87,18 @@ class Delivery:
         tenant: str,
         final_checkpoint: worker_pb2.SaveWeights | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
+        *,
+        reason: str = "",
     ) -> None:
-        """The model's last operation; without a checkpoint its weights are dropped. Raises like `submit`."""
+        """The model's last operation; without a checkpoint its weights are dropped. Raises like `submit`.
+
+        reason: what operations that come later are told; empty where the model's session has ended.
+        """
         request = worker_pb2.SubmitRequest(
             model_id=model_id,
             seq_id=RELEASE_SEQ_ID,
             kind=worker_pb2.RELEASE_MODEL,
-            payload=worker_pb2.ReleaseModel(final_checkpoint=final_checkpoint).SerializeToString(),
+            payload=worker_pb2.ReleaseModel(final_checkpoint=final_checkpoint, reason=reason).SerializeToString(),
         )
         await self.submit(worker_id, request, tenant, patience_seconds)
 

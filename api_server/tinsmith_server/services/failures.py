@@ -8,6 +8,8 @@ from typing import Literal
 import orjson
 from tinsmith_rpc import worker_pb2
 
+from tinsmith_server.wire.ids import TinkerPath
+
 Category = Literal["user", "server", "unknown"]
 
 _CATEGORIES: dict[int, Category] = {
@@ -39,6 +41,16 @@ class Failure:
 def rejection(message: str) -> worker_pb2.Failure:
     """The operation takes its place in the order and fails there: the caller's mistake."""
     return worker_pb2.Failure(category=worker_pb2.USER, message=message)
+
+
+AUTOSAVE_NAME = "autosave"
+"""Of the checkpoint that is made of a model whose client or worker goes."""
+
+
+def why_evacuated(model_id: str, leaving: str) -> str:
+    """leaving: why its worker is taken away, as a clause."""
+    autosave = TinkerPath(model_id, "weights", AUTOSAVE_NAME)
+    return f"{model_id} was released because {leaving}. It was saved before: resume from {autosave}."
 
 
 def training_only(base_model: str) -> str:

@@ -118,7 +118,8 @@ async def test_a_session_deleted_with_its_volume_leaves_its_models_as_checkpoint
         await operator.let_go("own")
         while (answer := await server.result(f"{model_id}:op:0")).status_code != 410:
             await asyncio.sleep(0.01)
-        assert "has been released" in answer.json()["detail"]
+        assert f"TrainingSession {operator.namespace}/own was deleted" in answer.json()["detail"]
+        assert f"resume from tinker://{model_id}/weights/autosave" in answer.json()["detail"]
 
 
 async def test_a_volume_that_is_gone_corrupts_its_models_with_the_cure(

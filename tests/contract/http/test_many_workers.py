@@ -265,6 +265,22 @@ async def test_a_worker_that_goes_and_comes_back_at_once_is_followed_again(
             await asyncio.sleep(0.01)
 
 
+async def test_a_model_that_its_worker_released_before_it_left_says_where_its_autosave_is(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    """Whoever releases it first: another server's events are read by this one."""
+    model_id = await server.model()
+    handle = fleet.handles["w1"]
+    handle.goes = True
+    released = worker_pb2.ModelReleased(model_id=model_id)
+    handle.fake.events.append(worker_pb2.Event(event_id=9, model_released=released))
+    await server.services.background._reaper._events.drain("w1")
+    await server.forward_backward(model_id, 1)
+    late = await server.result(f"{model_id}:op:1")
+    assert late.status_code == 410
+    assert f"resume from tinker://{model_id}/weights/autosave" in late.text
+
+
 async def test_a_rank_above_every_workers_limit_fails_at_once(server: TestedServer, fleet: FakeFleet) -> None:
     failed = await server.outcome(await server.create_model(await server.session(), lora_config={"rank": 65}))
     assert failed == {
@@ -285,7 +301,11 @@ async def test_models_at_a_worker_that_will_be_taken_away_are_saved_and_released
     assert [one["checkpoint_id"] for one in listed] == ["weights/autosave"]
     assert (await server.result(f"{model_id}:op:0")).status_code == 200
     await fleet.remove("w1")
-    assert (await server.result(f"{model_id}:op:0")).status_code == 410
+    late = await server.result(f"{model_id}:op:0")
+    assert late.status_code == 410
+    why = f"{model_id} was released because worker w1 was deleted. It was saved before: resume from tinker://{model_id}"
+    assert f"{why}/weights/autosave." in late.text
+    assert fleet.handles.get("w1") is None
     other = await server.model()
     assert models_at(fleet, "w2") == [other]
 

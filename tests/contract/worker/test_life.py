@@ -32,8 +32,8 @@ from tinsmith_trainer.worker.service import NotActive
 from .conftest import StartWorker
 
 
-def release(final: str | None = None, model_id: str = MODEL) -> Call:
-    request = worker_pb2.ReleaseModel()
+def release(final: str | None = None, model_id: str = MODEL, reason: str = "") -> Call:
+    request = worker_pb2.ReleaseModel(reason=reason)
     if final is not None:
         request.final_checkpoint.kind, request.final_checkpoint.name = worker_pb2.TRAINING, final
     return Call(RELEASE_SEQ_ID, worker_pb2.RELEASE_MODEL, request.SerializeToString(), model_id)
@@ -191,11 +191,12 @@ async def test_a_reaped_model_leaves_a_checkpoint(worker: Worker) -> None:
     assert [(event.name, event.kind) for event in saved] == [("autosave", worker_pb2.TRAINING)]
 
 
-async def test_work_for_a_released_model_fails_in_words(worker: Worker) -> None:
-    await worker.submit(create(), release())
+@pytest.mark.parametrize(("final", "reason"), [(None, ""), (None, "It was deleted."), ("autosave", "It was deleted.")])
+async def test_work_for_a_released_model_fails_in_words(worker: Worker, final: str | None, reason: str) -> None:
+    await worker.submit(create(), release(final, reason=reason))
     await worker.finished(RELEASE_SEQ_ID)
     await worker.submit(train(1))
-    assert "released when its session ended" in await worker.failure(1)
+    assert (reason or "released when its session ended") in await worker.failure(1)
 
 
 async def test_the_end_of_a_session_closes_its_gaps(worker: Worker) -> None:

@@ -84,8 +84,8 @@ class FakeHandle(ActivatedHandle):
 
     @property
     @override
-    def leaving(self) -> bool:
-        return self.goes
+    def leaving(self) -> str | None:
+        return f"worker {self.worker_id} was deleted" if self.goes else None
 
     @property
     @override

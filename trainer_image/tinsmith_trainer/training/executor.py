@@ -301,6 +301,12 @@ def save_request(operation: Operation, payload: bytes) -> worker_pb2.SaveWeights
     return release.final_checkpoint if release.HasField("final_checkpoint") else None
 
 
+def release_reason(operation: Operation, payload: bytes) -> str:
+    """What operations are told that come after a release; empty for other operations, or where a session just ended."""
+    is_release = operation.kind == worker_pb2.RELEASE_MODEL
+    return worker_pb2.ReleaseModel.FromString(payload).reason if is_release else ""
+
+
 def _released_event(model_id: str) -> worker_pb2.Event:
     return worker_pb2.Event(model_released=worker_pb2.ModelReleased(model_id=model_id))
 

@@ -33,7 +33,7 @@ from tinsmith_trainer.oplog.ordering import Turn, failed_step_message, missing_f
 from tinsmith_trainer.process_exit import fatal_callback, fatal_on_error
 from tinsmith_trainer.training.calls_in_progress import CallsInProgress
 from tinsmith_trainer.training.company import Company
-from tinsmith_trainer.training.executor import Executor, save_request
+from tinsmith_trainer.training.executor import Executor, release_reason, save_request
 from tinsmith_trainer.training.importing import Imports
 from tinsmith_trainer.training.loading import Loads
 from tinsmith_trainer.training.operation_results import Counters, Stamp, failure_of, write_operation_result
@@ -328,7 +328,7 @@ class Scheduler:
         if (read := self._loads.outcome(queue, entry)) is not None:
             return self._executor.load(operation.model_id, *read)
         payload = self._queues.take_payload(entry)
-        request = save_request(operation, payload)
+        request, queue.reason = save_request(operation, payload), release_reason(operation, payload)
         if request is None:
             return self._executor.execute(operation, payload)
         if (result := self._saves.run(queue, entry, request, self._epoch)) is None:
@@ -393,5 +393,5 @@ class Scheduler:
         self._on_result(queue, result)
         if result.releases:
             self._model_snapshots.replace(queue, None, entry.operation.seq_id)
-            self._queues.close_model(queue, "released")
+            self._queues.close_model(queue, "released", queue.reason)
         self._queues.publish(queue, entry, result.failure)

@@ -55,8 +55,8 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
 
     @property
     @override
-    def leaving(self) -> bool:
-        return self.session.leaving
+    def leaving(self) -> str | None:
+        return f"{self.session.title} was deleted" if self.session.leaving else None
 
     @property
     @override

@@ -127,8 +127,10 @@ class Session:
 
     def why_not_at_work(self) -> str:
         """For the one who waits, with what to do about it."""
-        if self.deleted:
+        if self.leaving:
             return f"{self.title} is being deleted; its models are saved as checkpoints named autosave"
+        if self.deleted:
+            return f"{self.title} is being deleted, and its volume stays; a session of the same name goes on from there"
         if self.spec.suspend:
             patch = '{"spec":{"suspend":false}}'
             return (

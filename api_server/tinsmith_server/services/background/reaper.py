@@ -13,7 +13,7 @@ from tinsmith_server.logs import get_logger
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.delivery import Delivery
-from tinsmith_server.services.failures import Failure
+from tinsmith_server.services.failures import AUTOSAVE_NAME, Failure, why_evacuated
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.base import Store
@@ -21,7 +21,6 @@ from tinsmith_server.store.records import Clock, Model, utc_now
 
 log = get_logger(__name__)
 
-AUTOSAVE_NAME = "autosave"
 # The others must not wait long for those whose worker is suspended or away: the next round asks again.
 REACH_SECONDS = 5.0
 # A release runs behind everything the client has sent; the next round asks again.
@@ -89,23 +88,23 @@ class Reaper:
     async def evacuate(self) -> None:
         """Saves and releases the models at workers that are about to be taken away."""
         models = [
-            model
+            (model, why_evacuated(model.model_id, leaving))
             for worker in self._fleet.workers
-            if worker.leaving
+            if (leaving := worker.leaving) is not None
             for model in await self._store.models_of_worker(worker.worker_id, ["bound"])
         ]
-        await asyncio.gather(*(self._release_quietly(model, save=True) for model in models))
+        await asyncio.gather(*(self._release_quietly(model, save=True, reason=reason) for model, reason in models))
 
-    async def _release_quietly(self, model: Model, *, save: bool) -> None:
+    async def _release_quietly(self, model: Model, *, save: bool, reason: str = "") -> None:
         try:
-            await self._release(model, save=save)
+            await self._release(model, save=save, reason=reason)
             self._told.pop(model.model_id, None)
         except TinsmithError as error:
             if self._told.get(model.model_id) != str(error):
                 log.warning("model not released yet", model_id=model.model_id, reason=str(error))
             self._told[model.model_id] = str(error)
 
-    async def _release(self, model: Model, *, save: bool) -> None:
+    async def _release(self, model: Model, *, save: bool, reason: str) -> None:
         if not model.worker_id:
             # Whoever has given it a place meanwhile has a worker that must be told: the next round does.
             await self._end(model, only_unplaced=True)
@@ -115,7 +114,9 @@ class Reaper:
             return
         autosave = self._autosave() if save else None
         try:
-            await self._delivery.release(model.worker_id, model.model_id, model.tenant, autosave, REACH_SECONDS)
+            await self._delivery.release(
+                model.worker_id, model.model_id, model.tenant, autosave, REACH_SECONDS, reason=reason
+            )
             worker = await self._fleet.worker(model.worker_id).connection(RELEASE_WAIT_SECONDS)
             reply = await worker.await_result(model.model_id, RELEASE_SEQ_ID, RELEASE_WAIT_SECONDS)
         except ModelNotAtWorker:
@@ -123,10 +124,11 @@ class Reaper:
         if reply.WhichOneof("state") != "pending":
             # The autosave's record comes with the events, and must be there before the model is written off.
             await self._events.drain(model.worker_id)
-            await self._end(model)
+            await self._end(model, reason=reason)
 
-    async def _end(self, model: Model, *, only_unplaced: bool = False) -> None:
-        if await self._store.end_model(model.model_id, "released", only_unplaced=only_unplaced):
+    async def _end(self, model: Model, *, reason: str = "", only_unplaced: bool = False) -> None:
+        why = Failure("user", reason).to_row() if reason else None
+        if await self._store.end_model(model.model_id, "released", why, only_unplaced=only_unplaced):
             self._freed.note()
             log.info("model released", model_id=model.model_id, session_id=model.session_id)
 

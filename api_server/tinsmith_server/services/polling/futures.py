@@ -236,6 +236,8 @@ class Futures:
 def _ended(model: Model) -> Failure:
     """Raises Gone for a released model."""
     if model.state == "released":
+        if model.failure is not None:
+            raise Gone(Failure.from_row(model.failure).message)
         raise Gone(f"{model.model_id} has been released, and its results with it; load its last checkpoint")
     return Failure.from_row(model.failure)
 

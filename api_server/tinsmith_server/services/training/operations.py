@@ -140,7 +140,7 @@ class Operations:
     async def _settle_missing(self, model: Model) -> Model:
         current = await self._models.owned(model.tenant, model.model_id)
         if current.state == "released":
-            raise Gone(f"{model.model_id} has been released: its session is over") from None
+            raise Gone(_why_released(current, f"{model.model_id} has been released: its session is over")) from None
         worker = await self._fleet.worker(model.worker_id).connection(CREATION_SECONDS)
         settled = await self._models.settle_missing(model, await worker.await_result(model.model_id, 0, 0))
         if settled.state == "bound":
@@ -149,4 +149,10 @@ class Operations:
 
 
 def _why_ended(model: Model) -> str:
-    return "it has been released" if model.state == "released" else Failure.from_row(model.failure).message
+    if model.state == "released":
+        return _why_released(model, "it has been released")
+    return Failure.from_row(model.failure).message
+
+
+def _why_released(model: Model, otherwise: str) -> str:
+    return Failure.from_row(model.failure).message if model.failure is not None else otherwise

@@ -70,7 +70,11 @@ def test_a_rank_or_a_use_that_a_session_does_not_have_does_not_suit_it() -> None
     [
         (session(), "TrainingSession team/tiny is not ready: its operator has not looked at it yet"),
         (session(LOADING), "TrainingSession team/tiny is not ready: The worker loads the model"),
-        (session(READY, deleted=True), "TrainingSession team/tiny is being deleted"),
+        (session(READY, deleted=True), "TrainingSession team/tiny is being deleted, and its volume stays"),
+        (
+            session(READY, deleted=True, storage={"retentionPolicy": {"whenDeleted": "Delete"}}),
+            "TrainingSession team/tiny is being deleted; its models are saved as checkpoints named autosave",
+        ),
         (session(READY, suspend=True), "kubectl --namespace team patch trainingsession tiny --type merge"),
     ],
 )
