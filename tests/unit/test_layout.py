@@ -91,8 +91,6 @@ WHY_SHORT = {
     "operator/tinsmith_operator/common/bars.py": SHARED,
     "operator/tinsmith_operator/common/certificate.py": SHARED,
     "operator/tinsmith_operator/common/conditions.py": SHARED,
-    "operator/tinsmith_operator/common/pod_creation.py": SHARED,
-    "operator/tinsmith_operator/common/requeue.py": SHARED,
     "operator/tinsmith_operator/common/status_events.py": SHARED,
     "operator/tinsmith_operator/errors.py": SHARED,
     "operator/tinsmith_operator/kube/depth.py": SHARED,

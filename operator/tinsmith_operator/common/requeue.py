@@ -1,15 +1,32 @@
-"""When to reconcile again although no event comes: deadlines, renewals, warnings that are not watched."""
+"""When to reconcile again although no event comes: deadlines, renewals, warnings that are not watched.
+
+And when to have pods created again that the API server has refused. A controller that may not create a pod waits longer
+after each try: 17 minutes in the end, one for a Job. It does not hear that a quota was raised, or that an admission
+webhook answers again. Any change of its own object makes it try at once, and so does an annotation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+from tinsmith_operator.api.base import format_time, parse_time
+from tinsmith_operator.api.conditions import ConditionType, Truth
+from tinsmith_operator.api.names import POD_RETRY_ANNOTATION
+from tinsmith_operator.api.status import OwnerStatus
+from tinsmith_operator.common.actions import Annotate
 from tinsmith_operator.common.diagnosis import FRESH_RUN
 from tinsmith_operator.common.pod import Pod, overdue_time
+from tinsmith_operator.common.workload_state import Workload
 
 LOOK_FOR_WARNINGS = timedelta(seconds=20)
 """While something keeps a session or pool from being ready: warnings are read, not watched."""
+
+SHORTEST_PAUSE = timedelta(minutes=1)
+LONGEST_PAUSE = timedelta(minutes=5)
+"""A thousand sessions that wait for a quota for days make three requests a second of it."""
+PAUSES_SO_FAR = 4
+"""The pause is the time that it has waited so far, divided by this."""
 
 
 def requeue_times_of(pod: Pod) -> Iterable[datetime]:
@@ -23,3 +40,27 @@ def requeue_after(moments: Iterable[datetime | None], now: datetime) -> float | 
     """Of those that lie ahead."""
     ahead = ((moment - now).total_seconds() for moment in moments if moment is not None and moment > now)
     return min(ahead, default=None)
+
+
+def ask_again(workload: Workload, status: OwnerStatus, now: datetime) -> tuple[Annotate, ...]:
+    """Nothing before its pause is over, or before the status says that it is stuck."""
+    stalled = status.condition(ConditionType.STALLED)
+    if stalled is None or stalled.status != Truth.TRUE:
+        return ()
+    since = stalled.last_transition_time
+    pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, (now - since) / PAUSES_SO_FAR))
+    if now - max(since, _asked_at(workload, now) or since) < pause:
+        return ()
+    metadata = workload.manifest["metadata"]
+    asked = {POD_RETRY_ANNOTATION: format_time(now)}
+    return (Annotate(workload.kind, workload.name, workload.uid, metadata["resourceVersion"], asked),)
+
+
+def _asked_at(workload: Workload, now: datetime) -> datetime | None:
+    """Anybody may write the annotation; what is no time in the past counts as none."""
+    said = (workload.manifest["metadata"].get("annotations") or {}).get(POD_RETRY_ANNOTATION)
+    try:
+        moment = parse_time(said)
+    except ValueError:
+        return None
+    return moment if moment is not None and moment.tzinfo is not None and moment <= now else None

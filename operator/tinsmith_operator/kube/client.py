@@ -52,13 +52,9 @@ MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml; charset=utf-8"
 JSON = "application/json"
 
-# To an apply with a field that the kind does not have, or with a value of another type, the API server says 500, and
-# gives no reason (kubernetes/kubernetes#122480). No later try fares better.
-SCHEMA_ERROR = "failed to create typed patch object"
-
-# Of an admission webhook that does not answer, which is for a person to mend: Internal error occurred: failed calling
-# webhook "name": failed to call webhook: ...
-WEBHOOK_ERROR = "failed calling webhook"
+# What the API server answers with 500 although a person has to mend it: an apply of a field that the kind does not have
+# (kubernetes/kubernetes#122480), and an admission webhook that does not answer.
+FOR_A_PERSON = ("failed to create typed patch object", "failed calling webhook")
 
 Query = dict[str, str | None]
 
@@ -167,9 +163,7 @@ class Cluster:
         return await self._write("PATCH", path, patch, content=JSON_PATCH, priority=_priority_of(resource))
 
     async def merge(self, resource: Resource, manifest: Manifest, changes: Manifest) -> Manifest:
-        """Sets fields of this very version of this object, and takes away those that are None. Raises Conflict,
-        NotFound.
-        """
+        """Set fields of this very version, and take away those that are None. Raises Conflict, NotFound."""
         metadata = manifest["metadata"]
         guard = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
         path = resource.path(metadata["namespace"], metadata["name"])
@@ -188,8 +182,8 @@ class Cluster:
         resource_version: str | None = None,
     ) -> Manifest:
         """Only the object of this UID, and of this version if one is named. Raises NotFound, and Conflict otherwise."""
-        preconditions = {"uid": uid} | ({"resourceVersion": resource_version} if resource_version is not None else {})
-        options = {"preconditions": preconditions, "propagationPolicy": "Background"}
+        version = {"resourceVersion": resource_version} if resource_version is not None else {}
+        options = {"preconditions": {"uid": uid, **version}, "propagationPolicy": "Background"}
         if grace_period_seconds is not None:
             options["gracePeriodSeconds"] = grace_period_seconds  # type: ignore[assignment]
         path = resource.path(namespace, name)
@@ -302,7 +296,7 @@ def error_of(status: int, body: bytes, retry_after: str | None, what: str) -> Cl
         return Throttled(text, seconds or 1.0)
     if status == 409:
         return AlreadyExists(text) if reason == "AlreadyExists" else Conflict(text)
-    if status == 500 and (message.startswith(SCHEMA_ERROR) or WEBHOOK_ERROR in message):
+    if status == 500 and any(words in message for words in FOR_A_PERSON):
         return Refused(message)
     if status in (401, 410) or status >= 500:
         return Unavailable(text, seconds)

@@ -15,8 +15,7 @@ from tinsmith_operator.common.certificate import ensure_certificate, renewal_tim
 from tinsmith_operator.common.drift import ensure_child, still_refused
 from tinsmith_operator.common.observed import ObservedPool
 from tinsmith_operator.common.ownership import owned_workload
-from tinsmith_operator.common.pod_creation import ask_again
-from tinsmith_operator.common.requeue import LOOK_FOR_WARNINGS, requeue_after, requeue_times_of
+from tinsmith_operator.common.requeue import LOOK_FOR_WARNINGS, ask_again, requeue_after, requeue_times_of
 from tinsmith_operator.installation import Installation
 from tinsmith_operator.pool.conditions import pool_conditions
 from tinsmith_operator.pool.diagnosis import diagnose_pool

@@ -287,7 +287,7 @@ async def test_an_admission_webhook_that_does_not_answer_is_told_until_it_is_gon
 ) -> None:
     monkeypatch.setattr("tinsmith_operator.session.decision.LOOK_FOR_WARNINGS", timedelta(seconds=1))
     monkeypatch.setattr("tinsmith_operator.kube.events.WARNINGS_SECONDS", 1.0)
-    monkeypatch.setattr("tinsmith_operator.common.pod_creation.SHORTEST_PAUSE", timedelta(seconds=2))
+    monkeypatch.setattr("tinsmith_operator.common.requeue.SHORTEST_PAUSE", timedelta(seconds=2))
     name = f"{hands.namespace}-{resources[0]}"
     rule = {"operations": ["CREATE"], "apiGroups": ["*"], "apiVersions": ["*"], "resources": resources}
     webhook = {

@@ -178,7 +178,7 @@ async def test_refused_pods_come_soon_after_a_quota_is_raised(
     for room in ("session", "pool"):
         monkeypatch.setattr(f"tinsmith_operator.{room}.decision.LOOK_FOR_WARNINGS", timedelta(seconds=1))
     monkeypatch.setattr("tinsmith_operator.kube.events.WARNINGS_SECONDS", 1.0)
-    monkeypatch.setattr("tinsmith_operator.common.pod_creation.SHORTEST_PAUSE", timedelta(seconds=2))
+    monkeypatch.setattr("tinsmith_operator.common.requeue.SHORTEST_PAUSE", timedelta(seconds=2))
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "0"}}}
     await hands.create(QUOTA, quota)
     async with running(settings_for(hands.namespace)):
