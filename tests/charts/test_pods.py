@@ -232,3 +232,41 @@ def test_the_chart_has_the_version_of_the_package() -> None:
     version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version is not None
     assert (chart["version"], chart["appVersion"]) == (version[1], version[1])
+
+
+def priority_classes(values: Object, **release: str) -> list[Object]:
+    return [each for each in render(values, **release) if each["kind"] == "PriorityClass"]
+
+
+def priorities(values: Object) -> dict[str, str | None]:
+    return {name: pod.get("priorityClassName") for name, pod in pods(render(values)).items() if "Deployment" in name}
+
+
+def test_operator_and_api_server_have_a_priority_above_that_of_workers() -> None:
+    [made] = priority_classes({})
+    assert made["value"] > 0
+    assert set(priorities({}).values()) == {made["metadata"]["name"]}
+    assert "priorityClassName" not in yaml.safe_dump([each for each in render({}) if each["kind"] == "TrainingSession"])
+
+
+def test_priority_classes_of_two_releases_have_two_names_and_so_has_another_value() -> None:
+    """They belong to no namespace, their value cannot be changed, and Kubernetes keeps the names of `system-…`."""
+    made = [
+        priority_classes({}, namespace=namespace, release=release)[0]["metadata"]["name"]
+        for namespace, release in (("a", "tinsmith"), ("b", "tinsmith"), ("a", "other"), ("system-x", "tinsmith"))
+    ]
+    made += [priority_classes(at("priorityClass.value", 5), namespace="a")[0]["metadata"]["name"]]
+    assert len(set(made)) == len(made)
+    assert not [name for name in made if name.startswith("system-")]
+
+
+def test_a_priority_class_of_ones_own_is_taken_instead_and_none_is_made_where_none_may_be() -> None:
+    none = at("priorityClass.create", False)
+    assert priority_classes(none) == []
+    assert set(priorities(none).values()) == {None}
+    named_operator = merged(none, at("operator.priorityClassName", "infra"))
+    own = merged(named_operator, at("apiServer.priorityClassName", "serving"))
+    assert sorted(filter(None, priorities(own).values())) == ["infra", "serving"]
+    mixed = priorities(at("operator.priorityClassName", "infra"))
+    [made] = priority_classes({})
+    assert sorted(filter(None, mixed.values())) == sorted(["infra", made["metadata"]["name"]])

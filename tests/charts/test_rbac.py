@@ -154,12 +154,12 @@ def test_only_the_scope_of_a_whole_cluster_makes_anything_for_it_but_the_definit
     entrance = {"apiServer": {"ingress": {"enabled": True}}}
     kinds = {each["kind"] for each in render(merged(SCOPES[scope], entrance))}
     assert {kind for kind in kinds if kind.startswith("Cluster")} == set()
-    assert kinds - {"CustomResourceDefinition", *ADMISSION} <= NAMESPACED
-    assert {each["kind"] for each in render(merged(SCOPES[scope], WITHOUT_ADMISSION))} & ADMISSION == set()
+    assert kinds - {"CustomResourceDefinition", *SWITCHED} <= NAMESPACED
+    assert {each["kind"] for each in render(merged(SCOPES[scope], SWITCHED_OFF))} & SWITCHED == set()
 
 
-ADMISSION = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
-WITHOUT_ADMISSION = {"sessions": {"admissionPolicy": {"enabled": False}}}
+SWITCHED = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "PriorityClass"}
+SWITCHED_OFF = {"sessions": {"admissionPolicy": {"enabled": False}}, "priorityClass": {"create": False}}
 NAMESPACED = {
     "ConfigMap",
     "Deployment",

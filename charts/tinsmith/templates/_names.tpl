@@ -26,6 +26,14 @@
 {{ ternary .Values.keys.existingSecret.key "key" (ne .Values.keys.existingSecret.name "") }}
 {{- end }}
 
+{{/* The PriorityClass of operator and API server. Empty where the chart makes none. Its value cannot be changed, so another
+     value is another class. A namespace may be called system-…, a PriorityClass may not. */}}
+{{- define "tinsmith.priorityClass" -}}
+{{- if .Values.priorityClass.create -}}
+tinsmith-{{ include "tinsmith.clusterName" (dict "root" . "component" (int .Values.priorityClass.value | toString)) }}
+{{- end }}
+{{- end }}
+
 {{/* What selects a component's pods: (dict "root" $ "component" "operator"). */}}
 {{- define "tinsmith.selectorLabels" -}}
 app.kubernetes.io/name: tinsmith

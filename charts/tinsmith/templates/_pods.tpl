@@ -36,7 +36,7 @@ imagePullSecrets:
   - name: {{ . }}
   {{- end }}
 {{- end }}
-{{- with .values.priorityClassName }}
+{{- with .values.priorityClassName | default (include "tinsmith.priorityClass" .root) }}
 priorityClassName: {{ . }}
 {{- end }}
 {{- with .values.nodeSelector }}
