@@ -27,5 +27,14 @@ def metric_families() -> Iterable[Metric]:
     status = {"conditions": [{"type": "Ready", "status": "True", "reason": "ReplicasReady"}]}
     pool = {"kind": POOL_KIND, "metadata": {"namespace": "research", "name": "tiny"}, "spec": {}, "status": status}
     certificate = ("research", "tiny-sampler-tls", datetime.now(UTC))
-    metrics.watch(lambda: 0, lambda: True, lambda: [pool], lambda: [certificate], lambda: True, lambda: 0, lambda: 0)
+    metrics.watch(
+        lambda: 0,
+        lambda: True,
+        lambda: [pool],
+        lambda: [certificate],
+        lambda: True,
+        lambda: 0,
+        unknown_kinds=int,
+        clock_offset_seconds=float,
+    )
     return metrics.registry.collect()

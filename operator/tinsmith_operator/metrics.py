@@ -61,13 +61,25 @@ class Metrics:
         certificates: Callable[[], Iterable[tuple[str, str, datetime]]],
         are_kept: Callable[[], bool],
         forbidden: Callable[[], int],
+        *,
         unknown_kinds: Callable[[], int],
+        clock_offset_seconds: Callable[[], float],
     ) -> None:
         """`certificates` names each one's namespace, Secret and end; `are_kept` is whether new ones can be issued;
-        `forbidden` counts the namespaces that may not be listed, `unknown_kinds` the CRDs that are missing.
+        `forbidden` counts the namespaces that may not be listed, `unknown_kinds` the CRDs that are missing;
+        `clock_offset_seconds` is by how much the API server's clock is ahead.
         """
         self.registry.register(
-            StateCollector(queue_depth, is_leading, owners, certificates, are_kept, forbidden, unknown_kinds)
+            StateCollector(
+                queue_depth,
+                is_leading,
+                owners,
+                certificates,
+                are_kept,
+                forbidden,
+                unknown_kinds=unknown_kinds,
+                clock_offset_seconds=clock_offset_seconds,
+            )
         )
 
     def render(self) -> bytes:
@@ -85,7 +97,9 @@ class StateCollector(Collector):
         certificates: Callable[[], Iterable[tuple[str, str, datetime]]],
         are_kept: Callable[[], bool],
         forbidden: Callable[[], int],
+        *,
         unknown_kinds: Callable[[], int],
+        clock_offset_seconds: Callable[[], float],
     ) -> None:
         self._queue_depth = queue_depth
         self._is_leading = is_leading
@@ -94,6 +108,7 @@ class StateCollector(Collector):
         self._are_kept = are_kept
         self._forbidden = forbidden
         self._unknown_kinds = unknown_kinds
+        self._clock_offset_seconds = clock_offset_seconds
 
     @override
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | Metric]:
@@ -121,6 +136,11 @@ class StateCollector(Collector):
             f"{PREFIX}_kinds_unknown",
             "CRDs of the operator that are not installed; `/readyz` names them, and the other kind is served.",
             value=self._unknown_kinds(),
+        )
+        yield GaugeMetricFamily(
+            f"{PREFIX}_clock_offset_seconds",
+            "By how much the API server's clock is ahead of this operator's, as far as its answers prove it.",
+            value=self._clock_offset_seconds(),
         )
 
     def _conditions(self) -> Metric:

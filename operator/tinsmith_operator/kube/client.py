@@ -36,6 +36,7 @@ from tinsmith_operator.errors import (
 from tinsmith_operator.kube.depth import parse_json
 from tinsmith_operator.kube.rate_limit import Priority, RateLimit
 from tinsmith_operator.kube.resources import SECRETS, ApiCall, Resource, namespace_of, parse_call
+from tinsmith_operator.kube.server_clock import ServerClock
 from tinsmith_operator.kube.text import apply_patch
 from tinsmith_operator.kube.watch_stream import ListBroken, WatchedResponse
 
@@ -75,7 +76,8 @@ Permit = Callable[[], float]
 class Cluster:
     """The API server, as one operator may use it."""
 
-    def __init__(self, limit: RateLimit, permit: Permit, observe: Observe) -> None:
+    def __init__(self, limit: RateLimit, permit: Permit, observe: Observe, clock: ServerClock | None = None) -> None:
+        self._clock = clock or ServerClock()
         self._limit = limit
         self._permit = permit
         self._observe = observe
@@ -236,6 +238,7 @@ class Cluster:
         client = await self._connected()
         pairs = [(key, value) for key, value in (query or {}).items() if value is not None]
         headers = {"Content-Type": content, "Accept": JSON}
+        sent_at = self._clock.local()
         try:
             async with asyncio.timeout(timeout_seconds):
                 request = await client.param_serialize(
@@ -246,6 +249,7 @@ class Cluster:
         except (aiohttp.ClientError, TimeoutError, OSError, RuntimeError) as error:
             # A RuntimeError: another request was answered 401 just now, and closed the session that they shared.
             raise Unavailable(f"The Kubernetes API did not answer {method} {path}: {error!r}.") from error
+        self._clock.note(response.headers.get("Date"), sent_at)
         if response.status == 401:
             # An expired login: the next request reads the credentials anew.
             await self.close()

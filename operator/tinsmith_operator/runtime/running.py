@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from tinsmith_operator.api.base import Manifest
@@ -29,6 +29,7 @@ from tinsmith_operator.kube.resources import (
     ref_of,
     version_of,
 )
+from tinsmith_operator.kube.server_clock import ServerClock
 from tinsmith_operator.logs import get_logger
 from tinsmith_operator.metrics import Metrics
 from tinsmith_operator.runtime.actor import Actor
@@ -80,7 +81,8 @@ class Operator:
         self._cache = Cache(self._enqueue)
         self._leader = self._make_leader()
         self._limit = RateLimit(settings.max_requests_per_second, settings.burst)
-        self._cluster = Cluster(self._limit, around_permit(self._leader.permit), self.metrics.note_request)
+        self._clock = ServerClock()
+        self._cluster = Cluster(self._limit, around_permit(self._leader.permit), self.metrics.note_request, self._clock)
         self._informer = Informer(self._cluster, self._cache, settings.scope, lambda _part: self._enqueue_all())
         self._watches: list[Watch] = []
         self._ray_clusters = self._make_ray_clusters()
@@ -89,7 +91,7 @@ class Operator:
         leads = self._leading.is_set
         self._workers = Workers(describe, settings.describe_seconds, self._enqueue, leads)
         self._snapshots = Snapshots(snapshot or GrpcSnapshots(self._issuer.operator_leaf), self._enqueue, leads)
-        self._turns = Turns(settings.restart_policy, self._cache, self._enqueue, lambda: datetime.now(UTC))
+        self._turns = Turns(settings.restart_policy, self._cache, self._enqueue, self._clock.now)
         self._controller = self._make_controller()
         self._server = self._make_server()
         self._watch_metrics()
@@ -195,6 +197,7 @@ class Operator:
             api_server_secret=self._settings.api_server_tls_secret_name,
             leaves=self._leaves,
             pause_seconds=self._settings.ca_pause_seconds,
+            clock=self._clock.now,
         )
 
     def _make_first_key(self) -> FirstApiKey:
@@ -212,7 +215,7 @@ class Operator:
             self._what_is_dead,
             self._what_is_missing,
             self.metrics.render,
-            remarks=lambda: [*self._informer.unknown, *self._informer.refused],
+            remarks=self._remarks,
         )
 
     def _watch_metrics(self) -> None:
@@ -223,7 +226,8 @@ class Operator:
             self._certificates,
             lambda: not self._leader.is_leading or self._issuer.problem is None,
             lambda: len(self._informer.refused),
-            lambda: len(self._informer.unknown),
+            unknown_kinds=lambda: len(self._informer.unknown),
+            clock_offset_seconds=lambda: self._clock.offset_seconds,
         )
 
     def _make_controller(self) -> Controller:
@@ -241,8 +245,9 @@ class Operator:
                 installation,
                 self._ray_clusters,
                 self._turns,
+                self._clock.now,
             ),
-            POOLS.kind: PoolKind(self._cache, actor, events, self._issuer, installation),
+            POOLS.kind: PoolKind(self._cache, actor, events, self._issuer, installation, self._clock.now),
         }
         reconciler = Reconciler(self._cache, actor, kinds)
         return Controller(
@@ -342,6 +347,10 @@ class Operator:
             return None
         missing = self._informer.missing
         return "\n".join([*([f"not yet listed: {', '.join(missing)}"] if missing else []), *self._informer.refused])
+
+    def _remarks(self) -> list[str]:
+        clock = self._clock.problem
+        return [*self._informer.unknown, *self._informer.refused, *([clock] if clock is not None else [])]
 
     def _leaves(self) -> list[tuple[str, str]] | None:
         """Of sessions and pools, whose and whom it trusts. None while not all are known: before the first lists, and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ from tinsmith_operator.errors import (
 )
 from tinsmith_operator.kube.client import Cluster, error_of, load_configuration, open_watch_session
 from tinsmith_operator.kube.rate_limit import Priority, RateLimit
-from tinsmith_operator.kube.resources import LEASES, SECRETS, SERVICES, SESSIONS, ApiCall, parse_call
+from tinsmith_operator.kube.resources import LEASES, SECRETS, SERVICES, SESSIONS, ApiCall, Resource, parse_call
+from tinsmith_operator.kube.server_clock import ServerClock
 from typing_extensions import override
 
 
@@ -204,15 +206,39 @@ async def test_a_read_that_is_told_to_ask_for_less_holds_up_the_next_one(wire: W
     await cluster.close()
 
 
+@pytest.mark.parametrize("read", ["get", "read_lease"])
+async def test_the_date_of_any_answer_tells_a_clock_that_is_two_hours_off(wire: Wire, read: str) -> None:
+    clock = ServerClock(lambda: datetime.now(UTC) + timedelta(hours=2))
+    cluster = Cluster(RateLimit(1000, 1000), lambda: 10.0, lambda *_: None, clock)
+    await getattr(cluster, read)(SERVICES, "tin", "tiny")
+    assert clock.problem is not None
+    assert -7205 < clock.offset_seconds < -7190
+    assert clock.now() < datetime.now(UTC) + timedelta(minutes=1)
+    await cluster.close()
+
+
+@pytest.mark.parametrize("resource", [SECRETS, SERVICES])
+async def test_secrets_and_reads_take_an_earlier_turn_than_other_objects(wire: Wire, resource: Resource) -> None:
+    limit = CountedLimit()
+    cluster = Cluster(limit, lambda: 10.0, lambda *_: None)
+    await cluster.create(resource, {**SERVICE, "apiVersion": resource.api_version, "kind": resource.kind})
+    await cluster.get(resource, "tin", "tiny")
+    ordinary = Priority.ESSENTIAL if resource is SECRETS else Priority.ORDINARY
+    assert limit.priorities == [ordinary, Priority.ESSENTIAL]
+    await cluster.close()
+
+
 class CountedLimit(RateLimit):
     def __init__(self) -> None:
         super().__init__(per_second=1000.0, burst=10)
         self.turns = 0
+        self.priorities: list[Priority] = []
         self.held: list[float] = []
 
     @override
     async def wait(self, priority: Priority = Priority.ORDINARY) -> None:
         self.turns += 1
+        self.priorities.append(priority)
         await super().wait(priority)
 
     @override

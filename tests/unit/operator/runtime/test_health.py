@@ -56,7 +56,8 @@ def test_metrics_tell_of_requests_conditions_and_certificates() -> None:
         lambda: [("tin", "tiny-tls", end), ("ten", "tiny-tls", end)],
         lambda: False,
         lambda: 2,
-        lambda: 1,
+        unknown_kinds=lambda: 1,
+        clock_offset_seconds=lambda: -7200.0,
     )
     page = metrics.render().decode()
     assert 'tinsmith_operator_api_requests_total{code="201",resource="pods",verb="create"} 1.0' in page
@@ -68,6 +69,7 @@ def test_metrics_tell_of_requests_conditions_and_certificates() -> None:
     assert "tinsmith_operator_certificates_kept 0.0" in page
     assert "tinsmith_operator_namespaces_forbidden 2.0" in page
     assert "tinsmith_operator_kinds_unknown 1.0" in page
+    assert "tinsmith_operator_clock_offset_seconds -7200.0" in page
     ends = [line for line in page.splitlines() if line.startswith("tinsmith_operator_certificate_expiry")]
     assert [float(line.split()[-1]) for line in ends] == [end.timestamp()] * 2
 
@@ -80,7 +82,16 @@ def test_the_replicas_of_a_pool_are_told_as_wanted_and_as_ready() -> None:
         {"kind": "SamplerPool", "metadata": {**place, "name": "new"}, "spec": {}},
         {"kind": "TrainingSession", "metadata": {**place, "name": "of-another-kind"}, "spec": {}},
     ]
-    metrics.watch(lambda: 0, lambda: True, lambda: pools, lambda: [], lambda: True, lambda: 0, lambda: 0)
+    metrics.watch(
+        lambda: 0,
+        lambda: True,
+        lambda: pools,
+        lambda: [],
+        lambda: True,
+        lambda: 0,
+        unknown_kinds=int,
+        clock_offset_seconds=float,
+    )
     told = [line for line in metrics.render().decode().splitlines() if line.startswith("tinsmith_operator_pool_replic")]
     assert told == [
         'tinsmith_operator_pool_replicas{namespace="research",pool="qwen",state="wanted"} 3.0',
