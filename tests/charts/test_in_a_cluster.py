@@ -32,15 +32,15 @@ def pod_of(workload: Object) -> Object:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
 def test_every_object_would_be_accepted_where_pods_must_be_restricted(shared_objects: ApiNamespace, case: Path) -> None:
     objects = [each for each in render(yaml.safe_load(case.read_text())) if each["kind"] != "CustomResourceDefinition"]
-    with ExitStack() as accounts:
+    with ExitStack() as held:
         for each in objects:
             # Bindings name their account's namespace; what is for another one is tried here as well.
             text = json.dumps(each)
             for elsewhere in (NAMESPACE, *ELSEWHERE):
                 text = text.replace(f'"{elsewhere}"', f'"{shared_objects.name}"')
             shared_objects.would_create(json.loads(text))
-            if each["kind"] == "ServiceAccount":
-                accounts.enter_context(shared_objects.holding(json.loads(text)))
+            if each["kind"] in ("ServiceAccount", "PriorityClass"):
+                held.enter_context(shared_objects.holding(json.loads(text)))
         workloads = [each for each in objects if each["kind"] == "Deployment"]
         assert len(workloads) == 2
         for each in workloads:
