@@ -33,6 +33,7 @@ from tinsmith_trainer.oplog.model_queues import ModelQueues, Ready
 from tinsmith_trainer.oplog.retention import Retention
 from tinsmith_trainer.oplog.tidying import (
     KEEP_ALL_SECONDS,
+    KEEP_CLOSED_MODELS,
     KEEP_OPERATIONS,
     KEEP_RESULT_BYTES,
     KEEP_RESULTS_SECONDS,
@@ -48,7 +49,7 @@ AT_ONCE = 100
 PER_SECOND = 10
 BODY, RESULT = bytes(400), bytes(600)
 MODEL = "c0ffee00-0000-4000-8000-000000000000:train:0"
-RETENTION = Retention(KEEP_RESULTS_SECONDS, KEEP_RESULT_BYTES, KEEP_OPERATIONS, KEEP_ALL_SECONDS)
+RETENTION = Retention(KEEP_RESULTS_SECONDS, KEEP_RESULT_BYTES, KEEP_OPERATIONS, KEEP_ALL_SECONDS, KEEP_CLOSED_MODELS)
 
 
 @dataclass(slots=True)

@@ -380,6 +380,13 @@ class Reason(StrEnum):
         "The model's files are not those that the adapters on this volume were trained on.",
         "Put the old files back, or pin the revision; a new model needs a new session.",
     )
+    NUMERICS_CHANGED = (
+        "NumericsChanged",
+        Progress.STUCK,
+        "The worker was killed, and would replay its operations to other weights than their results came from: its "
+        "device, dtype, engine, version or another flag has changed. The message names what differs.",
+        "Put the spec, or the kind of node, back as it was, let the worker stop cleanly, and change it then.",
+    )
     CONVERSION_FAILED = (
         "ConversionFailed",
         Progress.STUCK,

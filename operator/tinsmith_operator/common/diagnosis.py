@@ -41,6 +41,7 @@ WORKER_REASONS = {
     "ModelInvalid": Reason.MODEL_INVALID,
     "ModelCannotLoad": Reason.MODEL_CANNOT_LOAD,
     "ModelChanged": Reason.MODEL_CHANGED,
+    "NumericsChanged": Reason.NUMERICS_CHANGED,
     "VolumeUnsuitable": Reason.VOLUME_UNSUITABLE,
     "TlsInvalid": Reason.TLS_INVALID,
     "OutOfMemory": Reason.OUT_OF_MEMORY,

@@ -40,8 +40,7 @@ CREATE TABLE IF NOT EXISTS models (
     reason TEXT NOT NULL DEFAULT '',
     applied INTEGER NOT NULL DEFAULT -1,      -- last operation inside the snapshot
     closed_below INTEGER NOT NULL DEFAULT 0,
-    snapshot_file TEXT,
-    snapshot_digest TEXT
+    snapshot_file TEXT, snapshot_digest TEXT
 );
 CREATE TABLE IF NOT EXISTS operations (
     id INTEGER PRIMARY KEY,
@@ -50,15 +49,13 @@ CREATE TABLE IF NOT EXISTS operations (
     kind INTEGER NOT NULL,
     payload BLOB,                     -- NULL once a snapshot holds its effect
     zstd INTEGER NOT NULL,
-    rejection_category TEXT,
-    rejection_message TEXT,
+    rejection_category TEXT, rejection_message TEXT,
     accepted_at REAL NOT NULL,
     status TEXT NOT NULL,             -- pending, done, failed
     result BLOB,                      -- NULL also when forgotten
     result_protobuf INTEGER,
     result_bytes INTEGER,
-    failure_category TEXT,
-    failure_message TEXT,
+    failure_category TEXT, failure_message TEXT,
     finished_at REAL,
     UNIQUE (model_id, seq_id)
 );

@@ -30,8 +30,8 @@ class Retention:
     result_bytes: int
     operations: int
     least_seconds: float
+    closed_models: int
     is_short: bool = False
-    closed_models: int = 5000
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ KEEP_OPERATIONS = 5000
 """Of each model, below its snapshot: far more than a program may have under way."""
 KEEP_ALL_SECONDS = 900.0
 """However many those are, and however large: a client that lost an answer asks again within minutes."""
+KEEP_CLOSED_MODELS = 5000
+"""Of each tenant: released ones, and those that could not be created, which cost a client nothing."""
 TIDY_SECONDS = 60.0
 
 
@@ -64,7 +66,7 @@ class Tidying:
 
     async def round(self, acknowledged_event_id: int) -> None:
         """Forgets results, operations, events and released models that are past their time."""
-        limits = (KEEP_RESULTS_SECONDS, KEEP_RESULT_BYTES, KEEP_OPERATIONS, KEEP_ALL_SECONDS)
+        limits = (KEEP_RESULTS_SECONDS, KEEP_RESULT_BYTES, KEEP_OPERATIONS, KEEP_ALL_SECONDS, KEEP_CLOSED_MODELS)
         self._queues.forget_keys(time.monotonic() - KEEP_ALL_SECONDS)
         retention = Retention(*limits, is_short=not self._room.has_room_for(0))
         try:

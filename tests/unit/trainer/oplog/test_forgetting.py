@@ -23,9 +23,10 @@ from tinsmith_trainer.oplog.forgetting import Forgetting
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Database, Failure, Operation, OperationResult, StoredModel
 from tinsmith_trainer.oplog.model_queues import ModelQueues
-from tinsmith_trainer.oplog.retention import Retention
+from tinsmith_trainer.oplog.retention import Retention as OfAll
 from tinsmith_trainer.oplog.tidying import KEEP_RESULTS_SECONDS, SteadyClock, Tidying
 
+Retention = partial(OfAll, closed_models=10**9)
 MODEL = "sess:train:0"
 NOW = 1_000_000.0
 KEEPS_ALL = Retention(seconds=math.inf, result_bytes=2**40, operations=10**9, least_seconds=0.0)
@@ -95,7 +96,7 @@ def fill(
     journal_tables.record_snapshot(db, model_id, applied, "snapshot", "digest")
 
 
-def forget(journal: Journal, retention: Retention) -> list[str]:
+def forget(journal: Journal, retention: OfAll) -> list[str]:
     return asyncio.run(Forgetting(journal).round(retention, 0, NOW))
 
 
@@ -142,9 +143,7 @@ retentions = st.builds(
 
 
 @given(histories(), st.integers(-1, 30), retentions)
-def test_no_number_is_forgotten_and_nothing_that_a_start_needs(
-    rows: list[Row], applied: int, retention: Retention
-) -> None:
+def test_no_number_is_forgotten_and_nothing_that_a_start_needs(rows: list[Row], applied: int, retention: OfAll) -> None:
     with journal_of(rows, applied) as journal:
         before = known(journal)
         forget(journal, retention)
@@ -153,9 +152,7 @@ def test_no_number_is_forgotten_and_nothing_that_a_start_needs(
 
 
 @given(histories(), st.integers(-1, 30), retentions)
-def test_a_row_goes_only_when_nobody_is_promised_its_result(
-    rows: list[Row], applied: int, retention: Retention
-) -> None:
+def test_a_row_goes_only_when_nobody_is_promised_its_result(rows: list[Row], applied: int, retention: OfAll) -> None:
     with journal_of(rows, applied) as journal:
         forget(journal, retention)
         gone = [row for row in rows if row.seq_id not in kept(journal)]
