@@ -53,8 +53,7 @@ CREATE TABLE IF NOT EXISTS operations (
     accepted_at REAL NOT NULL,
     status TEXT NOT NULL,             -- pending, done, failed
     result BLOB,                      -- NULL also when forgotten
-    result_protobuf INTEGER,
-    result_bytes INTEGER,
+    result_protobuf INTEGER, result_bytes INTEGER,
     failure_category TEXT, failure_message TEXT,
     finished_at REAL,
     UNIQUE (model_id, seq_id)
