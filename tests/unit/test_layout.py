@@ -120,7 +120,6 @@ WHY_SHORT = {
     "trainer_image/tinsmith_trainer/flag_check.py": PROGRAM,
     "trainer_image/tinsmith_trainer/load_failures.py": SHARED,
     "trainer_image/tinsmith_trainer/logs.py": SHARED,
-    "trainer_image/tinsmith_trainer/oplog/event_tables.py": SHARED,
     "trainer_image/tinsmith_trainer/oplog/number_ranges.py": SHARED,
     "trainer_image/tinsmith_trainer/sampling/builtin/settings.py": CHOICE,
     "trainer_image/tinsmith_trainer/sampling/token_server/loop_thread.py": SHARED,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +50,11 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
     monkeypatch.setattr(SnapshotFolder, "write", note)
     return found
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> Future[int]:
+    """The code with which the process would have ended."""
+    ended: Future[int] = Future()
+    monkeypatch.setattr(os, "_exit", lambda code: None if ended.done() else ended.set_result(code))
+    return ended

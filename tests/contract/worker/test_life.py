@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
@@ -21,11 +20,8 @@ from tinsmith_trainer.errors import Draining, JournalFull, ModelChanged
 from tinsmith_trainer.oplog import tidying
 from tinsmith_trainer.oplog.event_tables import forget_events
 from tinsmith_trainer.oplog.journal_tables import OperationResult, read_result
-from tinsmith_trainer.oplog.model_queue import KeptPayloads
-from tinsmith_trainer.oplog.model_queues import GAP_CLOSES_AFTER_SECONDS, ModelQueues
-from tinsmith_trainer.oplog.ordering import OperationOrder
+from tinsmith_trainer.oplog.model_queues import ModelQueues
 from tinsmith_trainer.training import storage_retries
-from tinsmith_trainer.worker.admission import Admission
 from tinsmith_trainer.worker.metrics import WorkerName, describe
 from tinsmith_trainer.worker.service import NotActive
 
@@ -290,14 +286,6 @@ async def test_a_release_waits_until_its_last_checkpoint_is_safe(
     ]
 
 
-@pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch) -> Future[int]:
-    """The code with which the process would have ended."""
-    ended: Future[int] = Future()
-    monkeypatch.setattr(os, "_exit", lambda code: None if ended.done() else ended.set_result(code))
-    return ended
-
-
 async def test_a_worker_whose_engine_thread_fails_ends_rather_than_waits_for_ever(
     worker: Worker, ended: Future[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,38 +331,6 @@ async def test_a_worker_that_cannot_publish_a_result_ends_rather_than_keeps_it_f
     monkeypatch.setattr(ModelQueues, "publish", fail)
     await worker.submit(create())
     assert await asyncio.wait_for(asyncio.wrap_future(ended), AWAIT_SECONDS) == 1
-
-
-@pytest.mark.parametrize(
-    ("callback", "calls"),
-    [
-        ("_place", [create()]),
-        ("_settle_late", [create(), train(1), release(), train(2)]),
-        ("_kept.take", [create(), train(1), release(), train(2)]),
-        ("close_below", [create(), train(2)]),
-        ("release", [create()]),
-    ],
-)
-async def test_a_worker_that_cannot_take_note_of_what_is_on_disk_ends_rather_than_forgets_it(
-    worker: Worker, ended: Future[int], monkeypatch: pytest.MonkeyPatch, callback: str, calls: list[Call]
-) -> None:
-    """An error in a callback of the journal: the operation was acknowledged, and would never run."""
-    for call in calls[:-1]:
-        await worker.submit(call)
-        await worker.finished(call.seq_id)
-    _fail_in(monkeypatch, callback)
-    await worker.submit(calls[-1])
-    for _ in range(2):
-        worker.service.queues.age_gaps(GAP_CLOSES_AFTER_SECONDS)
-    assert await asyncio.wait_for(asyncio.wrap_future(ended), AWAIT_SECONDS) == 1
-
-
-def _fail_in(monkeypatch: pytest.MonkeyPatch, callback: str) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise MemoryError("no memory left")
-
-    places: dict[str, object] = {"close_below": OperationOrder, "release": Admission, "_kept.take": KeptPayloads}
-    monkeypatch.setattr(places.get(callback, ModelQueues), callback.rpartition(".")[2], fail)
 
 
 async def test_a_worker_that_cannot_take_its_journal_over_ends_rather_than_refuses_for_ever(

@@ -1,4 +1,4 @@
-"""Events that a server hears of, and the names that models have saved under, as rows of the journal.
+"""Events that a server hears of, names that models have saved under, and interruptions, as rows of the journal.
 
 Functions here run inside `Journal.read` or `write`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tinsmith_trainer.in_flight_marker import InFlightWork, Interruption
 from tinsmith_trainer.oplog.journal_tables import Database
 
 
@@ -45,3 +46,38 @@ def saved_name_event(db: Database, model_id: str, kind: int, name: str) -> int:
         "SELECT event_id FROM saved_names WHERE model_id = ? AND kind = ? AND name = ?", (model_id, kind, name)
     ).fetchone()
     return 0 if row is None else int(row[0])
+
+
+def count_interruption(db: Database, interruption: Interruption) -> None:
+    """One life ends once, however often it is counted.
+
+    Of several works in one call it is not known whose end it was: each becomes a suspect, with a count of 0.
+    """
+    suspects = interruption.suspects
+    counts = int(len(suspects) == 1)
+    db.executemany(
+        "INSERT INTO interruptions VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (model_id, seq_id, purpose) DO UPDATE SET"
+        " count = count + excluded.count, life = excluded.life, last_sign = excluded.last_sign"
+        " WHERE life <> excluded.life",
+        [
+            (work.model_id, work.seq_id, work.purpose, counts, interruption.life, interruption.last_sign)
+            for work in suspects
+        ],
+    )
+
+
+def read_interruptions(db: Database) -> dict[InFlightWork, tuple[int, str]]:
+    """How often a process ended at which work, and what its last sign was then."""
+    rows = db.execute("SELECT purpose, model_id, seq_id, count, last_sign FROM interruptions")
+    return {InFlightWork(*work): (count, last_sign) for *work, count, last_sign in rows}
+
+
+def forget_interruptions(db: Database, work: InFlightWork) -> None:
+    db.execute(
+        "DELETE FROM interruptions WHERE model_id = ? AND seq_id = ? AND purpose = ?",
+        (work.model_id, work.seq_id, work.purpose),
+    )
+
+
+def forget_all_interruptions(db: Database) -> None:
+    db.execute("DELETE FROM interruptions")

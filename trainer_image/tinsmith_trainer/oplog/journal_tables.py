@@ -1,4 +1,4 @@
-"""Operations, models and interruptions as rows of the journal.
+"""Operations and models as rows of the journal.
 
 Functions here run inside `Journal.read` or `write`.
 """
@@ -16,7 +16,6 @@ from tinsmith_trainer.checkpoints.checkpoint_root import SavedWeights
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFile
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import Category
-from tinsmith_trainer.in_flight_marker import InFlightWork, Interruption
 from tinsmith_trainer.oplog.number_ranges import NumberRanges
 
 T = TypeVar("T")
@@ -363,38 +362,3 @@ def count_to_replay(db: Database) -> int:
         (int(worker_pb2.SAVE_WEIGHTS),),
     ).fetchone()
     return int(row[0]) if row else 0
-
-
-def count_interruption(db: Database, interruption: Interruption) -> None:
-    """One life ends once, however often it is counted.
-
-    Of several works in one call it is not known whose end it was: each becomes a suspect, with a count of 0.
-    """
-    suspects = interruption.suspects
-    counts = int(len(suspects) == 1)
-    db.executemany(
-        "INSERT INTO interruptions VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (model_id, seq_id, purpose) DO UPDATE SET"
-        " count = count + excluded.count, life = excluded.life, last_sign = excluded.last_sign"
-        " WHERE life <> excluded.life",
-        [
-            (work.model_id, work.seq_id, work.purpose, counts, interruption.life, interruption.last_sign)
-            for work in suspects
-        ],
-    )
-
-
-def read_interruptions(db: Database) -> dict[InFlightWork, tuple[int, str]]:
-    """How often a process ended at which work, and what its last sign was then."""
-    rows = db.execute("SELECT purpose, model_id, seq_id, count, last_sign FROM interruptions")
-    return {InFlightWork(*work): (count, last_sign) for *work, count, last_sign in rows}
-
-
-def forget_interruptions(db: Database, work: InFlightWork) -> None:
-    db.execute(
-        "DELETE FROM interruptions WHERE model_id = ? AND seq_id = ? AND purpose = ?",
-        (work.model_id, work.seq_id, work.purpose),
-    )
-
-
-def forget_all_interruptions(db: Database) -> None:
-    db.execute("DELETE FROM interruptions")

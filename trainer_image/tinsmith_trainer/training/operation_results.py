@@ -64,7 +64,7 @@ def write_operation_result(
     model_id, failure = operation.model_id, result.failure
     saved = _add_events(db, model_id, result, stamp)
     journal_tables.record_result(db, model_id, operation.seq_id, replace(result, event_id=saved), stamp.time)
-    journal_tables.forget_interruptions(db, InFlightWork("operation", model_id, operation.seq_id))
+    event_tables.forget_interruptions(db, InFlightWork("operation", model_id, operation.seq_id))
     if result.given_up:
         journal_tables.drop_body(db, model_id, operation.seq_id)
     if result.snapshot is not None:
