@@ -156,10 +156,24 @@ async def test_a_load_at_which_a_process_ended_is_read_by_itself(
     """Otherwise it would not be known whose the next end is."""
     checkpoint = await with_a_checkpoint(worker)
     monkeypatch.setattr(Attempts, "is_suspect", lambda _, work: work.seq_id == 6)
+    await worker.submit(load(6, checkpoint))
+    await gate.entered()
+    await worker.submit(create(model_id=OTHER))
+    assert await worker.is_pending(0, OTHER)
     gate.opened.set()
-    await worker.submit(load(6, checkpoint), load(7, checkpoint))
-    await worker.finished(7)
-    assert gate.threads == ["engine", "loader"]
+    assert (await worker.finished(6)).failure is None
+    assert (await worker.finished(0, OTHER)).failure is None
+
+
+async def test_also_one_that_is_read_by_itself_is_not_waited_for_for_ever(
+    worker: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = await with_a_checkpoint(worker)
+    monkeypatch.setattr(Attempts, "is_suspect", lambda _, work: work.seq_id == 6)
+    monkeypatch.setattr(loading, "READ_SECONDS", 0.05)
+    await worker.submit(load(6, checkpoint), save(7, "b"))
+    assert "was not read within" in await worker.failure(6)
+    assert (await worker.finished(7)).failure is None
 
 
 async def test_what_was_read_and_has_no_turn_gives_its_place_to_others(

@@ -6,6 +6,7 @@ read a model needs no slot.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -47,6 +48,7 @@ class _Load:
     request: worker_pb2.LoadWeights
     read: Future[LoadedCheckpoint] = field(default_factory=Future)
     began_at: float = field(default_factory=time.monotonic)
+    waits_since: float = math.inf  # for its turn, on the monotonic clock
     ended: threading.Event = field(default_factory=threading.Event)
 
     def seconds(self) -> float:
@@ -64,12 +66,12 @@ class Loads:
         self._marker = marker
         self._loads: dict[str, _Load] = {}
         self._left_behind: list[_Load] = []
-        self._waiting: list[ModelQueue] = []
+        self._waiting: dict[str, ModelQueue] = {}
 
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
         """Whether this model's turn is a load that has not been read. Then it is read, or waits to be, and is held.
 
-        One that a process has ended at is read in the engine's thread, so that the next end is known to be its own.
+        One that a process has ended at is read while the engine waits, so that the next end is known to be its own.
         """
         operation = entry.operation
         is_read = operation.kind in LOADS and not entry.is_finished and operation.rejection is None
@@ -81,7 +83,7 @@ class Loads:
         if self._has_place_for(queue):
             self._begin(queue, entry)
         else:
-            self._waiting.append(queue)
+            self._waiting[queue.model_id] = queue
             self._queues.hold(queue, KEPT_SECONDS)
         return True
 
@@ -91,7 +93,7 @@ class Loads:
             return None
         load = self._loads.pop(queue.model_id, None)
         if load is None:
-            return self._read_here(entry)
+            return self._read_alone(queue, entry)
         self._mark()
         self._wake_waiting()
         if not load.read.done():
@@ -130,14 +132,14 @@ class Loads:
 
     def _is_unused(self, load: _Load) -> bool:
         """Its model has no turn: it waits for a slot or a place, or is quarantined."""
-        return load.read.done() and load.seconds() >= KEPT_SECONDS
+        return time.monotonic() - load.waits_since >= KEPT_SECONDS
 
     def _is_stuck(self) -> bool:
         self._left_behind = [load for load in self._left_behind if not load.ended.is_set()]
         return len(self._left_behind) >= MOST_LEFT_BEHIND
 
     def _wake_waiting(self) -> None:
-        for waiting in self._waiting:
+        for waiting in self._waiting.values():
             self._queues.hold(waiting, 0.0)
         self._waiting.clear()
 
@@ -166,18 +168,25 @@ class Loads:
 
     def _end(self, load: _Load) -> None:
         load.ended.set()
+        load.waits_since = time.monotonic()
         if self._loads.get(load.queue.model_id) is load:
             self._mark()
             self._queues.hold(load.queue, 0.0)
 
-    def _read_here(self, entry: Entry) -> tuple[worker_pb2.LoadWeights, LoadedCheckpoint]:
+    def _read_alone(self, queue: ModelQueue, entry: Entry) -> tuple[worker_pb2.LoadWeights, LoadedCheckpoint]:
+        """Nothing else runs meanwhile."""
         if self._is_stuck():
             raise ServerError(
                 f"The checkpoint root does not answer: {MOST_LEFT_BEHIND} reads have hung for more than "
                 f"{READ_SECONDS:.0f} s. Nothing more is loaded until one of them ends, or the worker is restarted."
             )
         request = worker_pb2.LoadWeights.FromString(self._queues.take_payload(entry))
-        return request, self._read(request)
+        load = _Load(queue, entry.work, request)
+        threading.Thread(target=self._read_beside, args=(load,), name="loader", daemon=True).start()
+        if not load.ended.wait(READ_SECONDS):
+            self._left_behind.append(load)
+            raise _unanswered(load)
+        return request, load.read.result()
 
     def _mark(self) -> None:
         self._marker.beside("loads", *(load.work for load in self._loads.values() if not load.read.done()))
