@@ -23,7 +23,7 @@ class NotFound(TinsmithError):
 
 
 class Gone(TinsmithError):
-    """It was here once: a finished session, a result past its retention, a model whose TrainingSession was deleted."""
+    """The object was here once: a finished session, an expired result, a client's weights, a deleted worker's model."""
 
 
 class Unprocessable(TinsmithError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
@@ -185,6 +186,22 @@ def test_no_value_is_without_effect(path: str) -> None:
     examples = [found for values in EXAMPLES if (found := looked_up(values, path)) is not None]
     example = next(found for found in examples if found != looked_up(DEFAULTS, path))
     assert render(merged(beside, at(path, example))) != render(beside)
+
+
+def test_a_large_number_is_written_with_all_its_digits() -> None:
+    """helm has every number as a float, and writes one of a million or more as 1e+06 unless a template prevents it."""
+    settings = {"maxBodyBytes": 123456789, "checkpointBytesPerTenant": 5 * 10**12, "trainedTokensPerMinute": 10**7}
+    operator = {"hangTimeoutSeconds": 86400000, "deleteGraceSeconds": 86400000, "resyncSeconds": 86400000}
+    tolerations = [{"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 2592000}]
+    values = {
+        "image": {"tag": "20241115123456"},
+        "operator": {**operator, "tolerations": tolerations},
+        "apiServer": {"settings": settings},
+    }
+    written = json.dumps(render(values))
+    for number in (*settings.values(), *operator.values(), 2592000):
+        assert re.search(rf'[ "]{number}[,"}}\]]', written), number
+    assert "e+" not in written
 
 
 @pytest.mark.parametrize(

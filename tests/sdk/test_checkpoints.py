@@ -91,6 +91,22 @@ def test_a_taken_name_is_refused_and_overwrite_replaces_it(
     assert logprobs(client.create_training_client_from_state(path).result()) == newer
 
 
+def test_a_name_that_was_deleted_and_saved_again_samples_from_its_new_weights(
+    client: tinker.ServiceClient, model: tinker.TrainingClient, rest: tinker.RestClient
+) -> None:
+    """By path, too: what a sampler has cached of a prompt belongs to the weights, not to their name."""
+    tokens = types.ModelInput.from_ints(TOKENS * 8)
+    path = model.save_weights_for_sampler("again").result().path
+    assert path is not None
+    older = client.create_sampling_client(path).result().compute_logprobs(tokens).result()
+    rest.delete_checkpoint_from_tinker_path(path).result()
+    train(model, rounds=2)
+    assert model.save_weights_for_sampler("again").result().path == path
+    newer = client.create_sampling_client(path).result().compute_logprobs(tokens).result()
+    unnamed = model.save_weights_and_get_sampling_client().result()
+    assert newer == unnamed.compute_logprobs(tokens).result() != older
+
+
 def test_two_saves_of_one_name_in_a_pipeline_are_told_apart(model: tinker.TrainingClient) -> None:
     first, second = model.save_state("twice"), model.save_state("twice")
     first.result()
@@ -109,6 +125,17 @@ def test_the_same_name_serves_a_state_and_a_sampler(model: tinker.TrainingClient
     assert from_path.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()[1:] == pytest.approx(
         trainer, abs=1e-4
     )
+
+
+def test_a_state_is_no_sampler_and_the_refusal_says_which_call_makes_one(
+    model: tinker.TrainingClient, client: tinker.ServiceClient
+) -> None:
+    state, sampler = model.save_state("one").result().path, model.save_weights_for_sampler("one").result().path
+    assert sampler is not None
+    with pytest.raises(tinker.NotFoundError, match="is a training checkpoint; this needs one made by save_weights_for"):
+        client.create_sampling_client(state).result()
+    with pytest.raises(tinker.RequestFailedError, match="is a sampler checkpoint; this needs one made by save_state"):
+        client.create_training_client_from_state(sampler).result()
 
 
 @pytest.mark.parametrize("name", ["a/b", "a:b", ""], ids=["slash", "colon", "empty"])

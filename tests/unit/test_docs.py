@@ -17,6 +17,10 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 NOTEBOOKS = sorted(ROOT.glob("docs/**/*.ipynb"))
 RECORDED_RUNS = {"soak": "design.md", "test-protocol-model": "design.md", "load": "limits.md"}
 LAST_RUN = re.compile(r"last run, on \d{4}-\d\d-\d\d")
+NAMED_TEST = re.compile(r"\b(tests/[\w/]+\.py)(?:::(\w+))?")
+REPORT = re.compile(
+    r"^\| \[[\w.-]+#\d+\]\((https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull)/\d+)\) \|", re.MULTILINE
+)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -68,6 +72,32 @@ def test_every_relative_link_resolves(page: Path) -> None:
 def test_every_make_target_that_is_named_exists(page: Path) -> None:
     named = set(re.findall(r"(?:^|`)make ([a-z][a-z-]*)", page.read_text(), re.MULTILINE))
     assert named <= make_targets()
+
+
+def missing_tests(named: list[tuple[str, str]]) -> list[str]:
+    """Return those of (file, function) that are not there; without a function, the file is meant."""
+    return [
+        f"{file}::{name}"
+        for file, name in named
+        if not (ROOT / file).exists() or f"def {name}" not in (ROOT / file).read_text(encoding="utf-8")
+    ]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "recipes.md"], ids=page_id)
+def test_every_test_that_is_named_exists(page: Path) -> None:
+    """The page of recipes names tests of other projects."""
+    assert missing_tests([(file, f"{name}(") for file, name in NAMED_TEST.findall(prose_of(page)) if name]) == []
+
+
+def test_each_bug_report_is_tried_once_with_an_outcome() -> None:
+    page = prose_of(ROOT / "docs" / "bug-reports.md")
+    rows = [line for line in page.splitlines() if line.startswith("| [")]
+    reports = REPORT.findall(page)
+    assert len(set(reports)) == len(reports) == len(rows)
+    for row in rows:
+        outcome = row.strip("| ").rsplit(" | ", 1)[-1]
+        assert re.match(r"(Held|Fixed|Limit)\b", outcome), row
+    assert missing_tests([(file, "test_") for file, name in NAMED_TEST.findall(page) if not name]) == []
 
 
 def test_every_target_of_the_makefile_is_explained_by_make() -> None:

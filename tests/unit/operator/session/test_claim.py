@@ -48,6 +48,17 @@ def test_a_larger_size_grows_the_claim_without_a_restart() -> None:
     assert world.deleted == []
 
 
+def test_a_claim_whose_file_system_has_still_to_grow_gets_its_pod() -> None:
+    """The kubelet resizes it once a pod mounts it, so a pod that waited for the size would wait for ever."""
+    world = settled_world(size="10Gi")
+    world.user_sets(storage={"size": "20Gi"}, pod={"image": "tinsmith.local/tinsmith/trainer:0.2.0"})
+    pending = {"type": "FileSystemResizePending", "status": "True"}
+    world.objects[CLAIM].setdefault("status", {})["conditions"] = [pending]
+    world.someone_deletes(("Pod", "qwen-0"))
+    world.settle()
+    assert (size(world), world.get("Pod", "qwen-0") is not None) == ("20Gi", True)
+
+
 @pytest.mark.parametrize("written", ["10Gi", "10240Mi", 10737418240])
 def test_one_size_written_in_another_way_is_the_same(written: str | int) -> None:
     world = settled_world(size="10Gi")
