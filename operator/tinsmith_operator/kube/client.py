@@ -1,4 +1,4 @@
-"""The only module that talks to the Kubernetes API: plain dictionaries in and out, our own errors.
+"""Requests to the Kubernetes API: plain dictionaries in and out, our own errors.
 
 Every request but those of the Lease takes its turn in the rate limit. Every write asks for permission, which is where a
 lost lease stops it (`runtime/leader.py`), and carries what makes a second writer harmless: a create fails on whatever
@@ -8,18 +8,11 @@ is there, every other write names the UID of the object and, but for deletes, it
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import aiohttp
-from kubernetes.aio import config
-from kubernetes.aio.client import ApiClient, Configuration
-from kubernetes.aio.config import ConfigException
+from kubernetes.aio.client import ApiClient
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import CONFIGURATION_ANNOTATION, MANAGER
@@ -28,24 +21,21 @@ from tinsmith_operator.errors import (
     ClusterError,
     Conflict,
     NotFound,
-    OperatorError,
     Refused,
     Throttled,
     Unavailable,
 )
+from tinsmith_operator.kube.connection import USER_AGENT, Observe, load_configuration, trace
 from tinsmith_operator.kube.depth import parse_json
 from tinsmith_operator.kube.rate_limit import Priority, RateLimit
-from tinsmith_operator.kube.resources import SECRETS, ApiCall, Resource, namespace_of, parse_call
+from tinsmith_operator.kube.resources import SECRETS, Resource
 from tinsmith_operator.kube.server_clock import ServerClock
 from tinsmith_operator.kube.text import apply_patch
-from tinsmith_operator.kube.watch_stream import ListBroken, WatchedResponse
 
 READ_TIMEOUT_SECONDS = 30.0
 PAGE_ITEMS = 500
 """Of a list. A thousand sessions are some 10 MB, which neither side should hold at once."""
-# Kopf reads the token once per login; the kubelet replaces the file long before the token ends.
-WATCH_LOGIN_SECONDS = 600.0
-USER_AGENT = MANAGER
+
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -58,16 +48,6 @@ JSON = "application/json"
 FOR_A_PERSON = ("failed to create typed patch object", "failed calling webhook")
 
 Query = dict[str, str | None]
-
-Observe = Callable[[ApiCall, str], None]
-"""Hears of each finished request, with its status code or `error`."""
-
-Heard = Callable[[str | None, str, str, Manifest | None, bool], None]
-"""Hears of each page of a list of a kind: the namespace (None: all of them), the kind's plural, the status code or
-`error`, the page where there is one, and whether the list begins with it. The last one names none to continue with."""
-
-Turn = Callable[[], Coroutine[Any, Any, None]]
-"""Returns when a read may be sent."""
 
 Permit = Callable[[], float]
 """The seconds that a write may take from now on. Raises NotLeading."""
@@ -305,100 +285,3 @@ def error_of(status: int, body: bytes, retry_after: str | None, what: str) -> Cl
     if status in (401, 410) or status >= 500:
         return Unavailable(text, seconds)
     return NotFound(text) if status == 404 else Refused(message or text)
-
-
-async def load_configuration() -> Configuration:
-    """Of $KUBECONFIG, else of the pod's service account, else of the default kubeconfig. Raises OperatorError.
-
-    A service account's token is read again every minute: the kubelet replaces it.
-    """
-    configuration = Configuration()
-    try:
-        if "KUBECONFIG" not in os.environ:
-            try:
-                config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-                return configuration
-            except ConfigException:
-                pass
-        file = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
-        await config.load_kube_config(  # type: ignore[no-untyped-call]
-            config_file=file, client_configuration=configuration
-        )
-    except (ConfigException, OSError) as error:
-        raise OperatorError(
-            f"No credentials for the Kubernetes API: {error}. Run the operator in a pod with a service account, or set "
-            "KUBECONFIG."
-        ) from error
-    return configuration
-
-
-def trace(observe: Observe, heard: Heard | None = None, turn: Turn | None = None) -> aiohttp.TraceConfig:
-    """Sees every request of a session. heard: also reads each list, beside whoever asked for it.
-
-    turn: what a list waits for before it is sent.
-    """
-
-    def finished(url: Any, method: str, code: str) -> ApiCall:
-        call = parse_call(method, url.path, url.query.get("watch") == "true")
-        observe(call, code)
-        if heard is not None and call.verb == "list" and code != "200":
-            heard(namespace_of(url.path), call.resource, code, None, "continue" not in url.query)
-        return call
-
-    async def on_start(_session: Any, _context: SimpleNamespace, params: aiohttp.TraceRequestStartParams) -> None:
-        is_watch = params.url.query.get("watch") == "true"
-        if turn is not None and parse_call(params.method, params.url.path, is_watch).verb == "list":
-            await turn()
-
-    async def on_end(_session: Any, context: SimpleNamespace, params: aiohttp.TraceRequestEndParams) -> None:
-        status = getattr(params.response, "answered", params.response.status)
-        call = finished(params.url, params.method, str(status))
-        context.listed = call.resource if call.verb == "list" and params.response.status == 200 else None
-
-    async def on_body(
-        _session: Any, context: SimpleNamespace, params: aiohttp.TraceResponseChunkReceivedParams
-    ) -> None:
-        # The whole of it: aiohttp tells of a body that is read at once, and of none that is streamed, as a watch is.
-        if heard is None or context.listed is None:
-            return
-        # What is no list ends the request of whoever asked for it, not this look at it.
-        with contextlib.suppress(ValueError):
-            is_first = "continue" not in params.url.query
-            heard(namespace_of(params.url.path), context.listed, "200", parse_json(params.chunk), is_first)
-
-    async def on_error(_session: Any, _context: SimpleNamespace, params: aiohttp.TraceRequestExceptionParams) -> None:
-        broken = params.exception
-        finished(params.url, params.method, str(broken.status) if isinstance(broken, ListBroken) else "error")
-
-    hooks = aiohttp.TraceConfig()
-    hooks.on_request_start.append(on_start)
-    hooks.on_request_end.append(on_end)
-    hooks.on_response_chunk_received.append(on_body)
-    hooks.on_request_exception.append(on_error)
-    return hooks
-
-
-@dataclass(frozen=True)
-class WatchSession:
-    """Credentials for Kopf's watches: an open HTTP session, and when to ask for the next one (None: when refused)."""
-
-    server: str
-    http: aiohttp.ClientSession
-    expires_at: datetime | None
-
-
-async def open_watch_session(observe: Observe, heard: Heard, turn: Turn) -> WatchSession:
-    """To be called in the event loop that uses it. Kopf closes it."""
-    configuration = await load_configuration()
-    token = await configuration.get_api_key_with_prefix("BearerToken")
-    client = ApiClient(configuration)
-    http = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=client.rest_client.ssl_context),
-        headers={"User-Agent": f"{USER_AGENT}-watch", **({"Authorization": token} if token else {})},
-        trust_env=True,
-        response_class=WatchedResponse,
-        trace_configs=[trace(observe, heard, turn)],
-    )
-    rotates: Final = configuration.refresh_api_key_hook is not None
-    expires_at = datetime.now(UTC) + timedelta(seconds=WATCH_LOGIN_SECONDS) if rotates else None
-    return WatchSession(configuration.host, http, expires_at)

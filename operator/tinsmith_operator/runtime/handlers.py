@@ -17,7 +17,8 @@ import kopf
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.errors import OperatorError
-from tinsmith_operator.kube.client import PAGE_ITEMS, Heard, Observe, Turn, WatchSession, open_watch_session
+from tinsmith_operator.kube.client import PAGE_ITEMS
+from tinsmith_operator.kube.connection import Heard, Observe, Turn, WatchSession, open_watch_session
 from tinsmith_operator.kube.resources import WATCHED, Resource
 from tinsmith_operator.scope import Scope
 

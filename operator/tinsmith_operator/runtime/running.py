@@ -11,7 +11,8 @@ from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.ca.issuer import LOOK_AGAIN_SECONDS, Issuer
 from tinsmith_operator.errors import OperatorError
 from tinsmith_operator.kube.cache import Cache
-from tinsmith_operator.kube.client import Cluster, Heard, Permit
+from tinsmith_operator.kube.client import Cluster, Permit
+from tinsmith_operator.kube.connection import Heard
 from tinsmith_operator.kube.events import Events
 from tinsmith_operator.kube.rate_limit import Priority, RateLimit
 from tinsmith_operator.kube.resources import (

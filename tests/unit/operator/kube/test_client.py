@@ -20,7 +20,8 @@ from tinsmith_operator.errors import (
     Throttled,
     Unavailable,
 )
-from tinsmith_operator.kube.client import Cluster, error_of, load_configuration, open_watch_session
+from tinsmith_operator.kube.client import Cluster, error_of
+from tinsmith_operator.kube.connection import load_configuration, open_watch_session
 from tinsmith_operator.kube.rate_limit import Priority, RateLimit
 from tinsmith_operator.kube.resources import LEASES, SECRETS, SERVICES, SESSIONS, ApiCall, Resource, parse_call
 from tinsmith_operator.kube.server_clock import ServerClock

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 import tinsmith_operator.runtime.handlers as doors
 from packaging.specifiers import SpecifierSet
-from tinsmith_operator.kube.client import WatchSession
+from tinsmith_operator.kube.connection import WatchSession
 from tinsmith_operator.kube.resources import WATCHED
 from tinsmith_operator.runtime.handlers import LONGEST_BACKOFF_SECONDS, EndlessBackoff, Watch, watch_settings
 from tinsmith_operator.scope import Scope
