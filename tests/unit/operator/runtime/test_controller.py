@@ -368,11 +368,12 @@ async def test_a_thousand_busy_sessions_keep_no_new_one_from_being_created_and_n
         busy.queue.add(Key("tin", f"new-{number}", "TrainingSession"))
     asked_at = now()
     await busy.request(Priority.ESSENTIAL)
-    assert now() - asked_at < WORKERS / 10
+    list_waited_seconds = now() - asked_at
     await asyncio.sleep(60)
+    for task in tasks:
+        task.cancel()
+    assert list_waited_seconds < WORKERS / 10
     longest_wait = WORKERS + MOST_OVERTAKEN
     assert len(busy.turns_to_create) == 3
     assert max(busy.turns_to_create.values()) <= (1 + CREATES) * longest_wait
     assert busy.turns > 600, "the rate is used up all the time"
-    for task in tasks:
-        task.cancel()
