@@ -385,7 +385,8 @@ class Reason(StrEnum):
         Progress.STUCK,
         "The worker was killed, and would replay its operations to other weights than their results came from: its "
         "device, dtype, engine, version or another flag has changed. The message names what differs.",
-        "Put the spec, or the kind of node, back as it was, let the worker stop cleanly, and change it then.",
+        "Put the spec, or the kind of node, back as it was, let the worker stop cleanly, and change it then. Where "
+        "that is impossible, add the variable that the message names to `spec.pod.env`: it accepts other weights.",
     )
     CONVERSION_FAILED = (
         "ConversionFailed",

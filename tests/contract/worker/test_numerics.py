@@ -62,6 +62,22 @@ async def test_operations_are_not_replayed_under_other_numerics(tmp_path: Path, 
     check(volume, BEFORE)
 
 
+async def test_a_refusal_names_the_variable_that_accepts_these_numerics_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kind of GPU may be gone for good."""
+    volume, other = await crashed(tmp_path), BEFORE | {"device": "another"}
+    with pytest.raises(NumericsChanged) as refusal:
+        check(volume, other)
+    variable, _, value = next(word for word in str(refusal.value).split() if "=" in word).partition("=")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(NumericsChanged):
+        check(volume, BEFORE | {"device": "a third one"})
+    check(volume, other)
+    monkeypatch.delenv(variable)
+    check(volume, other)
+
+
 async def test_a_refusal_names_all_that_differs_and_nothing_else(tmp_path: Path) -> None:
     volume = await crashed(tmp_path)
     with pytest.raises(

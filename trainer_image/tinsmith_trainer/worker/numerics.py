@@ -6,6 +6,7 @@ know differs from nothing.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -37,6 +38,8 @@ FLAGS = (
 THREADS = "threads of PyTorch"
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 NOT_SET = "not set"
+ACCEPT_VARIABLE = "TINSMITH_ACCEPT_NUMERICS"
+"""Its value, which a refusal prints, names the numerics that are accepted: it never accepts a later difference."""
 PACKAGES = {"Tinsmith": "tinsmith", "transformers": "transformers", "numpy": "numpy"}
 
 
@@ -78,17 +81,25 @@ def _gpu(torch: ModuleType) -> str:
 
 
 def check_numerics(journal: Journal, now: Numerics, volume: Volume) -> None:
-    """Remembers what decides bits from now on. Raises NumericsChanged, and remembers nothing, where operations whose
-    results were given out would run again under other numerics.
+    """Remember what decides bits from now on.
+
+    Raises NumericsChanged, and remembers nothing, where operations whose results were given out would run again under
+    other numerics that ACCEPT_VARIABLE does not name.
     """
     before, to_replay = journal.read(_remembered).result()
     differing = {name: before[name] for name in before if before[name] != now.get(name, NOT_SET)}
-    if differing and to_replay:
+    if differing and to_replay and os.environ.get(ACCEPT_VARIABLE) != name_of(now):
         raise NumericsChanged(_refusal(volume, differing, now, to_replay))
+    if differing and to_replay:
+        log.warning("operations are replayed to other bits, as accepted", differing=sorted(differing), count=to_replay)
     if before != now:
         content = orjson.dumps(dict(now)).decode()
         journal.write(lambda db: journal_tables.set_meta(db, META_KEY, content), uses_reserve=True).result()
         log.info("numerics remembered", differing=sorted(differing))
+
+
+def name_of(numerics: Numerics) -> str:
+    return hashlib.sha256(orjson.dumps(dict(numerics), option=orjson.OPT_SORT_KEYS)).hexdigest()[:12]
 
 
 def keep_threads(journal: Journal) -> None:
@@ -116,5 +127,5 @@ def _refusal(volume: Volume, differing: Numerics, now: Numerics, to_replay: int)
     return (
         f"{to_replay} operation(s) in the journal in {volume.directory} are in no snapshot, and would be computed "
         f"otherwise than their results were: {changes}. Start the worker as before, let it stop cleanly, and change "
-        "it then."
+        f"it then. Where that is impossible, {ACCEPT_VARIABLE}={name_of(now)} in its environment accepts other weights."
     )
