@@ -88,20 +88,28 @@ class ModelLanguage:
             )
         if taken := sorted(_parameters(self.tokenizer.apply_chat_template) & variables.keys()):
             raise UserError(f"chat_template_kwargs: {', '.join(taken)} cannot be set by a request.")
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                messages,
-                tools=tools or None,
-                add_generation_prompt=not continue_last,
-                continue_final_message=continue_last,
-                tokenize=False,
-                **variables,
-            )
-        except Exception as error:  # templates are programs: jinja2's own errors, and any that Python has
-            raise UserError(
-                f"The model's chat template refused the conversation: {error or type(error).__name__}."
-            ) from error
-        return self._tokens(text, add_special_tokens=False)
+        options = {
+            "tools": tools or None,
+            "add_generation_prompt": not continue_last,
+            "continue_final_message": continue_last,
+            "tokenize": False,
+            **variables,
+        }
+        return self._tokens(self._rendered(messages, options), add_special_tokens=False)
+
+    def _rendered(self, messages: list[Any], options: dict[str, Any]) -> str:
+        """Templates disagree on the arguments of a call: most take an object, DeepSeek's and some others a text."""
+        refusals: list[Exception] = []
+        for form in (messages, _with_arguments_as_texts(messages)):
+            try:
+                text: str = self.tokenizer.apply_chat_template(form, **options)
+                return text
+            except Exception as error:  # templates are programs: jinja2's own errors, and any that Python has
+                refusals.append(error)
+        first = refusals[0]
+        raise UserError(
+            f"The model's chat template refused the conversation: {first or type(first).__name__}."
+        ) from first
 
     def _tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Raises UserError for what is far too long, without making tokens of it: that takes seconds for a few MB."""
@@ -115,6 +123,18 @@ class ModelLanguage:
         has_first = self.tokenizer.bos_token is not None and text.startswith(self.tokenizer.bos_token)
         tokens: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens and not has_first)["input_ids"]
         return tokens
+
+
+def _with_arguments_as_texts(messages: list[Any]) -> list[Any]:
+    def as_text(call: dict[str, Any]) -> dict[str, Any]:
+        return {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+
+    return [
+        {**message, "tool_calls": [as_text(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
 
 
 def _parameters(function: Any) -> set[str]:

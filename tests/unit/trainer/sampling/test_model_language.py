@@ -54,6 +54,22 @@ def test_an_answer_that_has_begun_is_gone_on_with(language: ModelLanguage) -> No
 
 
 @pytest.mark.parametrize(
+    "template",
+    [
+        "{% for c in messages[-1].tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}",
+        "{% for c in messages[-1].tool_calls %}{{ '' + c.function.arguments }}{% endfor %}",
+    ],
+    ids=["an object", "a text"],
+)
+def test_the_arguments_of_a_call_reach_a_template_in_the_form_that_it_takes(
+    language: ModelLanguage, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    monkeypatch.setattr(language.tokenizer, "chat_template", template)
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    assert rendered(language, HELLO, {"role": "assistant", "content": "", "tool_calls": [call]}) == '{"a": 1}'
+
+
+@pytest.mark.parametrize(
     ("messages", "variables", "words"),
     [
         ([{"role": "tool"}], {}, "refused the conversation"),
