@@ -98,9 +98,14 @@ class _Kind:
     alone: int | None = None
 
 
-def padded_length(length: int, max_length: int) -> int:
-    """The grid point at or above `length`: 16, 32, 48, 64, then four steps from each power of two to the next."""
+def padded_length(length: int, max_length: int, angles_change_behind: int | None = None) -> int:
+    """The grid point at or above `length`: 16, 32, 48, 64, then four steps from each power of two to the next.
+
+    A sequence is not padded beyond `angles_change_behind`, where a model would turn it by other angles.
+    """
     grid = next(point for point in _grid() if point >= length)
+    if angles_change_behind is not None and length <= angles_change_behind:
+        max_length = min(max_length, angles_change_behind)
     return max(length, min(grid, max_length))
 
 
@@ -113,7 +118,12 @@ def _grid() -> Iterator[int]:
 
 
 def plan_microbatches(
-    datums: Sequence[Datum], *, max_length: int, token_budget: int, packs: bool = False
+    datums: Sequence[Datum],
+    *,
+    max_length: int,
+    token_budget: int,
+    packs: bool = False,
+    angles_change_behind: int | None = None,
 ) -> list[Microbatch]:
     """Cuts one operation's datums, kinds in order of first appearance, microbatches of a kind by their first datums.
 
@@ -122,7 +132,8 @@ def plan_microbatches(
     """
     kinds: dict[_Kind, list[int]] = {}
     for index, datum in enumerate(datums):
-        kinds.setdefault(_kind(index, datum, max_length, packs=packs), []).append(index)
+        length = padded_length(datum.length, max_length, angles_change_behind)
+        kinds.setdefault(_kind(index, datum, length, packs=packs), []).append(index)
     return [
         _microbatch(kind, group, datums)
         for kind, indices in kinds.items()
@@ -130,14 +141,14 @@ def plan_microbatches(
     ]
 
 
-def _kind(index: int, datum: Datum, max_length: int, *, packs: bool) -> _Kind:
+def _kind(index: int, datum: Datum, length: int, *, packs: bool) -> _Kind:
+    """`length`: the datum's, padded."""
     shape = datum.loss_inputs[TARGETS].shape
     targets = shape[1] if len(shape) == 2 else None
     if datum.images:  # what a vision tower adds is the model's own: no padding, no company
         return _Kind(datum.length, datum.length, targets, alone=index)
     if packs and datum.length < PACKED_BELOW_TOKENS:
         return _Kind(PRODUCT_TOKENS[datum.length >= PRODUCT_TOKENS[1]], None, targets)
-    length = padded_length(datum.length, max_length)
     return _Kind(length * max(1, PRODUCT_TOKENS[0] // length), length, targets)
 
 

@@ -22,13 +22,16 @@ from tinsmith_trainer.torch_model.lora import DeltasApart, StackedLoraLinear, ro
 
 log = structlog.get_logger(__name__)
 
+LONG_ROPE = "longrope"
+BY_LENGTH = ("dynamic", LONG_ROPE)
+"""Types of rotary embeddings whose angles follow from the longest row of a forward, padding included."""
+
 PROBE_LENGTHS = [5, 11, 11, BLOCK_QUERIES + 3]
 PROBE_PRODUCT_TOKENS = 16
 PROBE_TOLERANCE = 1e-4
 FILLED_TO_TOKENS = 16
 """So that all elements of a forward are whole vectors, and halves of them, too."""
 CACHE_LINE_FLOATS = 16
-LONGEST_DECIDES = {"dynamic", "longrope"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,35 @@ def _attend_apart(
     return blocked_attention(queries, keys, values, packing.lengths, scale).unsqueeze(0), None
 
 
+@dataclass(frozen=True, slots=True)
+class ChangingAngles:
+    """rope_type: as the configuration names it. behind: the longest sequence with fixed angles, if it is known."""
+
+    rope_type: str
+    behind: int | None
+
+
+def changing_angles(config: Any) -> ChangingAngles | None:
+    """Return how a model's angles change with a sequence's length; None for models in which they do not.
+
+    `config` is a configuration of transformers. Layers of several kinds may have parameters of their own.
+    """
+    text = config.get_text_config()
+    for parameters in _rope_parameters(getattr(text, "rope_parameters", None)):
+        if (rope := parameters.get("rope_type")) in BY_LENGTH:
+            is_long = rope == LONG_ROPE
+            behind = parameters.get("original_max_position_embeddings") if is_long else text.max_position_embeddings
+            return ChangingAngles(rope, behind)
+    return None
+
+
+def _rope_parameters(found: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(found, dict):
+        yield found
+        for own in found.values():
+            yield from _rope_parameters(own)
+
+
 def packs(decoder: nn.Module, config: Any, longest: int) -> bool:
     """Whether a model's packed sequences, shorter than `longest`, come out as each by itself, to the last bit.
 
@@ -92,7 +124,7 @@ def packs(decoder: nn.Module, config: Any, longest: int) -> bool:
     windows = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size")]
     if any(window is not None and window < longest for window in windows):
         return False
-    if LONGEST_DECIDES & set(_rope_types(getattr(text, "rope_parameters", None))):
+    if changing_angles(config) is not None:
         return False
     widths = [size for layer in decoder.modules() if isinstance(layer, nn.Linear) for size in layer.weight.shape]
     widths += [
@@ -106,14 +138,6 @@ def packs(decoder: nn.Module, config: Any, longest: int) -> bool:
     except Exception as error:  # whatever a model does with positions and masks that it does not expect
         log.info("sequences are not packed", model=type(decoder).__name__, error=str(error))
         return False
-
-
-def _rope_types(parameters: Any) -> Iterator[str]:
-    """Of all layers, where kinds of layers have parameters of their own."""
-    if isinstance(parameters, dict):
-        yield str(parameters.get("rope_type"))
-        for own in parameters.values():
-            yield from _rope_types(own)
 
 
 def _come_out_alike(decoder: nn.Module, vocab_size: int) -> bool:

@@ -122,6 +122,18 @@ def test_padding_costs_at_most_a_quarter_of_the_length_above_the_shortest(length
     assert length <= padded <= max(1.25 * length, length + 15)
 
 
+@settings(deadline=None)
+@given(st.lists(datums, min_size=1, max_size=40), st.integers(1, MAX_LENGTH))
+def test_no_datum_is_computed_beyond_the_length_behind_which_its_angles_change(
+    operation: list[Datum], behind: int
+) -> None:
+    """transformers turns all rows of a forward by the longest one, padding included."""
+    microbatches = plan_microbatches(operation, max_length=MAX_LENGTH, token_budget=BUDGET, angles_change_behind=behind)
+    for microbatch in microbatches:
+        are_short = {operation[index].length <= behind for index in microbatch.datum_indices}
+        assert are_short == {microbatch.shape.width <= behind}
+
+
 @pytest.mark.parametrize("packs", [False, True])
 def test_eight_datums_of_128_tokens_are_one_microbatch_without_padding(packs: bool) -> None:
     [microbatch] = plan([sft_datum(128, seed) for seed in range(8)], packs=packs)

@@ -47,7 +47,7 @@ from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.torch_model.device_faults import needs_device
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import module_family
-from tinsmith_trainer.torch_model.packing import packs
+from tinsmith_trainer.torch_model.packing import changing_angles, packs
 from tinsmith_trainer.torch_model.rows import keeps_rows_apart
 
 log = structlog.get_logger(__name__)
@@ -74,6 +74,8 @@ class PeftEngine(Engine):
         self._packs = (
             self._is_invariant and not recomputes and packs(torch_model.decoder, model.config, PACKED_BELOW_TOKENS)
         )
+        angles = changing_angles(model.config)
+        self._angles_change_behind = angles.behind if angles is not None else None
         self._families = {module_family(name) for name in torch_model.layers}
         self._adapters: dict[str, Adapter] = {}
 
@@ -130,6 +132,7 @@ class PeftEngine(Engine):
             max_length=info.max_sequence_length,
             token_budget=settings.token_budget,
             packs=self._packs,
+            angles_change_behind=self._angles_change_behind,
         )
         return PeftCall(work, adapter, loss, plan)
 

@@ -33,6 +33,7 @@ from tinsmith_trainer.torch_model.attention import attending_by
 from tinsmith_trainer.torch_model.device_faults import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import Route, routed
+from tinsmith_trainer.torch_model.packing import changing_angles
 
 KvView = BlockView | PromptsView | StepView
 
@@ -46,8 +47,6 @@ class Seen:
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-LONG_ROPE = "longrope"
-LENGTH_DEPENDENT_ROPE = ("dynamic", LONG_ROPE)
 PROBE_TOKENS = 5
 
 log = structlog.get_logger(__name__)
@@ -245,21 +244,15 @@ def check_rotations(torch_model: TorchModel) -> None:
     Such a model turns the whole batch by its longest row, and cached keys by the angles of a shorter sequence. Up to
     the length behind which they change, the angles are those of any other model.
     """
-    config = torch_model.model.config.get_text_config()
-    parameters = getattr(config, "rope_parameters", None) or {}
-    longest = torch_model.info.max_sequence_length
-    for own in (parameters, *parameters.values()):
-        rope = own.get("rope_type") if isinstance(own, dict) else None
-        if rope not in LENGTH_DEPENDENT_ROPE:
-            continue
-        fixed = own.get("original_max_position_embeddings") if rope == LONG_ROPE else config.max_position_embeddings
-        if fixed is None or longest > fixed:
-            cure = f"Set the maximum sequence length to {fixed} or less, or train" if fixed else "Train"
-            raise ServerError(
-                f"The built-in sampler cannot run {torch_model.info.path} with sequences of {longest} tokens: its "
-                f"rotary embeddings of type {rope} change with the length of a sequence, behind {fixed} tokens. {cure} "
-                "it with --no-sampling."
-            )
+    angles, longest = changing_angles(torch_model.model.config), torch_model.info.max_sequence_length
+    if angles is None or (angles.behind is not None and longest <= angles.behind):
+        return
+    cure = f"Set the maximum sequence length to {angles.behind} or less, or train" if angles.behind else "Train"
+    raise ServerError(
+        f"The built-in sampler cannot run {torch_model.info.path} with sequences of {longest} tokens: its rotary "
+        f"embeddings of type {angles.rope_type} change with the length of a sequence, behind {angles.behind} tokens. "
+        f"{cure} it with --no-sampling."
+    )
 
 
 def weight_bytes(model: nn.Module) -> int:

@@ -11,7 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.sampler.jobs import ask, ask_all, bits, full_logprobs, job, plain_model, prompt_of, random_adapter
+from support.engine.contract import forward, spec
+from support.engine.datums import sft_datum
+from support.sampler.jobs import (
+    ask,
+    ask_all,
+    bits,
+    full_logprobs,
+    job,
+    plain_model,
+    prompt_of,
+    random_adapter,
+)
 from tinsmith_trainer.engines.peft import build_peft_engine
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
@@ -141,6 +152,32 @@ def test_angles_that_change_with_a_length_are_right_up_to_it_and_refused_beyond(
     found = [*outcome.prompt_logprobs[1:], *outcome.sequences[0].logprobs]
     expected = full_logprobs(plain_model(model), [*prompt_of(fixed - 8), *outcome.sequences[0].tokens])
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_a_row_is_trained_with_the_angles_of_its_own_length_whatever_lies_beside_it(
+    directory_of: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are padded: one just below the length behind which angles change must not be padded beyond it."""
+    monkeypatch.setitem(LONG, "original_max_position_embeddings", behind := 83)
+    torch.manual_seed(0)
+    model = load_torch_model(
+        directory_of(
+            LlamaForCausalLM(
+                LlamaConfig(
+                    **SIZES, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "factor": 5.3, **LONG}
+                )
+            )
+        )
+    )
+    engine = build_peft_engine(model)
+    engine.create_adapter("a", spec(engine))
+    datums = [sft_datum(length, seed=length) for length in (behind - 1, behind, behind + 1, 20)]
+    plain = plain_model(model)
+    for datum, output in zip(datums, forward(engine, datums).outputs, strict=True):
+        with torch.no_grad():
+            logits = plain(input_ids=torch.tensor(datum.tokens.astype(np.int64))[None]).logits[0]
+        alone = torch.log_softmax(logits, -1).numpy()[np.arange(datum.length), datum.loss_inputs["target_tokens"]]
+        np.testing.assert_allclose(output["logprobs"], alone, atol=1e-4)
 
 
 @pytest.mark.parametrize(("weight", "said"), [("lm_head", "lm_head"), ("model.norm", "model.norm"), (None, "float16")])
