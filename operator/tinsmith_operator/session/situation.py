@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from tinsmith_operator.api.base import Manifest, parse_quantity
+from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.conditions import ConditionType, Finding
 from tinsmith_operator.api.reasons import Reason
 from tinsmith_operator.api.status import AdapterUsage
@@ -15,6 +15,7 @@ from tinsmith_operator.build.volumes import build_claim, build_claim_annotations
 from tinsmith_operator.build.worker import WorkerPlan
 from tinsmith_operator.build.workload import build_workload
 from tinsmith_operator.common.bars import CLAIM, bar_of
+from tinsmith_operator.common.comparison import as_stored, holds
 from tinsmith_operator.common.diagnosis import Evidence, found
 from tinsmith_operator.common.drift import spec_fields_of_ours
 from tinsmith_operator.common.job import Job, read_job
@@ -105,8 +106,11 @@ class Situation:
             return None
         if writer is not None and writer.has_started:
             return None
-        asks, wanted = claim["spec"]["resources"]["requests"]["storage"], session.spec.storage.size
-        differs = parse_quantity(asks) != parse_quantity(wanted) or claim_mismatch(session, claim) is not None
+        # What a webhook makes of the claim each time would be deleted each time.
+        if as_stored(self.desired_claim, claim) == self.observed.stored.get(claim["kind"]):
+            return None
+        wanted = {"requests": {"storage": session.spec.storage.size}}
+        differs = not holds(claim["spec"]["resources"], wanted) or claim_mismatch(session, claim) is not None
         return claim if differs or _names_a_class_no_more(session, claim) else None
 
     @property

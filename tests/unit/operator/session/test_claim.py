@@ -122,6 +122,32 @@ def test_a_claim_that_a_worker_has_mounted_is_never_made_anew_whatever_its_statu
     assert [action for action in world.decide().actions if isinstance(action, Delete)] == []
 
 
+REWRITTEN: dict[str, tuple[Manifest, Manifest]] = {
+    "a size that a webhook rounds": ({}, {"resources": {"requests": {"storage": "16Gi"}}}),
+    "a class that a webhook replaces": ({"storageClassName": "fast"}, {"storageClassName": "faster"}),
+    "a mode that a webhook replaces": ({}, {"accessModes": ["ReadWriteOnce"]}),
+    "a size that the API server rounds": (
+        {"size": "1073741824.0001"},
+        {"resources": {"requests": {"storage": "1073741824001m"}}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("storage", "stored"), REWRITTEN.values(), ids=REWRITTEN)
+def test_a_claim_that_admission_rewrites_is_made_once_and_anew_only_for_another_spec(
+    storage: Manifest, stored: Manifest
+) -> None:
+    world = World(session_manifest(storage=storage))
+    world.rewrite = lambda asked: asked["spec"].update(stored) if asked["kind"] == CLAIM[0] else None
+    for _ in range(6):
+        world.operate()
+        world.controller_works()
+    assert world.deleted == []
+    world.user_sets(storage={**storage, "size": "64Gi"})
+    world.operate()
+    assert [each["kind"] for each in world.deleted] == [CLAIM[0]]
+
+
 def test_a_claim_that_gets_its_volume_meanwhile_is_not_deleted() -> None:
     world = unbound_world(size="999Ti")
     world.user_sets(storage={"size": "10Gi"})
