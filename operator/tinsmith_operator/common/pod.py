@@ -137,6 +137,11 @@ class Pod:
         return str(target.get("reason", "")) if target.get("status") == "True" else ""
 
     @property
+    def is_unschedulable(self) -> bool:
+        """Whether the scheduler finds no node for it."""
+        return self.node_name is None and self.condition("PodScheduled").get("reason") == "Unschedulable"
+
+    @property
     def scheduling_gates(self) -> tuple[str, ...]:
         return tuple(str(gate["name"]) for gate in self.manifest.get("spec", {}).get("schedulingGates") or ())
 

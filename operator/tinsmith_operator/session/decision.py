@@ -67,6 +67,7 @@ def seconds_until_next_look(situation: Situation, diagnosis: Diagnosis) -> float
     moments = [renewal_time(observed.certificate)] if observed.certificate is not None else []
     for each in (*([situation.pod] if situation.pod is not None else []), *situation.members, *situation.converters):
         moments += requeue_times_of(each)
-    if not diagnosis.is_ready and not situation.session.spec.suspend:
+    is_awaited = not diagnosis.is_ready or diagnosis.image_pull is not None
+    if is_awaited and not situation.session.spec.suspend:
         moments.append(now + LOOK_FOR_WARNINGS)
     return requeue_after(moments, now)

@@ -15,6 +15,7 @@ from tinsmith_operator.common.diagnosis import (
     why_pods_are_missing,
 )
 from tinsmith_operator.common.job import Job
+from tinsmith_operator.common.last_words import quoted
 from tinsmith_operator.common.ownership import controller_of
 from tinsmith_operator.session.situation import Situation
 
@@ -46,11 +47,21 @@ def why_not_pulled(situation: Situation) -> Finding | None:
     if job is None or job.is_terminating or not _is_wanted(job, plan.requested, plan.pulls_on):
         return pulling
     if job.failure is not None:
-        return found(Reason.CANNOT_START, f"Image {plan.requested} was pulled and does not run Python; {runs}.")
+        failed = f"Job {job.name} with {plan.requested} failed on node {plan.pulls_on}: {_why_it_failed(job)}"
+        cure = "name an image that runs, or delete the Job to have it tried again"
+        return Finding(Reason.CANNOT_START, f"{failed}; {runs}; {cure}.")
     trouble = _trouble_of(job, situation)
     if trouble is None or trouble.reason in (Reason.PREPARING_POD, Reason.CREATING_OBJECTS):
         return pulling
     return Finding(trouble.reason, f"{trouble.message} {runs}.")
+
+
+def _why_it_failed(job: Job) -> str:
+    """Where the node ended the pod, as for want of disk, nothing is known about the image."""
+    latest = next((each for each in reversed(job.tries) if each.has_failed), None)
+    if latest is None or not latest.status_reason:
+        return "the image was pulled and does not run Python"
+    return quoted(": ".join(part for part in (latest.status_reason, latest.status_message) if part))
 
 
 def _trouble_of(job: Job, situation: Situation) -> Finding | None:

@@ -105,18 +105,21 @@ def _plan_for(requested: str, by_session: bool, pins: Pins, observed: Observed, 
 
 def _node_to_pull_on(requested: str, pins: Pins, observed: Observed, owned: OwnedObjects) -> str | None:
     """The worker's node, as long as it is to keep running until the image is there. A worker that does not serve has
-    nothing to lose, and an image that refused the volume was pulled then.
+    nothing to lose, and an image that refused the volume was pulled then. A node without room for the Job's pod, as one
+    that is cordoned, full, or not among those that the spec names now, may never have the image.
     """
     pod = owned.pod
     if pod is None or pod.is_terminating or pod.node_name is None or pins.refused == requested:
         return None
     if observed.session.spec.suspend or observed.session.is_being_deleted or _is_being_stopped(owned.workload):
         return None
-    job = read_job(owned.image_pull, ()) if owned.image_pull is not None else None
-    pulls = job is not None and job.annotation(IMAGE_PULL_ANNOTATION) == image_pull_digest(requested, pod.node_name)
-    if pulls and job is not None and job.is_complete:
+    pullers = tuple(Pod(puller) for puller in observed.pullers)
+    job = read_job(owned.image_pull, pullers) if owned.image_pull is not None else None
+    if job is None or job.annotation(IMAGE_PULL_ANNOTATION) != image_pull_digest(requested, pod.node_name):
+        return pod.node_name if pod.is_ready else None
+    if job.is_complete or any(each.is_unschedulable for each in job.tries):
         return None
-    return pod.node_name if pod.is_ready or (pulls and pod.running_since is not None) else None
+    return pod.node_name if pod.is_ready or pod.running_since is not None else None
 
 
 def _stays_on_image(

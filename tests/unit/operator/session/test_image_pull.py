@@ -125,6 +125,57 @@ def test_an_image_that_does_not_run_at_all_stops_no_worker() -> None:
     assert condition(world, "Stalled")["reason"] == "CannotStart"
 
 
+def with_puller(image: str, status: Manifest, **spec: Any) -> World:
+    """A session whose image is about to be pulled, by a pod with this status."""
+    world = settled()
+    world.user_sets(pod={"image": image, **spec})
+    world.operate()
+    job = world.objects[JOB]
+    world.add(world._pod_of(job, job["spec"]["template"], f"{JOB[1]}-x7k2p"))["status"] = status
+    return world
+
+
+UNSCHEDULABLE = {
+    "a node that the spec names no more": "1 node(s) didn't match Pod's node affinity/selector",
+    "a node that is cordoned": "1 node(s) were unschedulable",
+    "a node that is full": "1 Insufficient memory",
+}
+
+
+@pytest.mark.parametrize("why", UNSCHEDULABLE.values(), ids=UNSCHEDULABLE)
+def test_a_worker_stops_for_its_image_without_a_pull_where_its_node_has_no_room_for_the_pod(why: str) -> None:
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
+    world = with_puller(NEW, {"conditions": [unscheduled]}, nodeSelector={"pool": "other"})
+    world.operate()
+    assert world.objects["StatefulSet", "qwen"]["spec"]["replicas"] == 0
+    assert JOB not in world.objects
+    world.settle()
+    assert image_of(world) == NEW
+    assert world.pullers() == []
+
+
+def test_warnings_about_the_pull_are_looked_for_although_the_worker_is_ready() -> None:
+    world = settled()
+    name_in_the_spec(world, NEW)
+    world.operate()
+    world.operate()
+    at_rest = world.decide()
+    assert at_rest.actions == ()
+    assert at_rest.requeue_after_seconds == 20
+
+
+def test_a_pod_that_its_node_ended_does_not_speak_against_the_image() -> None:
+    evicted = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
+    world = with_puller(NEW, evicted)
+    world.objects[JOB]["status"] = {"conditions": [{"type": "Failed", "status": "True", "message": "too many tries"}]}
+    world.operate()
+    stalled = condition(world, "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "CannotStart")
+    assert "Evicted: The node was low on resource: ephemeral-storage" in stalled["message"]
+    assert "Python" not in stalled["message"]
+    assert "delete the Job" in stalled["message"]
+
+
 def test_a_worker_that_does_not_serve_has_nothing_to_wait_for() -> None:
     world = settled()
     world.container_ends(exit_code=1)
