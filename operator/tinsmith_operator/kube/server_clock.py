@@ -20,14 +20,12 @@ DATE_STEP = timedelta(seconds=1)
 log = get_logger(__name__)
 
 
-def least_offset(date: datetime, sent: datetime, received: datetime) -> timedelta:
+def least_offset(date: datetime, sent: datetime, received: datetime, known: timedelta = timedelta()) -> timedelta:
     """Return by how much the other clock is ahead at least, or behind where negative: its answer was written at some
-    moment between these two. An answer that takes long proves less.
+    moment between these two. An answer that takes long proves less, and leaves what is known where it agrees with it.
     """
     earliest, latest = date - received, date + DATE_STEP - sent
-    if earliest > timedelta():
-        return earliest
-    return min(latest, timedelta())
+    return min(max(known, earliest), latest)
 
 
 class ServerClock:
@@ -64,6 +62,6 @@ class ServerClock:
         except ValueError:
             return  # a proxy need not send one
         before = self.problem
-        self._offset = least_offset(told, sent, self.local())
+        self._offset = least_offset(told, sent, self.local(), self._offset)
         if (before is None) != (self.problem is None):
             log.warning("clocks differ" if before is None else "clocks agree again", problem=self.problem)

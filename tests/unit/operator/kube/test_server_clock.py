@@ -74,6 +74,18 @@ def test_a_difference_that_backdating_covers_is_no_trouble(seconds: int) -> None
     assert timedelta(seconds=abs(seconds)) < TOLERATED
 
 
+@pytest.mark.parametrize("offset", [timedelta(seconds=-80), timedelta(seconds=80)], ids=["ahead", "behind"])
+def test_a_slow_answer_takes_back_nothing_that_a_quick_one_proved_and_another_quick_one_does(offset: timedelta) -> None:
+    clock = told(offset)
+    before = clock.offset_seconds
+    taking = timedelta(seconds=30)
+    for written in (timedelta(), taking):
+        clock.note(format_datetime(LOCAL - taking + written + offset, usegmt=True), LOCAL - taking)
+        assert abs(clock.offset_seconds) >= abs(before)
+    clock.note(format_datetime(LOCAL, usegmt=True), LOCAL)
+    assert clock.problem is None
+
+
 @pytest.mark.parametrize("date", [None, "", "yesterday"])
 def test_an_answer_without_a_date_says_nothing(date: str | None) -> None:
     clock = told(-HOURS)
