@@ -142,6 +142,12 @@ def why_pods_are_missing(refused: str | None) -> Finding:
     return found(reason, f"The pod cannot be created: {quoted(refused)}.")
 
 
+def made_room(evidence: Evidence) -> Finding | None:
+    """Of a pod that follows one that was preempted, until it has a node."""
+    said = "The pod before it made room for one of higher priority."
+    return found(Reason.PREEMPTED, said) if evidence.was_preempted else None
+
+
 def why_pod_is_not_ready(pod: Pod | None, evidence: Evidence) -> Finding:
     if pod is None or pod.is_terminating:
         return _leaving(pod)
@@ -183,7 +189,7 @@ def _without_node(pod: Pod, evidence: Evidence) -> Finding | None:
         return None
     known = words.SCHEDULER.get(scheduled.get("reason", ""))
     if known is None:
-        return found(Reason.WAITING_FOR_SCHEDULER, "The pod waits for the scheduler.")
+        return made_room(evidence) or found(Reason.WAITING_FOR_SCHEDULER, "The pod waits for the scheduler.")
     if known is Reason.SCHEDULING_GATED:
         return _gated(pod)
     reason = _why_unschedulable(scheduled.get("message", ""))

@@ -15,6 +15,7 @@ from tinsmith_operator.common import diagnosis as common
 from tinsmith_operator.common.bars import CLAIM
 from tinsmith_operator.common.diagnosis import (
     found,
+    made_room,
     queued,
     why_pod_is_not_ready,
     why_pods_are_missing,
@@ -148,7 +149,9 @@ def _missing_pod(situation: Situation) -> Finding | None:
         kind = RAY_CLUSTER if situation.session.spec.is_group else STATEFUL_SET
         return found(Reason.CREATING_OBJECTS, f"The {kind} is being created.")
     warning = situation.evidence.latest(workload["metadata"]["uid"], CREATION_EVENTS)
-    return why_pods_are_missing(warning.message if warning is not None else None)
+    if warning is not None:
+        return why_pods_are_missing(warning.message)
+    return made_room(situation.evidence) or why_pods_are_missing(None)
 
 
 def _terminating_claim(situation: Situation) -> Finding | None:
