@@ -24,10 +24,12 @@ CLAIM_PATTERN = re.compile(r".*-api-server-data|tinsmith-checkpoints")
 """The store's volume, and the checkpoints of an installation of the default name."""
 
 LOADER_VARIABLES = (
-    r"(PYTHON|LD_|BASH_|PERL5|VLLM_|SGLANG_|RAY_|TORCH|TRITON_|GCONV_|GLIBC_|OPENSSL_|OMP_TOOL|CUDA_INJECTION"
-    r"|NVTX_INJECTION|NCCL_CONF|NCCL_[A-Z_]*PLUGIN)[A-Za-z0-9_]*|ENV|PATH|CC|CXX|HF_ENDPOINT"
+    r"(PYTHON|LD_|BASH_|PERL5|VLLM_|SGLANG_|SGL_|RAY_|TORCH|TRITON_|GCONV_|GLIBC_|OPENSSL_|OMP_TOOL|CUDA_INJECTION"
+    r"|CUDA_CACHE|NVTX_INJECTION|NCCL_CONF|NCCL_[A-Z_]*PLUGIN|UCX_MODULE_DIR|FI_PROVIDER_PATH|XDG_|FLASHINFER_|DG_JIT_"
+    r"|NUMBA_CACHE|TVM_LIBRARY)[A-Za-z0-9_]*|ENV|PATH|CC|CXX|HF_ENDPOINT"
 )
-"""Variables by which interpreters, loaders and servers find code. The chart's policy has the same words."""
+"""Variables by which interpreters, loaders and servers find code, compiled kernels among it: a model's claim may hold
+some. The chart's policy has the same words."""
 SERVER_ARGUMENTS = (
     r"--(gpu[-_]memory[-_]utilization|mem[-_]fraction[-_]static|max[-_]num[-_]seqs|max[-_]num[-_]batched[-_]tokens"
     r"|max[-_]model[-_]len|max[-_]running[-_]requests|max[-_]total[-_]tokens|max[-_]prefill[-_]tokens"

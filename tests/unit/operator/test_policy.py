@@ -134,6 +134,8 @@ VLLM: dict[str, Any] = {
         ),
         *("RAY_RUNTIME_ENV_HOOK", "HF_ENDPOINT", "PATH", "OPENSSL_CONF", "TRITON_CACHE_DIR", "NCCL_NET_PLUGIN", "CC"),
         *("CUDA_INJECTION64_PATH", "OMP_TOOL_LIBRARIES", "TORCH_EXTENSIONS_DIR", "GCONV_PATH"),
+        *("XDG_CACHE_HOME", "FLASHINFER_WORKSPACE_BASE", "SGL_DG_CACHE_DIR", "DG_JIT_CACHE_DIR", "NUMBA_CACHE_DIR"),
+        *("CUDA_CACHE_PATH", "TVM_LIBRARY_PATH", "UCX_MODULE_DIR", "FI_PROVIDER_PATH"),
     ],
 )
 def test_a_list_of_images_keeps_variables_out_that_load_other_code(name: str) -> None:
@@ -145,7 +147,17 @@ def test_a_list_of_images_keeps_variables_out_that_load_other_code(name: str) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["OMP_NUM_THREADS", "NCCL_DEBUG", "HTTPS_PROXY", "AWS_REGION", "A", "CUDA_VISIBLE_DEVICES"]
+    "name",
+    [
+        "OMP_NUM_THREADS",
+        "NCCL_DEBUG",
+        "HTTPS_PROXY",
+        "AWS_REGION",
+        "A",
+        "CUDA_VISIBLE_DEVICES",
+        "FI_PROVIDER",
+        "UCX_TLS",
+    ],
 )
 def test_other_variables_stay_beside_a_list_of_images(name: str) -> None:
     session = make_session(pod={"env": [{"name": name, "value": "1"}]})
