@@ -18,6 +18,7 @@ from tinsmith_operator.session.checkpoints import waits_for_checkpoints, wake
 from tinsmith_operator.session.conditions import upgrade_state
 from tinsmith_operator.session.conversion import end_conversion
 from tinsmith_operator.session.diagnosis import lost_node
+from tinsmith_operator.session.image_pull import end_image_pull
 from tinsmith_operator.session.situation import Situation
 from tinsmith_operator.session.status import write_status
 from tinsmith_operator.session.workload import delete_workload, stop_orphans
@@ -44,12 +45,13 @@ def _next_step(situation: Situation) -> Decision:
         return Decision(())
     if not session.spec.storage.deletes_claim:
         return Decision((RemoveFinalizer(CLAIM_FINALIZER),))
-    if ended := end_conversion(situation, "its session is being deleted"):
+    why = "its session is being deleted"
+    if ended := (*end_conversion(situation, why), *end_image_pull(situation, why)):
         return Decision(ended)
     if waits_for_checkpoints(situation):
         return _report(situation, wake(situation), waits=True)
     # The pods go with their workload, and take their time for a snapshot; those that lost it are deleted one by one.
-    steps = stop_orphans(situation) or delete_workload(situation.owned.workload, "its session is being deleted")
+    steps = stop_orphans(situation) or delete_workload(situation.owned.workload, why)
     if steps or situation.owned.writer is not None:
         return _report(situation, steps, waits=False)
     return Decision(_let_go(situation))

@@ -196,6 +196,17 @@ def test_suspending_a_session_ends_the_pull() -> None:
     assert POD not in world.objects
 
 
+def test_deleting_a_session_ends_the_pull_before_the_worker_has_stopped() -> None:
+    world = settled(storage={"retentionPolicy": {"whenDeleted": "Delete"}})
+    world.unpullable_images = {BAD}
+    name_in_the_spec(world, BAD)
+    world.settle()
+    world.user_deletes_owner()
+    world.operate()
+    assert world.session is not None
+    assert JOB not in world.objects
+
+
 def test_the_pod_that_pulls_gets_the_image_as_the_worker_would_on_its_node_under_the_restricted_standard() -> None:
     said = {
         "imagePullSecrets": [{"name": "registry"}],
