@@ -163,13 +163,15 @@ def _leaving(pod: Pod | None) -> Finding:
     return found(Reason.RESTARTING, "The pod before it has still to go.")
 
 
-def why_pod_failed(pod: Pod) -> Finding:
-    """Of one that its node has ended for good, or never began."""
+def why_pod_failed(pod: Pod, *, is_one_of_many: bool = False) -> Finding:
+    """Of one that its node has ended for good, or never began. is_one_of_many: of a row of pods that fail alike, each
+    of which would change a message that names it."""
     if pod.latest_ending is not None and not pod.status_reason:
         return found(Reason.RESTARTING, f"Pod {pod.name} has ended, and has still to go.")
     said = quoted(": ".join(part for part in (pod.status_reason, pod.status_message) if part))
     reason = words.why_ended(pod.status_reason)
-    return found(reason, f"Pod {pod.name} on node {pod.node_name} failed: {said}.")
+    subject = "A pod" if is_one_of_many else f"Pod {pod.name}"
+    return found(reason, f"{subject} on node {pod.node_name} failed: {said}.")
 
 
 def why_pod_does_not_run(pod: Pod, evidence: Evidence) -> Finding | None:

@@ -90,9 +90,9 @@ def _latest_failure(situation: PoolSituation) -> Iterator[Finding]:
     latest = next(iter(situation.failed_pods), None)
     if latest is None or latest.created_at is None or situation.now - latest.created_at > WARNING_LIFE:
         return
-    failure, count = why_pod_failed(latest), len(situation.failed_pods)
+    failure = why_pod_failed(latest, is_one_of_many=True)
     if failure.reason is Reason.NODE_REFUSES_POD:
-        yield Finding(failure.reason, f"{count} failed pods are left, and the latest says: {failure.message}")
+        yield failure
 
 
 def _lost_node(situation: PoolSituation, pod: Pod) -> Finding | None:

@@ -11,7 +11,7 @@ import pytest
 from support.operator.pool_world import PoolWorld
 from support.operator.resources import pool_manifest
 from tinsmith_operator.api.base import Manifest, format_time
-from tinsmith_operator.common.actions import EventType, WriteStatus
+from tinsmith_operator.common.actions import Delete, EventType, WriteStatus
 from tinsmith_operator.pool.decision import decide_pool
 
 BROKEN = "tinsmith.local/tinsmith/trainer:broken"
@@ -122,15 +122,25 @@ def failed_pods(world: PoolWorld, reason: str, *, hours_ago: int = 0) -> None:
     world.objects["Deployment", "qwen-sampler"]["status"]["readyReplicas"] = 0
 
 
-def test_pods_that_a_node_admits_none_of_are_counted_and_all_but_the_latest_removed() -> None:
+def test_of_pods_that_a_node_admits_none_of_the_latest_is_quoted_and_all_but_a_few_are_removed() -> None:
     world = settled_world(replicas=1)
     failed_pods(world, "UnexpectedAdmissionError")
     world.operate()
     assert said(world)["Ready"] == ("False", "NodeRefusesPod")
-    assert "6 failed pods are left, and the latest says: Pod failed-5" in message(world, "Ready")
-    assert "UnexpectedAdmissionError: Allocate failed: no healthy devices" in message(world, "Ready")
+    assert "A pod on node node-1 failed: UnexpectedAdmissionError: Allocate failed" in message(world, "Ready")
     left = [pod["metadata"]["name"] for pod in world.pods() if "deletionTimestamp" not in pod["metadata"]]
     assert left == ["failed-3", "failed-4", "failed-5"]
+
+
+def test_one_more_pod_that_fails_alike_writes_no_status() -> None:
+    """They can follow each other every second."""
+    world = settled_world(replicas=1)
+    failed_pods(world, "UnexpectedAdmissionError")
+    world.operate()
+    another = copy.deepcopy(world.objects["Pod", "failed-5"])
+    another["metadata"] |= {"name": "failed-6", "uid": "failed-6", "creationTimestamp": format_time(world.now)}
+    world.objects["Pod", "failed-6"] = another
+    assert [type(action) for action in world.decide().actions] == [Delete]
 
 
 @pytest.mark.parametrize(("reason", "hours_ago"), [("Evicted", 0), ("UnexpectedAdmissionError", 1)])
