@@ -1,4 +1,4 @@
-"""What Kubernetes can say about a pod or another object, and which of our reasons that is.
+"""The words of Kubernetes about a pod or another object, and which of our reasons they are.
 
 The words are those of Kubernetes' own sources, from the API server's admission, the scheduler and the kubelet. What is
 in no table here is quoted under a general reason.
@@ -21,7 +21,7 @@ ADMISSION: tuple[tuple[re.Pattern[str], Reason], ...] = (
     (re.compile(r"(?:minimum|maximum) \S+ usage per |max limit to request ratio per "), Reason.RESOURCES_REFUSED),
     (re.compile(r"because it is being terminated"), Reason.NAMESPACE_TERMINATING),
 )
-"""Why the API server does not take an object, whoever sends it."""
+"""Words of the API server about an object that it does not admit, from any sender."""
 
 SCHEDULER: Mapping[str, Reason] = {
     "Unschedulable": Reason.UNSCHEDULABLE,
@@ -31,7 +31,7 @@ SCHEDULER: Mapping[str, Reason] = {
 """Reasons of the condition PodScheduled while it is False."""
 
 QUEUE_GATES = "kueue.x-k8s.io/"
-"""What gates of Kueue begin with: a pod that has one waits in a queue."""
+"""The prefix of Kueue's gates: a pod that has one waits in a queue."""
 
 DISRUPTIONS: Mapping[str, tuple[Reason, str]] = {
     "PreemptionByScheduler": (Reason.PREEMPTED, "makes room for a pod of higher priority"),
@@ -76,7 +76,7 @@ MOUNT_EVENTS = frozenset(
 SANDBOX_EVENTS = frozenset(
     {"FailedCreatePodSandBox", "NetworkNotReady", "FailedPrepareDynamicResources", "FailedValidation", "FailedSync"}
 )
-"""Of a pod whose node cannot set it up: its network, its runtime, its devices."""
+"""Events of a pod that its node cannot set up: its network, its runtime, its devices."""
 PROVISIONING_EVENTS = frozenset({"ProvisioningFailed"})
 CREATION_EVENTS = frozenset(
     {

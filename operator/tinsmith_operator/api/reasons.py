@@ -292,7 +292,7 @@ class Reason(StrEnum):
         Progress.STUCK,
         "A policy of the cluster denied the pod or another object: an admission webhook, a ValidatingAdmissionPolicy "
         "or the namespace's Pod Security level. The message quotes it.",
-        "Change the spec as the message says, or have the policy changed by whoever runs it. It is tried again within "
+        "Change the spec as the message says, or ask the owner of the policy to change it. It is tried again within "
         "five minutes.",
     )
     WEBHOOK_UNREACHABLE = (

@@ -1,4 +1,4 @@
-"""What a spec names beside itself: Secrets, claims, a ServiceAccount, an image, variables, words for a server."""
+"""References of a spec: Secrets, claims, a ServiceAccount, an image, variables, words for a server."""
 
 from __future__ import annotations
 

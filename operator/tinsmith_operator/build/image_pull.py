@@ -21,13 +21,13 @@ from tinsmith_operator.installation import Installation
 COMPONENT = {"app.kubernetes.io/component": "image-pull"}
 NO_WORK = ["python3", "-c", "pass"]
 MOST_RETRIES = 2
-"""Of an image that was pulled and does not run: of another architecture, or not a worker's."""
+"""Retries of an image that was pulled and does not run: of another architecture, or not a worker's."""
 GRACE_SECONDS = 5
 RESOURCES: Manifest = {
     "requests": {"cpu": "10m", "memory": "64Mi"},
     "limits": {"cpu": "100m", "memory": "64Mi"},
 }
-"""Said in full, since a quota may ask for all of them."""
+"""All four are named, since a quota may ask for each."""
 
 
 def build_image_pull(session: TrainingSession, installation: Installation, image: str, node: str) -> Manifest:
@@ -76,7 +76,7 @@ def _template(session: TrainingSession, installation: Installation, image: str, 
 
 
 def _on_node(node: str) -> Manifest:
-    """By the node's name, as a DaemonSet does: its hostname label may be another."""
+    """Return an affinity to the node's name, as a DaemonSet has: its hostname label may be another."""
     field = {"key": "metadata.name", "operator": "In", "values": [node]}
     terms = [{"matchFields": [field]}]
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}

@@ -106,5 +106,5 @@ def _metadata(asked: Manifest, live: Manifest) -> Manifest:
 
 
 def _only(found: Any, wanted: Any) -> Any:
-    """Of labels and annotations, those that were asked for."""
+    """Return the labels or annotations that were asked for; any other value as it is."""
     return {name: found.get(name) for name in wanted} if isinstance(wanted, dict) and found else found

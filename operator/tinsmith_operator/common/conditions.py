@@ -14,7 +14,7 @@ READY_REASONS = frozenset({Reason.WORKER_READY, Reason.REPLICAS_READY})
 def standard_conditions(
     readiness: Finding, progress: Finding, degradation: Finding | None
 ) -> tuple[ConditionState, ...]:
-    """Each of them, always, so that nobody has to know what a missing one means.
+    """Return all standard conditions, so that a missing one needs no meaning.
 
     The sentence about the progress stands in Reconciling or in Stalled, whichever is True: tools that read kstatus show
     that one alone.

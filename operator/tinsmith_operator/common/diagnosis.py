@@ -48,7 +48,7 @@ WORKER_REASONS = {
 }
 
 CLUSTER_CURES = frozenset({Reason.OUT_OF_MEMORY, Reason.TLS_INVALID})
-"""Of what a worker refuses to start for: those whose cure names what the worker does not know, a field or a Secret."""
+"""Reasons of a refused start whose cure names a field or a Secret, which the worker does not know."""
 
 _MISSING = re.compile(r"(secret|configmap)s? \"[^\"]+\" not found|couldn't find key \S+ in (Secret|ConfigMap)", re.I)
 _NODES = re.compile(r"^0/(\d+) nodes are available")
@@ -143,7 +143,7 @@ def why_pods_are_missing(refused: str | None) -> Finding:
 
 
 def made_room(evidence: Evidence) -> Finding | None:
-    """Of a pod that follows one that was preempted, until it has a node."""
+    """Return the reason of a pod that follows a preempted one, until it has a node."""
     said = "The pod before it made room for one of higher priority."
     return found(Reason.PREEMPTED, said) if evidence.was_preempted else None
 
@@ -164,8 +164,10 @@ def _leaving(pod: Pod | None) -> Finding:
 
 
 def why_pod_failed(pod: Pod, *, is_one_of_many: bool = False) -> Finding:
-    """Of one that its node has ended for good, or never began. is_one_of_many: of a row of pods that fail alike, each
-    of which would change a message that names it."""
+    """Return why the node has ended a pod for good, or never began it.
+
+    is_one_of_many: the pod is one of a row that fails alike, and its name would change the message with each of them.
+    """
     if pod.latest_ending is not None and not pod.status_reason:
         return found(Reason.RESTARTING, f"Pod {pod.name} has ended, and has still to go.")
     said = quoted(": ".join(part for part in (pod.status_reason, pod.status_message) if part))
@@ -255,7 +257,7 @@ def _waiting(pod: Pod, evidence: Evidence) -> Finding | None:
 
 
 def _unprepared(pod: Pod, evidence: Evidence) -> Finding:
-    """Of a container that waits for its node, by the warnings about its pod."""
+    """Return why a container waits for its node, by the warnings about its pod."""
     mount = evidence.latest(pod.uid, words.MOUNT_EVENTS)
     if mount is not None:
         known = Reason.SECRET_MISSING if _MISSING.search(mount.message) else Reason.MOUNT_FAILED

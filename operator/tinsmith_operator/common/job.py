@@ -38,7 +38,7 @@ class Job:
 
     @property
     def failure(self) -> str | None:
-        """Why it gave up, as its controller says it; None while it has not."""
+        """The controller's reason for giving up; None while it has not."""
         failed = self._condition("Failed")
         return str(failed.get("message", "")) if failed is not None else None
 

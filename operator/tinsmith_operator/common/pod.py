@@ -123,7 +123,7 @@ class Pod:
 
     @property
     def status_reason(self) -> str:
-        """Why it has failed, in one word of its node; empty where its own containers ended it."""
+        """The node's word for the failure; empty where the pod's own containers ended it."""
         return str(self.manifest.get("status", {}).get("reason") or "")
 
     @property
@@ -132,7 +132,7 @@ class Pod:
 
     @property
     def disruption(self) -> str:
-        """Why it is being removed from outside, in one word; empty where nobody said."""
+        """The word for its removal from outside; empty where none is given."""
         target = self.condition("DisruptionTarget")
         return str(target.get("reason", "")) if target.get("status") == "True" else ""
 

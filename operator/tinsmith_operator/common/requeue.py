@@ -57,7 +57,7 @@ def ask_again(workload: Workload, status: OwnerStatus, now: datetime) -> tuple[A
 
 
 def _asked_at(workload: Workload, now: datetime) -> datetime | None:
-    """Anybody may write the annotation; what is no time in the past counts as none."""
+    """Return the time in the annotation. Users may write it, so any other text or time counts as none."""
     said = (workload.manifest["metadata"].get("annotations") or {}).get(POD_RETRY_ANNOTATION)
     try:
         moment = parse_time(said)

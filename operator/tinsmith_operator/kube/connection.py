@@ -37,7 +37,7 @@ Turn = Callable[[], Coroutine[Any, Any, None]]
 
 
 async def load_configuration() -> Configuration:
-    """Of $KUBECONFIG, else of the pod's service account, else of the default kubeconfig. Raises OperatorError.
+    """Read $KUBECONFIG, else the pod's service account, else the default kubeconfig. Raises OperatorError.
 
     A service account's token is read again every minute: the kubelet replaces it.
     """
@@ -62,7 +62,7 @@ async def load_configuration() -> Configuration:
 
 
 def trace(observe: Observe, heard: Heard | None = None, turn: Turn | None = None) -> aiohttp.TraceConfig:
-    """Sees every request of a session. heard: also reads each list, beside whoever asked for it.
+    """Return hooks that see every request of a session. heard: also reads each list.
 
     turn: what a list waits for before it is sent.
     """
@@ -90,7 +90,7 @@ def trace(observe: Observe, heard: Heard | None = None, turn: Turn | None = None
         # The whole of it: aiohttp tells of a body that is read at once, and of none that is streamed, as a watch is.
         if heard is None or context.listed is None:
             return
-        # What is no list ends the request of whoever asked for it, not this look at it.
+        # An answer that is no list ends the request of its caller, not this look at it.
         with contextlib.suppress(ValueError):
             is_first = "continue" not in params.url.query
             heard(namespace_of(params.url.path), context.listed, "200", parse_json(params.chunk), is_first)

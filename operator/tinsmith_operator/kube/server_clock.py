@@ -1,4 +1,4 @@
-"""How far the operator's clock is from the API server's, by the `Date` of its answers; and the time to certify by.
+"""The offset of the API server's clock, by the `Date` of its answers, and the time to certify by.
 
 A certificate that begins in the future is accepted by no one, and nothing in a refused handshake names the clock. Which
 of two clocks is wrong cannot be known here, so certificates begin by the earlier one: then both accept them.
@@ -37,7 +37,7 @@ class ServerClock:
 
     @property
     def offset_seconds(self) -> float:
-        """By how much the API server's clock is ahead, as far as that is proved; zero before the first answer."""
+        """The lead of the API server's clock, as far as it is proved; zero before the first answer."""
         return self._offset.total_seconds()
 
     @property

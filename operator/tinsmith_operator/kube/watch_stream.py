@@ -21,7 +21,7 @@ from tinsmith_operator.logs import get_logger
 
 NOT_FOUND, GONE = 404, 410
 UNKNOWN_KIND_SECONDS = 10.0
-"""Between two lists of a kind that the cluster does not know."""
+"""The pause between two lists of a kind that the cluster does not know."""
 
 BEGIN_ANEW = json.dumps({"type": "ERROR", "object": {"kind": "Status", "code": GONE}}).encode()
 # The API server writes the type of an event first.
@@ -39,7 +39,7 @@ class ListBroken(aiohttp.ClientPayloadError):
 
 
 class WatchedResponse(aiohttp.ClientResponse):
-    """What Kopf reads: a list by `json`, a watch by `content`, line for line.
+    """A response as Kopf reads it: a list by `json`, a watch by `content`, line for line.
 
     answered: the status code that was sent.
     """

@@ -23,7 +23,7 @@ from tinsmith_operator.pool.situation import PoolSituation, assess_pool
 from tinsmith_operator.pool.status import write_pool_status
 
 MOST_FAILED_PODS = 3
-"""That are kept."""
+"""The failed pods that are kept."""
 
 
 def decide_pool(observed: ObservedPool, installation: Installation, now: datetime) -> Decision:

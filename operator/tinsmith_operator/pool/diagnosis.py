@@ -86,7 +86,7 @@ def _replica_findings(situation: PoolSituation) -> Iterator[Finding]:
 
 
 def _latest_failure(situation: PoolSituation) -> Iterator[Finding]:
-    """Of a pod that its node did not admit, for the next one may fare the same. After an eviction it does not."""
+    """Report a pod that its node did not admit, since the next may fare alike. After an eviction it does not."""
     latest = next(iter(situation.failed_pods), None)
     if latest is None or latest.created_at is None or situation.now - latest.created_at > WARNING_LIFE:
         return

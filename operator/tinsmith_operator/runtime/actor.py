@@ -52,7 +52,7 @@ class Actor:
         return dict(self._refusals.get(key, {}))
 
     def stored(self, key: Key) -> dict[str, Stored]:
-        """What the latest create or apply of a kind came to, where the answer does not hold what was asked for."""
+        """Results of the latest create or apply of each kind, where the answer does not hold what was asked for."""
         return dict(self._stored.get(key, {}))
 
     def forget(self, key: Key) -> None:

@@ -354,8 +354,9 @@ class Operator:
         return [*self._informer.unknown, *self._informer.refused, *([clock] if clock is not None else [])]
 
     def _leaves(self) -> list[tuple[str, str]] | None:
-        """Of sessions and pools, whose and whom it trusts. None while not all are known: before the first lists, and
-        while a namespace may not be listed.
+        """Return each certificate's owner, and the authority that it trusts.
+
+        None while not all are known: before the first lists, and while a namespace may not be listed.
         """
         if not self._informer.complete.is_set() or self._informer.refused:
             return None

@@ -58,13 +58,13 @@ def size_of(claim: Manifest) -> str:
 
 
 def volume_size(claim: Manifest) -> str | None:
-    """What the claim's volume has; None while there is none."""
+    """Return the size of the claim's volume; None while there is none."""
     size = ((claim.get("status") or {}).get("capacity") or {}).get("storage")
     return str(size) if size is not None else None
 
 
 def _delete(claim: Manifest) -> tuple[Delete, ...]:
-    """Of that very version: once it has a volume, nothing is deleted."""
+    """Delete that very version: once the claim has a volume, it stays."""
     metadata = claim["metadata"]
     if "deletionTimestamp" in metadata:
         return ()

@@ -38,7 +38,7 @@ def end_image_pull(situation: Situation, why: str) -> tuple[Delete, ...]:
 
 
 def why_not_pulled(situation: Situation) -> Finding | None:
-    """Nothing where no image is awaited."""
+    """Return None where no image is awaited."""
     plan, job = situation.image_plan, situation.image_pull
     if plan.pulls_on is None:
         return None
@@ -57,7 +57,7 @@ def why_not_pulled(situation: Situation) -> Finding | None:
 
 
 def _why_it_failed(job: Job) -> str:
-    """Where the node ended the pod, as for want of disk, nothing is known about the image."""
+    """Quote the node where it ended the pod, as for want of disk: that says nothing about the image."""
     latest = next((each for each in reversed(job.tries) if each.has_failed), None)
     if latest is None or not latest.status_reason:
         return "the image was pulled and does not run Python"

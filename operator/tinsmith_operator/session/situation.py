@@ -235,7 +235,7 @@ def claim_mismatch(session: TrainingSession, claim: Manifest) -> str | None:
 
 
 def has_volume(claim: Manifest) -> bool:
-    """Or had one: a claim is bound once."""
+    """Return whether the claim has a volume or had one: it is bound once."""
     return "volumeName" in claim["spec"] or (claim.get("status") or {}).get("phase", "Pending") != "Pending"
 
 
