@@ -11,15 +11,18 @@ its own, or has its turn to take the default. What the spec names is wanted at o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tinsmith_operator.api.images import repository_of
+from tinsmith_operator.api.kubernetes_words import CREATION_EVENTS, why_not_admitted
 from tinsmith_operator.api.names import IMAGE_PULL_ANNOTATION
+from tinsmith_operator.api.reasons import Reason
 from tinsmith_operator.build.image_pull import image_pull_digest
 from tinsmith_operator.build.worker import PinnedImage, WorkerPlan
-from tinsmith_operator.common.job import read_job
+from tinsmith_operator.common.job import Job, read_job
 from tinsmith_operator.common.last_words import is_vouched_for
-from tinsmith_operator.common.observed import Observed
+from tinsmith_operator.common.observed import KubernetesWarning, Observed
 from tinsmith_operator.common.ownership import OwnedObjects
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.common.workload_state import Workload
@@ -105,8 +108,8 @@ def _plan_for(requested: str, by_session: bool, pins: Pins, observed: Observed, 
 
 def _node_to_pull_on(requested: str, pins: Pins, observed: Observed, owned: OwnedObjects) -> str | None:
     """The worker's node, as long as it is to keep running until the image is there. A worker that does not serve has
-    nothing to lose, and an image that refused the volume was pulled then. A node without room for the Job's pod, as one
-    that is cordoned, full, or not among those that the spec names now, may never have the image.
+    nothing to lose, and an image that refused the volume was pulled then. A node or quota without room for the Job's
+    pod, as a node that is cordoned or not among those that the spec names now, says nothing about the image.
     """
     pod = owned.pod
     if pod is None or pod.is_terminating or pod.node_name is None or pins.refused == requested:
@@ -117,9 +120,16 @@ def _node_to_pull_on(requested: str, pins: Pins, observed: Observed, owned: Owne
     job = read_job(owned.image_pull, pullers) if owned.image_pull is not None else None
     if job is None or job.annotation(IMAGE_PULL_ANNOTATION) != image_pull_digest(requested, pod.node_name):
         return pod.node_name if pod.is_ready else None
-    if job.is_complete or any(each.is_unschedulable for each in job.tries):
+    if job.is_complete or _has_no_room(job, observed.warnings):
         return None
     return pod.node_name if pod.is_ready or pod.running_since is not None else None
+
+
+def _has_no_room(job: Job, warnings: Sequence[KubernetesWarning]) -> bool:
+    if job.tries:
+        return any(each.is_unschedulable for each in job.tries)
+    refused = (each.message for each in warnings if each.uid == job.uid and each.reason in CREATION_EVENTS)
+    return any(why_not_admitted(message) in (Reason.QUOTA_EXCEEDED, Reason.RESOURCES_REFUSED) for message in refused)
 
 
 def _stays_on_image(

@@ -9,6 +9,7 @@ from support.operator.resources import IMAGE, session_manifest
 from support.operator.session_world import World
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import QUEUE_LABEL, RESTART_REQUEST_ANNOTATION
+from tinsmith_operator.common.observed import KubernetesWarning
 
 NEW = "tinsmith.local/tinsmith/trainer:0.2.0"
 BAD = "tinsmith.local/tinsmith/trainer:0.2.0-typo"
@@ -152,6 +153,31 @@ def test_a_worker_stops_for_its_image_without_a_pull_where_its_node_has_no_room_
     world.settle()
     assert image_of(world) == NEW
     assert world.pullers() == []
+
+
+REFUSED = 'pods "qwen-image-pull-x7k2p" is forbidden: '
+
+
+@pytest.mark.parametrize(
+    ("refused", "waits"),
+    [
+        ("exceeded quota: team, requested: pods=1, used: pods=4, limited: pods=4", False),
+        ("minimum memory usage per Container is 128Mi, but request is 64Mi", False),
+        ('violates PodSecurity "restricted:latest": seccompProfile', True),
+        ('image policy webhook: admission webhook "images.example" denied the request: no signature', True),
+    ],
+)
+def test_a_pull_that_the_namespace_has_no_room_for_holds_no_worker_and_one_that_a_policy_denies_does(
+    refused: str, waits: bool
+) -> None:
+    world = settled()
+    name_in_the_spec(world, NEW)
+    world.operate()
+    uid = world.objects[JOB]["metadata"]["uid"]
+    world.warnings.append(KubernetesWarning("Job", uid, "FailedCreate", REFUSED + refused, world.now))
+    world.operate()
+    assert world.objects["StatefulSet", "qwen"]["spec"]["replicas"] == int(waits)
+    assert (JOB in world.objects) is waits
 
 
 def test_warnings_about_the_pull_are_looked_for_although_the_worker_is_ready() -> None:
