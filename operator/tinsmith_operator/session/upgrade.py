@@ -20,6 +20,7 @@ from tinsmith_operator.api.names import IMAGE_PULL_ANNOTATION
 from tinsmith_operator.api.reasons import Reason
 from tinsmith_operator.build.image_pull import image_pull_digest
 from tinsmith_operator.build.worker import PinnedImage, WorkerPlan
+from tinsmith_operator.common.diagnosis import cannot_fetch
 from tinsmith_operator.common.job import Job, read_job
 from tinsmith_operator.common.last_words import is_vouched_for
 from tinsmith_operator.common.observed import KubernetesWarning, Observed
@@ -111,18 +112,28 @@ def _node_to_pull_on(requested: str, pins: Pins, observed: Observed, owned: Owne
     nothing to lose, and an image that refused the volume was pulled then. A node or quota without room for the Job's
     pod, as a node that is cordoned or not among those that the spec names now, says nothing about the image.
     """
-    pod = owned.pod
-    if pod is None or pod.is_terminating or pod.node_name is None or pins.refused == requested:
-        return None
     if observed.session.spec.suspend or observed.session.is_being_deleted or _is_being_stopped(owned.workload):
         return None
-    pullers = tuple(Pod(puller) for puller in observed.pullers)
+    pod, pullers = owned.pod, tuple(Pod(puller) for puller in observed.pullers)
     job = read_job(owned.image_pull, pullers) if owned.image_pull is not None else None
+    is_ready = pod is not None and pod.is_ready
+    if job is not None and not is_ready and (node := _node_that_cannot_fetch(requested, job)) is not None:
+        return node
+    if pod is None or pod.is_terminating or pod.node_name is None or pins.refused == requested:
+        return None
     if job is None or job.annotation(IMAGE_PULL_ANNOTATION) != image_pull_digest(requested, pod.node_name):
-        return pod.node_name if pod.is_ready else None
+        return pod.node_name if is_ready else None
     if job.is_complete or _has_no_room(job, observed.warnings):
         return None
-    return pod.node_name if pod.is_ready or pod.running_since is not None else None
+    return pod.node_name if is_ready or pod.running_since is not None else None
+
+
+def _node_that_cannot_fetch(requested: str, job: Job) -> str | None:
+    """The node that has tried to pull this very image. A worker that crashes or is evicted meanwhile comes back on the
+    old one."""
+    nodes = (each.node_name for each in job.tries if cannot_fetch(each) and each.node_name is not None)
+    wanted = job.annotation(IMAGE_PULL_ANNOTATION)
+    return next((node for node in nodes if image_pull_digest(requested, node) == wanted), None)
 
 
 def _has_no_room(job: Job, warnings: Sequence[KubernetesWarning]) -> bool:

@@ -34,6 +34,12 @@ def image_of(world: World) -> str:
     return next(each.removeprefix("--image=") for each in arguments if each.startswith("--image="))
 
 
+def node_terms(job: Manifest) -> list[Manifest]:
+    affinity = job["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    terms: list[Manifest] = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    return terms
+
+
 def name_in_the_spec(world: World, image: str) -> None:
     world.user_sets(pod={"image": image})
 
@@ -211,6 +217,42 @@ def test_a_worker_that_does_not_serve_has_nothing_to_wait_for() -> None:
     assert condition(world, "Ready")["reason"] == "Upgrading"
 
 
+def test_a_worker_that_crashes_while_its_next_image_cannot_be_pulled_stays_on_the_old_one() -> None:
+    world = settled()
+    world.unpullable_images = {BAD}
+    name_in_the_spec(world, BAD)
+    world.settle()
+    world.container_ends(exit_code=1)
+    world.operate()
+    assert world.objects["StatefulSet", "qwen"]["spec"]["replicas"] == 1
+    assert condition(world, "Ready")["reason"] == "CrashLoop"
+    world.settle()
+    assert image_of(world) == IMAGE
+    assert condition(world, "Ready")["status"] == "True"
+    assert condition(world, "Stalled")["reason"] == "ImagePullFailed"
+
+
+def test_a_worker_whose_node_is_drained_while_its_next_image_cannot_be_pulled_comes_back_on_the_old_one() -> None:
+    world = settled()
+    world.unpullable_images = {BAD}
+    name_in_the_spec(world, BAD)
+    world.settle()
+    world.someone_deletes(POD)
+    for step in (world.operate, world.kubelet_stops, world.controller_works, world.kubelet_starts):
+        step()
+        world.operate()
+        assert world.objects["StatefulSet", "qwen"]["spec"]["replicas"] == 1, step
+    assert image_of(world) == IMAGE
+    world.objects[POD]["spec"]["nodeName"] = "node-2"
+    world.operate()
+    world.operate()
+    [term] = node_terms(world.objects[JOB])
+    assert term["matchFields"][0]["values"] == ["node-2"]
+    world.unpullable_images = set()
+    world.settle()
+    assert image_of(world) == BAD
+
+
 def test_suspending_a_session_ends_the_pull() -> None:
     world = settled()
     world.unpullable_images = {BAD}
@@ -248,7 +290,7 @@ def test_the_pod_that_pulls_gets_the_image_as_the_worker_would_on_its_node_under
     spec, [container] = template["spec"], template["spec"]["containers"]
     for field in ("imagePullSecrets", "tolerations", "nodeSelector", "serviceAccountName"):
         assert spec[field] == said[field]
-    [term] = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    [term] = node_terms(world.objects[JOB])
     assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-1"]}]}
     assert (spec["securityContext"]["runAsNonRoot"], spec["automountServiceAccountToken"]) == (True, False)
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
