@@ -138,7 +138,7 @@ class Pod:
 
     @property
     def is_unschedulable(self) -> bool:
-        """Whether the scheduler finds no node for it."""
+        """Return whether the scheduler finds no node for it."""
         return self.node_name is None and self.condition("PodScheduled").get("reason") == "Unschedulable"
 
     @property

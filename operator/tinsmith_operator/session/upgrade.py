@@ -123,7 +123,7 @@ def _node_to_pull_on(requested: str, pins: Pins, observed: Observed, owned: Owne
         return None
     if job is None or job.annotation(IMAGE_PULL_ANNOTATION) != image_pull_digest(requested, pod.node_name):
         return pod.node_name if is_ready else None
-    if job.is_complete or _has_no_room(job, observed.warnings):
+    if job.is_complete or any(_has_run(each) for each in job.tries) or _has_no_room(job, observed.warnings):
         return None
     return pod.node_name if is_ready or pod.running_since is not None else None
 
@@ -134,6 +134,11 @@ def _node_that_cannot_fetch(requested: str, job: Job) -> str | None:
     nodes = (each.node_name for each in job.tries if cannot_fetch(each) and each.node_name is not None)
     wanted = job.annotation(IMAGE_PULL_ANNOTATION)
     return next((node for node in nodes if image_pull_digest(requested, node) == wanted), None)
+
+
+def _has_run(puller: Pod) -> bool:
+    """Return whether its own container has ended well. With the sidecar of a mesh, the pod and its Job never end."""
+    return puller.latest_ending is not None and puller.latest_ending.exit_code == 0
 
 
 def _has_no_room(job: Job, warnings: Sequence[KubernetesWarning]) -> bool:

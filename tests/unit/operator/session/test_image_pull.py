@@ -161,6 +161,15 @@ def test_a_worker_stops_for_its_image_without_a_pull_where_its_node_has_no_room_
     assert world.pullers() == []
 
 
+def test_a_pull_is_done_when_its_container_is_although_a_sidecar_keeps_its_job_from_completing() -> None:
+    done = {"name": "worker", "restartCount": 0, "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+    sidecar = {"name": "istio-proxy", "restartCount": 0, "state": {"running": {}}}
+    world = with_puller(NEW, {"phase": "Running", "containerStatuses": [sidecar, done]})
+    world.operate()
+    assert world.objects["StatefulSet", "qwen"]["spec"]["replicas"] == 0
+    assert JOB not in world.objects
+
+
 REFUSED = 'pods "qwen-image-pull-x7k2p" is forbidden: '
 
 
