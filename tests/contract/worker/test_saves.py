@@ -16,6 +16,7 @@ from support.engine.reference import ReferenceEngine
 from support.waiting import until
 from support.worker.in_process import Worker
 from support.worker.process import AWAIT_SECONDS, MODEL, Call, create, save, save_ephemeral, step, train
+from tinsmith_rpc import RELEASE_SEQ_ID
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, WrittenCheckpoint
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import ServerError
@@ -223,6 +224,23 @@ async def test_a_release_saves_beside_the_engine_and_then_frees_its_place(start:
     gate.opened.set()
     assert (await worker.finished(0, OTHER)).failure is None
     assert MODEL not in worker.engine._adapters
+
+
+@pytest.mark.parametrize("reason", ["", "Its worker was deleted."])
+async def test_more_models_than_places_for_saves_are_all_saved_and_released(
+    worker: Worker, gate: Gate, reason: str
+) -> None:
+    models = [f"sess:train:{number}" for number in range(MOST_SAVES + 2)]
+    for model in models:
+        await worker.submit(create(model_id=model))
+        await worker.finished(0, model)
+    for model in models:
+        await worker.submit(release("autosave", model, reason))
+    await gate.entered(saves=MOST_SAVES)
+    gate.opened.set()
+    for model in models:
+        assert (await worker.finished(RELEASE_SEQ_ID, model)).failure is None
+    assert gate.count == len(models)
 
 
 async def test_a_save_at_which_a_process_ended_is_written_by_itself(

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 import pytest
 from support.worker.in_process import Worker
 from support.worker.process import MODEL, Call, create, save, step, train
-from tinsmith_rpc import worker_pb2
+from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage
 from tinsmith_trainer.training import storage_retries
 
 from .conftest import StartWorker
+from .test_life import release
 
 OTHER = "sess:train:1"
 RETRY_SECONDS = 0.02
@@ -157,3 +158,18 @@ async def test_a_load_that_waited_and_then_lacks_a_slot_does_not_keep_the_worker
     await asyncio.sleep(2)
     assert time.process_time() - used < 0.5 * (time.monotonic() - began)
     assert await worker.is_pending(0, OTHER)
+
+
+async def test_a_release_with_a_reason_waits_for_storage_like_any_other(
+    start: StartWorker, outage: Outage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_retries, "RELEASE_RETRY_SECONDS", RETRY_SECONDS)
+    worker = await start()
+    await worker.submit(create(), train(1), step(2))
+    await worker.finished(2)
+    outage.on = True
+    await worker.submit(release("autosave", reason="It was deleted."))
+    await refused_twice_more(outage)
+    outage.on = False
+    assert (await worker.finished(RELEASE_SEQ_ID)).failure is None
+    assert (await saved(worker, "autosave")).model_id == MODEL

@@ -328,7 +328,7 @@ class Scheduler:
         if (read := self._loads.outcome(queue, entry)) is not None:
             return self._executor.load(operation.model_id, *read)
         payload = self._queues.take_payload(entry)
-        request, queue.reason = save_request(operation, payload), release_reason(operation, payload)
+        request, queue.release_reason = save_request(operation, payload), release_reason(operation, payload)
         if request is None:
             return self._executor.execute(operation, payload)
         if (result := self._saves.run(queue, entry, request, self._epoch)) is None:
@@ -393,5 +393,5 @@ class Scheduler:
         self._on_result(queue, result)
         if result.releases:
             self._model_snapshots.replace(queue, None, entry.operation.seq_id)
-            self._queues.close_model(queue, "released", queue.reason)
+            self._queues.close_model(queue, "released", queue.release_reason)
         self._queues.publish(queue, entry, result.failure)
