@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from support.worker.in_process import Worker
-from support.worker.process import AWAIT_SECONDS, MODEL, create, save, step, train
+from support.worker.process import AWAIT_SECONDS, MODEL, Call, create, save, step, train
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, LoadedCheckpoint
 from tinsmith_trainer.oplog.attempts import Attempts
@@ -211,3 +212,36 @@ async def test_a_thread_that_cannot_be_had_fails_its_load_alone(
         assert "can't start new thread" in await worker.failure(6)
     await worker.submit(load(7, checkpoint))
     assert (await worker.finished(7)).failure is None
+
+
+async def test_a_load_whose_request_cannot_be_read_fails_alone(worker: Worker) -> None:
+    await worker.submit(create(), Call(1, worker_pb2.LOAD_WEIGHTS, b"\xff", MODEL), train(2), step(3))
+    assert "DecodeError" in await worker.failure(1)
+    assert (await worker.finished(3)).failure is None
+
+
+async def test_what_comes_too_late_does_not_stay_in_memory(
+    worker: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = await with_a_checkpoint(worker)
+    monkeypatch.setattr(loading, "READ_SECONDS", 0.02)
+    of_other_tests = len(in_memory())
+    await worker.submit(load(6, checkpoint))
+    assert "was not read within" in await worker.failure(6)
+    ended = threading.Event()
+    monkeypatch.setattr(loading.Loads, "_end", _then(loading.Loads._end, ended.set))
+    gate.opened.set()
+    assert await asyncio.to_thread(ended.wait, AWAIT_SECONDS)
+    assert len(in_memory()) <= of_other_tests
+
+
+def in_memory() -> list[LoadedCheckpoint]:
+    return [one for one in gc.get_objects() if isinstance(one, LoadedCheckpoint)]
+
+
+def _then(call: Callable[..., None], after: Callable[[], None]) -> Callable[..., None]:
+    def both(*args: object) -> None:
+        call(*args)
+        after()
+
+    return both

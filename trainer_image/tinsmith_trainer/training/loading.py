@@ -45,7 +45,7 @@ Read = Callable[[worker_pb2.LoadWeights], LoadedCheckpoint]
 class _Load:
     queue: ModelQueue
     work: InFlightWork
-    request: worker_pb2.LoadWeights
+    request: worker_pb2.LoadWeights = field(default_factory=worker_pb2.LoadWeights)
     read: Future[LoadedCheckpoint] = field(default_factory=Future)
     began_at: float = field(default_factory=time.monotonic)
     waits_since: float = math.inf  # for its turn, on the monotonic clock
@@ -146,15 +146,18 @@ class Loads:
     # ---- reading
 
     def _begin(self, queue: ModelQueue, entry: Entry) -> None:
-        request = worker_pb2.LoadWeights.FromString(self._queues.take_payload(entry))
-        load = self._loads[queue.model_id] = _Load(queue, entry.work, request)
+        load = self._loads[queue.model_id] = _Load(queue, entry.work)
         self._mark()
         self._queues.hold(queue, READ_SECONDS)
         try:
-            threading.Thread(target=self._read_beside, args=(load,), name="loader", daemon=True).start()
-        except RuntimeError as error:  # there may be no more threads
+            self._start(load, entry)
+        except Exception as error:  # its request cannot be read, or there are no more threads
             load.read.set_exception(error)
             self._end(load)
+
+    def _start(self, load: _Load, entry: Entry) -> None:
+        load.request = worker_pb2.LoadWeights.FromString(self._queues.take_payload(entry))
+        threading.Thread(target=self._read_beside, args=(load,), name="loader", daemon=True).start()
 
     def _read_beside(self, load: _Load) -> None:
         with fatal_on_error("a checkpoint could not be read"):  # what is no Exception, such as a panic of a library's
@@ -172,6 +175,8 @@ class Loads:
         if self._loads.get(load.queue.model_id) is load:
             self._mark()
             self._queues.hold(load.queue, 0.0)
+        else:
+            load.read = Future()  # it came too late: no checkpoint stays in memory for it
 
     def _read_alone(self, queue: ModelQueue, entry: Entry) -> tuple[worker_pb2.LoadWeights, LoadedCheckpoint]:
         """Nothing else runs meanwhile."""
@@ -180,13 +185,12 @@ class Loads:
                 f"The checkpoint root does not answer: {MOST_LEFT_BEHIND} reads have hung for more than "
                 f"{READ_SECONDS:.0f} s. Nothing more is loaded until one of them ends, or the worker is restarted."
             )
-        request = worker_pb2.LoadWeights.FromString(self._queues.take_payload(entry))
-        load = _Load(queue, entry.work, request)
-        threading.Thread(target=self._read_beside, args=(load,), name="loader", daemon=True).start()
+        load = _Load(queue, entry.work)
+        self._start(load, entry)
         if not load.ended.wait(READ_SECONDS):
             self._left_behind.append(load)
             raise _unanswered(load)
-        return request, load.read.result()
+        return load.request, load.read.result()
 
     def _mark(self) -> None:
         self._marker.beside("loads", *(load.work for load in self._loads.values() if not load.read.done()))
