@@ -45,9 +45,14 @@ class Forgetting:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    async def round(self, retention: Retention, acknowledged_event_id: int, now: float) -> list[str]:
-        """Returns the released models of which every trace is gone. Raises JournalFull, or ServerError, in between."""
-        horizons = Horizons(now - retention.seconds, now - retention.least_seconds)
+    async def round(
+        self, retention: Retention, acknowledged_event_id: int, ago: Callable[[float], float]
+    ) -> list[str]:
+        """Returns the released models of which every trace is gone. Raises JournalFull, or ServerError, in between.
+
+        `ago`: see `SteadyClock.ago`.
+        """
+        horizons = Horizons(ago(retention.seconds), ago(retention.least_seconds))
         models = await self._read(journal_tables.read_models)
         await self._give_up_corrupted(models, horizons.expired)
         surplus = surplus_models(models, retention.closed_models)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable
 
 import structlog
@@ -26,24 +28,40 @@ KEEP_ALL_SECONDS = 900.0
 KEEP_CLOSED_MODELS = 5000
 """Of each tenant: released ones, and those that could not be created, which cost a client nothing."""
 TIDY_SECONDS = 60.0
+CLOCK_TOLERANCE_SECONDS = 1.0
+"""By so much a clock may be ahead of the time that is counted, as one is that a time server steers."""
 
 
 class SteadyClock:
-    """Unix seconds that never run ahead of the time in which this process has run.
+    """Tells ages by the time in which this process has run, whatever the machine's clock does meanwhile.
 
     A clock that is set forward, by a bad time server or a machine that wakes, makes no result older than clients had
-    time to ask for it. One that is set back is followed: what finishes then is as young as it says.
+    time to ask for it; what finishes later has the new time, and ages by that. Otherwise a machine that sleeps at
+    night would keep more with each day. A clock that is set back is followed: what finished before seems younger.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._wall = wall
         self._monotonic = monotonic
-        self._started_at = wall() - monotonic()
+        # Unix seconds less monotonic ones, and since which monotonic moment. Both ascend.
+        self._offsets = deque([(-math.inf, wall() - monotonic())])
 
-    def __call__(self) -> float:
-        now = self._wall()
-        self._started_at = min(self._started_at, now - self._monotonic())
-        return self._started_at + self._monotonic()
+    def ago(self, seconds: float) -> float:
+        """Return the time, in Unix seconds, that finished operations have that are so old."""
+        self._look()
+        moment = self._monotonic() - seconds
+        return moment + next(offset for since, offset in reversed(self._offsets) if since <= moment)
+
+    def _look(self) -> None:
+        now = self._monotonic()
+        since, offset = now, self._wall() - now
+        while self._offsets and self._offsets[-1][1] > offset:
+            since, _ = self._offsets.pop()
+        if not self._offsets or offset - self._offsets[-1][1] > CLOCK_TOLERANCE_SECONDS:
+            self._offsets.append((since, offset))
+        while len(self._offsets) > 1 and self._offsets[1][0] <= now - KEEP_RESULTS_SECONDS:
+            self._offsets.popleft()
+            self._offsets[0] = (-math.inf, self._offsets[0][1])
 
 
 class Tidying:
@@ -55,7 +73,7 @@ class Tidying:
         queues: ModelQueues,
         snapshots: SnapshotFolder,
         room: DiskRoom,
-        clock: Callable[[], float] | None = None,
+        clock: SteadyClock | None = None,
     ) -> None:
         """`room`: that of the journal's disk."""
         self._forgetting = Forgetting(journal)
@@ -70,7 +88,7 @@ class Tidying:
         self._queues.forget_keys(time.monotonic() - KEEP_ALL_SECONDS)
         retention = Retention(*limits, is_short=not self._room.has_room_for(0))
         try:
-            gone = await self._forgetting.round(retention, acknowledged_event_id, self._clock())
+            gone = await self._forgetting.round(retention, acknowledged_event_id, self._clock.ago)
         except (JournalFull, ServerError) as error:
             log.warning("nothing more is forgotten in this round", reason=str(error))
             return

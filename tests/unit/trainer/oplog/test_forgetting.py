@@ -24,7 +24,7 @@ from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Database, Failure, Operation, OperationResult, StoredModel
 from tinsmith_trainer.oplog.model_queues import ModelQueues
 from tinsmith_trainer.oplog.retention import Retention as OfAll
-from tinsmith_trainer.oplog.tidying import KEEP_RESULTS_SECONDS, SteadyClock, Tidying
+from tinsmith_trainer.oplog.tidying import CLOCK_TOLERANCE_SECONDS, KEEP_RESULTS_SECONDS, SteadyClock, Tidying
 
 Retention = partial(OfAll, closed_models=10**9)
 MODEL = "sess:train:0"
@@ -97,7 +97,7 @@ def fill(
 
 
 def forget(journal: Journal, retention: OfAll) -> list[str]:
-    return asyncio.run(Forgetting(journal).round(retention, 0, NOW))
+    return asyncio.run(Forgetting(journal).round(retention, 0, lambda seconds: NOW - seconds))
 
 
 def kept(journal: Journal) -> list[int]:
@@ -294,17 +294,41 @@ async def test_a_clock_that_is_set_forward_drops_nothing(tmp_path: Path) -> None
         assert readable(journal) == [1]
 
 
+AGES = (0.0, 900.0, KEEP_RESULTS_SECONDS)
+
+
 @given(st.lists(st.tuples(st.floats(-(10.0**6), 10.0**6), st.floats(0.0, 10.0**4)), min_size=1))
-def test_a_steady_clock_runs_no_faster_than_the_process_and_not_ahead_of_the_wall(
+def test_no_clock_makes_a_result_older_than_the_time_in_which_the_process_ran(
     moves: list[tuple[float, float]],
 ) -> None:
     now, ran = [NOW], [0.0]
     clock = SteadyClock(lambda: now[0], lambda: ran[0])
+    finished = [(NOW, 0.0)]
     for jump, seconds in moves:
-        before = clock()
         now[0] += jump + seconds
         ran[0] += seconds
-        assert clock() <= min(now[0], before + seconds) + 1e-3
+        clock.ago(0.0)
+        finished.append((now[0], ran[0]))
+        for age in AGES:
+            assert all(at > clock.ago(age) - 1e-3 for at, ran_then in finished if ran[0] - ran_then < age)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 10.0**6), st.floats(0.0, 10.0**4)), min_size=1))
+def test_what_finishes_behind_a_jump_of_the_clock_is_kept_no_longer_than_before_it(
+    jumps: list[tuple[float, float]],
+) -> None:
+    """A machine that sleeps at night would keep more with each day."""
+    now, ran = [NOW], [0.0]
+    clock = SteadyClock(lambda: now[0], lambda: ran[0])
+    for jump, seconds in jumps:
+        now[0] += jump + seconds
+        ran[0] += seconds
+        clock.ago(0.0)
+    for age in AGES:
+        finished_at = now[0]
+        now[0] += age + CLOCK_TOLERANCE_SECONDS
+        ran[0] += age + CLOCK_TOLERANCE_SECONDS
+        assert finished_at <= clock.ago(age) + 1e-3
 
 
 def test_one_that_waits_to_be_told_that_it_is_late_holds_up_those_behind_it_alone() -> None:
@@ -384,7 +408,7 @@ def test_a_round_with_nothing_to_forget_changes_nothing() -> None:
 async def test_who_writes_meanwhile_waits_for_a_step_and_not_for_the_round() -> None:
     with journal_of([Row(number) for number in range(5000)], applied=4999) as journal:
         nothing_kept = Retention(0.0, 2**40, operations=0, least_seconds=0.0)
-        under_way = asyncio.create_task(Forgetting(journal).round(nothing_kept, 0, NOW))
+        under_way = asyncio.create_task(Forgetting(journal).round(nothing_kept, 0, lambda seconds: NOW - seconds))
         while not journal.rows_changed:
             await asyncio.sleep(0)
         await asyncio.wrap_future(journal.write(lambda db: journal_tables.set_meta(db, "another", "1")))
