@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,3 +143,20 @@ def test_the_numerics_tell_versions_threads_and_the_device() -> None:
     assert found["PyTorch"] == torch.__version__
     assert found[THREADS] == str(torch.get_num_threads())
     assert {"Tinsmith", "numpy", "transformers", "processor", "device"} <= found.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "reported_mib"), [("H100", (81079, 81559)), ("H200", (143156, 143771)), ("L4", (22478, 22570))]
+)
+def test_a_gpu_is_the_same_whatever_its_driver_takes_of_its_memory(
+    monkeypatch: pytest.MonkeyPatch, name: str, reported_mib: tuple[int, int]
+) -> None:
+    """Else a node whose driver is replaced could not replay."""
+    torch: Any = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    found = set()
+    for mib in reported_mib:
+        properties = SimpleNamespace(name=name, total_memory=mib * 2**20)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, gpu=properties: gpu)
+        found.add(numerics.numerics_of(options("--device", "cuda"))["device"])
+    assert len(found) == 1

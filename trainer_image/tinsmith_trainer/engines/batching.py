@@ -22,6 +22,8 @@ from tinsmith_trainer.errors import UserError
 
 SHORTEST = 16
 DEFAULT_TOKEN_BUDGET = 1024
+GPU_MEMORY_STEP_BYTES = 2 * 1024**3
+"""Drivers report some 100 MiB more or less of the same GPU, around what it is sold with."""
 
 PACKED_BELOW_TOKENS = 512
 """A longer datum's products are long enough by themselves, and faster than in parts."""
@@ -115,6 +117,11 @@ def _grid() -> Iterator[int]:
     while True:
         yield from (power // 4 * quarters for quarters in (5, 6, 7, 8))
         power *= 2
+
+
+def counted_gpu_memory(reported_bytes: int) -> int:
+    """Return the memory that budgets follow from: the same for each GPU of a kind, whatever its driver takes."""
+    return max(1, round(reported_bytes / GPU_MEMORY_STEP_BYTES)) * GPU_MEMORY_STEP_BYTES
 
 
 def plan_microbatches(

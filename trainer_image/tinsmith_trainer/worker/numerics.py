@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 import structlog
 
+from tinsmith_trainer.engines.batching import counted_gpu_memory
 from tinsmith_trainer.engines.megatron.flags import RankFlags
 from tinsmith_trainer.errors import NumericsChanged
 from tinsmith_trainer.oplog import journal_tables
@@ -77,7 +78,7 @@ def _of_torch(torch: ModuleType, options: WorkerOptions) -> dict[str, str]:
 def _gpu(torch: ModuleType) -> str:
     """With its memory, by which microbatches are cut."""
     found = torch.cuda.get_device_properties(0)
-    return f"{found.name} with {found.total_memory // 2**20} MiB"
+    return f"{found.name} with {counted_gpu_memory(found.total_memory) // 2**30} GiB"
 
 
 def check_numerics(journal: Journal, now: Numerics, volume: Volume) -> None:

@@ -16,7 +16,7 @@ import structlog
 import torch
 
 from tinsmith_trainer.engines.base import Recompute
-from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
+from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET, counted_gpu_memory
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 log = structlog.get_logger(__name__)
@@ -39,9 +39,8 @@ class MemoryPlan:
 def plan_memory(torch_model: TorchModel, given_budget: int | None, recompute: Recompute) -> MemoryPlan:
     """`given_budget` by the operator, or None."""
     if torch_model.device.type == "cuda":
-        room = activations_room(
-            torch.cuda.get_device_properties(torch_model.device).total_memory, weight_bytes(torch_model.model)
-        )
+        reported = torch.cuda.get_device_properties(torch_model.device).total_memory
+        room = activations_room(counted_gpu_memory(reported), weight_bytes(torch_model.model))
         plan = plan_for_room(room, torch_model.model.config, torch_model.model.dtype.itemsize, given_budget, recompute)
     else:
         budget = given_budget or DEFAULT_TOKEN_BUDGET
