@@ -386,11 +386,6 @@ async def test_where_others_wait_a_tenant_has_one_save_under_way(worker: Worker,
     await worker.submit(*of(other, save(1, "a")), tenant="other")
     begun: list[str] = []
     begin = Saves._begin
-
-    def note(saves: Saves, queue: ModelQueue, *rest: Any) -> None:
-        begun.append(queue.owner)
-        begin(saves, queue, *rest)
-
     with pytest.MonkeyPatch.context() as noting:
         noting.setattr(
             Saves, "_begin", lambda saves, queue, *rest: begun.append(queue.owner) or begin(saves, queue, *rest)
@@ -400,6 +395,30 @@ async def test_where_others_wait_a_tenant_has_one_save_under_way(worker: Worker,
         for model in (*mine, other):
             assert (await worker.finished(1, model)).failure is None
     assert begun[:2].count("other") == 1
+
+
+async def test_a_save_that_failed_when_its_place_came_takes_no_place_from_others(worker: Worker, gate: Gate) -> None:
+    mine, other = ["sess:train:10", "sess:train:11"], "sess:train:20"
+    for model, tenant in (*((model, "mine") for model in mine), (other, "other")):
+        await worker.submit(*of(model, create()), tenant=tenant)
+        await worker.finished(0, model)
+    gate.opened.set()
+    await worker.submit(*of(other, save(1, "a")), tenant="other")
+    await worker.finished(1, other)
+    gate.opened.clear()
+    for model in mine:
+        await worker.submit(*of(model, save(1, "a")), tenant="mine")
+    await gate.entered(saves=3)
+    await worker.submit(*of(other, save(2, "a")), tenant="other")
+    assert await worker.is_pending(2, other)
+    gate.opened.set()
+    assert "exists already" in await worker.failure(2, other)
+    for model in mine:
+        await worker.finished(1, model)
+    gate.opened.clear()
+    for model in mine:
+        await worker.submit(*of(model, save(2, "b")), tenant="mine")
+    await gate.entered(saves=5)
 
 
 async def test_a_stop_takes_the_other_snapshots_before_one_that_waits_for_a_save(

@@ -105,6 +105,7 @@ class Saves:
         if not is_alone and self._is_full_for(queue):
             self._wait_for_a_place(queue)
             return None
+        self._waiting = [waiting for waiting in self._waiting if waiting is not queue]  # also of a save that fails now
         copied = self._executor.copy(entry.operation, request, epoch, self._latest(entry.operation.model_id, request))
         if is_alone:
             return self._executor.write(copied)
@@ -135,7 +136,6 @@ class Saves:
             save.written = Future()
 
     def _begin(self, queue: ModelQueue, work: InFlightWork, copied: CopiedSave) -> None:
-        self._waiting = [waiting for waiting in self._waiting if waiting is not queue]
         save = self._saves[queue.model_id] = _Save(queue, work)
         self._mark()
         try:
