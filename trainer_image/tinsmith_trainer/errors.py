@@ -104,7 +104,7 @@ class CheckpointInvalid(UserError):
 
 
 class CheckpointAltered(CheckpointInvalid):
-    """What was read of a checkpoint is not what was saved."""
+    """The files of a checkpoint are not as they were saved."""
 
 
 class Draining(Exception):

@@ -23,7 +23,6 @@ from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork
 from tinsmith_trainer.in_flight_marker import _decoded as decoded
 from tinsmith_trainer.oplog.attempts import Attempts
-from tinsmith_trainer.oplog.model_queue import ModelQueue
 from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.training.saving import MOST_SAVES, Saves
 

@@ -45,9 +45,7 @@ class Forgetting:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    async def round(
-        self, retention: Retention, acknowledged_event_id: int, ago: Callable[[float], float]
-    ) -> list[str]:
+    async def round(self, retention: Retention, acknowledged_event_id: int, ago: Callable[[float], float]) -> list[str]:
         """Returns the released models of which every trace is gone. Raises JournalFull, or ServerError, in between.
 
         `ago`: see `SteadyClock.ago`.
@@ -80,7 +78,7 @@ class Forgetting:
                 await self._write(partial(forget_rows, model_id=model_id, numbers=numbers))
 
     async def _drop_expired(self, expired: float, owners: Mapping[str, str]) -> Counter[str]:
-        """Of rows that stay, since a start runs them again. Returns the bytes that each owner has of the others."""
+        """Drop results of rows that stay, since a start runs them again; return the bytes that each owner keeps."""
         sizes = Counter[str]()
         async for page in self._pages():
             await self._drop([result for result in page if result.finished_at <= expired])

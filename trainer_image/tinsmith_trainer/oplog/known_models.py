@@ -1,6 +1,6 @@
-"""The models of a worker by what is still done with them.
+"""The models of a worker, by phase.
 
-Most are closed, and nothing that is done often looks at those.
+Most of them are closed, and frequent tasks skip those.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class KnownModels:
     def __init__(self) -> None:
         self.all: dict[str, ModelQueue] = {}
         self.open: dict[str, ModelQueue] = {}
-        """Those that may have turns, in the order of their creation."""
+        """Models that may have turns, in the order of their creation."""
         self.corrupted: dict[str, ModelQueue] = {}
         self._with_keys: deque[tuple[float, ModelQueue]] = deque()  # closed ones, and since when
 
@@ -59,7 +59,7 @@ class KnownModels:
     def forget_keys(self, closed_before: float) -> None:
         """Drop the keys of models that were closed before this moment of the monotonic clock.
 
-        They are for clients that repeat a submission, which nobody does for long. A model has 4,096, in 750 KiB.
+        A client repeats a submission within minutes. A model has up to 4,096 keys, in 750 KiB.
         """
         while self._with_keys and self._with_keys[0][0] < closed_before:
             _, queue = self._with_keys.popleft()

@@ -58,7 +58,7 @@ class Entry:
 
 
 class KeptPayloads:
-    """Those of waiting operations, so that the engine need not read them from the journal."""
+    """Payloads of waiting operations in memory, which the engine need not read from the journal."""
 
     def __init__(self) -> None:
         self._bytes = 0

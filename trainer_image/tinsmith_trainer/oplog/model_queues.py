@@ -102,7 +102,7 @@ class ModelQueues:
             return list(self._models.open.values())
 
     def unreleased(self) -> list[ModelQueue]:
-        """Those that are open, and those that are corrupted."""
+        """Return the models that are open or corrupted."""
         with self._changed:
             return [*self._models.open.values(), *self._models.corrupted.values()]
 

@@ -51,7 +51,7 @@ class Horizons:
     crowded_out: float
 
     def is_spent(self, operation: Finished, newest_beyond: int) -> bool:
-        """Nobody is promised its result any more. `newest_beyond`: the highest number beyond the newest ones."""
+        """Tell whether its result may go. `newest_beyond`: the highest number below those of the newest operations."""
         if operation.seq_id <= newest_beyond and operation.finished_at <= self.crowded_out:
             return True
         return operation.finished_at <= self.expired

@@ -1,4 +1,4 @@
-"""What a worker keeps of the past, and the rounds in which it forgets the rest."""
+"""Limits of what a worker keeps of finished operations, and the rounds that remove the rest."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ log = structlog.get_logger(__name__)
 KEEP_RESULTS_SECONDS = 72 * 3600.0
 KEEP_RESULT_BYTES = 2 * 1024**3
 KEEP_OPERATIONS = 5000
-"""Of each model, below its snapshot: far more than a program may have under way."""
+"""Operations of each model below its snapshot: far more than a program may have under way."""
 KEEP_ALL_SECONDS = 900.0
-"""However many those are, and however large: a client that lost an answer asks again within minutes."""
+"""Results of this age stay, whatever their number and size: a client that lost an answer asks again in minutes."""
 KEEP_CLOSED_MODELS = 5000
-"""Of each tenant: released ones, and those that could not be created, which cost a client nothing."""
+"""Models of each tenant that were released, or could not be created, which costs a client nothing."""
 TIDY_SECONDS = 60.0
 CLOCK_TOLERANCE_SECONDS = 1.0
 """By so much a clock may be ahead of the time that is counted, as one is that a time server steers."""

@@ -260,7 +260,7 @@ class Executor:
         )
 
     def read(self, request: worker_pb2.LoadWeights) -> LoadedCheckpoint:
-        """What a load puts into the engine. Thread-safe. Raises TrainerError."""
+        """Return the checkpoint that a load puts into the engine. Thread-safe. Raises TrainerError."""
         return self._checkpoints.read(request.directory, request.manifest_digest, self._base)
 
     def load(self, model_id: str, request: worker_pb2.LoadWeights, loaded: LoadedCheckpoint) -> OperationResult:
@@ -302,7 +302,7 @@ def save_request(operation: Operation, payload: bytes) -> worker_pb2.SaveWeights
 
 
 def release_reason(operation: Operation, payload: bytes) -> str:
-    """What operations are told that come after a release; empty for other operations, or where a session just ended."""
+    """Return the message for operations after a release; empty for other operations, or where a session just ended."""
     is_release = operation.kind == worker_pb2.RELEASE_MODEL
     return worker_pb2.ReleaseModel.FromString(payload).reason if is_release else ""
 

@@ -1,7 +1,7 @@
-"""Loads: their checkpoints are read and checked in threads of their own, and only what was read goes into the engine.
+"""Loads, whose checkpoints are read and checked in threads, before the engine takes them.
 
-A root that is slow or does not answer holds up the model that loads from it, and no other. While its checkpoint is
-read a model needs no slot.
+A root that is slow or does not answer holds up the models that load from it, and no others. A model needs no slot
+while its checkpoint is read.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ log = structlog.get_logger(__name__)
 
 LOADS = (worker_pb2.LOAD_MODEL, worker_pb2.LOAD_WEIGHTS)
 MOST_LOADS = 2
-"""Each holds a checkpoint in memory, with moments, and has a thread. They are of different tenants."""
+"""Each load holds a checkpoint in memory, with moments, and has a thread. No tenant has two of them."""
 READ_SECONDS = 300.0
-"""How long one read may take. A thread that a storage keeps cannot be ended: it is left behind."""
+"""The longest time of a read. A thread that waits for a storage cannot be ended, and is left behind."""
 MOST_LEFT_BEHIND = 8
 KEPT_SECONDS = 30.0
-"""How long what was read waits for its turn while others want its place; after that it is read again."""
+"""How long a checkpoint that was read waits for its turn when others want its place; then it is read again."""
 SUSPECT_WAIT_SECONDS = 30.0
 
 Read = Callable[[worker_pb2.LoadWeights], LoadedCheckpoint]
@@ -56,7 +56,7 @@ class _Load:
 
 
 class Loads:
-    """Of the engine's thread, but for the reading itself."""
+    """Loads under way. All methods are for the engine's thread; only reads have threads of their own."""
 
     def __init__(self, read: Read, queues: ModelQueues, attempts: Attempts, marker: InFlightMarker) -> None:
         """`read` is thread-safe, and raises TrainerError."""
@@ -69,9 +69,9 @@ class Loads:
         self._waiting: dict[str, ModelQueue] = {}
 
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
-        """Whether this model's turn is a load that has not been read. Then it is read, or waits to be, and is held.
+        """Tell whether this model's turn is a load that has not been read; if so, begin or await the read, and hold it.
 
-        One that a process has ended at is read while the engine waits, so that the next end is known to be its own.
+        A load at which a process has ended is read while the engine waits, so that the next end is known to be its own.
         """
         operation = entry.operation
         is_read = operation.kind in LOADS and not entry.is_finished and operation.rejection is None
@@ -88,7 +88,7 @@ class Loads:
         return True
 
     def outcome(self, queue: ModelQueue, entry: Entry) -> tuple[worker_pb2.LoadWeights, LoadedCheckpoint] | None:
-        """What was read for this model's load, once; None: it is no load. Raises what reading it has."""
+        """Return, once, what was read for this model's load; None: it is no load. Raises the error of the read."""
         if entry.operation.kind not in LOADS:
             return None
         load = self._loads.pop(queue.model_id, None)
@@ -106,8 +106,8 @@ class Loads:
             load.read = Future()
 
     def wait(self) -> None:
-        """Until nothing is being read, so that what the process ends of next is of one work alone. A storage that does
-        not answer is not waited for: it ends no process.
+        """Return when nothing is being read, so that the next end of the process is the suspect's own. A storage that
+        does not answer is not waited for long: it ends no process.
         """
         deadline = time.monotonic() + SUSPECT_WAIT_SECONDS
         for load in self._loads.values():
@@ -131,7 +131,7 @@ class Loads:
         return len(self._loads) < MOST_LOADS and queue.owner not in owners
 
     def _is_unused(self, load: _Load) -> bool:
-        """Its model has no turn: it waits for a slot or a place, or is quarantined."""
+        """Tell whether its model has long had no turn: it waits for a slot or a place, or is quarantined."""
         return time.monotonic() - load.waits_since >= KEPT_SECONDS
 
     def _is_stuck(self) -> bool:
@@ -146,6 +146,7 @@ class Loads:
     # ---- reading
 
     def _begin(self, queue: ModelQueue, entry: Entry) -> None:
+        self._waiting.pop(queue.model_id, None)
         load = self._loads[queue.model_id] = _Load(queue, entry.work)
         self._mark()
         self._queues.hold(queue, READ_SECONDS)
@@ -179,7 +180,7 @@ class Loads:
             load.read = Future()  # it came too late: no checkpoint stays in memory for it
 
     def _read_alone(self, queue: ModelQueue, entry: Entry) -> tuple[worker_pb2.LoadWeights, LoadedCheckpoint]:
-        """Nothing else runs meanwhile."""
+        """Read in this turn of the engine, which waits."""
         if self._is_stuck():
             raise ServerError(
                 f"The checkpoint root does not answer: {MOST_LEFT_BEHIND} reads have hung for more than "

@@ -25,7 +25,7 @@ from tinsmith_trainer.training.operation_results import Stamp
 MEMORY_RETRY_SECONDS = 30.0
 DAMAGE_RETRY_SECONDS = 60.0
 RECOVERED_NAME = "recovered"
-"""The checkpoint of a model that had been given up."""
+"""The name of the checkpoint of a model that had been given up."""
 
 log = structlog.get_logger(__name__)
 
@@ -99,8 +99,8 @@ class Restorer:
             self._queues.quarantine(queue, reason_to_wait(work, None, error))
 
     def _damaged(self, queue: ModelQueue, error: SnapshotDamaged) -> None:
-        """One process may be wrong about a file, by its memory, its node, or a volume that is not mounted. What two of
-        them find is so.
+        """Give the model up if two processes find its snapshot damaged; else hold it. One process may be wrong about a
+        file because of its memory, its node, or a volume that is not mounted.
         """
         if queue.damage_seen_by not in (None, self._process):
             self._corrupt(queue, str(error))
@@ -133,7 +133,7 @@ def damage_reason(model_id: str, error: SnapshotDamaged) -> str:
     """Say why a model waits whose snapshot only this process has found damaged."""
     return (
         f"{model_id} waits: {error} It is read again every {DAMAGE_RETRY_SECONDS:.0f} s. Put the file back, or restart "
-        "the worker: if the next process finds the same, the model is given up. Others go on."
+        "the worker: if the next process finds the same, the model is given up. Other models train on."
     )
 
 

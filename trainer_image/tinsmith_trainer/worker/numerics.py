@@ -1,7 +1,7 @@
-"""What decides the bits that operations compute, kept in the journal, so that what ran is replayed to the same bits.
+"""Numerics: all that decides the bits of results. The journal keeps them, so that replays give the same bits.
 
-Each thing has a name as people know it and a value in words. More of them can be added: one that a journal does not
-know differs from nothing.
+Each has the name that operators know and a value in words. More can be added: a journal that does not know one accepts
+any value of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FLAGS = (
     *("engine", "dtype", "quantization", "token_budget", "lora_products", "loss_kernel", "recompute"),
     *("map_stable_reinforce", *(name for name in RankFlags.__annotations__ if name != "ray_address")),
 )
-"""Of the command line. Where Ray runs is a place, and no way to compute."""
+"""Flags of the command line. Where Ray runs decides no bits."""
 THREADS = "threads of PyTorch"
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 NOT_SET = "not set"
@@ -106,7 +106,7 @@ def name_of(numerics: Numerics) -> str:
 def keep_threads(journal: Journal) -> None:
     """Before the engine is imported: as many threads as operations ran with that will be replayed.
 
-    Their number follows from processors and limits, which change without anybody's will; the replay goes by theirs.
+    Their number follows from processors and limits, which change between starts; a replay uses the earlier number.
     """
     before, to_replay = journal.read(_remembered).result()
     threads = before.get(THREADS)
@@ -119,7 +119,7 @@ def keep_threads(journal: Journal) -> None:
 
 
 def _remembered(db: journal_tables.Database) -> tuple[dict[str, str], int]:
-    """What operations ran under, and how many of them only a replay brings back."""
+    """Return the numerics that operations ran under, and how many operations only a replay brings back."""
     return orjson.loads(journal_tables.get_meta(db, META_KEY) or "{}"), journal_tables.count_to_replay(db)
 
 

@@ -247,10 +247,11 @@ def check_rotations(torch_model: TorchModel) -> None:
     angles, longest = changing_angles(torch_model.model.config), torch_model.info.max_sequence_length
     if angles is None or (angles.behind is not None and longest <= angles.behind):
         return
+    where = f", behind {angles.behind} tokens" if angles.behind else ""
     cure = f"Set the maximum sequence length to {angles.behind} or less, or train" if angles.behind else "Train"
     raise ServerError(
         f"The built-in sampler cannot run {torch_model.info.path} with sequences of {longest} tokens: its rotary "
-        f"embeddings of type {angles.rope_type} change with the length of a sequence, behind {angles.behind} tokens. "
+        f"embeddings of type {angles.rope_type} change with the length of a sequence{where}. "
         f"{cure} it with --no-sampling."
     )
 

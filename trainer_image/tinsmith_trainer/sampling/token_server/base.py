@@ -82,7 +82,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """A command line, variables beside those of this process, and files that are there before it starts.
+    """A command line, variables in addition to those of this process, and files that are there before it starts.
 
     `secret` is left out of the log.
     """
