@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,6 +165,23 @@ async def test_a_load_at_which_a_process_ended_is_read_by_itself(
     gate.opened.set()
     assert (await worker.finished(6)).failure is None
     assert (await worker.finished(0, OTHER)).failure is None
+
+
+async def test_a_read_that_hangs_holds_up_a_suspect_once_and_not_before_each_microbatch(
+    worker: Worker, gate: Gate
+) -> None:
+    await worker.submit(load(6, await with_a_checkpoint(worker)))
+    await gate.entered()
+    loads = worker.service.scheduler._loads
+    [under_way] = loads._loads.values()
+    waits: list[float] = []
+    under_way.ended = SimpleNamespace(wait=waits.append, set=lambda: None)  # type: ignore[assignment]
+    for begun in (under_way.began_at, under_way.began_at - loading.SUSPECT_WAIT_SECONDS):
+        under_way.began_at = begun
+        loads.wait()
+    first, second = waits
+    assert 0 < first <= loading.SUSPECT_WAIT_SECONDS
+    assert second == 0
 
 
 async def test_also_one_that_is_read_by_itself_is_not_waited_for_for_ever(

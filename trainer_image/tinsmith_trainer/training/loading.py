@@ -37,6 +37,7 @@ MOST_LEFT_BEHIND = 8
 KEPT_SECONDS = 30.0
 """How long a checkpoint that was read waits for its turn when others want its place; then it is read again."""
 SUSPECT_WAIT_SECONDS = 30.0
+"""A suspect waits for a read until the read is so old, and not so long before each of its microbatches."""
 
 Read = Callable[[worker_pb2.LoadWeights], LoadedCheckpoint]
 
@@ -109,9 +110,8 @@ class Loads:
         """Return when nothing is being read, so that the next end of the process is the suspect's own. A storage that
         does not answer is not waited for long: it ends no process.
         """
-        deadline = time.monotonic() + SUSPECT_WAIT_SECONDS
         for load in self._loads.values():
-            load.ended.wait(max(deadline - time.monotonic(), 0.0))
+            load.ended.wait(max(SUSPECT_WAIT_SECONDS - load.seconds(), 0.0))
         self._mark()
 
     # ---- places
