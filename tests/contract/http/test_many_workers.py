@@ -14,6 +14,7 @@ from support.server.http_server import TestedServer, one_server, running_server,
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 from tinsmith_server.errors import WorkerUnstartable
 from tinsmith_server.fleet.base import ServedModel, WorkerClient
+from tinsmith_server.services.failures import why_evacuated
 from tinsmith_server.store.records import Model
 from tinsmith_server.store.sql_store import SqlStore, open_store
 
@@ -271,14 +272,25 @@ async def test_a_model_that_its_worker_released_before_it_left_says_where_its_au
     """Whoever releases it first: another server's events are read by this one."""
     model_id = await server.model()
     handle = fleet.handles["w1"]
-    handle.goes = True
-    released = worker_pb2.ModelReleased(model_id=model_id)
+    released = worker_pb2.ModelReleased(model_id=model_id, reason=why_evacuated(model_id, "its worker was deleted"))
     handle.fake.events.append(worker_pb2.Event(event_id=9, model_released=released))
     await server.services.background._reaper._events.drain("w1")
     await server.forward_backward(model_id, 1)
     late = await server.result(f"{model_id}:op:1")
     assert late.status_code == 410
     assert f"resume from tinker://{model_id}/weights/autosave" in late.text
+
+
+async def test_a_model_that_its_client_unloads_at_a_worker_that_leaves_promises_no_autosave(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    model_id = await server.model()
+    fleet.handles["w1"].goes = True
+    unloaded = await server.post("/unload_model", {"model_id": model_id, "type": "unload_model"})
+    await server.outcome(unloaded)
+    await server.services.background.reap_now()
+    model = await server.services.models.owned("default", model_id)
+    assert (model.state, model.failure) == ("released", None)
 
 
 async def test_a_rank_above_every_workers_limit_fails_at_once(server: TestedServer, fleet: FakeFleet) -> None:

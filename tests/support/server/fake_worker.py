@@ -358,7 +358,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 output = wire_pb2.ForwardBackwardOutput(metrics={"loss:sum": float(request.seq_id)})
                 return proto_result(output.SerializeToString())
         save = _save_in(request)
-        return json_result({"metrics": {}}) if save is None else self._save(request, save)
+        outcome = json_result({"metrics": {}}) if save is None else self._save(request, save)
+        if request.kind == worker_pb2.RELEASE_MODEL:
+            reason = worker_pb2.ReleaseModel.FromString(request.payload).reason
+            self._report(model_released=worker_pb2.ModelReleased(model_id=request.model_id, reason=reason))
+        return outcome
+
+    def _report(self, **what: Any) -> None:
+        self.events.append(worker_pb2.Event(event_id=len(self.events) + 1, epoch=self.epoch, time=time.time(), **what))
 
     def _save(self, request: worker_pb2.SubmitRequest, save: worker_pb2.SaveWeights) -> worker_pb2.AwaitReply:
         if save.name_taken and not save.overwrite:
@@ -379,9 +386,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             sampling_session_id=save.sampling_session_id,
             lora=LORA,
         )
-        self.events.append(
-            worker_pb2.Event(event_id=len(self.events) + 1, epoch=self.epoch, time=time.time(), checkpoint_saved=saved)
-        )
+        self._report(checkpoint_saved=saved)
         if save.kind == worker_pb2.EPHEMERAL:
             return json_result({"sampling_session_id": save.sampling_session_id})
         kinds = {worker_pb2.TRAINING: "weights", worker_pb2.SAMPLER: "sampler_weights"}

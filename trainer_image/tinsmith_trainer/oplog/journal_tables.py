@@ -80,7 +80,7 @@ class OperationResult:
     input_tokens: int = 0
     started_at: float | None = None  # Unix seconds; None: its turn never came
     forward_only: bool | None = None  # of a forward_backward
-    releases: bool = False
+    releases: str | None = None  # why the model is released, perhaps in no words; None: it is not
     given_up: bool = False
 
 

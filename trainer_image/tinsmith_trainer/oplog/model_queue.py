@@ -114,7 +114,6 @@ class ModelQueue:
     undone_seconds: float = 0.0  # how long its next operation was held when it was last undone; 0: it was not
     optimizer_step: int = 0
     rank: int = 0
-    release_reason: str = ""  # what later operations are told once its release, which may be put off, has ended
 
     @classmethod
     def recovered(

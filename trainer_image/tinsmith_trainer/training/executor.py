@@ -103,6 +103,7 @@ class CopiedSave:
     request: worker_pb2.SaveWeights
     state: AdapterState
     epoch: int
+    releases: str | None = None  # the reason, where it is saved before a release
 
 
 class Executor:
@@ -130,7 +131,8 @@ class Executor:
             case worker_pb2.OPTIM_STEP:
                 return self._optim_step(model_id, worker_pb2.OptimStep.FromString(payload))
             case worker_pb2.RELEASE_MODEL:
-                return OperationResult(orjson.dumps({}), events=(_released_event(model_id),), releases=True)
+                reason = worker_pb2.ReleaseModel.FromString(payload).reason
+                return OperationResult(orjson.dumps({}), events=(_released(model_id, reason),), releases=reason)
         raise UserError(f"Operation kind {operation.kind} is not known to this worker.")
 
     def copy(self, operation: Operation, request: worker_pb2.SaveWeights, epoch: int, latest_save: int) -> CopiedSave:
@@ -146,17 +148,16 @@ class Executor:
     def write(self, save: CopiedSave) -> OperationResult:
         """Durable when it returns. Thread-safe."""
         operation, request, state = save.operation, save.request, save.state
-        releases = operation.kind == worker_pb2.RELEASE_MODEL
-        is_sampled = request.kind in SAMPLED_KINDS and not releases
+        is_sampled = request.kind in SAMPLED_KINDS and save.releases is None
         written = self._write_shared(save) if is_sampled else self._write(save)
         reach("checkpoint-before-commit")
         saved = _saved_event(operation, request, written, state.lora)
         return OperationResult(
             orjson.dumps(_save_result(operation.model_id, request, written)),
-            events=(saved, _released_event(operation.model_id)) if releases else (saved,),
+            events=(saved,) if save.releases is None else (saved, _released(operation.model_id, save.releases)),
             saved_name=(request.kind, request.name) if request.name else None,
             saved=SavedWeights(written, state.weights_only()) if is_sampled else None,
-            releases=releases,
+            releases=save.releases,
         )
 
     def _write_shared(self, save: CopiedSave) -> WrittenCheckpoint:
@@ -301,14 +302,14 @@ def save_request(operation: Operation, payload: bytes) -> worker_pb2.SaveWeights
     return release.final_checkpoint if release.HasField("final_checkpoint") else None
 
 
-def release_reason(operation: Operation, payload: bytes) -> str:
-    """Return the message for operations after a release; empty for other operations, or where a session just ended."""
+def release_reason(operation: Operation, payload: bytes) -> str | None:
+    """Return the message for operations after a release, empty where a session just ended; None for other operations."""
     is_release = operation.kind == worker_pb2.RELEASE_MODEL
-    return worker_pb2.ReleaseModel.FromString(payload).reason if is_release else ""
+    return worker_pb2.ReleaseModel.FromString(payload).reason if is_release else None
 
 
-def _released_event(model_id: str) -> worker_pb2.Event:
-    return worker_pb2.Event(model_released=worker_pb2.ModelReleased(model_id=model_id))
+def _released(model_id: str, reason: str) -> worker_pb2.Event:
+    return worker_pb2.Event(model_released=worker_pb2.ModelReleased(model_id=model_id, reason=reason))
 
 
 def _check_name_is_free(model_id: str, request: worker_pb2.SaveWeights, latest_save: int) -> None:

@@ -73,7 +73,7 @@ def write_operation_result(
         journal_tables.set_model_phase(
             db, model_id, "released" if failure else "live", failure.message if failure else ""
         )
-    if result.releases:
+    if result.releases is not None:
         journal_tables.forget_model(db, model_id)
 
 

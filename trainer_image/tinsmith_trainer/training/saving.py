@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tinsmith_rpc import worker_pb2
 
@@ -95,7 +95,7 @@ class Saves:
             self._waiting.append(queue)
 
     def run(
-        self, queue: ModelQueue, entry: Entry, request: worker_pb2.SaveWeights, epoch: int
+        self, queue: ModelQueue, entry: Entry, request: worker_pb2.SaveWeights, epoch: int, releases: str | None
     ) -> OperationResult | None:
         """Copies it, and has the copy written. Nothing of its model runs until that has ended. None: it has not.
 
@@ -107,6 +107,7 @@ class Saves:
             return None
         self._waiting = [waiting for waiting in self._waiting if waiting is not queue]  # also of a save that fails now
         copied = self._executor.copy(entry.operation, request, epoch, self._latest(entry.operation.model_id, request))
+        copied = replace(copied, releases=releases)
         if is_alone:
             return self._executor.write(copied)
         self._begin(queue, entry.work, copied)

@@ -328,10 +328,10 @@ class Scheduler:
         if (read := self._loads.outcome(queue, entry)) is not None:
             return self._executor.load(operation.model_id, *read)
         payload = self._queues.take_payload(entry)
-        request, queue.release_reason = save_request(operation, payload), release_reason(operation, payload)
+        request, releases = save_request(operation, payload), release_reason(operation, payload)
         if request is None:
             return self._executor.execute(operation, payload)
-        if (result := self._saves.run(queue, entry, request, self._epoch)) is None:
+        if (result := self._saves.run(queue, entry, request, self._epoch, releases)) is None:
             raise _NotNow
         return result
 
@@ -359,7 +359,7 @@ class Scheduler:
             queue.optimizer_step += 1
         elif operation.kind == worker_pb2.LOAD_WEIGHTS:
             queue.window_failure = None  # a load clears the accumulator, and with it what was wrong with it
-        if result.releases:
+        if result.releases is not None:
             self.parking.free(queue)
 
     def _note_failure(self, queue: ModelQueue, entry: Entry, failure: Failure) -> None:
@@ -391,7 +391,7 @@ class Scheduler:
         if result.snapshot is not None:
             self._model_snapshots.replace(queue, result.snapshot, entry.operation.seq_id)
         self._on_result(queue, result)
-        if result.releases:
+        if result.releases is not None:
             self._model_snapshots.replace(queue, None, entry.operation.seq_id)
-            self._queues.close_model(queue, "released", queue.release_reason)
+            self._queues.close_model(queue, "released", result.releases)
         self._queues.publish(queue, entry, result.failure)

@@ -235,7 +235,7 @@ class ModelSnapshots:
 
     def for_result(self, queue: ModelQueue, work: InFlightWork, result: OperationResult) -> SnapshotFile | None:
         """The one that the journal is to name in the transaction of this result. Raises what `of_result` does."""
-        if result.releases:
+        if result.releases is not None:
             return None
         if result.forces_snapshot:
             return self._snapshotter.of_result(queue, work)

@@ -122,13 +122,12 @@ class Reaper:
         except ModelNotAtWorker:
             reply = worker_pb2.AwaitReply(gone=worker_pb2.Gone())
         if reply.WhichOneof("state") != "pending":
-            # The autosave's record comes with the events, and must be there before the model is written off.
+            # The autosave's record and the reason come with events, which must be in the store before the model ends.
             await self._events.drain(model.worker_id)
-            await self._end(model, reason=reason)
+            await self._end(model)
 
-    async def _end(self, model: Model, *, reason: str = "", only_unplaced: bool = False) -> None:
-        why = Failure("user", reason).to_row() if reason else None
-        if await self._store.end_model(model.model_id, "released", why, only_unplaced=only_unplaced):
+    async def _end(self, model: Model, *, only_unplaced: bool = False) -> None:
+        if await self._store.end_model(model.model_id, "released", only_unplaced=only_unplaced):
             self._freed.note()
             log.info("model released", model_id=model.model_id, session_id=model.session_id)
 

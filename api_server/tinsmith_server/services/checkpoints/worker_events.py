@@ -17,7 +17,7 @@ from tinsmith_server.logs import get_logger
 from tinsmith_server.services.accounts.audit import of_new
 from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.delivery import Delivery
-from tinsmith_server.services.failures import Failure, why_evacuated
+from tinsmith_server.services.failures import Failure
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, CheckpointType, Clock, FinalState, Model, SamplingSession, utc_now
 from tinsmith_server.wire.ids import parse_sampling_session_id
@@ -122,15 +122,12 @@ class Events:
                 failure = Failure("server", corrupted.reason).to_row()
                 await self._end(worker_id, corrupted.model_id, "corrupted", failure)
             case "model_released":
-                model_id = event.model_released.model_id
-                await self._end(worker_id, model_id, "released", self._why_released(worker_id, model_id))
+                released = event.model_released
+                # For requests that come later. Without words the model's session has ended, or its client released it.
+                why = Failure("user", released.reason).to_row() if released.reason else None
+                await self._end(worker_id, released.model_id, "released", why)
             case "model_created":
                 await self._model_created(worker_id, event.model_created.model_id)
-
-    def _why_released(self, worker_id: str, model_id: str) -> str | None:
-        """For requests that come later. None where the model's session has ended: nobody waits for it."""
-        leaving = self._fleet.worker(worker_id).leaving
-        return Failure("user", why_evacuated(model_id, leaving)).to_row() if leaving is not None else None
 
     async def _model_created(self, worker_id: str, model_id: str) -> None:
         """Binds a model whose acknowledgement got lost, and frees what nobody will use: one that was bound
