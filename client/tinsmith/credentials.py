@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import string
 
 API_KEY_VARIABLE = "TINKER_API_KEY"
 NAMES = {"\n": "a newline", "\r": "a carriage return", "\t": "a tab", " ": "a space"}
@@ -42,6 +43,8 @@ def _named(character: str) -> str:
 
 
 def cure_of(api_key: str | None) -> str:
-    if find_key_mistake((api_key or "").strip()) is None:
-        return f'export it without white space: export {API_KEY_VARIABLE}="$(echo ${API_KEY_VARIABLE})"'
+    if find_key_mistake((api_key or "").strip(string.whitespace)) is None:
+        # `echo` keeps a carriage return, and in zsh spaces too.
+        bare = f"""$(printf %s "${API_KEY_VARIABLE}" | tr -d '[:space:]')"""
+        return f'export it without white space: export {API_KEY_VARIABLE}="{bare}"'
     return "copy the key again: it has letters, digits and signs of ASCII alone, and no spaces"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import ssl
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from support.client.stub_server import GOOD_KEY, NOT_FOUND, WELL, Answer, stub_s
 from tinsmith.api import is_here
 from tinsmith.checks import CheckResult, ClientEnvironment, Status, diagnose
 from tinsmith.cli import main
+from tinsmith.credentials import cure_of
 from typing_extensions import override
 
 
@@ -341,6 +345,20 @@ def test_a_key_that_no_header_can_carry_is_named_and_not_shown(well_server: str,
     assert said in results["key"].detail
     assert results["key"].cure
     assert key.strip() not in results["key"].detail + (results["key"].cure or "")
+
+
+@pytest.mark.parametrize("key", ["tml-a\n", "tml-a\r", " tml-a\t\r\n", "\x0btml-a\x0c"])
+@pytest.mark.parametrize("shell", [one for one in ("sh", "bash", "zsh") if shutil.which(one)])
+def test_the_cure_of_a_key_with_white_space_around_it_works_in_a_shell(shell: str, key: str) -> None:
+    cure = cure_of(key).partition(": ")[2]
+    environment = {**os.environ, "TINKER_API_KEY": key}
+    script = f"{cure}; printenv TINKER_API_KEY"
+    shown = subprocess.run([shell, "-c", script], env=environment, capture_output=True, check=True)
+    assert shown.stdout == b"tml-a\n"
+
+
+def test_a_key_with_other_white_space_around_it_is_copied_again() -> None:
+    assert cure_of("tml-a\u00a0").startswith("copy the key again")
 
 
 @pytest.mark.parametrize("key", ["tml-a\n", "tml-a b", "tml-\u00e9"])
