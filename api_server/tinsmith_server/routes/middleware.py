@@ -21,8 +21,15 @@ log = get_logger(__name__)
 LINKS = re.compile(r"(?<=/uploads/)[^/]+|(?<=/downloads/)[^/]+|(?<=/archives/)[^/]+|(?<=/traces/)[^/]+")
 
 
+class _HeadIsComplete(Exception):
+    """Ends an application that would go on with a body for which nobody waits."""
+
+
 class HeadRequests:
-    """Answer HEAD as GET without its body, on every route: monitors and load balancers ask with it."""
+    """Answer HEAD as GET without its body, on every route: monitors and load balancers ask with it.
+
+    A streamed body ends before its first part: an archive of gigabytes would be read and compressed for nothing.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -33,11 +40,18 @@ class HeadRequests:
             return
 
         async def without_body(message: Message) -> None:
-            await send(message if message["type"] != "http.response.body" else {**message, "body": b""})
+            if message["type"] != "http.response.body":
+                await send(message)
+                return
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if message.get("more_body", False):
+                raise _HeadIsComplete
 
         asked = {**scope, "method": "GET"}  # a copy: the server leaves the body out by the method of its own
         try:
             await self._app(asked, receive, without_body)
+        except _HeadIsComplete:
+            pass
         finally:
             scope.update(asked, method="HEAD")  # the route, by which requests are counted
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
+import httpx
 import pytest
-from tinsmith_server.routes.middleware import without_links
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
+from tinsmith_server.routes.middleware import HeadRequests, without_links
 
 
 @pytest.mark.parametrize(
@@ -16,3 +21,24 @@ from tinsmith_server.routes.middleware import without_links
 )
 def test_links_that_are_a_permission_by_themselves_are_left_out(path: str, told: str) -> None:
     assert without_links(path) == told
+
+
+async def test_head_of_a_stream_reads_none_of_it_behind_the_first_part() -> None:
+    """It may be an archive of gigabytes, which GET would compress."""
+    app, read = FastAPI(), []
+
+    async def parts() -> AsyncIterator[bytes]:
+        for part in range(1000):
+            read.append(part)
+            yield b"bytes"
+
+    @app.get("/archive")
+    async def archive() -> StreamingResponse:
+        return StreamingResponse(parts(), media_type="application/gzip")
+
+    app.add_middleware(HeadRequests)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+        headed = await client.head("/archive")
+        assert (headed.status_code, headed.headers["content-type"], headed.content) == (200, "application/gzip", b"")
+        assert read == [0]
+        assert (await client.get("/archive")).content == b"bytes" * 1000
