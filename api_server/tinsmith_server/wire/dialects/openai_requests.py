@@ -21,9 +21,14 @@ TOKEN_LIMIT = 2**31
 REASONING_FIELDS = ("reasoning", "reasoning_content")
 """A newer and an older name of other servers for the same; chat templates read the older one."""
 MESSAGE_FIELDS = frozenset(
-    {"role", "content", "refusal", "name", "tool_call_id", "tool_calls", "annotations", *REASONING_FIELDS}
+    {
+        *("role", "content", "refusal", "name", "tool_call_id", "tool_calls", *REASONING_FIELDS),
+        *("annotations", "cache_control", "provider_specific_fields"),
+    }
 )
-"""Annotations describe an answer's own content, and come back with it."""
+"""The last line holds what is not read: notes about an answer, which come back with it (LiteLLM adds some of its own to
+every answer), and about caches.
+"""
 
 # What clients may send though it is not read: it changes no sample.
 WITHOUT_EFFECT = frozenset(
@@ -33,6 +38,7 @@ WITHOUT_EFFECT = frozenset(
         "prediction",
         "priority",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "request_id",
         "safety_identifier",

@@ -128,10 +128,10 @@ def refuse(what: str, value: object) -> None:
 
 
 def refuse_unknown(fields: Mapping[str, object], without_effect: Container[str]) -> None:
-    """Raise ValueError for a field that is not known here, unless it changes no sample."""
+    """Raise ValueError for a field that is not known here, unless it changes no sample, as an empty one does not."""
     for name, value in fields.items():
         if name not in without_effect and value not in NEUTRAL.get(name, ()):
-            refuse(name, value is not None)
+            refuse(name, value not in (None, [], {}))
 
 
 def checked_stops(stop: str | Iterable[str] | None) -> tuple[str, ...]:

@@ -91,6 +91,23 @@ def test_what_has_no_effect_may_be_named() -> None:
     quiet = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "user": "me", "store": False}
     chat(**quiet, response_format={"type": "text"}, tool_choice="auto", parallel_tool_calls=True, modalities=["text"])
     completion(**quiet, echo=False, best_of=1)
+    chat(prompt_cache_key="a", prompt_cache_options={"mode": "explicit"})
+
+
+@pytest.mark.parametrize("make", [chat, completion, messages, count])
+@pytest.mark.parametrize("empty", [None, [], {}])
+def test_an_empty_field_of_another_server_asks_for_nothing(make: Callable[..., Any], empty: object) -> None:
+    """Programs name lists that they have gathered, whether or not there is anything in them."""
+    make(mcp_servers=empty, stop_token_ids=empty)
+    with pytest.raises(ValidationError, match="mcp_servers is not supported by this server; leave it out"):
+        make(mcp_servers=[{"name": "docs"}])
+
+
+def test_an_answer_comes_back_with_what_a_client_has_noted_on_it() -> None:
+    """LiteLLM adds notes of its own to each answer, which programs send again with their next turn."""
+    notes = {"provider_specific_fields": {"refusal": None}, "annotations": [{"type": "x"}], "function_call": None}
+    answer = {"role": "assistant", "content": "Hi!", **notes, "cache_control": {"type": "ephemeral"}}
+    assert conversation([*HELLO, answer])[1] == {"role": "assistant", "content": "Hi!"}
 
 
 @pytest.mark.parametrize(
