@@ -228,19 +228,6 @@ async def test_a_replica_that_a_server_never_heard_of_is_looked_for_before_its_s
     assert fleet.refreshes == needed
 
 
-async def test_a_sampler_that_the_fleet_did_not_list_is_not_looked_for_at_each_poll(
-    server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A holder of a key can make up ids of samplers, and each search is a list of the whole fleet."""
-    await add_pool(fleet, "p1")
-    submitted = (await server.sample(await server.sampler())).json()["request_id"]
-    made_up = f"{submitted.partition('@')[0]}@00000000"
-    monkeypatch.setattr("tinsmith_server.services.sampling.dispatch.UNSEEN_SECONDS", 0.0)
-    answers = {(await server.result(made_up)).status_code for _ in range(6)}
-    assert answers == {410}
-    assert fleet.refreshes <= 2, "one of each server"
-
-
 async def test_a_cancelled_sample_is_stopped_where_it_is(server: TestedServer, fleet: FakeFleet) -> None:
     replicas = await add_pool(fleet, "p1", "p2")
     submitted = (await server.sample(await server.sampler())).json()["request_id"]

@@ -29,7 +29,7 @@ CANCEL_SECONDS = 5.0
 UNSEEN_SECONDS = 2.0
 # The least time for a search, however short a poll is held: the wait above, and a list of the fleet.
 LOOK_SECONDS = 7.0
-# A sampler that a list of the fleet has not shown does not come back; it is not looked for again for this long.
+# A sampler that a list of the fleet has not shown is not looked for again for this long, unless it was seen meanwhile.
 GONE_SECONDS = 30.0
 
 
@@ -236,6 +236,7 @@ class Dispatch:
             seen = self._fleet.changes.count
             holder = self._find(sample)
             if holder is not None:
+                self._gone.forget(sample.sampler_token)
                 return holder
             if self._fleet.problem is not None:
                 raise WorkerUnavailable(self._fleet.problem)
@@ -247,11 +248,14 @@ class Dispatch:
 
     async def _look_for(self, sample: SampleId) -> SamplerHandle:
         """Before it is given up: else one server would give samples where another never finds them."""
-        if not self._gone.get(sample.sampler_token):
+        token = sample.sampler_token
+        is_known_to_be_gone = self._gone.get(token)
+        if not is_known_to_be_gone:
             await self._fleet.refresh()
         holder = self._find(sample)
         if holder is None:
-            self._gone.put(sample.sampler_token, True)
+            if not is_known_to_be_gone:
+                self._gone.put(token, True)
             raise Gone(f"the sampler that had {sample} is no more; submit it again")
         return holder
 
