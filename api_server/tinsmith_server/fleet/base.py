@@ -203,8 +203,8 @@ class WorkerHandle(SamplerHandle, Protocol):
 
     @property
     def leaving(self) -> str | None:
-        """Why it will be taken away for ever, as a clause; None while it stays. The models of one that leaves must be
-        saved and released while it still runs."""
+        """The reason for which it will be taken away for ever, as a clause; None while it stays. Its models must then
+        be saved and released while it still runs."""
 
     @override
     async def connection(self, timeout_seconds: float) -> WorkerClient:

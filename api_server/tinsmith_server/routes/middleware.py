@@ -22,7 +22,7 @@ LINKS = re.compile(r"(?<=/uploads/)[^/]+|(?<=/downloads/)[^/]+|(?<=/archives/)[^
 
 
 class _HeadIsComplete(Exception):
-    """Ends an application that would go on with a body for which nobody waits."""
+    """Ends an application that would send a body although HEAD has none."""
 
 
 class HeadRequests:

@@ -33,7 +33,7 @@ HTTP_STATUS: dict[type[TinsmithError], int] = {
 }
 """409 is missing on purpose: the SDK repeats it for minutes."""
 NOT_FOUND = "Not Found"
-"""What Starlette answers for a path that no route has."""
+"""Starlette's answer for a path that no route has."""
 UNKNOWN_CALL = (
     "This server has no such call. If a tinker SDK made it, the SDK is newer than the server: "
     "docs/protocol.md lists the SDK versions that work; install one of them, or a newer server."

@@ -44,7 +44,7 @@ def rejection(message: str) -> worker_pb2.Failure:
 
 
 AUTOSAVE_NAME = "autosave"
-"""Of the checkpoint that is made of a model whose client or worker goes."""
+"""The name of the checkpoint that is made of a model whose client or worker goes."""
 
 
 def why_evacuated(model_id: str, leaving: str) -> str:

@@ -130,7 +130,7 @@ class Session:
         if self.leaving:
             return f"{self.title} is being deleted; its models are saved as checkpoints named autosave"
         if self.deleted:
-            return f"{self.title} is being deleted, and its volume stays; a session of the same name goes on from there"
+            return f"{self.title} is being deleted, and its volume stays; a session of the same name continues on it"
         if self.spec.suspend:
             patch = '{"spec":{"suspend":false}}'
             return (

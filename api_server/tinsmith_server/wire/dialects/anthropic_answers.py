@@ -106,7 +106,7 @@ def model_page(models: Sequence[tuple[str, int]], limit: int, after: str | None,
     names = [name for name, _ in models]
     for cursor in (after, before):
         if cursor is not None and cursor not in names:
-            raise NotFound(f"there is no model {cursor[:100]!r} to go on from")
+            raise NotFound(f"there is no model {cursor[:100]!r}; give an id of the list, or no cursor")
     start = names.index(after) + 1 if after is not None else 0
     end = names.index(before) if before is not None else len(names)
     page = range(max(start, end - limit), end) if before is not None else range(start, min(end, start + limit))
