@@ -303,7 +303,7 @@ def save_request(operation: Operation, payload: bytes) -> worker_pb2.SaveWeights
 
 
 def release_reason(operation: Operation, payload: bytes) -> str | None:
-    """Return the message for operations after a release, empty where a session just ended; None for other operations."""
+    """Return the message for operations after a release, empty where a session ended; None for other operations."""
     is_release = operation.kind == worker_pb2.RELEASE_MODEL
     return worker_pb2.ReleaseModel.FromString(payload).reason if is_release else None
 
