@@ -137,6 +137,12 @@ ASSUMPTIONS = (
         f"{VLLM_SOURCE}: vllm/entrypoints/openai/api_server.py",
     ),
     Assumption(
+        "vllm",
+        "uvicorn listens at it with a backlog of 2,048: a connection beyond that fails, and the sampler opens 768",
+        "read in the source",
+        "uvicorn: uvicorn/config.py, backlog; vllm/entrypoints/launchers/launcher.py",
+    ),
+    Assumption(
         "sglang",
         "--config names a YAML file of flags, and with `api-key` there all routes but /health and /metrics ask for it",
         "read in the source",

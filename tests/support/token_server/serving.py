@@ -94,6 +94,10 @@ class UnderWay:
             self._met = [entry for entry in self._met if entry is not mine]
 
 
+BACKLOG = 2048
+"""uvicorn's, which both servers run under. A connection beyond it fails at a Unix socket, where TCP would wait."""
+
+
 def run(
     routes: list[web.RouteDef], host: str | None = None, port: int | None = None, uds: str | None = None, key: str = ""
 ) -> None:
@@ -102,7 +106,7 @@ def run(
     app.add_routes(routes)
     print_line = partial(print, flush=True)
     # Else a client that leaves is not noticed.
-    web.run_app(app, host=host, port=port, path=uds, handler_cancellation=True, print=print_line)
+    web.run_app(app, host=host, port=port, path=uds, backlog=BACKLOG, handler_cancellation=True, print=print_line)
 
 
 def _guarded_by(key: str) -> Any:
