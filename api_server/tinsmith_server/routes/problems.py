@@ -81,8 +81,12 @@ async def _tinsmith_error(_request: Request, error: Exception) -> JSONResponse:
 
 async def _validation_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    problems = (f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
-    return problem(422, "; ".join(problems))
+    return problem(422, faults_of(error))
+
+
+def faults_of(error: RequestValidationError) -> str:
+    """Return what is wrong with each parameter, in one sentence."""
+    return "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
 
 
 async def _http_exception(request: Request, error: Exception) -> JSONResponse:

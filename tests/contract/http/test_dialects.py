@@ -129,6 +129,9 @@ async def test_models_are_listed_in_the_form_of_the_client_that_asks(server: Tes
         assert (page.json()["has_more"], page.json()["last_id"]) == (True, names[0])
         lost = await server.client.get(f"http://server{base}/models", params={"after_id": "x"}, headers=headers)
         assert (lost.status_code, lost.json()["type"]) == (404, "error")
+        wrong = await server.client.get(f"http://server{base}/models", params={"limit": 0}, headers=headers)
+        assert wrong.status_code == 400
+        assert wrong.json()["error"]["message"] == "query.limit: Input should be greater than or equal to 1"
 
 
 @pytest.mark.core("GET /oai/api/v1/models")

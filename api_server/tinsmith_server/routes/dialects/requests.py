@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
@@ -17,7 +18,7 @@ from tinsmith_server.routes.bodies import off_the_loop, whole_body
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
 from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import PROBLEMS
-from tinsmith_server.routes.problems import http_status
+from tinsmith_server.routes.problems import faults_of, http_status
 from tinsmith_server.routes.uploads import AccountDep
 from tinsmith_server.wire.dialects.texts import CONVERSATION
 from tinsmith_server.wire.json_bodies import BadJson, read_object
@@ -60,6 +61,8 @@ class DialectRoute(DirectRoute):
                 return await handle(request)
             except TinsmithError as error:
                 return _told(error, self.problem)
+            except RequestValidationError as error:
+                return JSONResponse(self.problem(BAD_REQUEST, redact(faults_of(error))), BAD_REQUEST)
             except HTTPException as error:
                 return JSONResponse(self.problem(error.status_code, str(error.detail)), error.status_code)
 
