@@ -46,6 +46,25 @@ def test_the_old_image_ends_with_a_snapshot_before_the_new_one_starts(
     assert replays(installation) == before
 
 
+def test_an_image_that_no_node_can_pull_leaves_the_worker_running_until_it_is_taken_back(
+    installation: Installation, session: str
+) -> None:
+    def worker() -> str:
+        return (installation.get("pod", POD) or {})["metadata"]["uid"]
+
+    before, job = worker(), f"{SESSION}-image-pull"
+    installation.patch("trainingsession", session, {"spec": {"pod": {"image": f"{REPOSITORY}:nowhere"}}})
+    wait_for(
+        lambda: installation.condition(session, "Stalled").get("reason") == "ImagePullFailed",
+        120,
+        lambda: f"{session} says {installation.condition(session, 'Stalled')}",
+    )
+    assert (worker(), installation.condition(session)["status"]) == (before, "True")
+    installation.patch("trainingsession", session, {"spec": {"pod": {"image": None}}})
+    wait_for(lambda: installation.get("job", job) is None, 60, lambda: f"{job} is still there")
+    assert worker() == before
+
+
 def test_a_tag_that_moves_changes_nothing_since_the_volume_holds_its_digest(
     installation: Installation, next_image: LoadedImage, tmp_path: Path
 ) -> None:
