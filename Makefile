@@ -56,7 +56,7 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv light-venv test-light demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
-    test-nodes test-programs test-nodes-and-programs test-clusters test-faults test-clusters-and-units test-contracts test-contracts-and-vllm test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
+    test-nodes test-programs test-nodes-and-programs test-clusters test-faults test-clusters-and-units test-contracts test-contracts-and-recipes test-recipes test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -101,12 +101,12 @@ test-all: ## every test this machine can run, on other installed Pythons too: te
 test-rest: venv ## what `make test` leaves out
 	@# Side by side, since tests of clusters wait for half of their time; shared out so that all three take about as long.
 	@MAKE="$(MAKE)" SELECT='-m "not quick and $(NOT_ASKED_FOR)"' \
-	    $(BIN)/python scripts/side_by_side.py test-nodes-and-programs test-clusters-and-units test-contracts-and-vllm $(ALSO)
+	    $(BIN)/python scripts/side_by_side.py test-nodes-and-programs test-clusters-and-units test-contracts-and-recipes $(ALSO)
 
 test-nodes: venv ## the tests in a Kubernetes in which pods run
 	$(PYTEST) $(SELECT) --lane nodes
 
-test-programs: venv ## whole programs of users: the SDK's, recipes, tutorials
+test-programs: venv ## whole programs of users: the SDK's, tutorials
 	$(PYTEST) $(SELECT) --lane programs
 
 test-nodes-and-programs: venv ## test-nodes, then test-programs
@@ -124,8 +124,11 @@ test-clusters-and-units: venv ## the units, test-clusters, test-faults, then the
 test-contracts: venv ## contracts that need no Kubernetes, and attacks on them
 	$(PYTEST) $(SELECT) --lane contracts
 
-test-contracts-and-vllm: venv ## test-contracts, then test-vllm
-	@$(call each,test-contracts test-vllm)
+test-recipes: venv ## recipes of others, less those that take minutes, which `make recipes` runs
+	$(PYTEST) $(SELECT) --lane recipes
+
+test-contracts-and-recipes: venv ## test-contracts, test-vllm, then test-recipes
+	@$(call each,test-contracts test-vllm test-recipes)
 
 test-unit: venv ## the unit tests, with those that are slow
 	$(PYTEST) $(SELECT) --lane unit

@@ -47,7 +47,7 @@ LANES = {
     "gpu": "gpu",
     "real_miles": "miles",
     "real_nemo_rl": "nemo-rl",
-    "recipes": "programs",
+    "recipes": "recipes",
     "sdk": "programs",
     "tutorials": "programs",
     "unit": "unit",
