@@ -140,7 +140,7 @@ ASSUMPTIONS = (
         "vllm",
         "uvicorn listens at it with a backlog of 2,048: a connection beyond that fails, and the sampler opens 768",
         "read in the source",
-        "uvicorn: uvicorn/config.py, backlog; vllm/entrypoints/launchers/launcher.py",
+        "encode/uvicorn: uvicorn/config.py, where `backlog` is 2048",
     ),
     Assumption(
         "sglang",

@@ -18,13 +18,13 @@ from tinsmith_operator.build.worker import PinnedImage, WorkerPlan, inputs_hash
 from tinsmith_operator.build.workload import build_workload
 
 # Of the first revision that had an operator, whose images had this name.
-IMAGE = "docker.io/tinsmith/trainer:0.1.0"
+IMAGE = "tinsmith.local/tinsmith/trainer:0.1.0"
 HASHES = {
-    "minimal": "c7bec24517aa8803",
-    "full": "e2e527473dbb0e33",
-    "hub": "cf86d1e5a3ea2532",
-    "gpu": "bfe0a7aa95ec7d7c",
-    "suspended": "7c19d06afe4159cf",
+    "minimal": "eb190328960a4dac",
+    "full": "f15ea96c9dab4228",
+    "hub": "5cb715f459206685",
+    "gpu": "5f7e74f2a02e8a78",
+    "suspended": "20fcbf1ab1b499f2",
 }
 PLAN = WorkerPlan("claim-uid", PinnedImage("trainer:1", None), 1)
 
