@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any
@@ -25,6 +26,25 @@ Time = Annotated[datetime, PlainSerializer(format_time, return_type=str)]
 
 Manifest = dict[str, Any]
 """A Kubernetes object, or a part of one, as the API server speaks it."""
+
+
+@dataclass(frozen=True)
+class LiveObject:
+    """A Kubernetes object as the API server last showed it."""
+
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.manifest["metadata"]["uid"])
+
+    @property
+    def is_terminating(self) -> bool:
+        return "deletionTimestamp" in self.manifest["metadata"]
 
 
 class Resource(BaseModel):

@@ -1,32 +1,19 @@
-"""A Job of a session's, read: how far it has come, and which pods are its tries."""
+"""The progress of a session's Job, and the pods of its tries."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.base import LiveObject, Manifest
 from tinsmith_operator.common.pod import Pod
 
 
 @dataclass(frozen=True)
-class Job:
-    """tries: a pod for each, the latest last."""
+class Job(LiveObject):
+    """A Job with the pods of its tries, the latest last."""
 
-    manifest: Manifest
     tries: tuple[Pod, ...]
-
-    @property
-    def name(self) -> str:
-        return str(self.manifest["metadata"]["name"])
-
-    @property
-    def uid(self) -> str:
-        return str(self.manifest["metadata"]["uid"])
-
-    @property
-    def is_terminating(self) -> bool:
-        return "deletionTimestamp" in self.manifest["metadata"]
 
     @property
     def is_suspended(self) -> bool:
@@ -52,13 +39,13 @@ class Job:
         return text
 
     def _condition(self, type_: str) -> Manifest | None:
-        """If it holds."""
+        """Return the condition of this type if its status is True."""
         conditions = (self.manifest.get("status") or {}).get("conditions") or ()
         return next((each for each in conditions if (each["type"], each["status"]) == (type_, "True")), None)
 
 
 def read_job(manifest: Manifest, pods: Sequence[Pod]) -> Job:
-    """pods: among which its own are."""
+    """Return the Job with those of `pods` that it owns."""
     uid = manifest["metadata"]["uid"]
     return Job(
         manifest,

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from tinsmith_operator.api.base import Manifest, parse_time
+from tinsmith_operator.api.base import LiveObject, Manifest, parse_time
 from tinsmith_operator.api.names import (
     IMAGE_ANNOTATION,
     RESTART_REQUEST_ANNOTATION,
@@ -39,16 +39,8 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Pod:
-    manifest: Manifest
-
-    @property
-    def name(self) -> str:
-        return str(self.manifest["metadata"]["name"])
-
-    @property
-    def uid(self) -> str:
-        return str(self.manifest["metadata"]["uid"])
+class Pod(LiveObject):
+    """A pod with what its containers, conditions and annotations say."""
 
     @property
     def restart_request(self) -> str | None:
@@ -60,10 +52,6 @@ class Pod:
     def deletion_time(self) -> datetime | None:
         """When it should be gone: the API server adds the grace period."""
         return parse_time(self.manifest["metadata"].get("deletionTimestamp"))
-
-    @property
-    def is_terminating(self) -> bool:
-        return self.deletion_time is not None
 
     @property
     def has_ended(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.base import LiveObject, Manifest
 from tinsmith_operator.common.queue import is_held
 
 STATEFUL_SET = "StatefulSet"
@@ -21,26 +21,12 @@ def template_of(workload: Manifest) -> Manifest:
 
 
 @dataclass(frozen=True)
-class Workload:
+class Workload(LiveObject):
     """One of ours: of somebody else's nothing but its metadata is known."""
-
-    manifest: Manifest
 
     @property
     def kind(self) -> str:
         return str(self.manifest["kind"])
-
-    @property
-    def name(self) -> str:
-        return str(self.manifest["metadata"]["name"])
-
-    @property
-    def uid(self) -> str:
-        return str(self.manifest["metadata"]["uid"])
-
-    @property
-    def is_terminating(self) -> bool:
-        return "deletionTimestamp" in self.manifest["metadata"]
 
     @property
     def template(self) -> Manifest:
