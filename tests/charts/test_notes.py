@@ -1,4 +1,4 @@
-"""What helm prints after an installation leads to the server and to its key."""
+"""The notes that helm prints lead to the server and to its key."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ CREATION_EVENTS = frozenset(
 
 
 def why_not_admitted(message: str) -> Reason | None:
-    """None for words that no table has: of a field of the object, or of something that it names."""
+    """Return the reason for an admission message; None for words that no table has, such as those about a field."""
     return next((reason for words, reason in ADMISSION if words.search(message)), None)
 
 

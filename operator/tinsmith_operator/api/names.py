@@ -77,7 +77,7 @@ CONVERSION_APPLICATION = "tinsmith-conversion"
 """As `app.kubernetes.io/name` of the pods of the Job that converts a session's model."""
 
 IMAGE_PULL_APPLICATION = "tinsmith-image-pull"
-"""As `app.kubernetes.io/name` of the pods of the Job that pulls an image onto a worker's node."""
+"""The label `app.kubernetes.io/name` of the pods that pull an image onto a worker's node."""
 
 JOURNAL_VOLUME = "journal"
 """Of the worker's pod: by it a pod is known to write to a claim, whoever may still mount it."""
@@ -99,12 +99,12 @@ def certificate_secret_name(workload_name: str) -> str:
 
 
 def conversion_name(session_name: str) -> str:
-    """With the longest name of a session as long as a Job's may be."""
+    """Return the Job's name, which is short enough for the longest name of a session."""
     return f"{session_name}-conversion"
 
 
 def image_pull_name(session_name: str) -> str:
-    """With the longest name of a session as long as a Job's may be."""
+    """Return the Job's name, which is short enough for the longest name of a session."""
     return f"{session_name}-image-pull"
 
 

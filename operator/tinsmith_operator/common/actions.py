@@ -51,7 +51,7 @@ class Annotate:
 
 @dataclass(frozen=True)
 class Delete:
-    """With a precondition on the UID, and on the version if one is named. Already gone is done.
+    """Delete the object with this UID, and this version if one is named. An absent object counts as deleted.
 
     grace_period_seconds: of a pod; None leaves it to the object.
     why: for the log.

@@ -70,7 +70,7 @@ def _holds_items(live: Any, wanted: list[Any], field: str) -> bool:
 
 
 def _stored_quantity(quantity: int | float | str, field: str) -> int:
-    """As a multiple of the smallest amount that the field can hold."""
+    """Return the quantity as a multiple of the smallest amount that the field can hold."""
     return math.ceil(parse_quantity(quantity).scaleb(QUANTITY_DIGITS[field]))
 
 

@@ -43,7 +43,7 @@ def requeue_after(moments: Iterable[datetime | None], now: datetime) -> float | 
 
 
 def ask_again(workload: Workload, status: OwnerStatus, now: datetime) -> tuple[Annotate, ...]:
-    """Nothing before its pause is over, or before the status says that it is stuck."""
+    """Return no request before the pause is over, or before the status says that the workload is stuck."""
     stalled = status.condition(ConditionType.STALLED)
     if stalled is None or stalled.status != Truth.TRUE:
         return ()

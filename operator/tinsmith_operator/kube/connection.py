@@ -117,7 +117,7 @@ class WatchSession:
 
 
 async def open_watch_session(observe: Observe, heard: Heard, turn: Turn) -> WatchSession:
-    """To be called in the event loop that uses it. Kopf closes it."""
+    """Open a session in the event loop that uses it. Kopf closes it."""
     configuration = await load_configuration()
     token = await configuration.get_api_key_with_prefix("BearerToken")
     client = ApiClient(configuration)

@@ -298,7 +298,7 @@ CORRECTIONS: dict[str, Manifest] = {
     "a smaller volume": {"storage": {"size": "1Gi"}},
     "the engine": {"engine": "nemo-rl", "pod": {"image": "another:2"}, "parallelism": {"tensor": 2}},
 }
-"""Of a session that was never ready and has no volume."""
+"""A session that was never ready and has no volume."""
 
 
 @pytest.mark.parametrize("spec", CORRECTIONS.values(), ids=CORRECTIONS)

@@ -1,4 +1,4 @@
-"""What the journal has on disk takes effect in memory, or the process ends, and a new one begins with the disk."""
+"""Callbacks of the journal take effect in memory, or the process ends and the next one begins with the disk."""
 
 from __future__ import annotations
 

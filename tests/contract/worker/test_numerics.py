@@ -1,4 +1,4 @@
-"""What ran is replayed by what computes the same bits, or not at all, and a refusal names what differs."""
+"""Operations are replayed to the same bits or not at all, and a refusal names what differs."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class ModelCluster(ABC):
         return admitted
 
     def _answer(self, asked: Manifest) -> None:
-        """As the operator remembers it."""
+        """Return the object as the operator remembers it."""
         live = self.get(asked["kind"], asked["metadata"]["name"])
         assert live is not None
         self.stored = with_answer(self.stored, asked, live)

@@ -39,7 +39,7 @@ def starting_world(pod_status: Manifest | None = None, node: str | None = None) 
 
 
 def conditions(world: World, **observed: Any) -> dict[str, Condition]:
-    """As they read after the next decision."""
+    """Return the conditions after the next decision."""
     seen = replace(world.observe(), **observed)
     written = [
         each.status for each in decide(seen, world.installation, world.now).actions if isinstance(each, WriteStatus)

@@ -120,7 +120,7 @@ def _owners(models: Iterable[StoredModel]) -> dict[str, str]:
 
 
 def spent_of_models(db: Database, models: Sequence[StoredModel], horizons: Horizons, keep: int) -> dict[str, list[int]]:
-    """By model, without those of which nothing is spent."""
+    """Return the spent operations by model, without models that have none."""
     spent = ((model.model_id, spent_numbers(db, model, horizons, keep)) for model in models)
     return {model_id: numbers for model_id, numbers in spent if numbers}
 

@@ -35,7 +35,7 @@ class KnownModels:
             self._note_closed(queue)
 
     def close(self, queue: ModelQueue, phase: ModelPhase, reason: str) -> None:
-        """Nothing of it runs any more, here or after a restart."""
+        """Mark the model so that none of its operations runs again, here or after a restart."""
         queue.phase, queue.reason = phase, reason
         self.open.pop(queue.model_id, None)
         self._note_closed(queue)

@@ -29,7 +29,7 @@ KEEP_CLOSED_MODELS = 5000
 """Models of each tenant that were released, or could not be created, which costs a client nothing."""
 TIDY_SECONDS = 60.0
 CLOCK_TOLERANCE_SECONDS = 1.0
-"""By so much a clock may be ahead of the time that is counted, as one is that a time server steers."""
+"""The lead that a clock steered by a time server may have over the counted time."""
 
 
 class SteadyClock:

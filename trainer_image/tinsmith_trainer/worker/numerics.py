@@ -76,7 +76,7 @@ def _of_torch(torch: ModuleType, options: WorkerOptions) -> dict[str, str]:
 
 
 def _gpu(torch: ModuleType) -> str:
-    """With its memory, by which microbatches are cut."""
+    """Return the name of the GPU with its memory, from which the size of microbatches follows."""
     found = torch.cuda.get_device_properties(0)
     return f"{found.name} with {counted_gpu_memory(found.total_memory) // 2**30} GiB"
 

@@ -58,7 +58,7 @@ class Connector:
         self._changed.set()
 
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient | None:
-        """None when there is none in time. Raises HandleClosed, also while it waits."""
+        """Return None when there is none in time. Raises HandleClosed, also while it waits."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 # A connection can be lost again before the one who waited for it comes to run.

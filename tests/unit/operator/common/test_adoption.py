@@ -1,4 +1,4 @@
-"""What an earlier owner of the name left behind without an owner reference is adopted, and no session restarts."""
+"""Orphaned children are adopted by the next owner of the name, and no session restarts."""
 
 from __future__ import annotations
 

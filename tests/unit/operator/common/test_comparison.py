@@ -20,7 +20,7 @@ from tinsmith_operator.common.workload_state import template_of
 
 
 def with_defaults(manifest: Manifest) -> Manifest:
-    """What an API server adds."""
+    """The fields that an API server adds."""
     live = copy.deepcopy(manifest)
     live["metadata"] |= {"uid": "u", "resourceVersion": "7", "managedFields": [{"manager": "tinsmith-operator"}]}
     live["status"] = {"replicas": 1}

@@ -1,4 +1,4 @@
-"""Who may write which fields of an object."""
+"""The managers of an object's fields."""
 
 from __future__ import annotations
 

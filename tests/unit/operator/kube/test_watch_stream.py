@@ -1,4 +1,4 @@
-"""What Kopf reads, and which answers it begins anew after instead of ending."""
+"""The answers that Kopf reads, and those after which it lists again instead of ending."""
 
 from __future__ import annotations
 

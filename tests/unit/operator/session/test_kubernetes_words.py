@@ -1,4 +1,4 @@
-"""What Kubernetes says about a pod or another object, in its own words, and what a session says then."""
+"""Kubernetes' own words about a pod or another object, and the session's words for them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOT_ADMITTED = {
     ),
     "namespace": ("unable to create new content in namespace x because it is being terminated", "NamespaceTerminating"),
 }
-"""In the words of Kubernetes' own sources."""
+"""The words are those of Kubernetes' sources."""
 
 
 @pytest.mark.parametrize(

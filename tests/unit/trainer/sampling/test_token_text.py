@@ -1,4 +1,4 @@
-"""What is drawn is shown, and searched for stop strings, as the text that the prompt's has grown by."""
+"""Drawn tokens are shown, and searched for stop strings, as the text by which they extend the prompt's text."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ REFUSED = {
     "use_qalora": "QALoRA",
     "velora_config": "VeLoRA",
 }
-"""By field: what an adapter may have in addition to A and B, and no model here has. A false value turns a field off."""
+"""The fields for parts besides A and B, which no model here has; a false value turns a field off."""
 PLAIN_INITIALIZATIONS = ("gaussian", "eva", "orthogonal", "mica")
 """Initializations that leave the base weights alone, as true, false and null do."""
 CONVERTED_INITIALIZATIONS = ("pissa", "olora", "corda", "lora_ga")
