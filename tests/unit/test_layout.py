@@ -91,6 +91,7 @@ WHY_SHORT = {
     "operator/tinsmith_operator/common/bars.py": SHARED,
     "operator/tinsmith_operator/common/certificate.py": SHARED,
     "operator/tinsmith_operator/common/conditions.py": SHARED,
+    "operator/tinsmith_operator/common/job.py": SHARED,
     "operator/tinsmith_operator/common/status_events.py": SHARED,
     "operator/tinsmith_operator/errors.py": SHARED,
     "operator/tinsmith_operator/kube/depth.py": SHARED,
