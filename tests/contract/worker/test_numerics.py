@@ -16,6 +16,7 @@ from tinsmith_trainer.options import WorkerOptions, parse_options
 from tinsmith_trainer.worker import numerics
 from tinsmith_trainer.worker.numerics import FLAGS, THREADS, THREADS_VARIABLE, check_numerics, keep_threads
 from tinsmith_trainer.worker.startup import with_journal
+from tinsmith_trainer.worker.termination_log import termination_record
 from tinsmith_trainer.worker.volume import Volume
 
 from .test_image import disk_of_a_crash
@@ -56,7 +57,7 @@ async def crashed(folder: Path, *, stops: bool = False) -> Volume:
 @pytest.mark.parametrize("name", BEFORE)
 async def test_operations_are_not_replayed_under_other_numerics(tmp_path: Path, name: str) -> None:
     volume = await crashed(tmp_path)
-    sentence = rf"2 operation.*: {re.escape(name)} was {re.escape(BEFORE[name])} and is another\. .*stop cleanly"
+    sentence = rf"2 operation.*stop cleanly.*: {re.escape(name)} was {re.escape(BEFORE[name])} and is another\.$"
     for _ in range(2):  # a refusal remembers nothing
         with pytest.raises(NumericsChanged, match=sentence):
             check(volume, BEFORE | {name: "another"})
@@ -77,6 +78,16 @@ async def test_a_refusal_names_the_variable_that_accepts_these_numerics_and_no_o
     check(volume, other)
     monkeypatch.delenv(variable)
     check(volume, other)
+
+
+async def test_a_long_refusal_keeps_its_cures_in_a_termination_log(tmp_path: Path) -> None:
+    volume, long = await crashed(tmp_path), "x" * 200
+    with pytest.raises(NumericsChanged) as refusal:
+        check(volume, dict.fromkeys(BEFORE, long))
+    message = termination_record(refusal.value)["message"]
+    assert message.endswith("…")
+    assert "let it stop cleanly" in message
+    assert "accepts other weights" in message
 
 
 async def test_a_refusal_names_all_that_differs_and_nothing_else(tmp_path: Path) -> None:

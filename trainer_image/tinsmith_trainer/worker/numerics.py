@@ -124,9 +124,11 @@ def _remembered(db: journal_tables.Database) -> tuple[dict[str, str], int]:
 
 
 def _refusal(volume: Volume, differing: Numerics, now: Numerics, to_replay: int) -> str:
+    """Name the cures before the differences: a termination log cuts a long message at its end."""
     changes = "; ".join(f"{name} was {value} and is {now.get(name, NOT_SET)}" for name, value in differing.items())
     return (
         f"{to_replay} operation(s) in the journal in {volume.directory} are in no snapshot, and would be computed "
-        f"otherwise than their results were: {changes}. Start the worker as before, let it stop cleanly, and change "
-        f"it then. Where that is impossible, {ACCEPT_VARIABLE}={name_of(now)} in its environment accepts other weights."
+        f"otherwise than their results were. Start the worker as before, let it stop cleanly, and change it then. "
+        f"Where that is impossible, {ACCEPT_VARIABLE}={name_of(now)} in its environment accepts other weights. "
+        f"What differs: {changes}."
     )
