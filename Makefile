@@ -249,7 +249,7 @@ zoo: venv ## every family of models that was tried, tiny, beside plain PEFT and 
 tutorials: venv ## run the notebooks of docs/tutorials and write what came out into them; ONLY=… if you like
 	TINSMITH_TUTORIALS=write $(BIN)/pytest tests/tutorials/test_tutorials.py tests/cluster/node/test_tutorial.py -k "test_runs_to_its_end and ($(ONLY))"
 
-recipes: venv ## the cookbook's programs and four that stand on OpenAI's client, with what was checked of each; writes docs/recipes.md; PROGRAMS="sl_loop …" runs some
+recipes: venv ## the cookbook's programs and four that stand on OpenAI's client, with what was checked of each; writes docs/reference/recipes.md; PROGRAMS="sl_loop …" runs some
 	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py third-party cookbook-extras
 	@PYTHONPATH=testcluster $(BIN)/python scripts/cookbook_sources.py
 	PYTHONPATH=tests:testcluster:scripts $(BIN)/python -m support.recipes $(PROGRAMS)

@@ -1,6 +1,6 @@
 """Writes what the chart repeats: values.yaml and values.schema.json from values.schema.yaml, and its copy of the CRDs.
 
-`reference.py` calls it, and puts the table of values into docs/chart.md.
+`reference.py` calls it, and puts the table of values into docs/reference/chart.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From nothing to a cluster that trains: `make demo-cluster` shows the commands of docs/kubernetes.md as it runs them.
+"""`make demo-cluster`: a new cluster that trains. It prints the commands of docs/how-to/kubernetes.md and runs them.
 
 The cluster is one of the tests' own, called `demo`; it stays up afterwards, to look at, and a second run finds it.
 It is a cluster of the user's where KUBECONFIG and TINSMITH_TEST_CONTEXT name one, and one that kind makes for

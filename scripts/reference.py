@@ -161,7 +161,7 @@ def runs_table(runs: backend_runs.BackendRuns) -> str:
 
 
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
-    "settings": ("settings.md", lambda: settings_table(Settings.model_fields, "TINSMITH_")),
+    "settings": ("reference/settings.md", lambda: settings_table(Settings.model_fields, "TINSMITH_")),
     "calls": ("protocol.md", calls_table),
     "flags": ("protocol.md", flags_table),
     "limits": (
@@ -180,15 +180,15 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         lambda: settings_table(operator_reference.setting_fields(), operator_reference.PREFIX),
     ),
     "operator-metrics": ("operator.md", lambda: metrics_table(operator_reference.metric_families())),
-    "commands": ("commands.md", commands_table),
+    "commands": ("reference/commands.md", commands_table),
     "statuses": ("errors.md", statuses_table),
     "evidence": ("evidence.md", lambda: table(evidence_reference.HEADER, evidence_reference.rows())),
     "generations": ("protocol.md", lambda: table(sdk_generations.HEADER, sdk_generations.rows())),
-    "values": ("chart.md", values_table),
-    "spec": ("training-session.md", lambda: spec_table(chart_reference.SESSION_CRD)),
-    "status": ("training-session.md", lambda: status_table(chart_reference.SESSION_CRD)),
-    "pool-spec": ("sampler-pool.md", lambda: spec_table(chart_reference.POOL_CRD)),
-    "pool-status": ("sampler-pool.md", lambda: status_table(chart_reference.POOL_CRD)),
+    "values": ("reference/chart.md", values_table),
+    "spec": ("reference/training-session.md", lambda: spec_table(chart_reference.SESSION_CRD)),
+    "status": ("reference/training-session.md", lambda: status_table(chart_reference.SESSION_CRD)),
+    "pool-spec": ("reference/sampler-pool.md", lambda: spec_table(chart_reference.POOL_CRD)),
+    "pool-status": ("reference/sampler-pool.md", lambda: status_table(chart_reference.POOL_CRD)),
     "gpu-runs": ("gpu.md", gpu_runs_table),
     "gpu-benchmarks": ("gpu.md", gpu_benchmarks_table),
     "nemo-rl-sizing": ("nemo-rl.md", lambda: table(nemo_rl_sizing.HEADER, nemo_rl_sizing.rows())),

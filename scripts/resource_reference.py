@@ -1,7 +1,8 @@
 """The tables of the fields of TrainingSessions and SamplerPools, from their CRDs, and of conditions and reasons, from
 the operator.
 
-`reference.py` calls it, and puts them into docs/training-session.md, docs/sampler-pool.md and docs/conditions.md.
+`reference.py` calls it, and puts them into docs/reference/training-session.md, docs/reference/sampler-pool.md and
+docs/conditions.md.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ EXAMPLES = [
 IN_PAGES = [
     each
     for each in blocks_of_pages()
-    if each.where.startswith(("docs/chart.md", "docs/ingress.md")) and not each.is_manifest
+    if each.where.startswith(("docs/reference/chart.md", "docs/how-to/ingress.md")) and not each.is_manifest
 ]
 
 FIXED_KEY = "tml-a-key-that-stays-the-same"
@@ -168,7 +168,7 @@ def test_a_value_that_is_taken_away_is_refused_by_name(path: str) -> None:
 
 
 def test_every_value_is_explained() -> None:
-    page = (CHART.parents[1] / "docs" / "chart.md").read_text()
+    page = (CHART.parents[1] / "docs" / "reference" / "chart.md").read_text()
     assert [path for path in PATHS if f"| `{path}` |" not in page] == []
 
 

@@ -1,4 +1,4 @@
-"""The program of docs/training.md: killed at random moments it comes to the bits of an undisturbed run."""
+"""The program of docs/how-to/training.md: killed at random moments it comes to the bits of an undisturbed run."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from .conftest import MODEL
 
-PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "openai.md"
 QUESTION = [{"role": "user", "content": "2+3"}]
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}]

@@ -22,7 +22,7 @@ from tinsmith.training.exports import export as export_module
 
 from .conftest import MODEL
 
-PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "training.md"
 NO_ARCHIVE = NotOffered("this server gives no archive")
 
 

@@ -144,7 +144,7 @@ def test_the_steps_of_the_page_delete_a_tenant_and_leave_others_alone(reader: Re
 # peft calls transformers
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 def test_the_commands_of_the_page_move_an_adapter_between_servers(reader: Reader) -> None:
-    server, page, path = reader.server, "from-hosted-tinker.md", train_one_step(reader.server)[0]
+    server, page, path = reader.server, "how-to/from-hosted-tinker.md", train_one_step(reader.server)[0]
     Path(MODEL).parent.mkdir()
     Path(MODEL).symlink_to(server.models[MODEL])
     reader.type_lines(fill_in(block(page, containing="checkpoint download"), placeholders_of(path)))
@@ -198,10 +198,10 @@ def test_a_restored_backup_has_its_keys_and_checkpoints(restartable_reader: Read
     key = reader.type_lines(f"tinsmith keys create laptop --data {server.data}").strip()
     reader.use_key(key)
     backed_up = train_one_step(server, REFERENCE_MODEL, key)
-    type_with_systemctl(reader, block("single-machine.md", containing="tar --create"))
+    type_with_systemctl(reader, block("how-to/single-machine.md", containing="tar --create"))
     train_one_step(server, REFERENCE_MODEL, key)
     reader.type_lines(f"tinker checkpoint delete --yes {backed_up[0]}")
-    type_with_systemctl(reader, block("single-machine.md", containing="tar --extract"))
+    type_with_systemctl(reader, block("how-to/single-machine.md", containing="tar --extract"))
     assert listed_paths(server, key) == set(backed_up)
     with service_client(server, api_key=key) as service:
         resumed = service.create_training_client_from_state_with_optimizer(backed_up[0]).result()

@@ -24,7 +24,7 @@ from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "plain_http.py"
-PAGE = ROOT / "docs" / "rest.md"
+PAGE = ROOT / "docs" / "how-to" / "rest.md"
 
 
 @pytest.fixture(scope="module")

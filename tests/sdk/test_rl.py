@@ -1,4 +1,4 @@
-"""Reinforcement learning on the real server: the programs of docs/training.md, kills, shadows, verifiers."""
+"""Reinforcement learning on the real server: the programs of docs/how-to/training.md, kills, shadows, verifiers."""
 
 from __future__ import annotations
 

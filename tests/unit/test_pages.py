@@ -34,7 +34,7 @@ def test_systemd_accepts_the_unit_for_a_single_machine(tmp_path: Path) -> None:
 
 def test_the_server_accepts_the_settings_for_a_single_machine_and_the_page_uses_their_paths() -> None:
     settings = load_settings({}, SINGLE_MACHINE / "server.yaml")
-    page = (ROOT / "docs" / "single-machine.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "single-machine.md").read_text()
     assert f"keys create laptop --data {settings.data}" in page
     assert settings.models[0].partition("=")[2] in page
 
@@ -49,7 +49,7 @@ def test_the_image_for_a_single_machine_combines_images_that_make_builds() -> No
 
 
 def test_the_first_loss_of_the_page_passes_the_test_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    function, entry, test = PYTHON_BLOCK.findall((ROOT / "docs" / "first-loss.md").read_text())
+    function, entry, test = PYTHON_BLOCK.findall((ROOT / "docs" / "how-to" / "first-loss.md").read_text())
     losses_namespace = dict(vars(losses))
     exec(function, losses_namespace)
     definitions = eval(f"{{{entry.strip()}}}", losses_namespace)

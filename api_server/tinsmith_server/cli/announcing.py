@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WIDEST_RULE = 100
 ROUTED_TO = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses of documentation, which nothing is sent to: the route to them names this machine's own address."""
-UNENCRYPTED = "warning: keys and data travel unencrypted to this address; docs/ingress.md puts TLS in front"
+UNENCRYPTED = "warning: keys and data travel unencrypted to this address; docs/how-to/ingress.md puts TLS in front"
 
 
 def on_terminal() -> bool:

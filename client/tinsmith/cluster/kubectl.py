@@ -140,7 +140,9 @@ def explain(stderr: str) -> PluginError:
 def _from_server(reason: str, words: str) -> PluginError:
     match reason:
         case "Forbidden":
-            return Forbidden(f"Your rights do not allow it: {_quoted(words)}; ask for them (see docs/kubectl.md).")
+            return Forbidden(
+                f"Your rights do not allow it: {_quoted(words)}; ask for them (see docs/reference/kubectl.md)."
+            )
         case "NotFound":
             return NotFound(f"{_quoted(words)}.")
         case _:

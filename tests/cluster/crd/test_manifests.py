@@ -12,7 +12,9 @@ from testcluster.errors import ClusterError
 from tinsmith_operator.api.names import API_VERSION, SESSION_KIND
 
 IN_PAGES = [each for each in blocks_of_pages() if each.is_manifest]
-CATALOGUES = [each for each in blocks_of_pages() if each.where.startswith("docs/chart.md") and "models" in each.content]
+CATALOGUES = [
+    each for each in blocks_of_pages() if each.where.startswith("docs/reference/chart.md") and "models" in each.content
+]
 IN_EXAMPLES = list(manifests_of_examples())
 
 
@@ -45,7 +47,7 @@ def test_a_session_of_a_catalogue_that_people_are_told_to_write_is_taken(api: Ap
 
 
 def test_pages_and_examples_have_manifests_to_find() -> None:
-    assert {each.where.partition(":")[0] for each in IN_PAGES} >= {"docs/training-session.md"}
+    assert {each.where.partition(":")[0] for each in IN_PAGES} >= {"docs/reference/training-session.md"}
     assert CATALOGUES
     assert {each.content["kind"] for each in IN_EXAMPLES} >= {SESSION_KIND, "Job", "PersistentVolumeClaim"}
 

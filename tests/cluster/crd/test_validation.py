@@ -219,7 +219,7 @@ def test_a_good_session_is_taken(manifest: Manifest, api: ApiNamespace) -> None:
 
 
 def test_the_manifest_in_the_documentation_is_taken(api: ApiNamespace) -> None:
-    page = (CRD_FILE.parents[1] / "docs" / "training-session.md").read_text()
+    page = (CRD_FILE.parents[1] / "docs" / "reference" / "training-session.md").read_text()
     (manifest,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     api.would_create(yaml.safe_load(manifest))
 

@@ -40,7 +40,7 @@ def old(fresh_cluster: Cluster, revision: Revision, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="module")
 def new(installation: Installation) -> Installation:
-    """With the key that the old chart had made, as docs/chart.md tells to."""
+    """With the key that the old chart had made, as docs/reference/chart.md tells to."""
     key = installation.api_key
     return Installation(installation.cluster, NAMESPACE, {**VALUES, "keys": {"value": key}}, api_key=key)
 

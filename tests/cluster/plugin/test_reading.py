@@ -108,8 +108,8 @@ def test_of_secrets_a_report_has_names_and_sizes_alone(
 
 @pytest.fixture
 def onlooker(api_cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Path]:
-    """The kubeconfig of an account with the built-in role `view`, and what docs/kubectl.md adds to that role."""
-    page = (DOCS / "kubectl.md").read_text()
+    """The kubeconfig of an account with the built-in role `view` and the rights that docs/reference/kubectl.md adds."""
+    page = (DOCS / "reference" / "kubectl.md").read_text()
     [role] = [part for part in page.split("```yaml\n")[1:] if "aggregate-to-view" in part]
     api_cluster.kubectl("apply", "--filename=-", stdin=role.partition("```")[0])
     inside = f"--namespace={namespace}"

@@ -1,4 +1,4 @@
-"""Programs of docs/training.md as a reader runs them: each a process of its own, which a test may kill."""
+"""Programs of docs/how-to/training.md as a reader runs them: each a process of its own, which a test may kill."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from support.server.serve_process import API_KEY, ServedInstallation
 from tinsmith.training.checkpoints.store import CheckpointStore
 
-PAGE = Path(__file__).parents[3] / "docs" / "training.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "training.md"
 PLACE_OF_MODEL = '"tiny"'
 """What the programs call the model."""
 LIMIT_SECONDS = 200.0

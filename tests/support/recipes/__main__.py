@@ -1,4 +1,4 @@
-"""`make recipes`: runs every program, or those that are named with what they go on from, and writes docs/recipes.md."""
+"""`make recipes`: run every program, or the named ones with what they need, and write docs/reference/recipes.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a program's run, each with the words that docs/recipes.md has for it."""
+"""What is asked of a program's run, each with the words that docs/reference/recipes.md has for it."""
 
 from __future__ import annotations
 

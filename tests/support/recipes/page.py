@@ -1,4 +1,4 @@
-"""The table of docs/recipes.md: what each program's last run by `make recipes` found."""
+"""The table of docs/reference/recipes.md: what each program's last run by `make recipes` found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from support.recipes.program import Program
 from support.recipes.running import Run
 
-PAGE = Path(__file__).parents[3] / "docs" / "recipes.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "recipes.md"
 BEGIN, END = "<!-- written by `make recipes` -->", "<!-- until here -->"
 HEADER = ("Program", "Arguments", "Checked", "The server counted", "Seconds", "Day", "Held")
 PROMISED = 3

@@ -41,7 +41,7 @@ class Program:
 
     @property
     def arguments(self) -> str:
-        """As docs/recipes.md has them, without what differs from run to run."""
+        """As docs/reference/recipes.md has them, without what differs from run to run."""
         command = [word for word in self.command if word not in WITH_EXTRAS]
         words = command[2:] if command[0] == "-m" else command[1:]
         shown = (word.replace(f"{SCRIPTS}/", "") for word in words if "{folder}" not in word and word != str(SCRIPTS))

@@ -71,7 +71,7 @@ class _Save:
 
 
 class CheckpointManager:
-    """One directory per step below `root`, a path or any URL of fsspec; see docs/training.md for what is in it.
+    """One directory per step below `root`, a path or any URL of fsspec; see docs/how-to/training.md for what is in it.
 
     `save_every` counts steps, for `maybe_save`; 0 never saves there. `config` goes to `config.yaml` as it is.
     `adapter=False` leaves the weights to the server. `optimizer=True` fetches the optimizer's moments as well, from a

@@ -18,7 +18,7 @@ from tinsmith.training.run_logs.tensorboard import TensorBoardLogger
 
 pytestmark = pytest.mark.pytorch
 
-PAGE = Path(__file__).parents[5] / "docs" / "training.md"
+PAGE = Path(__file__).parents[5] / "docs" / "how-to" / "training.md"
 
 
 def recorded(directory: Path) -> list[dict[str, Any]]:
