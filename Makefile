@@ -205,7 +205,7 @@ docs: venv ## write the tables of docs/ that the code knows
 	$(BIN)/python scripts/reference.py
 
 golden: venv ## write the objects anew that tests compare with files, to be read in the diff
-	TINSMITH_GOLDEN=write $(BIN)/pytest tests/unit/operator/build/test_golden.py
+	TINSMITH_GOLDEN=write $(BIN)/pytest tests/unit/operator/build/test_golden.py tests/charts/test_golden.py
 
 format: venv ## format the code and mend what lint can mend
 	$(BIN)/ruff format

@@ -1,40 +1,32 @@
-"""What is built, whole. That an API server takes it is tested in tests/cluster/crd/."""
+"""The objects of sessions and pools: three in full, the others as differences from one of these.
+
+tests/cluster/crd/ tests that an API server accepts them.
+"""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from support.operator.built_pools import BUILT_POOLS, BuiltPool
-from support.operator.built_sessions import BUILT, Built
+from support.golden import assert_golden
+from support.operator.built_pools import BUILT_POOLS
+from support.operator.built_sessions import BUILT
 
-GOLDEN = {**BUILT, **BUILT_POOLS}
-
-
-@pytest.mark.parametrize(("name", "built"), GOLDEN.items(), ids=GOLDEN)
-def test_the_objects_of_a_session_or_pool_are_as_reviewed(name: str, built: Built | BuiltPool) -> None:
-    assert_golden(Path(__file__).parent / "golden" / f"{name}.yaml", built.objects())
+GOLDEN = Path(__file__).parent / "golden"
+BUILDS = {**BUILT, **BUILT_POOLS}
+COMPLETE = {"pool": "pool-minimal", "two-nodes": "nemo-rl-two-nodes", "": "minimal"}
 
 
-WRITES = os.environ.get("TINSMITH_GOLDEN") == "write"
+@pytest.mark.parametrize("name", COMPLETE.values())
+def test_the_objects_of_a_session_or_pool_are_as_reviewed(name: str) -> None:
+    assert_golden(GOLDEN / f"{name}.yaml", BUILDS[name].objects())
 
 
-class _Plain(yaml.SafeDumper):
-    """Without anchors, which nobody writes by hand."""
+@pytest.mark.parametrize("name", sorted(BUILDS.keys() - set(COMPLETE.values())))
+def test_the_objects_of_another_kind_differ_as_reviewed(name: str) -> None:
+    base = next(base for kind, base in COMPLETE.items() if kind in name)
+    assert_golden(GOLDEN / f"{name}.diff", BUILDS[name].objects(), BUILDS[base].objects())
 
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
 
-
-def assert_golden(file: Path, documents: list[dict[str, Any]]) -> None:
-    """The documents are those of the file. With TINSMITH_GOLDEN=write, they become it."""
-    text = yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, width=120)
-    if WRITES:
-        file.write_text(text)
-    assert file.exists(), f"{file.name} is not there: `make golden` writes it"
-    assert text == file.read_text(), (
-        f"{file.name} is not what is built; if the change is meant, `make golden` writes it"
-    )
+def test_every_golden_file_has_its_session_or_pool() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == set(BUILDS)
