@@ -130,7 +130,7 @@ WHY_SHORT = {
     "trainer_image/tinsmith_trainer/torch_model/logits.py": SHARED,
     "trainer_image/tinsmith_trainer/torch_model/warm_memory.py": SHARED,
     "trainer_image/tinsmith_trainer/training/storage_retries.py": SHARED,
-    "trainer_image/tinsmith_trainer/unknown_fields.py": SHARED,
+    "trainer_image/tinsmith_trainer/wire/unknown_fields.py": SHARED,
     "trainer_image/tinsmith_trainer/worker/health.py": "another protocol than the worker's",
     "trainer_image/tinsmith_trainer/worker/journal_volume_check.py": "a rule of operation, read on its own",
     "trainer_image/tinsmith_trainer/oplog/result_cache.py": "memory, beside a service that counts no bytes",

@@ -20,9 +20,9 @@ from tinsmith_trainer.engines.base import Call
 from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork
 from tinsmith_trainer.oplog.journal_tables import Operation
 from tinsmith_trainer.training.calls_in_progress import MOST_CALLS
-from tinsmith_trainer.training.codec import OpenedBody
 from tinsmith_trainer.training.executor import Executor
 from tinsmith_trainer.training.turns import HEAD_START_TOKENS, Pace
+from tinsmith_trainer.wire.codec import OpenedBody
 
 from .conftest import StartWorker
 

@@ -45,7 +45,7 @@ from tinsmith_trainer.engines.imports.size_limits import SizeLimits
 from tinsmith_trainer.errors import CheckpointInvalid, UserError
 from tinsmith_trainer.sampling.codec import decode_sample
 from tinsmith_trainer.torch_model.image_files import read_pixels, read_sizes
-from tinsmith_trainer.training.codec import decode_forward_backward, open_body
+from tinsmith_trainer.wire.codec import decode_forward_backward, open_body
 
 MIB = 2**20
 Measured = tuple[int, Callable[[], object]]

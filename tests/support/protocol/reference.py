@@ -14,7 +14,7 @@ from support.engine.reference import ReferenceEngine
 from tinsmith_rpc import wire_pb2
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraSpec, Work
 from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.training.codec import decode_forward_backward, encode_forward_backward, open_body
+from tinsmith_trainer.wire.codec import decode_forward_backward, encode_forward_backward, open_body
 
 ADAM = AdamParams(learning_rate=0.125, beta1=0.5, beta2=0.75, eps=2.0**-20, weight_decay=0.0, grad_clip_norm=0.0)
 LORA = LoraSpec(rank=4, alpha=32.0, seed=7, train_attn=True, train_mlp=False, train_unembed=False)

@@ -32,7 +32,7 @@ from tinsmith_trainer.sampling.base import (
     TopkLogprobs,
 )
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
-from tinsmith_trainer.training.tensors import decode_tensor, encode_dense
+from tinsmith_trainer.wire.tensors import decode_tensor, encode_dense
 from tinsmith_trainer.worker.engine_factories import load_base_model
 from tinsmith_trainer.worker.peers import SAMPLER
 from typing_extensions import override

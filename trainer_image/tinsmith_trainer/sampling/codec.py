@@ -20,9 +20,9 @@ from tinsmith_trainer.sampling.base import (
     TopkLogprobs,
 )
 from tinsmith_trainer.sampling.checks import MOST_ECHOED_TEXTS, MOST_LOGPROBS
-from tinsmith_trainer.training.codec import decode_image
-from tinsmith_trainer.training.tensors import decode_tensor, encode_dense, encode_like
-from tinsmith_trainer.unknown_fields import unknown_fields_of
+from tinsmith_trainer.wire.codec import decode_image
+from tinsmith_trainer.wire.tensors import decode_tensor, encode_dense, encode_like
+from tinsmith_trainer.wire.unknown_fields import unknown_fields_of
 
 TARGETS: Final = "target_prompt_logprobs"
 TARGET_BYTES = np.dtype(np.int64).itemsize

@@ -19,7 +19,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.language import TextParser
 from tinsmith_trainer.sampling.message_parser import MessageParser
-from tinsmith_trainer.unknown_fields import unknown_fields_of
+from tinsmith_trainer.wire.unknown_fields import unknown_fields_of
 
 log = structlog.get_logger(__name__)
 

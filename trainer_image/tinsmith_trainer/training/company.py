@@ -21,9 +21,9 @@ from tinsmith_trainer.oplog.attempts import Attempts
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import Ready
 from tinsmith_trainer.training.calls_in_progress import CallInProgress, CallsInProgress
-from tinsmith_trainer.training.codec import OpenedBody
 from tinsmith_trainer.training.executor import Executor
 from tinsmith_trainer.training.turns import Contender, Pace
+from tinsmith_trainer.wire.codec import OpenedBody
 
 BEGUN_EARLY_BYTES = 1024**2
 """A larger body is read when its own turn comes: to read it is a turn by itself."""

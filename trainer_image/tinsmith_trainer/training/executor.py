@@ -36,14 +36,14 @@ from tinsmith_trainer.engines.imports.size_limits import SizeLimits
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
-from tinsmith_trainer.training.codec import (
+from tinsmith_trainer.training.loading import check_rank, check_same_shape
+from tinsmith_trainer.wire.codec import (
     ForwardBackward,
     OpenedBody,
     decode_forward_backward,
     encode_forward_backward,
     open_body,
 )
-from tinsmith_trainer.training.loading import check_rank, check_same_shape
 
 PATH_KINDS = {
     worker_pb2.TRAINING: "weights",

@@ -37,8 +37,8 @@ from tinsmith_trainer.training.executor import Executor
 from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.training.scheduler import Scheduler
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
-from tinsmith_trainer.unknown_fields import unknown_fields_of, unknown_fields_of_operation
 from tinsmith_trainer.usage_meter import UsageMeter
+from tinsmith_trainer.wire.unknown_fields import unknown_fields_of, unknown_fields_of_operation
 from tinsmith_trainer.worker.accounting import Accounting
 from tinsmith_trainer.worker.admission import Admission
 from tinsmith_trainer.worker.volume import Volume, check_base_model

@@ -8,7 +8,7 @@ from support.worker.messages import with_a_later_field
 from tinsmith_rpc import wire_pb2, worker_pb2
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.sampling.codec import decode_sample
-from tinsmith_trainer.unknown_fields import unknown_fields_of, unknown_fields_of_operation
+from tinsmith_trainer.wire.unknown_fields import unknown_fields_of, unknown_fields_of_operation
 
 LORA = worker_pb2.LoraConfig(rank=4)
 SAVE = worker_pb2.SaveWeights(name="a", user_metadata={"by": "hand"})

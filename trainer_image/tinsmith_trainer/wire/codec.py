@@ -20,7 +20,7 @@ from tinsmith_rpc.zstd_frames import FrameInvalid, declared_bytes, unpack
 
 from tinsmith_trainer.engines.base import Datum, Image, LossSpec, Outcome
 from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.training.tensors import array_of, decode_tensor, dense_bytes
+from tinsmith_trainer.wire.tensors import array_of, decode_tensor, dense_bytes
 
 MAX_BODY_BYTES = 512 * 1024 * 1024
 """Of a body, and of what its compressed rows become: a tensor of a hundred bytes may be one of half a gigabyte."""

@@ -15,7 +15,7 @@ from tinker.proto.response_conv import deserialize_forward_backward_output
 from tinsmith_rpc import wire_pb2
 from tinsmith_trainer.engines.base import Image, Outcome
 from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.training.codec import (
+from tinsmith_trainer.wire.codec import (
     ForwardBackward,
     decode_forward_backward,
     encode_forward_backward,

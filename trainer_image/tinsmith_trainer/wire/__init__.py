@@ -1,0 +1,1 @@
+"""Messages of the wire to checked arrays, and back: training and sampling share them."""
