@@ -6,9 +6,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 Category = Literal["user", "server"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as it is stored and sent."""
+
+    category: Category
+    message: str
 
 
 class TrainerError(Exception):

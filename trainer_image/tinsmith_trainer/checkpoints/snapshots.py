@@ -21,7 +21,7 @@ from tinsmith_trainer.disk_room import DiskRoom
 from tinsmith_trainer.durable_files import Pieces, ReadFile, make_directory, read_hashed, write_file
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.engines.tensor_files import SIZE_BYTES, header_end, memory_for_tensors, tensor_file, tensors_of
-from tinsmith_trainer.errors import Category, ServerError, SnapshotDamaged
+from tinsmith_trainer.errors import Failure, ServerError, SnapshotDamaged
 from tinsmith_trainer.failpoints import reach
 
 log = structlog.get_logger(__name__)
@@ -32,21 +32,14 @@ MAX_HEADER_BYTES = 64 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
-class WindowFailure:
-    """Why the gradient since the last optim_step is incomplete: the next optim_step fails with this."""
-
-    category: Category
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """A model after operation `applied`."""
 
     model_id: str
     applied: int
     state: AdapterState
-    window_failure: WindowFailure | None
+    window_failure: Failure | None
+    """Why the gradient since the last optim_step is incomplete; the next optim_step fails with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +163,4 @@ def _decode(content: bytes | memoryview) -> Snapshot:
         )
     failure = description["window_failure"]
     state = AdapterState(LoraSpec(**description["lora"]), description["optimizer_step"], tensors_of(content))
-    return Snapshot(
-        description["model_id"], description["applied"], state, WindowFailure(**failure) if failure else None
-    )
+    return Snapshot(description["model_id"], description["applied"], state, Failure(**failure) if failure else None)

@@ -15,7 +15,7 @@ from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import SavedWeights
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFile
 from tinsmith_trainer.engines.base import AdapterState
-from tinsmith_trainer.errors import Category
+from tinsmith_trainer.errors import Failure
 from tinsmith_trainer.oplog.number_ranges import NumberRanges
 
 T = TypeVar("T")
@@ -30,12 +30,6 @@ HIGHEST_NUMBER = 2**63 - 1
 
 NEVER_READ = b""
 """In place of a body that ends the process that reads it. Unreadable, so it counts as a gradient."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    category: Category
-    message: str
 
 
 @dataclass(frozen=True, slots=True)

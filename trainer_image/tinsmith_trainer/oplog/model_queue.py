@@ -5,7 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from tinsmith_trainer.checkpoints.snapshots import SnapshotFile, WindowFailure
+from tinsmith_trainer.checkpoints.snapshots import SnapshotFile
+from tinsmith_trainer.errors import Failure
 from tinsmith_trainer.in_flight_marker import InFlightWork, Purpose
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.given_numbers import (
@@ -15,7 +16,7 @@ from tinsmith_trainer.oplog.given_numbers import (
     needs_no_number,
     read_given,
 )
-from tinsmith_trainer.oplog.journal_tables import Failure, ModelPhase, Operation, Status, StoredModel, StoredOperation
+from tinsmith_trainer.oplog.journal_tables import ModelPhase, Operation, Status, StoredModel, StoredOperation
 from tinsmith_trainer.oplog.number_ranges import NumberRanges
 from tinsmith_trainer.oplog.ordering import OperationOrder
 
@@ -104,7 +105,7 @@ class ModelQueue:
     damage_seen_by: str | None = None  # the process that could not read its snapshot; None: none
     quarantined: str = ""  # why nothing of it runs until the worker is started again; it keeps its place
     # The engine's thread alone:
-    window_failure: WindowFailure | None = None
+    window_failure: Failure | None = None
     changed_at: int = -1  # the last operation, of those that ran here, after which a snapshot is not as before
     replay_seconds: float = 0.0  # what a crash now would cost to run again
     unsaved_operations: int = 0  # since the snapshot; each of them is read at a start

@@ -14,11 +14,12 @@ from typing import Protocol
 import structlog
 from tinsmith_rpc import worker_pb2
 
+from tinsmith_trainer.errors import Failure
 from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.given_numbers import note_given
 from tinsmith_trainer.oplog.journal import Journal
-from tinsmith_trainer.oplog.journal_tables import Failure, Operation
+from tinsmith_trainer.oplog.journal_tables import Operation
 from tinsmith_trainer.oplog.known_models import KnownModels
 from tinsmith_trainer.oplog.model_queue import SETTLED, Entry, KeptPayloads, ModelQueue, UnknownModel, read_queue
 from tinsmith_trainer.oplog.ordering import Turn

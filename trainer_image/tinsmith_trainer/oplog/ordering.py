@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from tinsmith_trainer.checkpoints.snapshots import WindowFailure
+from tinsmith_trainer.errors import Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +86,13 @@ class OperationOrder:
         return len(self._waiting)
 
 
-def missing_failure(missing: range) -> WindowFailure:
+def missing_failure(missing: range) -> Failure:
     """A number that never came may have been a gradient: training on without it would be wrong."""
     which = f"operation {missing[0]}" if len(missing) == 1 else f"operations {missing[0]} to {missing[-1]}"
-    return WindowFailure("user", f"{which} of this model never arrived")
+    return Failure("user", f"{which} of this model never arrived")
 
 
-def failed_step_message(failure: WindowFailure) -> str:
+def failed_step_message(failure: Failure) -> str:
     return (
         "optim_step was not applied, because the gradient since the last step is incomplete: "
         f"{failure.message.rstrip('.?!')}. Its gradients were dropped; weights, moments and step are unchanged. "

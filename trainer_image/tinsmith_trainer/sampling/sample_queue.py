@@ -13,8 +13,15 @@ from typing import Any
 import structlog
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.errors import Draining, SamplerClosed, ServerError, StorageUnavailable, TrainerError, UserError
-from tinsmith_trainer.oplog.journal_tables import Failure
+from tinsmith_trainer.errors import (
+    Draining,
+    Failure,
+    SamplerClosed,
+    ServerError,
+    StorageUnavailable,
+    TrainerError,
+    UserError,
+)
 from tinsmith_trainer.sampling.base import DrawnToken, SampleJob, SampleOutcome, Sampler
 from tinsmith_trainer.sampling.checks import check_echo, with_token_behind
 from tinsmith_trainer.sampling.codec import decode_sample, encode_sample, unpacked_bytes

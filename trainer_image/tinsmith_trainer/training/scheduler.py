@@ -18,15 +18,15 @@ from functools import partial
 import structlog
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder, WindowFailure
+from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.errors import JournalFull, Refused
+from tinsmith_trainer.errors import Failure, JournalFull, Refused
 from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.in_flight_marker import EngineCall, InFlightMarker
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import AttemptPolicy, Attempts, reason_to_wait
 from tinsmith_trainer.oplog.journal import Journal
-from tinsmith_trainer.oplog.journal_tables import Failure, Operation, OperationResult
+from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import CREATES, ModelQueues, Ready
 from tinsmith_trainer.oplog.ordering import Turn, failed_step_message, missing_failure
@@ -367,7 +367,7 @@ class Scheduler:
         operation = entry.operation
         if queue.window_failure is None and entry.may_bear_a_gradient:
             message = f"forward_backward {operation.seq_id} failed: {failure.message}"
-            queue.window_failure = WindowFailure(failure.category, message)
+            queue.window_failure = Failure(failure.category, message)
         elif operation.kind == worker_pb2.OPTIM_STEP:
             self._engine.clear_gradients(queue.model_id)
             queue.window_failure = None

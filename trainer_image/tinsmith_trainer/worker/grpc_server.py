@@ -19,6 +19,7 @@ from tinsmith_trainer.checkpoints.offered_saves import SaveNotGiven, SaveNotOffe
 from tinsmith_trainer.engines.base import BaseModelInfo, EngineCapabilities
 from tinsmith_trainer.errors import (
     Draining,
+    Failure,
     JournalFull,
     ServerError,
     SnapshotRefused,
@@ -26,7 +27,7 @@ from tinsmith_trainer.errors import (
     UserError,
 )
 from tinsmith_trainer.oplog.given_numbers import NumbersMixed
-from tinsmith_trainer.oplog.journal_tables import Failure, OperationResult
+from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.oplog.model_queue import UnknownModel
 from tinsmith_trainer.sampling.sample_queue import Samples, TooManySamples
 from tinsmith_trainer.worker.metrics import WorkerName, describe, describe_sampler

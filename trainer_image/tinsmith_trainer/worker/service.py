@@ -18,12 +18,12 @@ from tinsmith_trainer.checkpoints.offered_saves import OfferedSaves
 from tinsmith_trainer.checkpoints.shared_saves import SharedSaves
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.errors import Category, Draining, JournalFull, ServerError
+from tinsmith_trainer.errors import Category, Draining, Failure, JournalFull, ServerError
 from tinsmith_trainer.in_flight_marker import InFlightMarker
 from tinsmith_trainer.oplog import event_tables, journal_tables
 from tinsmith_trainer.oplog.attempts import AttemptPolicy
 from tinsmith_trainer.oplog.journal import Journal
-from tinsmith_trainer.oplog.journal_tables import Failure, Operation, OperationResult
+from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
 from tinsmith_trainer.oplog.model_queue import ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues
 from tinsmith_trainer.oplog.result_cache import ResultCache

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFile, SnapshotFolder, WindowFailure
+from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFile, SnapshotFolder
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
-from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.errors import Failure, ServerError
 
 STATE = AdapterState(
     LoraSpec(rank=2, alpha=32.0, seed=7, train_mlp=False),
@@ -20,12 +20,12 @@ STATE = AdapterState(
 )
 
 
-def snapshot(applied: int = 5, failure: WindowFailure | None = None) -> Snapshot:
+def snapshot(applied: int = 5, failure: Failure | None = None) -> Snapshot:
     return Snapshot("sess:train:0", applied, STATE, failure)
 
 
-@pytest.mark.parametrize("failure", [None, WindowFailure("user", "forward_backward 4 failed")], ids=["whole", "failed"])
-def test_what_was_written_is_read_bit_for_bit(tmp_path: Path, failure: WindowFailure | None) -> None:
+@pytest.mark.parametrize("failure", [None, Failure("user", "forward_backward 4 failed")], ids=["whole", "failed"])
+def test_what_was_written_is_read_bit_for_bit(tmp_path: Path, failure: Failure | None) -> None:
     folder = SnapshotFolder(tmp_path)
     read = folder.read(folder.write(snapshot(failure=failure)))
     assert (read.model_id, read.applied, read.window_failure) == ("sess:train:0", 5, failure)

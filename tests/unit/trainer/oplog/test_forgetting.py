@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.disk_room import DiskRoom
+from tinsmith_trainer.errors import Failure
 from tinsmith_trainer.oplog import forgetting, journal_tables
 from tinsmith_trainer.oplog.forgetting import Forgetting
 from tinsmith_trainer.oplog.journal import Journal
-from tinsmith_trainer.oplog.journal_tables import Database, Failure, Operation, OperationResult, StoredModel
+from tinsmith_trainer.oplog.journal_tables import Database, Operation, OperationResult, StoredModel
 from tinsmith_trainer.oplog.model_queues import ModelQueues
 from tinsmith_trainer.oplog.retention import Retention as OfAll
 from tinsmith_trainer.oplog.tidying import CLOCK_TOLERANCE_SECONDS, KEEP_RESULTS_SECONDS, SteadyClock, Tidying

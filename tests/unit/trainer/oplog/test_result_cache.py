@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tinsmith_trainer.oplog.journal_tables import Failure, OperationResult
+from tinsmith_trainer.errors import Failure
+from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.oplog.result_cache import RESULT_ENTRY_BYTES, ResultCache
 
 MESSAGE = "datum 0: the loss is not finite" * 8

@@ -15,8 +15,7 @@ from tinsmith_rpc import wire_pb2, worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage
 from tinsmith_trainer.engines.base import LoraSpec
-from tinsmith_trainer.errors import Draining, SamplerClosed, UserError
-from tinsmith_trainer.oplog.journal_tables import Failure
+from tinsmith_trainer.errors import Draining, Failure, SamplerClosed, UserError
 from tinsmith_trainer.sampling import sample_queue as samples_module
 from tinsmith_trainer.sampling.base import DrawnToken, SampleOutcome, TopkLogprobs
 from tinsmith_trainer.sampling.checks import MOST_ECHOED_TEXTS
