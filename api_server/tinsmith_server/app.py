@@ -38,7 +38,7 @@ from tinsmith_server.services.assembly import Services
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.clock import database_clock
 from tinsmith_server.store.records import Clock
-from tinsmith_server.store.sql_store import open_store
+from tinsmith_server.store.store import open_store
 
 # FastAPI looks for OpenTelemetry's providers in each request anew, a sixteenth of its time; nothing here sets one.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}

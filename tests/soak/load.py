@@ -34,7 +34,7 @@ from support.server.served_replicas import served_replicas
 from support.worker.messages import forward_backward, next_token_datum
 from tinsmith_server.services.accounts.keys import Keys
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.sql_store import open_store
+from tinsmith_server.store.store import open_store
 from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 
 MODEL = "load/tiny"

@@ -66,7 +66,7 @@ WHY_SHORT = {
     "api_server/tinsmith_server/store/migrations/versions/v0006_sampling_clients.py": BY_ALEMBIC,
     "api_server/tinsmith_server/store/migrations/versions/v0007_promotions.py": BY_ALEMBIC,
     "api_server/tinsmith_server/store/migrations/versions/v0008_requests_and_reservations.py": BY_ALEMBIC,
-    "api_server/tinsmith_server/store/sql_store.py": SHARED,
+    "api_server/tinsmith_server/store/store.py": SHARED,
     "api_server/tinsmith_server/store/url.py": SHARED,
     "api_server/tinsmith_server/wire/token_counts.py": SHARED,
     "api_server/tinsmith_server/wire/validation_errors.py": SHARED,

@@ -16,7 +16,7 @@ from tinsmith_server.errors import StartupError, TinsmithError
 from tinsmith_server.services.accounts.keys import DEFAULT_TENANT, Keys, check_tenant_name
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.records import ApiKey
-from tinsmith_server.store.sql_store import open_store
+from tinsmith_server.store.store import open_store
 from tinsmith_server.store.url import parse_store_url
 
 T = TypeVar("T")

@@ -46,8 +46,8 @@ from tinsmith_server.services.usage.collection import UsageCollection
 from tinsmith_server.services.usage.reports import UsageReports
 from tinsmith_server.services.usage.traces import Traces
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock
+from tinsmith_server.store.store import Store
 
 
 class Services:

@@ -9,7 +9,7 @@ from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 
 from tinsmith_server.errors import HandleClosed, StaleEpoch, WorkerUnavailable
 from tinsmith_server.fleet.base import Fleet, WorkerClient, WorkerHandle
-from tinsmith_server.store.base import Store
+from tinsmith_server.store.store import Store
 
 RETRY_PAUSE_SECONDS = 0.1
 # The SDK gives a submit 60 s and repeats it for 300: better to wait here than to answer 503 at once.

@@ -1,4 +1,4 @@
-"""The database's clock, which all replicas share: in statements, and for what a server decides by itself."""
+"""The database's clock, which all replicas share."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
-
-from sqlalchemy import ColumnElement, func, literal
-from sqlalchemy.ext.asyncio import AsyncConnection
+from datetime import datetime, timedelta
 
 from tinsmith_server.logs import get_logger
-from tinsmith_server.store.base import Store
-from tinsmith_server.store.columns import UtcTime
 from tinsmith_server.store.errors import StoreError
 from tinsmith_server.store.records import Clock
+from tinsmith_server.store.store import Store
 
 log = get_logger(__name__)
 
@@ -25,13 +21,6 @@ READ_SECONDS = 5.0
 SLOW_READING_SECONDS = 1.0
 # Advances while the host sleeps, where there is such a clock.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def from_now(connection: AsyncConnection, seconds: float) -> ColumnElement[datetime]:
-    """A SQLite file lies on this machine, so this machine's clock is the database's."""
-    if connection.dialect.name == "sqlite":
-        return literal(datetime.now(UTC) + timedelta(seconds=seconds), UtcTime())
-    return func.clock_timestamp(type_=UtcTime()) + func.make_interval(0, 0, 0, 0, 0, 0, seconds)
 
 
 class DatabaseClock:

@@ -22,9 +22,8 @@ from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup
 from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint
-from tinsmith_server.store.sql_store import open_store
+from tinsmith_server.store.store import Store, open_store
 from tinsmith_server.wire.ids import parse_tinker_path
 from tinsmith_server.wire.requests import CopyWeightsRequest
 

@@ -23,13 +23,13 @@ from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.fleet.local.commands import SamplerCommand, WorkerCommand
 from tinsmith_server.fleet.local.fleet import LocalFleet
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.sql_store import SqlStore, open_store
+from tinsmith_server.store.store import Store, open_store
 
 __all__ = ["api_cluster", "namespace", "pytest_collection_finish"]
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
     store = await open_store(with_schema(f"sqlite:///{tmp_path / 'store.db'}"))
     yield store
     await store.close()
@@ -68,7 +68,7 @@ def settings_with_sampler(settings: Settings, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-async def local_fleet(settings: Settings, store: SqlStore) -> AsyncIterator[LocalFleet]:
+async def local_fleet(settings: Settings, store: Store) -> AsyncIterator[LocalFleet]:
     fleet = LocalFleet(settings)
     await fleet.open(store)
     yield fleet
@@ -103,7 +103,7 @@ def cluster_settings(operator: StandInOperator, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-async def cluster_fleet(cluster_settings: Settings, store: SqlStore) -> AsyncIterator[KubernetesFleet]:
+async def cluster_fleet(cluster_settings: Settings, store: Store) -> AsyncIterator[KubernetesFleet]:
     fleet = KubernetesFleet(cluster_settings, reached_at)
     await fleet.open(store)
     yield fleet
@@ -111,7 +111,7 @@ async def cluster_fleet(cluster_settings: Settings, store: SqlStore) -> AsyncIte
 
 
 @pytest.fixture
-async def local_installation(local_fleet: LocalFleet, store: SqlStore) -> Installation:
+async def local_installation(local_fleet: LocalFleet, store: Store) -> Installation:
     async def kill() -> None:
         os.kill(worker_pid(), signal.SIGKILL)
 
@@ -119,9 +119,7 @@ async def local_installation(local_fleet: LocalFleet, store: SqlStore) -> Instal
 
 
 @pytest.fixture
-async def cluster_installation(
-    cluster_fleet: KubernetesFleet, store: SqlStore, operator: StandInOperator
-) -> Installation:
+async def cluster_installation(cluster_fleet: KubernetesFleet, store: Store, operator: StandInOperator) -> Installation:
     await operator.apply("tiny")
     worker = await operator.run("tiny")
     await until_present(cluster_fleet)

@@ -12,7 +12,7 @@ import pytest
 from support.server.operator_stand_in import MODEL, StandInOperator, spec_of
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.sql_store import SqlStore
+from tinsmith_server.store.store import Store
 
 BIG_MODEL = "org/big"
 CATALOGUE = [
@@ -27,7 +27,7 @@ def catalogued(cluster_settings: Settings, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-async def fleet(catalogued: Settings, store: SqlStore) -> AsyncIterator[KubernetesFleet]:
+async def fleet(catalogued: Settings, store: Store) -> AsyncIterator[KubernetesFleet]:
     fleet = KubernetesFleet(catalogued)
     await fleet.open(store)
     yield fleet
@@ -71,7 +71,7 @@ async def test_a_session_is_made_for_who_waits_and_another_once_the_first_is_at_
 
 
 async def test_servers_that_want_a_session_at_the_same_time_make_one(
-    catalogued: Settings, operator: StandInOperator, store: SqlStore
+    catalogued: Settings, operator: StandInOperator, store: Store
 ) -> None:
     fleets = [KubernetesFleet(catalogued) for _ in range(4)]
     await asyncio.gather(*(fleet.open(store) for fleet in fleets))
@@ -116,7 +116,7 @@ async def test_a_session_that_cannot_start_is_named_and_not_repeated(
 
 
 async def test_a_spec_that_the_cluster_refuses_is_quoted_to_who_waits(
-    cluster_settings: Settings, operator: StandInOperator, store: SqlStore, tmp_path: Path
+    cluster_settings: Settings, operator: StandInOperator, store: Store, tmp_path: Path
 ) -> None:
     entries = [{"name": "odd", "maxSessions": 1, "spec": spec_of(adapters={"slots": 0})}]
     fleet = KubernetesFleet(with_catalogue(cluster_settings, tmp_path, entries))
@@ -130,7 +130,7 @@ async def test_a_spec_that_the_cluster_refuses_is_quoted_to_who_waits(
 
 
 async def test_a_field_that_no_session_has_is_refused_and_not_dropped(
-    cluster_settings: Settings, operator: StandInOperator, store: SqlStore, tmp_path: Path
+    cluster_settings: Settings, operator: StandInOperator, store: Store, tmp_path: Path
 ) -> None:
     entries = [{"name": "odd", "maxSessions": 1, "spec": spec_of(slotz=3)}]
     fleet = KubernetesFleet(with_catalogue(cluster_settings, tmp_path, entries))

@@ -23,7 +23,7 @@ from tinsmith_server.services.sampling.dispatch import Dispatch
 from tinsmith_server.services.sampling.routing import SamplerLoads
 from tinsmith_server.services.sampling.save_sources import SaveSources
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.sql_store import SqlStore
+from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import SampleId, sampler_token
 
 
@@ -59,7 +59,7 @@ async def test_a_worker_hears_the_settings_and_not_the_secrets(
     assert arguments[arguments.index("--volume") + 1].startswith(str(tmp_path / "data" / "workers"))
 
 
-async def test_each_device_has_a_worker_process_that_sees_it_alone(settings: Settings, store: SqlStore) -> None:
+async def test_each_device_has_a_worker_process_that_sees_it_alone(settings: Settings, store: Store) -> None:
     fleet = LocalFleet(settings.model_copy(update={"devices": ("3", "cpu")}))
     await fleet.open(store)
     workers = fleet.trainers(MODEL, 8)
@@ -81,7 +81,7 @@ def variable_of(pid: int, name: str) -> str | None:
 
 
 async def test_nobody_is_started_to_hear_of_a_sample_that_is_cancelled(
-    settings_with_sampler: Settings, store: SqlStore
+    settings_with_sampler: Settings, store: Store
 ) -> None:
     """It was given by an earlier server, whose samplers ended with it."""
     fleet = LocalFleet(settings_with_sampler)
@@ -147,7 +147,7 @@ async def test_a_lost_worker_is_one_line_with_its_reason_once(
 
 
 async def test_closing_the_fleet_lets_workers_end_by_themselves(
-    settings: Settings, store: SqlStore, tmp_path: Path
+    settings: Settings, store: Store, tmp_path: Path
 ) -> None:
     fleet = LocalFleet(settings)
     await fleet.open(store)
@@ -158,7 +158,7 @@ async def test_closing_the_fleet_lets_workers_end_by_themselves(
         await client.describe()
 
 
-async def test_one_server_owns_a_data_directory(local_fleet: LocalFleet, settings: Settings, store: SqlStore) -> None:
+async def test_one_server_owns_a_data_directory(local_fleet: LocalFleet, settings: Settings, store: Store) -> None:
     other = LocalFleet(settings)
     with pytest.raises(StartupError, match="another server uses the data directory"):
         await other.open(store)
@@ -175,7 +175,7 @@ async def test_waiting_for_a_worker_ends_with_the_reason(local_fleet: LocalFleet
     assert worker.trouble is None
 
 
-async def preloaded(settings: Settings, store: SqlStore) -> tuple[LocalFleet, list[str]]:
+async def preloaded(settings: Settings, store: Store) -> tuple[LocalFleet, list[str]]:
     """A fleet that has loaded its models, or given up, and what it said meanwhile."""
     told: list[str] = []
     fleet = LocalFleet(settings.model_copy(update={"preload_models": True}), told.append)
@@ -185,7 +185,7 @@ async def preloaded(settings: Settings, store: SqlStore) -> tuple[LocalFleet, li
 
 
 async def test_models_are_loaded_before_anybody_asks_for_them_and_a_person_hears_how_far_that_is(
-    settings: Settings, store: SqlStore
+    settings: Settings, store: Store
 ) -> None:
     fleet, told = await preloaded(settings, store)
     assert only_worker(fleet).running() is not None
@@ -195,7 +195,7 @@ async def test_models_are_loaded_before_anybody_asks_for_them_and_a_person_hears
 
 
 async def test_a_model_loads_before_there_is_a_store_and_is_ready_once_there_is(
-    settings: Settings, store: SqlStore, tmp_path: Path
+    settings: Settings, store: Store, tmp_path: Path
 ) -> None:
     fleet = LocalFleet(settings.model_copy(update={"preload_models": True}))
     await fleet.begin()
@@ -213,7 +213,7 @@ async def test_a_model_loads_before_there_is_a_store_and_is_ready_once_there_is(
 
 
 async def test_a_model_that_takes_long_is_heard_of_meanwhile(
-    settings: Settings, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tinsmith_server.fleet.local.supervisor.WORD_EACH_SECONDS", 0.01)
     fleet, told = await preloaded(settings, store)
@@ -222,7 +222,7 @@ async def test_a_model_that_takes_long_is_heard_of_meanwhile(
 
 
 async def test_a_model_that_cannot_be_preloaded_is_named_with_the_reason_and_the_fleet_stays_open(
-    settings: Settings, store: SqlStore, tmp_path: Path
+    settings: Settings, store: Store, tmp_path: Path
 ) -> None:
     (tmp_path / "model" / "refuse").write_text("model.safetensors is truncated")
     fleet, told = await preloaded(settings, store)
@@ -231,7 +231,7 @@ async def test_a_model_that_cannot_be_preloaded_is_named_with_the_reason_and_the
     await fleet.close()
 
 
-async def test_a_fleet_that_is_closed_while_it_loads_leaves_no_process(settings: Settings, store: SqlStore) -> None:
+async def test_a_fleet_that_is_closed_while_it_loads_leaves_no_process(settings: Settings, store: Store) -> None:
     fleet = LocalFleet(settings.model_copy(update={"preload_models": True}))
     await fleet.open(store)
     worker = only_worker(fleet)
@@ -243,7 +243,7 @@ async def test_a_fleet_that_is_closed_while_it_loads_leaves_no_process(settings:
 
 
 async def test_a_worker_has_as_many_slots_as_were_set_until_it_says_how_many_it_has(
-    settings: Settings, store: SqlStore, tmp_path: Path
+    settings: Settings, store: Store, tmp_path: Path
 ) -> None:
     (tmp_path / "model" / "slots").write_text("3")
     fleet = LocalFleet(settings)
@@ -256,7 +256,7 @@ async def test_a_worker_has_as_many_slots_as_were_set_until_it_says_how_many_it_
 
 
 async def test_a_sampler_beside_a_worker_is_there_before_anybody_asks_and_ends_with_the_server(
-    settings_with_sampler: Settings, store: SqlStore
+    settings_with_sampler: Settings, store: Store
 ) -> None:
     fleet, told = await preloaded(settings_with_sampler, store)
     (sampler,) = fleet.all_samplers
@@ -274,7 +274,7 @@ async def test_a_sampler_beside_a_worker_is_there_before_anybody_asks_and_ends_w
 
 
 async def test_a_sampler_starts_when_its_worker_has_loaded_the_model(
-    settings_with_sampler: Settings, store: SqlStore, tmp_path: Path
+    settings_with_sampler: Settings, store: Store, tmp_path: Path
 ) -> None:
     """On one GPU, what a worker takes meanwhile would count as the sampler's own."""
     fleet = LocalFleet(settings_with_sampler.model_copy(update={"preload_models": True}))
@@ -291,7 +291,7 @@ async def test_a_sampler_starts_when_its_worker_has_loaded_the_model(
 
 
 async def test_a_sampler_that_cannot_start_is_a_sentence_and_the_worker_trains_all_the_same(
-    settings_with_sampler: Settings, store: SqlStore, tmp_path: Path
+    settings_with_sampler: Settings, store: Store, tmp_path: Path
 ) -> None:
     fleet = LocalFleet(settings_with_sampler)
     await fleet.open(store)
@@ -327,7 +327,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 async def test_what_a_killed_server_left_among_temporary_files_goes_when_the_next_one_starts_on_its_data(
-    temporary: Path, tmp_path: Path, store: SqlStore
+    temporary: Path, tmp_path: Path, store: Store
 ) -> None:
     """And nothing of a server on other data, which may live."""
     left = {data: left_by_killed(tmp_path / data, temporary) for data in ("data", "other")}

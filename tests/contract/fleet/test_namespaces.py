@@ -17,7 +17,7 @@ from testcluster.cluster import Cluster
 from tinsmith_server.errors import StartupError
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.sql_store import SqlStore
+from tinsmith_server.store.store import Store
 
 RIGHTS = {
     "tinsmith.dev": ("trainingsessions", "samplerpools"),
@@ -44,7 +44,7 @@ async def other(crd: Cluster, other_namespace: str, operator: StandInOperator) -
 
 
 @asynccontextmanager
-async def opened(settings: Settings, store: SqlStore, *namespaces: str) -> AsyncIterator[KubernetesFleet]:
+async def opened(settings: Settings, store: Store, *namespaces: str) -> AsyncIterator[KubernetesFleet]:
     fleet = KubernetesFleet(settings.model_copy(update={"fleet_namespaces": namespaces}), reached_at)
     try:
         await fleet.open(store)
@@ -60,7 +60,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def test_sessions_and_pools_of_one_name_in_two_namespaces_are_different_ones(
-    cluster_settings: Settings, store: SqlStore, operator: StandInOperator, other: StandInOperator
+    cluster_settings: Settings, store: Store, operator: StandInOperator, other: StandInOperator
 ) -> None:
     async with opened(cluster_settings, store, operator.namespace, other.namespace) as fleet:
         for each in (operator, other):
@@ -81,7 +81,7 @@ async def test_sessions_and_pools_of_one_name_in_two_namespaces_are_different_on
 
 
 async def test_a_worker_is_lost_by_the_claims_of_its_own_namespace(
-    cluster_settings: Settings, store: SqlStore, operator: StandInOperator, other: StandInOperator
+    cluster_settings: Settings, store: Store, operator: StandInOperator, other: StandInOperator
 ) -> None:
     async with opened(cluster_settings, store, operator.namespace, other.namespace) as fleet:
         for each in (operator, other):
@@ -102,7 +102,7 @@ async def test_a_worker_is_lost_by_the_claims_of_its_own_namespace(
 
 
 async def test_the_whole_cluster_is_one_fleet(
-    cluster_settings: Settings, store: SqlStore, operator: StandInOperator, other: StandInOperator
+    cluster_settings: Settings, store: Store, operator: StandInOperator, other: StandInOperator
 ) -> None:
     async with opened(cluster_settings, store, "*") as fleet:
         model = f"org/{operator.namespace}"
@@ -117,7 +117,7 @@ async def test_the_whole_cluster_is_one_fleet(
 
 
 async def test_what_is_in_no_namespace_of_the_fleet_is_not_seen(
-    cluster_settings: Settings, store: SqlStore, operator: StandInOperator, other: StandInOperator
+    cluster_settings: Settings, store: Store, operator: StandInOperator, other: StandInOperator
 ) -> None:
     await other.apply("tiny", model="org/unseen")
     async with opened(cluster_settings, store, operator.namespace) as fleet:
@@ -125,7 +125,7 @@ async def test_what_is_in_no_namespace_of_the_fleet_is_not_seen(
 
 
 async def test_the_catalogues_sessions_are_made_in_the_first_namespace_of_a_server_that_has_none_of_its_own(
-    cluster_settings: Settings, store: SqlStore, operator: StandInOperator, other: StandInOperator, tmp_path: Path
+    cluster_settings: Settings, store: Store, operator: StandInOperator, other: StandInOperator, tmp_path: Path
 ) -> None:
     """And those of its name elsewhere are another release's, which count for nothing here."""
     catalogue = tmp_path / "catalogue.json"
@@ -161,7 +161,7 @@ async def restrict_to(operator: StandInOperator, cluster: Cluster, folder: Path)
 
 async def test_a_namespace_that_is_kept_from_the_server_holds_up_no_other_and_is_seen_once_it_is_granted(
     cluster_settings: Settings,
-    store: SqlStore,
+    store: Store,
     crd: Cluster,
     operator: StandInOperator,
     other: StandInOperator,

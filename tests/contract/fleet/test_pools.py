@@ -17,7 +17,7 @@ from tinsmith_server.fleet.base import SamplerHandle
 from tinsmith_server.fleet.kubernetes.api import POOLS, KubernetesApi, Manifest, Resource
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.sql_store import SqlStore
+from tinsmith_server.store.store import Store
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -65,7 +65,7 @@ async def test_every_replica_is_a_sampler_of_its_own_and_no_worker(
 
 
 async def test_pools_that_were_there_before_the_server_are_known_when_it_has_opened(
-    cluster_settings: Settings, operator: StandInOperator, store: SqlStore
+    cluster_settings: Settings, operator: StandInOperator, store: Store
 ) -> None:
     await operator.apply_pool("fast")
     replica = await operator.run_replica("fast")
@@ -311,7 +311,7 @@ async def settled(server: TestedServer, request_id: str) -> int:
 
 
 async def test_a_definition_that_is_missing_is_named_at_the_start(
-    cluster_settings: Settings, operator: StandInOperator, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+    cluster_settings: Settings, operator: StandInOperator, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing = Resource(POOLS.group_version, "samplerlakes", "SamplerLake")
     monkeypatch.setattr("tinsmith_server.fleet.kubernetes.fleet.POOLS", missing)

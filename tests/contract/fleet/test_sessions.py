@@ -19,7 +19,7 @@ from tinsmith_server.fleet.base import SavesAddress
 from tinsmith_server.fleet.kubernetes import watching
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.sql_store import SqlStore
+from tinsmith_server.store.store import Store
 
 
 async def until(fleet: KubernetesFleet, holds: Callable[[], bool]) -> None:
@@ -47,7 +47,7 @@ async def running_session(
 
 
 async def test_sessions_of_one_model_are_workers_of_their_own(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: SqlStore
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: Store
 ) -> None:
     first = await running_session(cluster_fleet, operator, "first", adapters={"slots": 2, "maxRank": 16})
     second = await running_session(cluster_fleet, operator, "second", maxSequenceLength=4096)
@@ -98,7 +98,7 @@ async def test_a_worker_that_streams_saves_says_where_by_number_while_it_is_conn
 
 
 async def test_sessions_that_were_there_before_the_server_are_known_when_it_has_opened(
-    cluster_settings: Settings, operator: StandInOperator, store: SqlStore
+    cluster_settings: Settings, operator: StandInOperator, store: Store
 ) -> None:
     await operator.apply("early")
     await operator.run("early")
@@ -109,7 +109,7 @@ async def test_sessions_that_were_there_before_the_server_are_known_when_it_has_
 
 
 async def test_a_ready_session_is_connected_and_activated_before_anybody_asks_for_it(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: SqlStore
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: Store
 ) -> None:
     """A worker is ready when its model is loaded: so the first create finds it warm."""
     await operator.apply("warm")
@@ -141,7 +141,7 @@ async def test_a_session_without_a_ready_worker_is_advertised_and_says_what_is_m
 
 
 async def test_a_suspended_session_gets_no_work_and_says_how_to_resume_it(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: SqlStore
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: Store
 ) -> None:
     worker = await running_session(cluster_fleet, operator, "tiny")
     await operator.suspend("tiny")
@@ -182,7 +182,7 @@ async def test_a_worker_that_is_neither_connected_nor_ready_is_not_waited_for_wi
 
 
 async def test_a_deleted_session_whose_volume_stays_may_come_back_as_the_same_worker(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: SqlStore
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: Store
 ) -> None:
     worker = await running_session(cluster_fleet, operator, "tiny")
     await operator.delete("tiny")
@@ -195,7 +195,7 @@ async def test_a_deleted_session_whose_volume_stays_may_come_back_as_the_same_wo
 
 
 async def test_a_worker_whose_volume_claim_is_gone_is_lost_for_ever(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: SqlStore
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: Store
 ) -> None:
     worker = await running_session(cluster_fleet, operator, "tiny")
     await operator.delete("tiny")
@@ -208,14 +208,14 @@ async def test_a_worker_whose_volume_claim_is_gone_is_lost_for_ever(
     )
 
 
-async def test_a_worker_of_another_namespace_is_never_judged(cluster_fleet: KubernetesFleet, store: SqlStore) -> None:
+async def test_a_worker_of_another_namespace_is_never_judged(cluster_fleet: KubernetesFleet, store: Store) -> None:
     await store.get_worker("elsewhere")
     await store.note_home("elsewhere", f"another-namespace/tiny@{cluster_fleet._api.cluster}")
     assert await cluster_fleet.lost_for_ever(await store.get_worker("elsewhere")) is None
 
 
 async def test_a_worker_of_another_cluster_is_never_judged_by_names_that_both_have(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: SqlStore
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: Store
 ) -> None:
     """As where a server is started in a second cluster with the store of the first one."""
     await store.get_worker("elsewhere")
@@ -278,7 +278,7 @@ async def test_sessions_that_do_not_sample_are_asked_for_training_alone(
 
 
 async def test_two_servers_share_a_worker_under_one_epoch(
-    cluster_fleet: KubernetesFleet, cluster_settings: Settings, operator: StandInOperator, store: SqlStore
+    cluster_fleet: KubernetesFleet, cluster_settings: Settings, operator: StandInOperator, store: Store
 ) -> None:
     worker = await running_session(cluster_fleet, operator, "tiny")
     other = KubernetesFleet(cluster_settings)
@@ -289,7 +289,7 @@ async def test_two_servers_share_a_worker_under_one_epoch(
 
 
 async def test_a_worker_that_is_started_anew_while_it_is_activated_gets_an_epoch_of_its_own(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: SqlStore
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: Store
 ) -> None:
     await operator.apply("tiny")
     worker = operator.workers["tiny"] = StandInWorker(await operator.claim("tiny"), operator.authority, free_port())
@@ -377,7 +377,7 @@ async def test_an_api_that_refuses_is_a_sentence_at_the_start(
     crd: Cluster,
     operator: StandInOperator,
     cluster_settings: Settings,
-    store: SqlStore,
+    store: Store,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

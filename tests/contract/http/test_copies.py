@@ -13,7 +13,7 @@ from support.server.fake_fleet import FakeFleet
 from support.server.http_server import TestedServer, running_server, running_servers, settings_for
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_server.store.errors import StoreUnavailable
-from tinsmith_server.store.sql_store import SqlStore
+from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core
 
@@ -85,14 +85,14 @@ async def test_a_copy_whose_record_stands_keeps_its_files_although_the_store_fai
 ) -> None:
     """A database that restarts after the commit: the repeated request answers with a checkpoint that is whole."""
     source, headers = await saved(server), {"X-Idempotency-Key": "once"}
-    files, put = content_of(server.newest_directory), SqlStore.put_checkpoint
+    files, put = content_of(server.newest_directory), Store.put_checkpoint
 
-    async def put_and_fail(self: SqlStore, *given: Any) -> None:
+    async def put_and_fail(self: Store, *given: Any) -> None:
         await put(self, *given)
         raise StoreUnavailable("the connection is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SqlStore, "put_checkpoint", put_and_fail)
+        patch.setattr(Store, "put_checkpoint", put_and_fail)
         assert (await copied(server, source, headers)).status_code >= 500
     assert (await copied(server, source, headers)).status_code == 200
     (directory,) = kept(server)

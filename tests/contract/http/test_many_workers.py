@@ -16,7 +16,7 @@ from tinsmith_server.errors import WorkerUnstartable
 from tinsmith_server.fleet.base import ServedModel, WorkerClient
 from tinsmith_server.services.failures import why_evacuated
 from tinsmith_server.store.records import Model
-from tinsmith_server.store.sql_store import SqlStore, open_store
+from tinsmith_server.store.store import Store, open_store
 
 pytestmark = pytest.mark.core
 
@@ -375,13 +375,13 @@ async def test_a_releaser_that_slept_while_a_model_got_its_place_releases_it_the
     server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model_id = await server.model()
-    read = SqlStore.live_models_of_session
+    read = Store.live_models_of_session
     long_ago = [replace(await server.services.models.owned("default", model_id), worker_id="", state="accepted")]
 
-    async def slept(store: SqlStore, session_id: str) -> Sequence[Model]:
+    async def slept(store: Store, session_id: str) -> Sequence[Model]:
         return [long_ago.pop()] if long_ago else await read(store, session_id)
 
-    monkeypatch.setattr(SqlStore, "live_models_of_session", slept)
+    monkeypatch.setattr(Store, "live_models_of_session", slept)
     await server.post(f"/sessions/{model_id.split(':')[0]}/finish", {"reason": {"type": "success"}, "detail": None})
     for _ in range(2):
         await server.services.background.reap_now()

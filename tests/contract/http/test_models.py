@@ -11,7 +11,7 @@ from support.server.fake_fleet import ALIAS, BASE_MODEL, OTHER_MODEL
 from support.server.fake_worker import proto_result
 from support.server.http_server import PROTOBUF, TestedServer, one_server, training_body
 from tinsmith_rpc import worker_pb2
-from tinsmith_server.store.sql_store import open_store
+from tinsmith_server.store.store import open_store
 
 pytestmark = pytest.mark.core
 

@@ -15,7 +15,7 @@ from support.server.http_server import TestedServer, one_server, running_server,
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.services.usage import reports
 from tinsmith_server.store.errors import StoreUnavailable
-from tinsmith_server.store.sql_store import SqlStore
+from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core
 
@@ -97,7 +97,7 @@ async def test_numbers_that_the_store_did_not_take_are_kept_and_no_more_are_take
         raise StoreUnavailable("the store is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SqlStore, "add_usage", is_away)
+        patch.setattr(Store, "add_usage", is_away)
         for amount in (1, 2):
             server.worker.used = [used("s:train:0", worker_pb2.TRAINING_TOKENS, amount, hour)]
             with pytest.raises(StoreUnavailable):

@@ -11,7 +11,7 @@ from support.server.http_server import TestedServer
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.services.accounts.keys import CACHE_SECONDS, Keys
 from tinsmith_server.services.accounts.sessions import ACTIVE_SECONDS
-from tinsmith_server.store.sql_store import open_store
+from tinsmith_server.store.store import open_store
 
 Replicas = tuple[TestedServer, TestedServer]
 

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from support.server.empty_stores import with_schema
-from tinsmith_server.store.base import Store
-from tinsmith_server.store.sql_store import open_store
+from tinsmith_server.store.store import Store, open_store
 
 
 @pytest.fixture

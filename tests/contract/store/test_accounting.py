@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.server.store_records import NOW, a_checkpoint, a_model, a_session, later
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import AuditEntry, StoredCheckpoints, Usage
+from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.server.empty_stores import with_schema
 from support.server.store_records import NOW, a_checkpoint
 from tinsmith_server.store.records import Checkpoint
-from tinsmith_server.store.sql_store import open_store
+from tinsmith_server.store.store import open_store
 from typing_extensions import override
 
 pytestmark = pytest.mark.core

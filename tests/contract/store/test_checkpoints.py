@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 from support.server.store_records import NOW, a_checkpoint, a_model, a_sampling_session, a_session, later
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, CheckpointType
+from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core
 

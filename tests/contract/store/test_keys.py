@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 from support.server.store_records import NOW, later
-from tinsmith_server.store.base import Store
+from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core
 

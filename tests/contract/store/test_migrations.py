@@ -11,7 +11,7 @@ from sqlalchemy import Connection, create_engine, inspect, text
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from support.server.store_records import a_model, a_session
 from tinsmith_server.store import migrate
-from tinsmith_server.store.sql_store import open_store
+from tinsmith_server.store.store import open_store
 from tinsmith_server.store.tables import metadata
 from tinsmith_server.store.url import driver_url, parse_store_url
 
@@ -66,7 +66,7 @@ async def test_stores_opened_at_once_in_one_process_migrate_once(store_url: str)
 async def test_processes_that_start_at_once_on_an_empty_database_all_come_up(store_url: str) -> None:
     program = """
 import asyncio, sys
-from tinsmith_server.store.sql_store import open_store
+from tinsmith_server.store.store import open_store
 
 async def main():
     store = await open_store(sys.argv[1])
@@ -183,7 +183,7 @@ async def test_a_store_at_the_newest_revision_opens_without_alembic(store_url: s
     await (await open_store(store_url)).close()
     program = """
 import asyncio, sys
-from tinsmith_server.store.sql_store import open_store
+from tinsmith_server.store.store import open_store
 
 async def main():
     await (await open_store(sys.argv[1])).close()

@@ -3,9 +3,9 @@ from typing import get_args
 
 import pytest
 from support.server.store_records import NOW, a_model, a_session, later
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.errors import RowRefused
 from tinsmith_server.store.records import FinalState, ModelState
+from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core
 

@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 import pytest
 from support.server.store_records import NOW, a_model, a_session, later
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import FinalState, Holder, Line, Model, Waiting
+from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core
 

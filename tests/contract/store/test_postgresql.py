@@ -11,7 +11,7 @@ from support.server.postgres import PostgresServer
 from support.server.store_records import a_session, later
 from tinsmith_server.store import database
 from tinsmith_server.store.errors import StoreUnavailable
-from tinsmith_server.store.sql_store import SqlStore, open_store
+from tinsmith_server.store.store import Store, open_store
 
 pytestmark = pytest.mark.slow("needs PostgreSQL")
 
@@ -161,7 +161,7 @@ async def test_a_server_that_takes_no_writes_is_left_for_one_that_does(
         await store.close()
 
 
-async def first_reader(store: SqlStore) -> int:
+async def first_reader(store: Store) -> int:
     """Return the process of the database's that the store reads from."""
     read = store._database.read(lambda connection: connection.scalar(text("SELECT pg_backend_pid()")))
     process: int = await read

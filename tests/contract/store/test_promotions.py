@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from support.server.store_records import NOW, a_checkpoint, later
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import AuditEntry, Checkpoint, PromotedPath, Promotion, PromotionBounds
+from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core
 

@@ -4,8 +4,8 @@ from datetime import datetime
 
 import pytest
 from support.server.store_records import NOW, a_checkpoint, a_model, a_sampling_session, a_session, later
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import FinishType, Kept, ModelState
+from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core
 

@@ -13,7 +13,7 @@ from support.server.store_records import a_session
 from tinsmith_server.store import database, migrate
 from tinsmith_server.store.database import Database
 from tinsmith_server.store.errors import StoreUnavailable
-from tinsmith_server.store.sql_store import open_store
+from tinsmith_server.store.store import open_store
 from tinsmith_server.store.tables import workers
 from tinsmith_server.store.url import parse_store_url
 

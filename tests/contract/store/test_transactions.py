@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 from support.server.store_records import NOW, a_checkpoint, a_model, a_session, later
 from tinsmith_server.store import database
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.errors import UnstorableValue
-from tinsmith_server.store.sql_store import open_store
+from tinsmith_server.store.store import Store, open_store
 
 pytestmark = pytest.mark.core
 

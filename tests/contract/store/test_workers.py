@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 from support.server.store_records import a_model, a_session
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Worker
+from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core
 

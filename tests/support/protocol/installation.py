@@ -25,7 +25,7 @@ from tinsmith_server.errors import TinsmithError, WorkerUnavailable
 from tinsmith_server.fleet.base import EpochRegistry
 from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.services.assembly import Services
-from tinsmith_server.store.sql_store import SqlStore, open_store
+from tinsmith_server.store.store import Store, open_store
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.oplog.attempts import AttemptPolicy
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
@@ -148,7 +148,7 @@ class Installation:
         self.time = Time()
         self._app = create_app(self._settings(template), self._fleet, self.time)
         self._requests: set[asyncio.Task[Response]] = set()
-        self._store: SqlStore
+        self._store: Store
         self._store_file = template
         self.services: Services
 

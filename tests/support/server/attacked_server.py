@@ -17,7 +17,7 @@ import httpx
 from support.server.serve_process import TESTS, ServedInstallation
 from tinsmith_server.services.accounts.keys import Keys
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.sql_store import open_store
+from tinsmith_server.store.store import open_store
 
 MODEL = "org/tiny"
 PROGRAM = (sys.executable, "-m", "support.server.serve_with_fake_worker")

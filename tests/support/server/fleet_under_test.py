@@ -12,7 +12,7 @@ from pathlib import Path
 from support.server.http_server import API_KEY, TestedServer, running_server
 from tinsmith_server.fleet.base import Fleet, SamplerKind, WorkerHandle
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.sql_store import SqlStore
+from tinsmith_server.store.store import Store
 
 START_SECONDS = 30.0
 
@@ -22,7 +22,7 @@ class Installation:
     """A fleet that serves MODEL by one worker. `kill` ends the worker's process; it comes back by itself."""
 
     fleet: Fleet
-    store: SqlStore
+    store: Store
     kill: Callable[[], Awaitable[None]]
     cure_of_absence: str
 

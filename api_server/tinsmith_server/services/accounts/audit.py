@@ -7,8 +7,8 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Literal
 
 from tinsmith_server.errors import Unprocessable
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import AuditEntry, Checkpoint, Clock, Usage, utc_now
+from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import KIND_OF_TYPE, TinkerPath, session_of
 
 CheckpointEvent = Literal[

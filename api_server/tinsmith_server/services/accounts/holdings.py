@@ -12,7 +12,7 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import TooBusy, TooManySamples
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.base import Store
+from tinsmith_server.store.store import Store
 
 GIB = 2**30
 # A sample that is still wanted is asked for again within a poll's hold.

@@ -13,8 +13,8 @@ from tinsmith_rpc.tenant_names import RULE, is_tenant_name
 from tinsmith_server.errors import AuthenticationFailed, TokenRefused, Unprocessable
 from tinsmith_server.services.accounts.tokens import TOKEN_PREFIX, Credential, Tokens
 from tinsmith_server.services.row_cache import RowCache
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import ApiKey, Clock, utc_now
+from tinsmith_server.store.store import Store
 
 DEFAULT_TENANT = "default"
 KEY_PREFIX = "tml-"

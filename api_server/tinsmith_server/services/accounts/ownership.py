@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from tinsmith_server.errors import NotFound
 from tinsmith_server.logs import bind_ids
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Model, Session
+from tinsmith_server.store.store import Store
 
 
 async def owned_session(store: Store, tenant: str, session_id: str) -> Session:

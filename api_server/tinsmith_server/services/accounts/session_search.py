@@ -8,8 +8,8 @@ from datetime import datetime
 
 from tinsmith_server.errors import NotFound
 from tinsmith_server.services.accounts.tokens import tenant_urn
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Kept, Session
+from tinsmith_server.store.store import Store
 from tinsmith_server.wire.session_search import ClientFinishedQuery, SessionSearchRequest, StatusQuery, UserOwner
 
 LOOKED_THROUGH = 1000

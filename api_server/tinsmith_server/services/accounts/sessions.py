@@ -14,8 +14,8 @@ from tinsmith_server.services.accounts.keyed_requests import KeyedRequest, check
 from tinsmith_server.services.accounts.ownership import owned_session
 from tinsmith_server.services.paging import in_steps
 from tinsmith_server.services.row_cache import RowCache
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, FinishType, Session, utc_now
+from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import OWN_SESSION, is_own_session, own_session_id
 from tinsmith_server.wire.requests import CreateSessionRequest, FinishReason, FinishSessionRequest
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import jwt
 
 from tinsmith_server.errors import TokenRefused
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, utc_now
+from tinsmith_server.store.store import Store
 
 SECRET_NAME = "tokens"
 ISSUER = "tinsmith"

@@ -12,7 +12,7 @@ from tinsmith_server.fleet.base import Fleet, SamplerHandle, everything_of
 from tinsmith_server.logs import get_logger
 from tinsmith_server.services.accounts.holdings import Queued
 from tinsmith_server.services.sampling.routing import SamplerLoads
-from tinsmith_server.store.base import Store
+from tinsmith_server.store.store import Store
 from tinsmith_server.wire.responses import SupportedModel
 
 log = get_logger(__name__)

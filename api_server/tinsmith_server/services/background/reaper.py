@@ -16,8 +16,8 @@ from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.failures import AUTOSAVE_NAME, Failure, why_evacuated
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, Model, utc_now
+from tinsmith_server.store.store import Store
 
 log = get_logger(__name__)
 

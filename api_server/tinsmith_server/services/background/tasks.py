@@ -18,8 +18,8 @@ from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.training.adapter_imports import AdapterImports
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.usage.collection import UsageCollection
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.errors import StoreError
+from tinsmith_server.store.store import Store
 
 log = get_logger(__name__)
 

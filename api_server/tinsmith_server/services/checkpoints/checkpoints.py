@@ -15,8 +15,8 @@ from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, Checkp
 from tinsmith_server.services.checkpoints.promotions import refuse_to_end
 from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.paging import in_steps
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, Clock, Model, Page, PromotedPath, utc_now
+from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import CheckpointType, TinkerPath
 
 Types: TypeAlias = frozenset[CheckpointType]

@@ -17,8 +17,8 @@ from tinsmith_server.services.checkpoints.files import MANIFEST, CheckpointFiles
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.checkpoints.manifests import saved_files
 from tinsmith_server.services.checkpoints.retention import Retention
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, Clock, Session, utc_now
+from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import KIND_OF_TYPE, PathKind, TinkerPath, model_id_of, parse_tinker_path
 from tinsmith_server.wire.requests import CopyWeightsRequest
 

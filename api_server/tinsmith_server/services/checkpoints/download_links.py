@@ -22,8 +22,8 @@ from tinsmith_server.errors import NotFound
 from tinsmith_server.services.checkpoints.checkpoints import Checkpoints
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_server.services.checkpoints.manifests import SavedFile, checked, saved_files
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, Clock, utc_now
+from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import TinkerPath
 
 SECRET_NAME = "external-urls"

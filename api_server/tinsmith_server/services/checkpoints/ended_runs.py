@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from tinsmith_server.services.accounts.audit import CheckpointEvent, of_new
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, Model, Session
+from tinsmith_server.store.store import Store
 
 
 def ended_session(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tinsmith_server.errors import AuthenticationFailed, TinsmithError, WorkerError
 from tinsmith_server.services.accounts.keys import Keys
 from tinsmith_server.services.checkpoints.worker_events import Events
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, CheckpointType, Clock, utc_now
+from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import parse_tinker_path
 
 MADE_BY = {"training": "save_state", "sampler": "save_weights_for_sampler", "external": "save_weights_external"}

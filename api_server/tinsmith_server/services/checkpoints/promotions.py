@@ -12,7 +12,6 @@ from typing import Literal
 from tinsmith_server.errors import NotFound, Unprocessable
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import (
     AuditEntry,
     Checkpoint,
@@ -22,6 +21,7 @@ from tinsmith_server.store.records import (
     PromotionBounds,
     utc_now,
 )
+from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import parse_tinker_path
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -10,8 +10,8 @@ from tinsmith_server.errors import CheckpointRootUnavailable
 from tinsmith_server.logs import get_logger
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Along, Checkpoint, Clock, PromotedPath, utc_now
+from tinsmith_server.store.store import Store
 
 log = get_logger(__name__)
 

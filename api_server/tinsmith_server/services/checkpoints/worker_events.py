@@ -18,8 +18,8 @@ from tinsmith_server.services.accounts.audit import of_new
 from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.failures import Failure
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, CheckpointType, Clock, FinalState, Model, SamplingSession, utc_now
+from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import parse_sampling_session_id
 
 log = get_logger(__name__)

@@ -26,8 +26,8 @@ from tinsmith_server.services.sampling.adapter_hints import AdapterHints
 from tinsmith_server.services.sampling.dispatch import Dispatch, Need
 from tinsmith_server.services.sampling.sample_requests import PlainSample, SampleSubmission
 from tinsmith_server.services.sampling.save_sources import save_of
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, Clock, SamplingSession, utc_now
+from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import SampleId, drawn_sample_number, parse_tinker_path, sampling_session_id_of
 from tinsmith_server.wire.plain_requests import CreateSamplingClientRequest
 from tinsmith_server.wire.requests import CreateSamplingSessionRequest

@@ -26,8 +26,8 @@ from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.checkpoints.upload_files import UploadFiles
 from tinsmith_server.services.training.model_creation import InvalidModelRequest, check_rank, find_served
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, Clock, utc_now
+from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import TinkerPath
 from tinsmith_server.wire.requests import UploadStartRequest
 

@@ -15,8 +15,8 @@ from tinsmith_server.logs import get_logger
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.training.placement import Placement
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Model
+from tinsmith_server.store.store import Store
 
 log = get_logger(__name__)
 

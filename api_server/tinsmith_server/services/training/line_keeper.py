@@ -11,8 +11,8 @@ from tinsmith_server.errors import TinsmithError
 from tinsmith_server.fleet.base import Changes, Fleet
 from tinsmith_server.logs import get_logger
 from tinsmith_server.services.training.line import Places, Wait, fair_order, share_out
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, Line, Model
+from tinsmith_server.store.store import Store
 
 log = get_logger(__name__)
 

@@ -20,8 +20,8 @@ from tinsmith_server.services.row_cache import RowCache
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.training.model_creation import Creation, creation_by_load, creation_from_scratch
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, Model, utc_now
+from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import OperationId, is_client_counter, model_id_of
 from tinsmith_server.wire.responses import WaitingModel
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tinsmith_server.fleet.base import Changes, Fleet
 from tinsmith_server.services.training.line_keeper import LineKeeper
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, Model, utc_now
+from tinsmith_server.store.store import Store
 
 
 class Placement:

@@ -12,8 +12,8 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import WorkerError
 from tinsmith_server.fleet.base import Fleet, SamplerHandle, everything_of
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, Usage, UsageKind, utc_now
+from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import session_of
 
 # One that hangs must not keep the others' numbers back.

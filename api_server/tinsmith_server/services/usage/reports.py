@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from tinsmith_server.errors import Unprocessable
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, Session, StoredCheckpoints, Usage, utc_now
+from tinsmith_server.store.store import Store
 
 LONGEST_WINDOW = timedelta(days=14)
 MOST_ROWS = 20_000

@@ -31,12 +31,17 @@ class UsageQueries(Queries):
     """The part of `Store` about who used what."""
 
     async def add_usage(self, rows: Collection[Usage]) -> None:
+        """Adds to what is there, of any replica. No two of `rows` have the same key."""
+
         async def add(connection: AsyncConnection) -> None:
             await _add_usage(connection, rows)
 
         await self._database.write(add)
 
     async def add_storage_usage(self, now: datetime, least: timedelta, longest: timedelta) -> None:
+        """Adds what checkpoints with a name take now, for the time since the last round: not before that is `least`,
+        and for `longest` at most."""
+
         async def add(connection: AsyncConnection) -> None:
             last_at = await _last_round(connection, now)
             if last_at is None or now - last_at < least:
@@ -55,17 +60,20 @@ class UsageQueries(Queries):
         await self._database.write(add)
 
     async def usage_between(self, tenant: str, start: datetime, end: datetime, most: int) -> Sequence[Usage]:
+        """Of hours from `start` until before `end`, in their order, the largest amounts of each first."""
         in_window = (usage.c.tenant == tenant) & (usage.c.hour >= start) & (usage.c.hour < end)
         order = (usage.c.hour, usage.c.amount.desc(), usage.c.session_id, usage.c.base_model, usage.c.kind)
         return await self._read_all(Usage, select_records(usage, Usage).where(in_window).order_by(*order).limit(most))
 
     async def sessions_named(self, tenant: str, session_ids: Collection[str]) -> Sequence[Session]:
+        """Those of them that are the tenant's. Some hundred ids at most."""
         named = (sessions.c.tenant == tenant) & sessions.c.session_id.in_(session_ids)
         return await self._read_all(Session, select_records(sessions, Session).where(named))
 
     async def stored_checkpoints(
         self, tenant: str, now: datetime, project_id: str | None = None
     ) -> Sequence[StoredCheckpoints]:
+        """By project, the largest first; with `project_id` of this one alone."""
         project = sessions.c.project_id
         size = func.coalesce(func.sum(checkpoints.c.size_bytes), 0)
         query = (
@@ -93,6 +101,7 @@ class AuditQueries(Queries):
     async def list_audit(
         self, tenant: str, start: datetime, end: datetime, after: AuditEntry | None, limit: int
     ) -> Sequence[AuditEntry]:
+        """Oldest first, from `start` until before `end`, those behind `after`."""
         in_window = (audit.c.tenant == tenant) & (audit.c.at >= start) & (audit.c.at < end)
         query = select_records(audit, AuditEntry).where(in_window).order_by(audit.c.at, audit.c.entry_id).limit(limit)
         if after is not None:
@@ -100,6 +109,7 @@ class AuditQueries(Queries):
         return await self._database.read(lambda connection: fetch_all(connection, AuditEntry, query))
 
     async def forget_accounts(self, before: datetime) -> None:
+        """Removes usage and audit entries that are older."""
         await self._write(delete(usage).where(usage.c.hour < before))
         await self._write(delete(audit).where(audit.c.at < before))
 

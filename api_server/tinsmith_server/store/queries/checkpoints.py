@@ -45,24 +45,30 @@ class CheckpointQueries(Queries):
     """The part of `Store` about checkpoints."""
 
     async def put_checkpoint(self, checkpoint: Checkpoint, along: Along = ()) -> Checkpoint | None:
+        """Points the name at a new directory unless the present or deleted one is as new or newer
+        by (epoch, event_id). Returns the record that it replaced, whose files are garbage now; None
+        where nothing was replaced, or both point to the same directory. The new directory is garbage no more."""
         return await self._database.write(lambda connection: _put(connection, checkpoint, along))
 
     async def get_checkpoint(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None:
         return await self._look_up(Checkpoint, _select().where(_named(run_id, type, name)))
 
     async def checkpoints_of_run(self, run_id: str) -> Sequence[Checkpoint]:
+        """Newest first, without ephemeral ones."""
         query = _select().where(checkpoints.c.run_id == run_id, ~_EPHEMERAL)
         return await self._read_all(Checkpoint, query.order_by(*newest_first(*_AGE)))
 
     async def list_checkpoints(
         self, tenant: str, limit: int, offset: int, types: Collection[CheckpointType] | None = None
     ) -> Page[Checkpoint]:
+        """Newest first, without ephemeral ones; those of these types alone, where some are given."""
         query = _select().where(checkpoints.c.tenant == tenant, ~_EPHEMERAL).order_by(*newest_first(*_AGE))
         if types is not None:
             query = query.where(checkpoints.c.type.in_(sorted(types)))
         return await self._read_page(Checkpoint, query, limit, offset)
 
     async def kept_of_sessions(self, session_ids: Collection[str]) -> Mapping[str, Kept]:
+        """Named checkpoints of each session's models; sessions without any are missing."""
         query = (
             select(models.c.session_id, func.count(), func.sum(checkpoints.c.size_bytes))
             .join_from(checkpoints, models, checkpoints.c.run_id == models.c.model_id)
@@ -76,6 +82,7 @@ class CheckpointQueries(Queries):
         return await self._database.read(read)
 
     async def checkpoint_bytes(self, tenant: str) -> int:
+        """Of all that it has, without ephemeral ones."""
         held = (checkpoints.c.tenant == tenant) & _NOT_DELETED & ~_EPHEMERAL
         return await self._count(select(func.coalesce(func.sum(checkpoints.c.size_bytes), 0)).where(held))
 
@@ -88,11 +95,14 @@ class CheckpointQueries(Queries):
         along: Along = (),
         unless_promoted: PromotedPath | None = None,
     ) -> Checkpoint | None:
+        """Leaves a tombstone, so that a replayed event does not bring it back. Returns what it was, and None where
+        nothing is deleted: there is none, or a name stands for it."""
         return await self._entomb(_named(run_id, type, name), now, along, unless_promoted)
 
     async def delete_expired_checkpoint(
         self, run_id: str, type: CheckpointType, name: str, now: datetime
     ) -> Checkpoint | None:
+        """The same, but only if its time is over at `now`: whoever looked earlier may have seen another one."""
         return await self._entomb(_named(run_id, type, name) & (checkpoints.c.expires_at <= now), now)
 
     async def _entomb(
@@ -130,6 +140,7 @@ class CheckpointQueries(Queries):
         along: Along = (),
         unless_promoted: PromotedPath | None = None,
     ) -> bool:
+        """False where nothing is changed: there is none, or a name stands for it."""
         return await self._change(_named(run_id, type, name), {"expires_at": expires_at}, along, unless_promoted)
 
     async def _change(
@@ -152,10 +163,12 @@ class CheckpointQueries(Queries):
         return await self._database.write(change)
 
     async def expired_checkpoints(self, now: datetime) -> Sequence[Checkpoint]:
+        """Those with `expires_at` at or before `now`, of every type."""
         query = _select().where(checkpoints.c.expires_at <= now).order_by(checkpoints.c.expires_at)
         return await self._read_all(Checkpoint, query)
 
     async def ephemeral_checkpoints(self, tenant: str) -> Sequence[Checkpoint]:
+        """Oldest first."""
         query = select_records(checkpoints, Checkpoint).where(checkpoints.c.tenant == tenant, UNNAMED)
         return await self._read_all(Checkpoint, query.order_by(*_AGE))
 
@@ -171,6 +184,10 @@ class CheckpointQueries(Queries):
         return await self._read_all(Checkpoint, query)
 
     async def forget_deleted_checkpoints(self, deleted_before: datetime) -> None:
+        """Removes the tombstones of models that have ended, as far as their worker's events have been heard.
+
+        The sampling sessions that unnamed saves had opened go with them: a run leaves one with each of its steps.
+        """
         heard = exists().where(
             models.c.model_id == checkpoints.c.run_id,
             models.c.state.not_in(LIVE),

@@ -22,11 +22,13 @@ class KeyQueries(Queries):
     """The part of `Store` about keys and tenants."""
 
     async def add_key(self, tenant: str, name: str, prefix: str, key_hash: str, now: datetime) -> ApiKey:
+        """Inserts, or returns the key that has this hash already, revoked or not."""
         row = {"tenant": tenant, "name": name, "prefix": prefix, "key_hash": key_hash, "created_at": now}
         by_hash = select_records(api_keys, ApiKey).where(api_keys.c.key_hash == key_hash)
         return await self._insert_or_find(ApiKey, api_keys, row, by_hash)
 
     async def add_first_key(self, tenant: str, name: str, prefix: str, key_hash: str, now: datetime) -> ApiKey | None:
+        """Inserts unless there is any key already; of replicas that start at once, one gets its own."""
         row = {"tenant": tenant, "name": name, "prefix": prefix, "key_hash": key_hash, "created_at": now}
         by_hash = select_records(api_keys, ApiKey).where(api_keys.c.key_hash == key_hash)
 
@@ -41,6 +43,7 @@ class KeyQueries(Queries):
         return await self._database.write(add_first)
 
     async def find_key(self, key_hash: str) -> ApiKey | None:
+        """The key with this hash, unless revoked."""
         valid = (api_keys.c.key_hash == key_hash) & api_keys.c.revoked_at.is_(None)
         return await self._look_up(ApiKey, select_records(api_keys, ApiKey).where(valid))
 
@@ -51,6 +54,7 @@ class KeyQueries(Queries):
         return await self._read_all(ApiKey, query)
 
     async def revoke_key(self, key_id: int, now: datetime) -> bool:
+        """False when there is no such key; revoking twice is True."""
         first_revoked_at = func.coalesce(api_keys.c.revoked_at, now)
         return await self._write(
             update(api_keys).where(api_keys.c.key_id == key_id).values(revoked_at=first_revoked_at)
@@ -61,6 +65,7 @@ class GarbageQueries(Queries):
     """The part of `Store` about files that no name points to any more."""
 
     async def list_garbage(self, now: datetime) -> Sequence[str]:
+        """Directories without a record, and reserved ones whose time is over."""
         within = func.substr(checkpoints.c.directory, 1, func.length(garbage.c.directory) + 1)
         is_named = (checkpoints.c.directory == garbage.c.directory) | (within == garbage.c.directory + "/")
         named = exists().where(is_named, checkpoints.c.deleted_at.is_(None))
@@ -68,6 +73,9 @@ class GarbageQueries(Queries):
         return await self._read_ids(select(garbage.c.directory).where(due).order_by(garbage.c.garbage_id))
 
     async def reserve_directory(self, directory: str, until: datetime) -> None:
+        """Notes a directory that is about to be written, or one that will be within it. The record that names it ends
+        the reservation. From `until` on the directory is garbage, unless a record names it or one within it."""
+
         async def reserve(connection: AsyncConnection) -> None:
             statement = insert_into(connection, garbage, {"directory": directory, "due_at": until})
             later = statement.on_conflict_do_update(
@@ -88,6 +96,7 @@ class InstallationQueries(Queries):
     """The part of `Store` that every replica must agree on."""
 
     async def secret(self, name: str) -> bytes:
+        """32 random bytes, drawn once per name and the same for every replica."""
         row = {"name": name, "value": random_secrets.token_bytes(_SECRET_BYTES)}
 
         async def draw_once(connection: AsyncConnection) -> bytes:
@@ -98,9 +107,11 @@ class InstallationQueries(Queries):
         return await self._database.write(draw_once)
 
     async def check(self) -> None:
+        """Returns when the database has answered; does not wait for one that is down to come back."""
         await self._database.answers()
 
     async def counts(self) -> Mapping[str, int]:
+        """Rows by state for metrics: `models.<state>`, `sessions.active`, `checkpoints.<type>`."""
         return await self._database.read(_count)
 
 

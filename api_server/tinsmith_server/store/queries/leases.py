@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import case, delete, select
+from sqlalchemy import ColumnElement, case, delete, func, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from tinsmith_server.store.clock import from_now
+from tinsmith_server.store.columns import UtcTime
 from tinsmith_server.store.queries.base import Queries, insert_into
 from tinsmith_server.store.tables import leases, replicas, rounds
 
@@ -20,6 +20,8 @@ class LeaseQueries(Queries):
     """The part of `Store` by which replicas share the work that no request does."""
 
     async def now(self) -> datetime:
+        """The time by the database's clock."""
+
         async def now(connection: AsyncConnection) -> datetime:
             time: datetime = (await connection.execute(select(from_now(connection, 0)))).scalar_one()
             return time
@@ -27,6 +29,8 @@ class LeaseQueries(Queries):
         return await self._database.read(now)
 
     async def attend(self, replica: str, seconds: float) -> Sequence[str]:
+        """Says that the replica is there for so long; returns all that are, in order."""
+
         async def attend(connection: AsyncConnection) -> Sequence[str]:
             until = from_now(connection, seconds)
             insert = insert_into(connection, replicas, {"replica": replica, "expires_at": until})
@@ -38,9 +42,11 @@ class LeaseQueries(Queries):
         return await self._database.write(attend)
 
     async def attending(self) -> Sequence[str]:
+        """All replicas that are there, in order."""
         return await self._database.read(_attending)
 
     async def hold_leases(self, replica: str, names: Collection[str], seconds: float) -> frozenset[str]:
+        """Takes those that are free, expired or its own, from now for `seconds`; returns which it got."""
         if not names:
             return frozenset()
 
@@ -57,6 +63,8 @@ class LeaseQueries(Queries):
         return await self._database.write(hold)
 
     async def give_up_leases(self, replica: str, names: Collection[str]) -> None:
+        """Those of `names` that are its own are free."""
+
         async def give_up(connection: AsyncConnection) -> None:
             own = (leases.c.owner == replica) & leases.c.name.in_(names)
             locked = select(leases.c.name).where(own).order_by(leases.c.name).with_for_update()
@@ -65,10 +73,13 @@ class LeaseQueries(Queries):
         await self._database.write(give_up)
 
     async def leave(self, replica: str) -> None:
+        """All that it holds is free, and nobody counts on it."""
         await self._write(delete(leases).where(leases.c.owner == replica))
         await self._write(delete(replicas).where(replicas.c.replica == replica))
 
     async def forget_the_gone(self) -> None:
+        """Removes replicas and leases whose time was over an hour ago."""
+
         async def forget(connection: AsyncConnection) -> None:
             long_ago = from_now(connection, -_FORGET_SECONDS)
             await connection.execute(delete(leases).where(leases.c.expires_at <= long_ago))
@@ -77,6 +88,8 @@ class LeaseQueries(Queries):
         await self._database.write(forget)
 
     async def note_round(self, name: str, now: datetime, absence: timedelta) -> datetime:
+        """A round is made at `now`, by any replica. Returns since when rounds of this name have come
+        without a gap longer than `absence`."""
         gap = rounds.c.last_at < now - absence
 
         async def note(connection: AsyncConnection) -> datetime:
@@ -97,3 +110,10 @@ class LeaseQueries(Queries):
 async def _attending(connection: AsyncConnection) -> Sequence[str]:
     there = replicas.c.expires_at > from_now(connection, 0)
     return (await connection.scalars(select(replicas.c.replica).where(there).order_by(replicas.c.replica))).all()
+
+
+def from_now(connection: AsyncConnection, seconds: float) -> ColumnElement[datetime]:
+    """A SQLite file lies on this machine, so this machine's clock is the database's."""
+    if connection.dialect.name == "sqlite":
+        return literal(datetime.now(UTC) + timedelta(seconds=seconds), UtcTime())
+    return func.clock_timestamp(type_=UtcTime()) + func.make_interval(0, 0, 0, 0, 0, 0, seconds)

@@ -38,6 +38,7 @@ class ModelQueries(Queries):
     """The part of `Store` about models."""
 
     async def add_model(self, model: Model) -> Model:
+        """Inserts, or returns the model already made under the same (session_id, model_seq_id)."""
         row = values(model)
         return await self._insert_or_find(Model, models, row, _BY_NUMBER, row)
 
@@ -45,11 +46,16 @@ class ModelQueries(Queries):
         return await self._look_up(Model, _BY_ID, {"model": model_id})
 
     async def bind_model(self, model_id: str, worker_id: str) -> bool:
+        """Notes that the worker has the model. False when the model is not its, or not any more."""
         return await self._write(_BIND, {"model": model_id, "worker": worker_id})
 
     async def end_model(
         self, model_id: str, state: FinalState, failure: str | None = None, *, only_unplaced: bool = False
     ) -> bool:
+        """Frees the model's slot in the same transaction. The first end is final: later ones change nothing.
+
+        With `only_unplaced` a model that has been given a place meanwhile lives on. False when nothing changed.
+        """
         living = (models.c.model_id == model_id) & models.c.state.in_(LIVE)
         if only_unplaced:
             living &= models.c.worker_id == ""
@@ -67,6 +73,11 @@ class ModelQueries(Queries):
         await self._write(update(models).where(older).values(last_request_at=now))
 
     async def list_models(self, tenant: str, limit: int, offset: int, project_id: str | None = None) -> Page[Model]:
+        """Newest first, without those whose creation failed: nothing was ever trained there.
+
+        Models with `tinsmith-purpose` in their user_metadata are left out, too: a command made them for a moment.
+        With `project_id` only those of sessions in this project.
+        """
         query = (
             select_records(models, Model)
             .where(models.c.tenant == tenant, models.c.state != "failed", _IS_A_RUN_OF_ITS_OWN)
@@ -85,6 +96,7 @@ class ModelQueries(Queries):
         return await self._read_all(Model, select_records(models, Model).where(live).order_by(models.c.model_seq_id))
 
     async def model_ids_of_session(self, session_id: str) -> Sequence[str]:
+        """Without those whose creation failed, of which there may be any number."""
         made = (models.c.session_id == session_id) & (models.c.state != "failed")
         return await self._read_ids(select(models.c.model_id).where(made).order_by(models.c.model_seq_id))
 
@@ -94,12 +106,15 @@ class ModelQueries(Queries):
         return await self._read_all(Model, query)
 
     async def count_live_models(self, tenant: str) -> int:
+        """Those accepted or bound."""
         return await self._count(_LIVE_OF_TENANT, {"tenant": tenant})
 
     async def accepted_models(self) -> Sequence[Model]:
+        """Those that no worker has yet, oldest first."""
         query = select_records(models, Model).where(models.c.state == "accepted")
         return await self._read_all(Model, query.order_by(models.c.created_at, models.c.model_id))
 
     async def unbound_models(self, tenant: str, limit: int) -> Sequence[Model]:
+        """The tenant's models that no worker has yet, oldest first."""
         query = select_records(models, Model).where(models.c.state == "accepted", models.c.tenant == tenant)
         return await self._read_all(Model, query.order_by(models.c.created_at, models.c.model_id).limit(limit))

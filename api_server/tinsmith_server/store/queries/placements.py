@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from sqlalchemy import Update, bindparam, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from tinsmith_server.store.base import Choice
 from tinsmith_server.store.queries.base import (
     Queries,
     changes_rows,
@@ -20,6 +19,9 @@ from tinsmith_server.store.queries.base import (
 from tinsmith_server.store.queries.workers import unseen_worker
 from tinsmith_server.store.records import Holder, Line, Model, Waiting
 from tinsmith_server.store.tables import models, placements, sessions, workers
+
+Choice = Callable[[Line], Mapping[str, str]]
+"""Of a line: which models get a place now, and at which worker. It only decides: a transaction waits for it."""
 
 _AT_WORKERS = placements.c.worker_id.in_(bindparam("worker_ids"))
 _WAITS = (models.c.state == "accepted") & (models.c.worker_id == "")
@@ -54,11 +56,19 @@ class PlacementQueries(Queries):
     """The part of `Store` about places at workers."""
 
     async def line(self, base_models: Collection[str], worker_ids: Collection[str]) -> Line:
+        """The models of these base models that wait for a place, and who holds the places of these workers."""
         return await self._database.read(lambda connection: _line(connection, base_models, worker_ids))
 
     async def give_places(
         self, base_models: Collection[str], slots: Mapping[str, int], choose: Choice
     ) -> Mapping[str, str]:
+        """Gives models of the line the places that `choose` gives them; `slots` says how many a worker has.
+
+        One at a time for each worker, whichever replica calls: `choose` sees the line as it is, and what it gives
+        holds. What another caller has in hand at that moment, or what would be one too many, is left out. Returns
+        who got a place, and at which worker.
+        """
+
         async def give(connection: AsyncConnection) -> Mapping[str, str]:
             await _lock_workers(connection, slots)
             gifts = choose(await _line(connection, base_models, slots))
@@ -72,6 +82,11 @@ class PlacementQueries(Queries):
         return await self._database.write(give)
 
     async def bind_where_made(self, model_id: str, worker_id: str, slots: int) -> bool:
+        """Binds an accepted model to the worker that has made it, wherever it was placed meanwhile.
+
+        It is at home there even if its slot has been given away since. False when it is bound elsewhere, has
+        ended, or is not known: a bound model never moves, so that of several workers that made it one has it.
+        """
         known = await self._look_up(Model, _MODEL, {"model_id": model_id})
         if known is not None and (known.worker_id, known.state) == (worker_id, "bound"):
             return True
@@ -90,6 +105,8 @@ class PlacementQueries(Queries):
         return await self._database.write(bind)
 
     async def displace_model(self, model_id: str, worker_id: str) -> None:
+        """Takes an accepted model away from the worker that refused it. A bound one stays."""
+
         async def displace(connection: AsyncConnection) -> None:
             model = await _locked_model(connection, model_id)
             if model is not None and (model.worker_id, model.state) == (worker_id, "accepted"):
@@ -99,6 +116,8 @@ class PlacementQueries(Queries):
         await self._database.write(displace)
 
     async def used_slots(self) -> Mapping[str, int]:
+        """By worker; those without any are missing."""
+
         async def count(connection: AsyncConnection) -> Mapping[str, int]:
             rows = select(placements.c.worker_id, func.count()).group_by(placements.c.worker_id)
             return dict((await connection.execute(rows)).all())

@@ -36,6 +36,8 @@ class PromotionQueries(Queries):
         most: PromotionBounds,
         along: Along = (),
     ) -> bool:
+        """False where the one that counts is not `previous`, the checkpoint that it is to stand for is gone or has an
+        end, or a new name would be one too many: then nothing is changed."""
         tenant, name = promotion.tenant, promotion.name
         forget = delete(promotions).where(
             _named(tenant, name), promotions.c.number <= promotion.number - most.kept_per_name
@@ -59,21 +61,27 @@ class PromotionQueries(Queries):
         return await self._database.write(add)
 
     async def promotion(self, tenant: str, name: str) -> Promotion | None:
+        """The one that counts."""
         return await self._look_up(Promotion, _newest(tenant, name))
 
     async def promotions_of(self, tenant: str, name: str) -> Sequence[Promotion]:
+        """Newest first."""
         query = select_records(promotions, Promotion).where(_named(tenant, name))
         return await self._read_all(Promotion, query.order_by(promotions.c.number.desc()))
 
     async def list_promotions(self, tenant: str) -> Sequence[Promotion]:
+        """The one that counts of each name, by name."""
         query = select_records(promotions, Promotion).where(promotions.c.tenant == tenant, _is_newest())
         return await self._read_all(Promotion, query.order_by(promotions.c.name))
 
     async def names_promoted_to(self, tenant: str, tinker_path: str) -> Sequence[str]:
+        """Those that stand for it now."""
         names = _promoted(PromotedPath(tenant, tinker_path)).order_by(promotions.c.name)
         return await self._read_ids(names)
 
     async def remove_promotions(self, tenant: str, name: str, along: Along = ()) -> bool:
+        """All of a name. False where there is none."""
+
         async def remove(connection: AsyncConnection) -> bool:
             await one_after_the_other(connection, tenant)
             if not await changes_rows(connection, delete(promotions).where(_named(tenant, name))):

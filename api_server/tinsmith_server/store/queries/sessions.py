@@ -27,6 +27,7 @@ class SessionQueries(Queries):
     """The part of `Store` about sessions."""
 
     async def create_session(self, session: Session, idempotency_key: str | None) -> Session:
+        """Inserts, or returns the session that this tenant made with the same idempotency key."""
         made = _BY_ID if idempotency_key is None else _OF_KEY
         row = {**values(session), "idempotency_key": idempotency_key}
         return await self._insert_or_find(Session, sessions, row, made, row)
@@ -48,6 +49,7 @@ class SessionQueries(Queries):
     async def sessions_behind(
         self, tenant: str, position: tuple[datetime, str] | None, limit: int
     ) -> Sequence[Session]:
+        """Newest first, those that come after the one with this time of creation and id; None: from the newest on."""
         age = sessions.c.created_at, sessions.c.session_id
         query = select_records(sessions, Session).where(sessions.c.tenant == tenant)
         if position is not None:
@@ -55,10 +57,12 @@ class SessionQueries(Queries):
         return await self._read_all(Session, query.order_by(*newest_first(*age)).limit(limit))
 
     async def assign_project(self, tenant: str, session_id: str, project_id: str) -> bool:
+        """False when the tenant has no such session."""
         owned = (sessions.c.session_id == session_id) & (sessions.c.tenant == tenant)
         return await self._write(update(sessions).where(owned).values(project_id=project_id))
 
     async def heartbeat(self, session_id: str, now: datetime) -> Session | None:
+        """Notes a sign of life unless the session is finished; returns the session as it is then."""
         alive = (sessions.c.session_id == session_id) & sessions.c.finished_at.is_(None)
         beat = update(sessions).where(alive, sessions.c.last_heartbeat_at < now).values(last_heartbeat_at=now)
 
@@ -69,19 +73,23 @@ class SessionQueries(Queries):
         return await self._database.write(beat_and_look)
 
     async def finish_session(self, session_id: str, type: FinishType, detail: str | None, now: datetime) -> bool:
+        """First finish wins: False when it was finished before or does not exist."""
         return await self._write(_finish(session_id, type, detail, now))
 
     async def finish_silent_session(
         self, session_id: str, type: FinishType, detail: str | None, now: datetime, last_heartbeat_before: datetime
     ) -> bool:
+        """Like `finish_session`, but False as well when the last sign of life is not older."""
         return await self._write(_finish(session_id, type, detail, now).where(_silent(last_heartbeat_before)))
 
     async def silent_sessions(self, last_heartbeat_before: datetime) -> Sequence[Session]:
+        """Unfinished sessions whose last sign of life is older."""
         silent = sessions.c.finished_at.is_(None) & _silent(last_heartbeat_before)
         query = select_records(sessions, Session).where(silent).order_by(sessions.c.last_heartbeat_at)
         return await self._read_all(Session, query)
 
     async def finished_sessions_with_live_models(self) -> Sequence[Session]:
+        """Finished sessions that still have a model accepted or bound: their release must be repeated."""
         live = models.c.state.in_(("accepted", "bound"))
         with_live_model = exists().where(models.c.session_id == sessions.c.session_id, live)
         query = (
@@ -92,6 +100,10 @@ class SessionQueries(Queries):
         return await self._read_all(Session, query)
 
     async def forget_sessions_without_models(self, prefix: str, finished_before: datetime) -> int:
+        """Removes finished sessions whose ids begin so, with their idempotency keys and sampling sessions.
+
+        Those that never had a model, of whatever state, a few hundred in a transaction. Returns how many.
+        """
         # To SQLite, LIKE takes capitals for small letters.
         named = func.substr(sessions.c.session_id, 1, len(prefix)) == prefix
         with_model = exists().where(models.c.session_id == sessions.c.session_id)
@@ -106,6 +118,7 @@ class SamplingSessionQueries(Queries):
     """The part of `Store` about sampling sessions."""
 
     async def add_sampling_session(self, session: SamplingSession) -> SamplingSession:
+        """Inserts, or returns the one already opened under (session_id, sampling_session_seq_id)."""
         numbered = (sampling_sessions.c.session_id == session.session_id) & (
             sampling_sessions.c.sampling_session_seq_id == session.sampling_session_seq_id
         )
@@ -118,6 +131,7 @@ class SamplingSessionQueries(Queries):
         return await self._look_up(SamplingSession, query)
 
     async def number_sampling_client(self, sampling_session_id: str) -> int:
+        """1, 2, … of a sampling session that is there."""
         clients = func.coalesce(sampling_sessions.c.clients, 0) + 1
         one_more = (
             update(sampling_sessions)

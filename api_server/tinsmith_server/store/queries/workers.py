@@ -33,14 +33,17 @@ class WorkerQueries(Queries):
     """The part of `Store` about workers."""
 
     async def epoch_of(self, worker_id: str) -> int:
+        """The epoch alone, which every acknowledgement asks for; 0 for a worker that was never seen."""
         return await self._database.look_up_value(_EPOCH, worker_id) or 0
 
     async def get_worker(self, worker_id: str) -> Worker:
+        """Makes the row at first sight: epoch 0, no instance, cursor 0."""
         unseen = unseen_worker(worker_id)
         known = await self._look_up(Worker, _BY_ID, unseen)
         return known or await self._insert_or_find(Worker, workers, unseen, _BY_ID, unseen)
 
     async def raise_epoch(self, worker_id: str, expected_epoch: int, instance_id: str) -> Worker | None:
+        """Compare-and-swap to expected_epoch + 1; None when another replica was faster."""
         unchanged = (workers.c.worker_id == worker_id) & (workers.c.epoch == expected_epoch)
         raised = update(workers).where(unchanged).values(epoch=expected_epoch + 1, instance_id=instance_id)
 
@@ -53,6 +56,7 @@ class WorkerQueries(Queries):
         return await self._database.write(compare_and_swap)
 
     async def advance_cursor(self, worker_id: str, event_id: int) -> None:
+        """Never moves backwards."""
         await self._write(_ADVANCE, {"worker": worker_id, "event": event_id})
 
     async def note_home(self, worker_id: str, home: str) -> None:
@@ -60,6 +64,7 @@ class WorkerQueries(Queries):
         await self._write(update(workers).where(elsewhere).values(home=home))
 
     async def workers_with_live_models(self) -> Sequence[Worker]:
+        """Those at which an accepted or bound model is placed."""
         living = select(models.c.worker_id).where(models.c.state.in_(("accepted", "bound")))
         query = select_records(workers, Worker).where(workers.c.worker_id.in_(living))
         return await self._read_all(Worker, query.order_by(workers.c.worker_id))

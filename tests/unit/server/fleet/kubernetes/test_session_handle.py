@@ -13,7 +13,7 @@ from testcluster.ports import free_port
 from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.kubernetes.session_handle import SessionHandle
 from tinsmith_server.fleet.kubernetes.training_session import parse_session
-from tinsmith_server.store.sql_store import open_store
+from tinsmith_server.store.store import open_store
 
 WORKER = "6f1c"
 CRASHES = 60

@@ -12,9 +12,10 @@ from support.server.fake_fleet import BASE_MODEL, FakeFleet, FakeHandle
 from support.server.store_records import NOW, a_model
 from tinsmith_server.fleet.base import Changes, ServedModel
 from tinsmith_server.services.training.line_keeper import LineKeeper
-from tinsmith_server.store.base import Choice, Store
 from tinsmith_server.store.errors import StoreUnavailable
+from tinsmith_server.store.queries.placements import Choice
 from tinsmith_server.store.records import Holder, Line, Model, Waiting
+from tinsmith_server.store.store import Store
 
 
 class StoreInMemory:

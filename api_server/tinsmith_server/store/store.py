@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from tinsmith_server.store.base import Store
 from tinsmith_server.store.database import Database
 from tinsmith_server.store.migrate import migrate
 from tinsmith_server.store.queries.accounting import AuditQueries, UsageQueries
@@ -19,7 +18,7 @@ from tinsmith_server.store.queries.workers import WorkerQueries
 from tinsmith_server.store.url import parse_store_url
 
 
-class SqlStore(
+class Store(
     KeyQueries,
     SessionQueries,
     ModelQueries,
@@ -34,21 +33,22 @@ class SqlStore(
     AuditQueries,
     PromotionQueries,
 ):
-    """The store on SQLite or PostgreSQL: one base class of `store/queries` per area."""
+    """The store on SQLite or PostgreSQL: one base class of `store/queries` per area.
+
+    Every method is one transaction, safe from several replicas and tasks at once. Any of them raises
+    `StoreUnavailable` when the database does not answer, and `UnstorableValue` for text, numbers or times
+    that no row can hold (`store/errors.py`).
+    """
 
     async def close(self) -> None:
         await self._database.close()
 
 
-async def open_store(url: str) -> SqlStore:
+async def open_store(url: str) -> Store:
     """Brings the schema up to date, safely beside other processes that do the same, and opens the store.
 
     `url` is `sqlite:///path` or `postgresql://…`. Raises BadStoreUrl and StoreUnavailable.
     """
     parsed = parse_store_url(url)
     await asyncio.to_thread(migrate, parsed)
-    return SqlStore(Database(parsed))
-
-
-def _keeps_the_contract(store: SqlStore) -> Store:
-    return store
+    return Store(Database(parsed))
