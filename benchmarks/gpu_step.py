@@ -25,7 +25,6 @@ from rich.console import Console
 from rich.table import Table
 from tinsmith_trainer.engines.base import (
     AdamParams,
-    BaseModelInfo,
     Datum,
     LoraProducts,
     LoraSpec,
@@ -40,6 +39,7 @@ from tinsmith_trainer.logs import configure_logs
 from tinsmith_trainer.parity.run import compute
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, SamplingParams
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.torch_model.loading import DTYPES, TorchModel, place
 from tinsmith_trainer.torch_model.lora import wrap_linears
 from tinsmith_trainer.torch_model.rows import wrap_activations

@@ -12,7 +12,7 @@ from support.server.serve_process import ServedInstallation
 from support.tiny_vision import VISION_END, VISION_START, encoded, picture, vision_directory, vision_model
 from tinker import types
 from tinker_cookbook.renderers.base import image_to_chunk
-from tinsmith_trainer.engines.base import Image
+from tinsmith_trainer.torch_model.base_model import Image
 from transformers import AutoImageProcessor
 
 MODEL = "tiny/sees"

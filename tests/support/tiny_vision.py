@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image as PillowImage
 from support.sampler.jobs import merged_into
 from support.temporary_files import folder_of_whole_run
-from tinsmith_trainer.engines.base import AdapterState, Image
+from tinsmith_trainer.engines.base import AdapterState
+from tinsmith_trainer.torch_model.base_model import Image
 from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
 from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 from transformers import (

@@ -18,7 +18,8 @@ from tinsmith_trainer.errors import CheckpointInvalid, TrainerError
 
 if TYPE_CHECKING:
     from tinsmith_trainer.checkpoints.checkpoint_root import LoadedCheckpoint
-    from tinsmith_trainer.engines.base import BaseModelInfo, ExportLayout
+    from tinsmith_trainer.engines.base import ExportLayout
+    from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 
 class ModelFamily(StrEnum):

@@ -93,8 +93,8 @@ def parse_options(arguments: Sequence[str]) -> ConversionOptions:
 
 
 def _bring(options: ConversionOptions) -> None:
+    from tinsmith_trainer.torch_model.base_model import model_directory
     from tinsmith_trainer.torch_model.files.checked_config import checked_config
-    from tinsmith_trainer.torch_model.model_source import model_directory
 
     directory = model_directory(options.model, options.model_revision)
     config = checked_config(directory)

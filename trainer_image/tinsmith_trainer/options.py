@@ -9,14 +9,7 @@ from typing import NoReturn, Protocol, get_args
 
 from typing_extensions import override
 
-from tinsmith_trainer.engines.base import (
-    BaseModelInfo,
-    Engine,
-    LoraProducts,
-    LossKernel,
-    Quantization,
-    Recompute,
-)
+from tinsmith_trainer.engines.base import Engine, LoraProducts, LossKernel, Recompute
 from tinsmith_trainer.engines.megatron.flags import ENGINES as RANKS_ENGINES
 from tinsmith_trainer.engines.megatron.flags import (
     RankFlags,
@@ -25,6 +18,7 @@ from tinsmith_trainer.engines.megatron.flags import (
     refused_rank_flags,
 )
 from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo, Quantization
 
 TOKEN_SERVERS = ("vllm", "sglang")
 """The engines of a sampler that are other makers' servers."""

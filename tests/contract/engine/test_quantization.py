@@ -16,11 +16,12 @@ from support.engine.datums import sft_datum
 from support.sampler.jobs import ask, job
 from support.temporary_files import folder_of_whole_run
 from support.tiny_models import tiny_directory
-from tinsmith_trainer.engines.base import AdamParams, Datum, LoraSpec, LossSpec, Quantization, Work
+from tinsmith_trainer.engines.base import AdamParams, Datum, LoraSpec, LossSpec, Work
 from tinsmith_trainer.engines.peft import PeftEngine, build_peft_engine
 from tinsmith_trainer.parity.reference import PeftReference
 from tinsmith_trainer.parity.run import compute
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
+from tinsmith_trainer.torch_model.base_model import Quantization
 from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
 from tinsmith_trainer.torch_model.quantization import EXPERT_WEIGHTS, QuantizedLinear, QuantizedWeight, quantize
 from tinsmith_trainer.torch_model.tiny_model import Family

@@ -25,11 +25,11 @@ from support.tiny_vision import (
     vision_directory,
     vision_model,
 )
-from tinsmith_trainer.engines.base import Image
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import SampleJob, Sampler
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
+from tinsmith_trainer.torch_model.base_model import Image
 from tinsmith_trainer.torch_model.lora import Route
 from torch.nn.functional import log_softmax
 

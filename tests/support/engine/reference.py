@@ -21,7 +21,6 @@ from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
     AnnouncedAdapter,
-    BaseModelInfo,
     Call,
     Datum,
     Engine,
@@ -32,6 +31,7 @@ from tinsmith_trainer.engines.base import (
     Work,
 )
 from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 VOCAB_SIZE = 32
 HIDDEN_SIZE = 8

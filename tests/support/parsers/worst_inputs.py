@@ -39,11 +39,12 @@ from tinsmith_server.wire.head import read_head
 from tinsmith_server.wire.json_bodies import GRAPH, PROMPT, read_object
 from tinsmith_server.wire.json_training import training_shape
 from tinsmith_trainer.checkpoints import age_files
-from tinsmith_trainer.engines.base import AnnouncedAdapter, Image, LoraSpec
+from tinsmith_trainer.engines.base import AnnouncedAdapter, LoraSpec
 from tinsmith_trainer.engines.imports.files import read_adapter
 from tinsmith_trainer.engines.imports.size_limits import SizeLimits
 from tinsmith_trainer.errors import CheckpointInvalid, UserError
 from tinsmith_trainer.sampling.codec import decode_sample
+from tinsmith_trainer.torch_model.base_model import Image
 from tinsmith_trainer.torch_model.image_files import read_pixels, read_sizes
 from tinsmith_trainer.wire.codec import decode_forward_backward, open_body
 

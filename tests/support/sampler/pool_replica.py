@@ -19,7 +19,7 @@ from support.worker.pod_process import PodProcess
 from support.worker.process import RECONNECTS, START_SECONDS
 from tinsmith_rpc import TENANT_METADATA, wire_pb2, worker_pb2, worker_pb2_grpc
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
-from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo
+from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import ServerError, TrainerError, UserError
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import (
@@ -32,6 +32,7 @@ from tinsmith_trainer.sampling.base import (
     TopkLogprobs,
 )
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.wire.tensors import decode_tensor, encode_dense
 from tinsmith_trainer.worker.engine_factories import load_base_model
 from tinsmith_trainer.worker.peers import SAMPLER

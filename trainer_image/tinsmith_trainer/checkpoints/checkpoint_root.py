@@ -21,7 +21,7 @@ from tinsmith_trainer.checkpoints.abandoned import keep_sweeping
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage, FileTooLarge, StorageFault
 from tinsmith_trainer.durable_files import Pieces, ReadFile, WrittenFile, sha256_of, size_of
 from tinsmith_trainer.engines import peft_layout
-from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo, LoraSpec
+from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.engines.tensor_files import memory_for_tensors, tensor_file, tensors_of
 from tinsmith_trainer.errors import (
     CheckpointAltered,
@@ -32,6 +32,7 @@ from tinsmith_trainer.errors import (
     UserError,
 )
 from tinsmith_trainer.failpoints import reach
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 log = structlog.get_logger(__name__)
 

@@ -14,25 +14,12 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo, Image
+
 ExportLayout = Literal["peft", "merged"]
 LoraProducts = Literal["float32", "tf32", "bfloat16"]
 LossKernel = Literal["auto", "torch", "liger"]
-Quantization = Literal["8bit", "4bit"]
 Recompute = Literal["auto", "none", "layers"]
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """An image as its sender encoded it, `format` being "png" or "jpeg" in what can be read.
-
-    It stands before text token number `before_token` of its datum or prompt. `expected_tokens`: as many as its sender
-    takes it for, if that was said.
-    """
-
-    before_token: int
-    content: bytes
-    format: str
-    expected_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,25 +139,6 @@ class AdapterState:
         """What sampling needs: no moments, no gradients."""
         weights = {name: tensor for name, tensor in self.tensors.items() if name.startswith("weights/")}
         return AdapterState(self.lora, 0, weights)
-
-
-@dataclass(frozen=True, slots=True)
-class BaseModelInfo:
-    """The base weights an engine has loaded. `revision` is a digest over the files that decide them.
-
-    `quantization`: `8bit` or `4bit` where they are kept so; empty: as wide as they are computed with. `stored_as`: the
-    quantized format of the files, such as `mxfp4`, which are made dense as they are read; empty: they are dense.
-    `directory`: of the files; empty: `path` itself, which may also be the name of a hub's repository.
-    """
-
-    path: str
-    architecture: str
-    revision: str
-    vocab_size: int
-    max_sequence_length: int
-    quantization: str = ""
-    stored_as: str = ""
-    directory: str = ""
 
 
 @dataclass(frozen=True, slots=True)

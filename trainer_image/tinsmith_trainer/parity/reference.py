@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tinsmith_trainer.engines import lora_init
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, BaseModelInfo, Datum, LoraSpec, Outcome, Work
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, Datum, LoraSpec, Outcome, Work
 from tinsmith_trainer.engines.expert_layouts import peft_targets
 from tinsmith_trainer.engines.losses import TARGETS, VALID, LossArrays, PreparedLoss, Terms, prepare_loss
 from tinsmith_trainer.engines.whole_calls import ComputesWhole
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.parity.plain_experts import add_to_experts, trained_by_experts
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo, model_directory
 from tinsmith_trainer.torch_model.experts import expert_projections
 from tinsmith_trainer.torch_model.files.architecture import auto_class
 from tinsmith_trainer.torch_model.files.checked_config import checked_config
 from tinsmith_trainer.torch_model.loading import describe_model, is_of_text, place
 from tinsmith_trainer.torch_model.lora import is_plain_linear, module_family
-from tinsmith_trainer.torch_model.model_source import model_directory
 
 PREFIX, SUFFIX = "base_model.model.", ".default.weight"
 

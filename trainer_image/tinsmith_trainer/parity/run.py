@@ -9,18 +9,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith_trainer.engines.base import (
-    AdamParams,
-    AdapterState,
-    BaseModelInfo,
-    Computer,
-    LoraSpec,
-    LossSpec,
-    Outcome,
-    Work,
-)
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, Computer, LoraSpec, LossSpec, Outcome, Work
 from tinsmith_trainer.parity.compare import StepRecord
 from tinsmith_trainer.parity.plan import CROSS_ENTROPY, TARGETS, Call, Plan, Step, around
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 ADAPTER = "parity"
 LOSS_METRIC, NORM_METRIC = "loss:sum", "grad_norm"

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.engines.megatron.flags import RankFlags
 from tinsmith_trainer.options import KNOWN_ENGINES, WorkerOptions, parse_options
 from tinsmith_trainer.parity.compare import Difference, StepRecord, compare
 from tinsmith_trainer.parity.plan import Plan, plan_steps
 from tinsmith_trainer.parity.run import Side, run, with_sampler_logprobs
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 REFERENCE = "peft-reference"
 NAMES = (*KNOWN_ENGINES["worker"], REFERENCE)  # whatever follows them is no factory

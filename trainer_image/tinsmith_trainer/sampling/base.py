@@ -9,9 +9,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith_trainer.engines.base import AdapterState, Image
+from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import TrainerError
 from tinsmith_trainer.sampling.language import Language
+from tinsmith_trainer.torch_model.base_model import Image
 
 EMPTY_TOKEN = 0
 EMPTY_LOGPROB = -99999.0

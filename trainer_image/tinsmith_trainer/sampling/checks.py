@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import NO_TARGET, SampleJob, SampleOutcome, SamplingParams
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 MOST_SAMPLES = 4096  # one request must not fill the memory of a worker that keeps other people's journals
 MOST_LOGPROBS = 1 << 24

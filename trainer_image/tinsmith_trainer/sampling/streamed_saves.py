@@ -17,10 +17,11 @@ from tinsmith_rpc import worker_pb2, worker_pb2_grpc
 
 from tinsmith_trainer.checkpoints.checkpoint_root import Manifest, checked_manifest, decoded
 from tinsmith_trainer.durable_files import HEAD_BYTES, ReadFile
-from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo
+from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.engines.peft_layout import WEIGHTS_FILE
 from tinsmith_trainer.engines.tensor_files import memory_for_tensors
 from tinsmith_trainer.errors import CheckpointInvalid, TrainerError
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 MOST_BYTES = 4 * 1024**3
 FIRST_PART_SECONDS = 2.0

@@ -13,8 +13,9 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.checkpoints.shared_saves import taken_from
-from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo
+from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.sampling.streamed_saves import StreamedSaves, StreamFailed
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 log = structlog.get_logger(__name__)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from PIL import Image as PillowImage
 
-from tinsmith_trainer.engines.base import Image
 from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.torch_model.base_model import Image
 
 FORMATS = ("png", "jpeg")
 MAX_IMAGE_BYTES = 16 * 2**20

@@ -19,15 +19,14 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils.logging import disable_default_handler, disable_progress_bar, enable_propagation
 
-from tinsmith_trainer.engines.base import BaseModelInfo, Quantization
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.load_failures import is_out_of_memory
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo, Quantization, model_directory
 from tinsmith_trainer.torch_model.experts import ExpertProjection, adapt_experts, unadaptable_experts
 from tinsmith_trainer.torch_model.files.architecture import auto_class
 from tinsmith_trainer.torch_model.files.checked_config import blame, checked_config
 from tinsmith_trainer.torch_model.logits import LogitTransform, logit_transform_of
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, StackedLoraLinear, module_family, wrap_linears
-from tinsmith_trainer.torch_model.model_source import model_directory
 from tinsmith_trainer.torch_model.quantization import quantize
 from tinsmith_trainer.torch_model.quantized_checkpoints import dequantizing, stored_format, widen
 from tinsmith_trainer.torch_model.rows import wrap_activations

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from tinsmith_trainer.engines.base import Quantization
+from tinsmith_trainer.torch_model.base_model import Quantization
 from tinsmith_trainer.torch_model.experts import is_adaptable
 from tinsmith_trainer.torch_model.lora import module_family
 

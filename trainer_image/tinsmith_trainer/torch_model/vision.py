@@ -20,8 +20,8 @@ from PIL import Image as PillowImage
 from torch import Tensor
 from transformers import AutoImageProcessor, PreTrainedModel
 
-from tinsmith_trainer.engines.base import Image
 from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.torch_model.base_model import Image
 from tinsmith_trainer.torch_model.image_files import ImageSize, read_pixels, read_sizes
 
 log = structlog.get_logger(__name__)

@@ -18,8 +18,9 @@ from tinsmith_rpc import wire_pb2
 from tinsmith_rpc.training_bodies import BodyInvalid, outline_of
 from tinsmith_rpc.zstd_frames import FrameInvalid, declared_bytes, unpack
 
-from tinsmith_trainer.engines.base import Datum, Image, LossSpec, Outcome
+from tinsmith_trainer.engines.base import Datum, LossSpec, Outcome
 from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.torch_model.base_model import Image
 from tinsmith_trainer.wire.tensors import array_of, decode_tensor, dense_bytes
 
 MAX_BODY_BYTES = 512 * 1024 * 1024

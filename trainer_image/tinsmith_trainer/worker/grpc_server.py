@@ -16,7 +16,7 @@ from tinsmith_rpc import TENANT_METADATA, wire_pb2, worker_pb2, worker_pb2_grpc
 from typing_extensions import override
 
 from tinsmith_trainer.checkpoints.offered_saves import SaveNotGiven, SaveNotOffered, TooManyStreams
-from tinsmith_trainer.engines.base import BaseModelInfo, EngineCapabilities
+from tinsmith_trainer.engines.base import EngineCapabilities
 from tinsmith_trainer.errors import (
     Draining,
     Failure,
@@ -30,6 +30,7 @@ from tinsmith_trainer.oplog.given_numbers import NumbersMixed
 from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.oplog.model_queue import UnknownModel
 from tinsmith_trainer.sampling.sample_queue import Samples, TooManySamples
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.worker.metrics import WorkerName, describe, describe_sampler
 from tinsmith_trainer.worker.peers import AdmitPeers, Context, is_operator
 from tinsmith_trainer.worker.rendering_turns import RenderingTurns

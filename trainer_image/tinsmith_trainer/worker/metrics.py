@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.engines.base import BaseModelInfo, EngineCapabilities
+from tinsmith_trainer.engines.base import EngineCapabilities
 from tinsmith_trainer.oplog.journal import SYNC_BUCKETS_SECONDS
 from tinsmith_trainer.oplog.model_queue import ModelQueue
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.sample_queue import Samples
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.training.parking import Parking
 from tinsmith_trainer.worker.service import WorkerService
 

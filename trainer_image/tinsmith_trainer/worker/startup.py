@@ -19,7 +19,7 @@ from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.checkpoints.offered_saves import OfferedSaves
 from tinsmith_trainer.checkpoints.shared_saves import SavesDoor
 from tinsmith_trainer.collector import uncollected
-from tinsmith_trainer.engines.base import BaseModelInfo, Engine, EngineCapabilities
+from tinsmith_trainer.engines.base import Engine, EngineCapabilities
 from tinsmith_trainer.engines.megatron.flags import ENGINES as RANKS_ENGINES
 from tinsmith_trainer.errors import ImageChanged, ServerError
 from tinsmith_trainer.load_failures import explained
@@ -33,6 +33,7 @@ from tinsmith_trainer.sampling.sample_queue import Samples
 from tinsmith_trainer.sampling.sampler_adapters import AdapterLimits, SamplerAdapters
 from tinsmith_trainer.sampling.streamed_saves import StreamedSaves
 from tinsmith_trainer.sampling.weight_sources import WeightSources
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.training.executor import AREAS
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.worker.grpc_server import SamplerServicer, SamplingServicer, WorkerServicer, serve

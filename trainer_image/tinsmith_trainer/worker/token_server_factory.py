@@ -16,7 +16,6 @@ from typing import NoReturn
 
 import structlog
 
-from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
@@ -28,6 +27,7 @@ from tinsmith_trainer.sampling.token_server.served_model import ServedModel, rea
 from tinsmith_trainer.sampling.token_server.server_process import ILL_SECONDS, ServerProcess, until_ill
 from tinsmith_trainer.sampling.token_server.sglang import DETERMINISTIC, SglangServer, sglang_command
 from tinsmith_trainer.sampling.token_server.vllm import VllmServer, vllm_command
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.torch_model.loading import place
 from tinsmith_trainer.worker.termination_log import tell_reason, write_termination_log
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from tinsmith_trainer.disk_room import DiskRoom
 from tinsmith_trainer.durable_files import make_directory, remove_unfinished
-from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import ModelChanged, VolumeUnsuitable
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.journal import Journal
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.worker.journal_volume_check import check_file_system
 
 LOCK_POLL_SECONDS = 0.05

@@ -21,11 +21,12 @@ from tinsmith_trainer.checkpoints.checkpoint_root import (
     WrittenCheckpoint,
 )
 from tinsmith_trainer.checkpoints.shared_saves import SavesDoor
-from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo, LoraSpec
+from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.errors import CheckpointInvalid, OutOfMemory, UserError
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.sampler_adapters import MOST_PREPARING, AdapterInUse, AdapterLimits, SamplerAdapters
 from tinsmith_trainer.sampling.weight_sources import WeightSources
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 BASE = ReferenceEngine().base_model()
 WAIT_SECONDS = 20.0

@@ -17,11 +17,12 @@ from support.engine.reference import ReferenceEngine
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, SavedWeights
 from tinsmith_trainer.checkpoints.offered_saves import OfferedSaves
-from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo, LoraSpec
+from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.sampling import streamed_saves
 from tinsmith_trainer.sampling.streamed_saves import AVOIDED_SECONDS, StreamedSaves, StreamFailed, patience
 from tinsmith_trainer.sampling.weight_sources import WeightSources
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 BASE = ReferenceEngine().base_model()
 OTHER_BASE = BaseModelInfo("other", "Other", "another revision", BASE.vocab_size, BASE.max_sequence_length)

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.tiny_vision import IMAGE_TOKEN, encoded, image_at, picture, vision_directory, vision_model
-from tinsmith_trainer.engines.base import Image
 from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.torch_model.base_model import Image
 from tinsmith_trainer.torch_model.image_files import (
     MAX_IMAGE_BYTES,
     MAX_IMAGES,

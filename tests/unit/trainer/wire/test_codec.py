@@ -13,8 +13,9 @@ from hypothesis.extra import numpy as st_numpy
 from support.worker.messages import datum, forward_backward, next_token_datum
 from tinker.proto.response_conv import deserialize_forward_backward_output
 from tinsmith_rpc import wire_pb2
-from tinsmith_trainer.engines.base import Image, Outcome
+from tinsmith_trainer.engines.base import Outcome
 from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.torch_model.base_model import Image
 from tinsmith_trainer.wire.codec import (
     ForwardBackward,
     decode_forward_backward,

@@ -10,12 +10,12 @@ from pathlib import Path
 import structlog
 import torch
 
-from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.engines.export import BaseFiles
 from tinsmith_trainer.engines.megatron.engine import MegatronEngine
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RanksWanted
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup
 from tinsmith_trainer.engines.megatron.ranks.ray_cluster import prepare_for_ray
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 log = structlog.get_logger(__name__)
 

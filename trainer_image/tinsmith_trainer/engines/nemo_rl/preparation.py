@@ -7,13 +7,13 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
 from tinsmith_trainer.engines.megatron.model.ranked_model import check_no_code, ranked_model
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.nemo_rl.conversion import converted_model
 from tinsmith_trainer.engines.nemo_rl.policy_config import Config, policy_config, starting_from
 from tinsmith_trainer.errors import TrainerError
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 STOCK_WORKER = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
 WORKER = "tinsmith_trainer.engines.nemo_rl.actor.TinsmithMegatronWorker"

@@ -15,7 +15,6 @@ from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
     AnnouncedAdapter,
-    BaseModelInfo,
     Call,
     Engine,
     EngineCapabilities,
@@ -44,6 +43,7 @@ from tinsmith_trainer.engines.peft.loss_kernels import choose_loss_kernel
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
 from tinsmith_trainer.engines.peft.shared_forward import check_architecture, run_shares
 from tinsmith_trainer.errors import ServerError, UserError
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.torch_model.device_faults import needs_device
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import module_family

@@ -10,13 +10,12 @@ from typing import Any
 from torch import nn
 from transformers import GenerationConfig
 
-from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo, model_directory
 from tinsmith_trainer.torch_model.experts import ExpertProjection, expert_projections
 from tinsmith_trainer.torch_model.files.architecture import skeleton
 from tinsmith_trainer.torch_model.files.checked_config import checked_config
 from tinsmith_trainer.torch_model.loading import describe_model, end_of_sequence, load_tokenizer
-from tinsmith_trainer.torch_model.model_source import model_directory
 
 GENERATION_CONFIG = "generation_config.json"
 

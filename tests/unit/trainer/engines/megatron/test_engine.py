@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.engine.contract import CROSS_ENTROPY, forward_backward
 from support.engine.datums import sft_datum, with_inputs
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, BaseModelInfo, Datum, LoraSpec, LossSpec, Work
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, Datum, LoraSpec, LossSpec, Work
 from tinsmith_trainer.engines.export import BaseFiles
 from tinsmith_trainer.engines.megatron import engine as engine_module
 from tinsmith_trainer.engines.megatron.engine import MegatronEngine
@@ -20,6 +20,7 @@ from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup, RanksFailed, RanksLost
 from tinsmith_trainer.engines.megatron.step.tensor_parts import TensorPart
 from tinsmith_trainer.errors import CheckpointInvalid, ServerError, TrainerError, UserError
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from typing_extensions import override
 
 INFO = BaseModelInfo("model", "Qwen3ForCausalLM", "revision", vocab_size=64, max_sequence_length=32)

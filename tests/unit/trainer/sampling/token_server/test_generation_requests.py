@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.sampler.jobs import job, prompt_of
 from support.tiny_models import tiny_directory
-from tinsmith_trainer.engines.base import Image
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import EMPTY_LOGPROB, Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.token_server.base import SEED_RANGE, Generation
@@ -20,6 +19,7 @@ from tinsmith_trainer.sampling.token_server.generation_requests import (
     plan_generation_requests,
 )
 from tinsmith_trainer.sampling.token_server.served_model import ServedModel, read_model
+from tinsmith_trainer.torch_model.base_model import Image
 
 PROMPT = prompt_of(20)
 

@@ -14,9 +14,9 @@ from tinsmith_trainer.errors import ModelDirectoryInvalid
 from tinsmith_trainer.options import parse_options
 from tinsmith_trainer.parity.reference import PeftReference
 from tinsmith_trainer.sampling.token_server.served_model import read_model
+from tinsmith_trainer.torch_model.base_model import model_directory
 from tinsmith_trainer.torch_model.files.checked_config import checked_config
 from tinsmith_trainer.torch_model.loading import load_torch_model
-from tinsmith_trainer.torch_model.model_source import model_directory
 from tinsmith_trainer.worker.engine_factories import build_on_ranks
 
 FLAGS = ("--volume=v", "--socket=s", "--checkpoint-root=file:///c", "--max-rank=8")

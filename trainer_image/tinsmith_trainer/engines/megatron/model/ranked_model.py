@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RankRecompute
 from tinsmith_trainer.engines.megatron.model.architecture import read_mixture
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.errors import ModelDirectoryInvalid
+from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 GROUPED_ROW_FLOATS = 8
 """In bfloat16, 16 bytes: grouped products of GPUs refuse rows that are no multiple of it."""

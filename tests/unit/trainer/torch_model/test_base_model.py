@@ -8,7 +8,7 @@ import httpx
 import pytest
 from huggingface_hub import errors
 from tinsmith_trainer.errors import ModelNotFound
-from tinsmith_trainer.torch_model.model_source import UNUSED_FILES, model_directory
+from tinsmith_trainer.torch_model.base_model import UNUSED_FILES, model_directory
 
 
 @pytest.fixture

@@ -1,10 +1,48 @@
-"""From `--model` to a directory with the model's files: itself, or a revision of a hub repository."""
+"""A base model as all know it, without a framework: its facts, its images, and the directory of its files."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tinsmith_trainer.errors import ModelNotFound
+
+Quantization = Literal["8bit", "4bit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image as its sender encoded it, `format` being "png" or "jpeg" in what can be read.
+
+    It stands before text token number `before_token` of its datum or prompt. `expected_tokens`: as many as its sender
+    takes it for, if that was said.
+    """
+
+    before_token: int
+    content: bytes
+    format: str
+    expected_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModelInfo:
+    """The base weights an engine has loaded. `revision` is a digest over the files that decide them.
+
+    `quantization`: `8bit` or `4bit` where they are kept so; empty: as wide as they are computed with. `stored_as`: the
+    quantized format of the files, such as `mxfp4`, which are made dense as they are read; empty: they are dense.
+    `directory`: of the files; empty: `path` itself, which may also be the name of a hub's repository.
+    """
+
+    path: str
+    architecture: str
+    revision: str
+    vocab_size: int
+    max_sequence_length: int
+    quantization: str = ""
+    stored_as: str = ""
+    directory: str = ""
+
 
 UNUSED_FILES = ["*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.pth", "original/*"]
 """Other frameworks' copies of the weights, which can double a download."""
