@@ -243,7 +243,7 @@ lock: ## resolve requirements/*.txt anew
 	        --output-file requirements/$${lock%:*}.txt || exit 1; \
 	done
 
-zoo: venv ## every family of models that was tried, tiny, beside plain PEFT and its own sampler; writes docs/models.md
+zoo: venv ## every family of models that was tried, tiny, beside plain PEFT and its own sampler; writes docs/reference/models.md
 	PYTHONPATH=tests $(BIN)/python -m support.zoo
 
 tutorials: venv ## run the notebooks of docs/tutorials and write what came out into them; ONLY=… if you like

@@ -65,8 +65,8 @@ class BackendRuns:
         )
 
 
-NEMO_RL = BackendRuns("nemo_rl", DOCS / "nemo-rl-runs.toml", "nemo-rl.md", "make test-nemo-rl")
-MILES = BackendRuns("miles", DOCS / "miles-runs.toml", "miles.md", "make test-miles")
+NEMO_RL = BackendRuns("nemo_rl", DOCS / "nemo-rl-runs.toml", "how-to/nemo-rl.md", "make test-nemo-rl")
+MILES = BackendRuns("miles", DOCS / "miles-runs.toml", "how-to/miles.md", "make test-miles")
 
 
 def _quoted(value: str) -> str:

@@ -1,6 +1,6 @@
 """Runs what shows that Tinsmith works with what others made, and writes down what came of it: evidence.py [NAME...]
 
-Without names all of it: `make evidence`. The table in docs/evidence.md is made of it by `make docs`. Exits with 1 where
+Without names all of it: `make evidence`. `make docs` makes reference/evidence.md of it. Exits with 1 where
 something failed, which is written down, too.
 """
 
@@ -25,7 +25,7 @@ from evidence_reference import SUBJECTS, Subject
 from run_results import Result
 
 ROOT = Path(__file__).parents[1]
-WRITTEN = ("docs/evidence.toml", "docs/evidence.md")
+WRITTEN = ("docs/evidence.toml", "docs/reference/evidence.md")
 FAILED, NOTHING_RUN = 1, 2
 
 

@@ -16,7 +16,7 @@ KEYS = ("name", "versions", "outcome", "commit", "date")
 HEADER = ("What", "Command", "With", "Came to", "At commit", "On")
 HEAD = """\
 # Written by `make evidence`: the last run of each subject of scripts/evidence_reference.py, failures too. `make docs`
-# writes the table of docs/evidence.md from it.
+# writes the table of docs/reference/evidence.md from it.
 """
 
 

@@ -15,7 +15,7 @@ BENCHMARK_KEYS = {"model", "dtype", "shape", "engine", "ratio", "peak_gb", "samp
 
 HEAD = """\
 # One entry for each test of GPUs, and where it ran last; then what was measured. `make gpu-run` writes both, and
-# `make docs` makes docs/gpu.md of them. A test compares the first with the tests that there are.
+# `make docs` makes docs/how-to/gpu.md of them. A test compares the first with the tests that there are.
 """
 
 
@@ -61,7 +61,7 @@ def run_rows() -> Iterator[tuple[str, ...]]:
     for entry in entries():
         file, _, test = entry["name"].partition("::")
         promise = entry.get("promise", test.removeprefix("test_").replace("_", " "))
-        yield f"[{promise}](../{file})", entry["needs"], _run(entry.get("run"))
+        yield f"[{promise}](../../{file})", entry["needs"], _run(entry.get("run"))
 
 
 def benchmark_rows() -> Iterator[tuple[str, ...]]:

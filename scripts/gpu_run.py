@@ -63,7 +63,7 @@ BENCHMARK_SECONDS = {"tiny": 60, "0.6B": 100, "8B": 120}
 END_SECONDS = 20
 NOTE_SECONDS = 5.0
 """Between two writings of what is known so far."""
-WRITTEN = ("docs/gpu-runs.toml", "docs/gpu.md")
+WRITTEN = ("docs/gpu-runs.toml", "docs/how-to/gpu.md")
 FAILED, NOTHING_RUN = 1, 2
 
 

@@ -1,4 +1,4 @@
-"""Rows of docs/limits.md: every limit of the API server, where it stands, and what is seen at it."""
+"""Rows of docs/reference/limits.md: every limit of the API server, where it stands, and what is seen at it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How many GPUs a model takes under the nemo-rl engine: a formula, and the table of docs/nemo-rl.md from it.
+"""How many GPUs a model takes under the nemo-rl engine: a formula, and the table of docs/how-to/nemo-rl.md from it.
 
-Computed, not measured: nobody has run this. What is counted is in `Layout.gpu_bytes`; docs/nemo-rl.md says it in words.
+Computed, not measured: nobody has run this. What is counted is in `Layout.gpu_bytes`; docs/how-to/nemo-rl.md says it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Rows of docs/limits.md: what each parser of a tenant's bytes may take of memory. A test holds them to it."""
+"""Rows of docs/reference/limits.md: the memory that each parser of a tenant's bytes may take.
+
+A test holds the parsers to it.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 the operator.
 
 `reference.py` calls it, and puts them into docs/reference/training-session.md, docs/reference/sampler-pool.md and
-docs/conditions.md.
+docs/reference/conditions.md.
 """
 
 from __future__ import annotations

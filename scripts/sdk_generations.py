@@ -1,5 +1,7 @@
-"""Which generations of the tinker SDK there are, and what each does otherwise: docs/protocol.md has it as a table, and
-the tests run a whole program on each version that is named."""
+"""The generations of the tinker SDK, and how each differs.
+
+docs/reference/protocol.md has the table. The tests run a whole program on each version that is named.
+"""
 
 from __future__ import annotations
 

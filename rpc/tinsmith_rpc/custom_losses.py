@@ -231,8 +231,8 @@ class _Reader:
             raise CustomLossInvalid(f"node {name!r} is a {str(op)[:MAX_TEXT]!r}; functions and methods can be called")
         if target not in (METHODS if op == "call_method" else FUNCTIONS):
             raise CustomLossInvalid(
-                f"node {name!r} calls {target!r}, which this server does not run: docs/losses.md lists what it does. "
-                + ON_THE_CLIENT
+                f"node {name!r} calls {target!r}, which this server does not run: "
+                "docs/reference/losses.md lists what it does. " + ON_THE_CLIENT
             )
         args, kwargs = node.get("args", []), node.get("kwargs", {})
         if not isinstance(args, list) or not isinstance(kwargs, dict):

@@ -33,7 +33,7 @@ OF_THE_TARGET = {"namespace", "job", "pod"}
 def documented_metrics() -> dict[str, set[str]]:
     """Labels by metric, from the tables that `make docs` writes from the registries."""
     found = {}
-    for page in ("metrics.md", "operator.md"):
+    for page in ("reference/metrics.md", "explanation/operator.md"):
         text = (ROOT / "docs" / page).read_text()
         for name, kind, labels in re.findall(r"^\| `(tinsmith_\w+)` \| (\w+) \| ([^|]*) \|", text, re.MULTILINE):
             own = {"exported_namespace" if label == "namespace" else label for label in re.findall(r"`(\w+)`", labels)}
@@ -289,10 +289,10 @@ def waited_minutes(alert: str) -> int:
 
 
 def test_every_alert_leads_to_its_section_of_the_runbooks_and_no_section_is_of_none() -> None:
-    page = (ROOT / "docs" / "runbooks.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "runbooks.md").read_text()
     assert re.findall(r"^## (Tinsmith\w+)$", page, re.MULTILINE) == list(ALERTS)
     for name, rule in ALERTS.items():
-        assert rule["annotations"]["runbook_url"] == f"docs/runbooks.md#{name.lower()}"
+        assert rule["annotations"]["runbook_url"] == f"docs/how-to/runbooks.md#{name.lower()}"
 
 
 def test_runbooks_can_be_served_elsewhere() -> None:
@@ -348,6 +348,6 @@ def test_panels_of_a_dashboard_are_explained_and_do_not_overlap(name: str) -> No
 
 
 def test_names_of_metrics_in_pages_are_those_of_metrics() -> None:
-    pages = [Path(ROOT / "docs" / name).read_text() for name in ("runbooks.md", "reference/chart.md")]
+    pages = [Path(ROOT / "docs" / name).read_text() for name in ("how-to/runbooks.md", "reference/chart.md")]
     named_there = {name for page in pages for name in re.findall(r"\btinsmith_\w+", page)}
     assert {name for name in named_there if name not in METRICS and not name.startswith("tinsmith_server")} == set()

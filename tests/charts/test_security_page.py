@@ -1,4 +1,4 @@
-"""docs/security.md says who can reach what. Each row of its table is tried: here on a real API server, under the
+"""explanation/security.md says who can reach what. Each row of its table is tried: here on a real API server, under the
 accounts of an installation with its defaults, or by tests that a row names, where it is not Kubernetes that decides."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.kubernetes.installation import wait_for
 from testcluster.cluster import Cluster
 from testcluster.errors import ClusterError
 
-PAGE = ROOT / "docs" / "security.md"
+PAGE = ROOT / "docs" / "explanation" / "security.md"
 OPERATOR, API_SERVER = "tinsmith-operator", "tinsmith-api-server"
 WRITE = ("create", "update", "patch", "delete")
 SERVED = ("trainingsessions.tinsmith.dev", "samplerpools.tinsmith.dev")

@@ -1,4 +1,4 @@
-"""Tests of real GPUs. `make test-gpu` runs them; docs/gpu.md says which of them ran, on what. Those that a CPU can run
+"""Tests of real GPUs. `make test-gpu` runs them; gpu.md says which of them ran, on what. Those that a CPU can run
 as well, `make test-vllm` runs."""
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def sampler(
         sampler.close()
         return
     require_gpus()
-    require_package(package, "docs/gpu-samplers.md says which image has it.")
+    require_package(package, "docs/how-to/gpu-samplers.md says which image has it.")
     scratch: Path = tmp_path_factory.mktemp("scratch")
     flags = ["--role", "sampler", "--engine", package, *arguments, "--scratch", str(scratch), "--max-rank", "8"]
     needed = ["--model", model.info.path, "--socket", "none", "--checkpoint-root", "file:///none"]

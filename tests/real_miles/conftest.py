@@ -1,4 +1,4 @@
-"""Tests of Miles itself on a CPU. `make test-miles` runs them, and docs/miles.md says which did."""
+"""Tests of Miles itself on a CPU. `make test-miles` runs them, and docs/how-to/miles.md says which did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of NeMo RL itself on a CPU. `make test-nemo-rl` runs them, and docs/nemo-rl.md says which did."""
+"""Tests of NeMo RL itself on a CPU. `make test-nemo-rl` runs them, and docs/how-to/nemo-rl.md says which did."""
 
 from __future__ import annotations
 

@@ -116,12 +116,12 @@ def listed_paths(server: ServedInstallation, key: str = API_KEY) -> set[str]:
 
 def test_the_commands_of_the_page_delete_the_checkpoints_of_a_run(reader: Reader) -> None:
     path, sampler = train_one_step(reader.server)
-    reader.type_lines(fill_in(block("deleting.md", containing="--run-id RUN"), placeholders_of(path)))
+    reader.type_lines(fill_in(block("how-to/deleting.md", containing="--run-id RUN"), placeholders_of(path)))
     assert listed_paths(reader.server).isdisjoint({path, sampler})
 
 
 def test_the_steps_of_the_page_delete_a_tenant_and_leave_others_alone(reader: Reader) -> None:
-    server, page = reader.server, "deleting.md"
+    server, page = reader.server, "how-to/deleting.md"
     others = set(train_one_step(server))
     key = reader.type_lines(f"tinsmith keys create loop --tenant research --data {server.data}").strip()
     reader.use_key(key)
@@ -164,7 +164,7 @@ def test_the_sizes_of_the_page_are_those_of_saved_checkpoints(reader: Reader) ->
     training, sampler = train_one_step(reader.server)
     config = reader.server.models[MODEL] / "config.json"
     reader.monkeypatch.setattr(sys, "argv", ["sizes.py", str(config), str(RANK)])
-    said = reader.run_program(block("sizing.md", containing="import json"))
+    said = reader.run_program(block("how-to/sizing.md", containing="import json"))
     sizes = {name: float(size) * 1e6 for name, size in re.findall(r"^(.+): ([\d.]+) MB$", said, re.MULTILINE)}
     listed = tinker.RestClient(base_url=reader.server.url, api_key=API_KEY).list_user_checkpoints().result()
     saved = {checkpoint.tinker_path: checkpoint.size_bytes for checkpoint in listed.checkpoints}

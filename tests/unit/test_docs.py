@@ -15,7 +15,7 @@ from tinsmith_trainer.engines.losses import loss_names
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 NOTEBOOKS = sorted(ROOT.glob("docs/**/*.ipynb"))
-RECORDED_RUNS = {"soak": "design.md", "test-protocol-model": "design.md", "load": "limits.md"}
+RECORDED_RUNS = {"soak": "design.md", "test-protocol-model": "design.md", "load": "reference/limits.md"}
 LAST_RUN = re.compile(r"last run, on \d{4}-\d\d-\d\d")
 NAMED_TEST = re.compile(r"\b(tests/[\w/]+\.py)(?:::(\w+))?")
 REPORT = re.compile(
@@ -90,7 +90,7 @@ def test_every_test_that_is_named_exists(page: Path) -> None:
 
 
 def test_each_bug_report_is_tried_once_with_an_outcome() -> None:
-    page = prose_of(ROOT / "docs" / "bug-reports.md")
+    page = prose_of(ROOT / "docs" / "reference" / "bug-reports.md")
     rows = [line for line in page.splitlines() if line.startswith("| [")]
     reports = REPORT.findall(page)
     assert len(set(reports)) == len(reports) == len(rows)
@@ -114,7 +114,7 @@ def test_the_last_run_of_what_takes_long_is_on_its_page(target: str, page: str) 
 
 
 def test_every_loss_has_a_section() -> None:
-    assert set(loss_names()) <= anchors_of(ROOT / "docs" / "losses.md")
+    assert set(loss_names()) <= anchors_of(ROOT / "docs" / "reference" / "losses.md")
 
 
 def test_every_page_can_be_found_from_the_index() -> None:

@@ -1,4 +1,4 @@
-"""docs/gpu.md claims a run for no test that is not there, and leaves none out."""
+"""docs/how-to/gpu.md claims a run for no test that is not there, and leaves none out."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_what_never_ran_is_said_not_to_have_run(tmp_path: Path, monkeypatch: pyt
     file.write_text(f'[[test]]\nname = "a::test_b_c"\nneeds = "x"\n[[test]]\nname = "a::test_d"\nneeds = "y"\n{run}\n')
     monkeypatch.setattr(gpu_reference, "RUNS", file)
     assert list(gpu_reference.run_rows()) == [
-        ("[b c](../a)", "x", "not yet run"),
-        ("[d](../a)", "y", "run on H100 at commit 0123abc, 2026-11-30"),
+        ("[b c](../../a)", "x", "not yet run"),
+        ("[d](../../a)", "y", "run on H100 at commit 0123abc, 2026-11-30"),
     ]
 
 

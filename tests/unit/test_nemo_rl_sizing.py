@@ -86,14 +86,14 @@ def test_the_examples_models_fit_where_the_examples_put_them(file: Path) -> None
 
 
 def test_the_page_names_the_commit_and_the_ray_of_the_versions_file() -> None:
-    page = (ROOT / "docs" / "nemo-rl.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "nemo-rl.md").read_text()
     versions = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())["nemo-rl"]
     assert f"COMMIT={versions['commit']}" in page
     assert f"It is {versions['ray']['version']} in" in page
 
 
 def test_the_page_of_miles_names_the_image_and_the_ray_of_the_versions_file() -> None:
-    page = (ROOT / "docs" / "miles.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "miles.md").read_text()
     versions = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())["miles"]
     assert f"`{versions['image'].removeprefix('docker.io/')}`" in page
     assert f"{versions['ray']['version']} is the newest" in page

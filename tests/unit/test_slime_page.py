@@ -1,4 +1,4 @@
-"""docs/slime.md sends people to fields, flags and settings that there are."""
+"""docs/how-to/slime.md sends people to fields, flags and settings that there are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tinsmith_trainer.engines.losses import loss_names
 from tinsmith_trainer.options import UsageError, parse_options
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "slime.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "slime.md").read_text()
 PLACE, LESSON = (PAGE.partition(f"### Flags that say {what}")[2].partition("\n#")[0] for what in ("where", "what"))
 WORKER = ["--model", "m", "--socket", "s", "--volume", "v", "--checkpoint-root", "file:///c"]
 NOT_OF_A_SESSION = {"replicas", "serverArguments", "engine: sglang", "config.json", "engine: miles", "engine: nemo-rl"}

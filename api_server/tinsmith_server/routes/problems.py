@@ -36,7 +36,7 @@ NOT_FOUND = "Not Found"
 """Starlette's answer for a path that no route has."""
 UNKNOWN_CALL = (
     "This server has no such call. If a tinker SDK made it, the SDK is newer than the server: "
-    "docs/protocol.md lists the SDK versions that work; install one of them, or a newer server."
+    "docs/reference/protocol.md lists the SDK versions that work; install one of them, or a newer server."
 )
 
 

@@ -1,4 +1,6 @@
-"""Every reason that a condition of a session or pool can carry. docs/conditions.md is written from this table.
+"""Every reason that a condition of a session or pool can carry.
+
+The table of docs/reference/conditions.md is made of it.
 
 A reason is written into the cluster, and people match on it: renaming one is a change of the API.
 """
@@ -443,6 +445,7 @@ class Reason(StrEnum):
         "CrashLoop",
         Progress.STUCK,
         "The worker keeps ending soon after its start, and the kubelet waits longer each time. "
-        "The message has its last words, where [its image is one of the platform's](security.md#last-words).",
+        "The message has its last words, where "
+        "[its image is one of the platform's](../explanation/security.md#last-words).",
         "Read the log of its last run: `kubectl logs --previous`.",
     )

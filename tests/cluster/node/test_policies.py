@@ -1,4 +1,4 @@
-"""Between the parts: who reaches whom is what docs/security.md says, and not what a stranger would like."""
+"""Between the parts: who reaches whom is what docs/explanation/security.md says, and not what a stranger would like."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Calls of datums of 1,000 tokens: repeated, divided, together with another adapter, and by a second engine.
 
 Attention takes such a datum in several blocks, which a GPU may sum in any order. On the CPU in float32 bits are equal,
-whatever else is computed there. On a GPU and in bfloat16 docs/gpu.md promises a bound alone; a run on a GPU also prints
+whatever else is computed there. On a GPU and in bfloat16 docs/how-to/gpu.md promises a bound alone; a GPU also prints
 the differences, which tell whether more can be promised.
 """
 

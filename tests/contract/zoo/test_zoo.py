@@ -1,4 +1,4 @@
-"""Of the families of `make zoo` those that differ most, in every run; and that docs/models.md says what is found."""
+"""Of the families of `make zoo` those that differ most, in every run; and models.md says what is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make zoo`: asks every family, writes docs/models.md, and fails where something is beyond its tolerance."""
+"""`make zoo`: asks every family, writes docs/reference/models.md, and fails where something is beyond its tolerance."""
 
 from __future__ import annotations
 

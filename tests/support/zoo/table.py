@@ -1,4 +1,4 @@
-"""The tables of docs/models.md, as `make zoo` writes them."""
+"""The tables of docs/reference/models.md, as `make zoo` writes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.zoo.checks import Findings
 
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- written by `make zoo` -->", "<!-- until here -->"
 HEADER = ("Model type", "Class", "Weights", "Sampled with", "Gap", "Export", "Replay")
 SENTENCES = ("Model type", "What is refused, in its sentence")

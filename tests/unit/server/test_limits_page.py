@@ -1,4 +1,4 @@
-"""docs/limits.md knows every limit that can be set."""
+"""docs/reference/limits.md knows every limit that can be set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tinsmith_server.settings import Settings
 
-PAGE = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "limits.md").read_text()
 A_LIMIT = re.compile(r"_(per_(tenant|minute|address)|in_all|bytes)$")
 
 

@@ -10,7 +10,7 @@
     | replace "%volumes%" $volumes
     | replace "%claims%" $claims }}
 {{- $groups := (fromYaml $text).groups }}
-{{- $page := .Values.monitoring.prometheusRule.runbookUrl | default "docs/runbooks.md" }}
+{{- $page := .Values.monitoring.prometheusRule.runbookUrl | default "docs/how-to/runbooks.md" }}
 {{- range $group := $groups }}
 {{- range $group.rules }}
 {{- $_ := set .annotations "runbook_url" (printf "%s#%s" $page (lower .alert)) }}

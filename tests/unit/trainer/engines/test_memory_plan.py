@@ -105,7 +105,7 @@ def test_the_estimate_of_activations_holds_what_a_forward_keeps() -> None:
 
 
 def test_the_plan_of_memory_is_what_the_code_would_do() -> None:
-    plan = (ROOT / "docs" / "gpu.md").read_text()
+    plan = (ROOT / "docs" / "how-to" / "gpu.md").read_text()
     per_token = activation_bytes_per_token(QWEN3_8B, 2)
     assert f"{4096 * per_token / GB:.1f} | {per_token / 10**6:.1f} MB a token" in plan
     kept = planned(85).recompute_above_tokens

@@ -12,7 +12,7 @@ from tinsmith_trainer.parity.sides import options_of, parse_choice
 
 DOCS = Path(__file__).parents[4] / "docs"
 COMMAND = re.compile(r"^tinsmith parity (.+)$", re.MULTILINE)
-COMMANDS = sorted({command for page in DOCS.glob("*.md") for command in COMMAND.findall(page.read_text())})
+COMMANDS = sorted({command for page in DOCS.rglob("*.md") for command in COMMAND.findall(page.read_text())})
 
 
 def test_there_are_examples() -> None:

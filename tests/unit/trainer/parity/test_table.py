@@ -9,7 +9,7 @@ from rich.console import Console
 from tinsmith_trainer.parity.compare import Difference, Quantity, draw
 from tinsmith_trainer.parity.plan import plan_steps
 
-PAGE = Path(__file__).parents[4] / "docs" / "parity.md"
+PAGE = Path(__file__).parents[4] / "docs" / "how-to" / "parity.md"
 TITLE = "peft beside nemo-rl: Qwen3ForCausalLM, rank 8, seed 0"
 
 

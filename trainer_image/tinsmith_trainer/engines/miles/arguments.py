@@ -60,7 +60,7 @@ def sizes_of(directory: Path) -> Sizes:
         missing = error.name if isinstance(error, AttributeError) else "rope_theta"
         raise ModelDirectoryInvalid(
             f"The configuration in {directory} has no {missing}, which Miles asks for: the engine miles trains dense "
-            f"transformers with rotary positions. docs/models.md says what the engine peft trains."
+            f"transformers with rotary positions. docs/reference/models.md says what the engine peft trains."
         ) from error
 
 

@@ -39,7 +39,7 @@ def rank_python(environment: Mapping[str, str] = os.environ) -> Path:
     if not python.exists():
         raise RankPythonMissing(
             f"{python} does not exist: this is no image of NeMo RL with its Megatron workers' environment built in. "
-            f"Build one as docs/nemo-rl.md says, or set {VENVS_VARIABLE} to where the environments are."
+            f"Build one as docs/how-to/nemo-rl.md says, or set {VENVS_VARIABLE} to where the environments are."
         )
     return python
 

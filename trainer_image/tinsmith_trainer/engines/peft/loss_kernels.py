@@ -3,7 +3,7 @@
 PyTorch's write float32 logprobs beside the logits, and read and write those again in backward: some 30 bytes of traffic
 for each logit in bfloat16. Liger's reads logits twice, keeps a float32 loss of each token, and leaves the gradient in
 their own place: 10 bytes. It takes logits as they come, also where an adapter of the output projection has changed
-them. Kernels that make logits themselves would need the whole projection's gradient for that: see docs/gpu.md.
+them. Kernels that make logits themselves would need the whole projection's gradient for that: see docs/how-to/gpu.md.
 """
 
 from __future__ import annotations
