@@ -8,8 +8,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, inspect, text
-from sqlalchemy.engine.interfaces import ReflectedColumn
-from support.server.store_records import a_model, a_session
+from support.server.store_records import a_session
 from tinsmith_server.store import migrate
 from tinsmith_server.store.store import open_store
 from tinsmith_server.store.tables import metadata
@@ -19,10 +18,6 @@ pytestmark = pytest.mark.core
 
 STEPS = ScriptDirectory(str(Path(migrate.__file__).parent / "migrations"))
 REVISIONS = [step.revision for step in STEPS.walk_revisions()][::-1]
-FIRST_VERSIONS_KEY = """
-INSERT INTO api_keys (tenant, name, prefix, key_hash, created_at)
-VALUES ('ada', 'laptop', 'tml-abc', 'digest', '2026-03-01 12:00:00')
-"""
 
 
 @pytest.fixture
@@ -108,74 +103,6 @@ async def test_a_failed_migration_leaves_nothing_behind(
 
     monkeypatch.undo()
     await (await open_store(store_url)).close()
-
-
-def columns_by_table(connection: Connection) -> dict[str, dict[str, ReflectedColumn]]:
-    database = inspect(connection)
-    return {
-        table: {str(column["name"]): column for column in database.get_columns(table)}
-        for table in database.get_table_names()
-    }
-
-
-async def test_each_step_leaves_what_the_version_before_it_writes(connection: Connection) -> None:
-    """Replicas of both versions run side by side: tables and columns stay, and new columns need no value."""
-    schema: dict[str, dict[str, ReflectedColumn]] = {}
-    for revision in REVISIONS:
-        migrate.upgrade(connection, revision)
-        connection.commit()
-        database = inspect(connection)
-        now = {
-            name: {str(one["name"]): one for one in database.get_columns(name)} for name in database.get_table_names()
-        }
-        for table, columns in schema.items():
-            assert columns.keys() <= now[table].keys()
-            added = [now[table][name] for name in now[table].keys() - columns.keys()]
-            assert [one["name"] for one in added if not one["nullable"] and one["default"] is None] == []
-        schema = now
-
-
-async def test_a_store_of_the_first_version_is_brought_up_to_date_with_its_rows(
-    store_url: str, connection: Connection
-) -> None:
-    migrate.upgrade(connection, REVISIONS[0])
-    connection.execute(text(FIRST_VERSIONS_KEY))
-    connection.commit()
-
-    store = await open_store(store_url)
-
-    assert [key.tenant for key in await store.list_keys()] == ["ada"]
-    assert await store.attend("a", 30) == ["a"]
-    await store.close()
-
-
-async def test_models_at_workers_that_counted_for_themselves_hold_places_after_an_upgrade(
-    store_url: str, connection: Connection
-) -> None:
-    store = await open_store(store_url)
-    await store.create_session(a_session(), None)
-    for number, state in enumerate(("bound", "accepted", "released", "bound")):
-        await store.add_model(a_model(model_seq_id=number, state=state))
-    await store.bind_where_made("session-1:train:1", "worker-2", 8)
-    await store.close()
-    for statement in (
-        *("DROP TABLE usage", "DROP TABLE audit", "DROP TABLE promotions"),
-        "ALTER TABLE sampling_sessions DROP COLUMN clients",
-        *("ALTER TABLE sessions DROP COLUMN request_digest", "ALTER TABLE garbage DROP COLUMN due_at"),
-    ):
-        connection.execute(text(statement))
-    connection.execute(text("UPDATE alembic_version SET version_num = '0003'"))
-    connection.commit()
-
-    upgraded = await open_store(store_url)
-
-    line = await upgraded.line([], ["worker-1", "worker-2"])
-    assert sorted((one.model_id, one.worker_id) for one in line.holders) == [
-        ("session-1:train:0", "worker-1"),
-        ("session-1:train:1", "worker-2"),
-        ("session-1:train:3", "worker-1"),
-    ]
-    await upgraded.close()
 
 
 async def test_a_store_at_the_newest_revision_opens_without_alembic(store_url: str) -> None:

@@ -165,22 +165,6 @@ async def test_times_keep_their_microseconds_and_their_moment(store: Store) -> N
     assert model.created_at.isoformat() == "2026-03-01T12:00:00.123456+00:00"
 
 
-async def test_metadata_that_no_request_may_bring_any_more_stays_in_the_database(store: Store) -> None:
-    """Each read of such a row, of which there are many a second, stood for seconds of silence."""
-    huge = {str(number): "" for number in range(100_000)}
-    session = await store.create_session(a_session("session-3", user_metadata=huge), None)
-    model = await store.add_model(a_model("session-3", user_metadata=huge))
-    none = await store.add_model(a_model("session-3", 1, user_metadata=None))
-    fits = await store.add_model(a_model("session-3", 2, user_metadata={"k": "\N{SNOWMAN}" * 2700}))
-
-    assert model.user_metadata == session.user_metadata == {"tinsmith": "left out: it has more than 65536 characters"}
-    page = await store.list_models(model.tenant, 10, 0)
-    assert {one.model_id: one.user_metadata for one in page.rows} == {
-        one.model_id: one.user_metadata for one in (model, none, fits)
-    }
-    assert (none.user_metadata, fits.user_metadata) == (None, {"k": "\N{SNOWMAN}" * 2700})
-
-
 async def test_a_tenants_models_count_as_long_as_they_live(store: Store) -> None:
     for number in range(3):
         await store.add_model(a_model("session-1", number))

@@ -88,8 +88,8 @@ class Events:
     async def drain_for(self, worker_id: str, result: worker_pb2.Result, connect_seconds: float) -> None:
         """Applies at least what has to be in the store before a client sees this result. Raises WorkerUnavailable.
 
-        A worker of an earlier release does not say what that is: everything, unless it is the protobuf of a
-        forward_backward, which reports nothing.
+        A result without an event_id waits for every event, unless it is the protobuf of a forward_backward, which
+        reports nothing.
         """
         if result.HasField("event_id"):
             known = result.event_id == 0 or (await self._store.get_worker(worker_id)).event_cursor >= result.event_id

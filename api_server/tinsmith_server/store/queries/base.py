@@ -15,10 +15,7 @@ from sqlalchemy import (
     Row,
     Select,
     Table,
-    Text,
     Update,
-    case,
-    cast,
     func,
     literal,
     select,
@@ -36,10 +33,6 @@ R = TypeVar("R", bound="DataclassInstance")
 
 Given: TypeAlias = Mapping[str, Any] | None
 """What the parameters of a statement are, that was made once: making one takes longer than the database."""
-
-# Of text that is kept as ASCII: six for a character that takes two bytes in a request.
-METADATA_CHARACTERS = 64 * 1024
-LEFT_OUT = {"tinsmith": f"left out: it has more than {METADATA_CHARACTERS} characters"}
 
 _INSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
@@ -100,15 +93,7 @@ def to_record(record: type[R], row: Row[Any]) -> R:
 @cache
 def select_records(table: Table, record: type[R]) -> Select[Any]:
     """Selects the columns of `table` that hold the record's fields. Made once: it takes longer than the database."""
-    return select(*(_bounded(table.c[field.name]) for field in fields(record)))
-
-
-def _bounded(column: Column[Any]) -> ColumnElement[Any]:
-    """What no request may say any more never leaves the database, where an earlier release has let it in."""
-    if column.name != "user_metadata":
-        return column
-    fits = func.length(cast(column, Text)) <= METADATA_CHARACTERS
-    return case((fits, column), (column.is_(None), column), else_=literal(LEFT_OUT, column.type)).label(column.name)
+    return select(*(table.c[field.name] for field in fields(record)))
 
 
 async def fetch_one(connection: AsyncConnection, record: type[R], query: Select[Any], given: Given = None) -> R | None:

@@ -1,4 +1,4 @@
-"""The first tables."""
+"""All tables."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -14,7 +14,8 @@ def upgrade() -> None:
     _keys_and_sessions()
     _models_and_workers()
     _sampling_sessions()
-    _checkpoints()
+    _checkpoints_and_promotions()
+    _accounts()
     _installation()
 
 
@@ -46,6 +47,7 @@ def _keys_and_sessions() -> None:
         sa.Column("finished_at", _TIME),
         sa.Column("finish_type", sa.Text()),
         sa.Column("finish_detail", sa.Text()),
+        sa.Column("request_digest", sa.Text()),
         sa.PrimaryKeyConstraint("session_id", name="pk_sessions"),
         sa.UniqueConstraint("tenant", "idempotency_key", name="uq_sessions_tenant_idempotency_key"),
     )
@@ -116,6 +118,7 @@ def _sampling_sessions() -> None:
         sa.Column("inflight", sa.Boolean(), nullable=False),
         sa.Column("checkpoint_directory", sa.Text()),
         sa.Column("manifest_digest", sa.Text()),
+        sa.Column("clients", sa.BigInteger()),
         sa.PrimaryKeyConstraint("sampling_session_id", name="pk_sampling_sessions"),
         sa.ForeignKeyConstraint(["session_id"], ["sessions.session_id"], name="fk_sampling_sessions_session_id"),
         sa.UniqueConstraint(
@@ -129,7 +132,7 @@ def _sampling_sessions() -> None:
     )
 
 
-def _checkpoints() -> None:
+def _checkpoints_and_promotions() -> None:
     op.create_table(
         "checkpoints",
         sa.Column("run_id", sa.Text(), nullable=False),
@@ -157,6 +160,61 @@ def _checkpoints() -> None:
     )
     op.create_index("ix_checkpoints_tenant_created_at", "checkpoints", ["tenant", "created_at"])
     op.create_index("ix_checkpoints_expires_at", "checkpoints", ["expires_at"])
+    unnamed = sa.text("type = 'ephemeral' AND deleted_at IS NULL")
+    tombstone = sa.text("deleted_at IS NOT NULL")
+    op.create_index(
+        "ix_checkpoints_unnamed",
+        "checkpoints",
+        ["tenant", "created_at"],
+        sqlite_where=unnamed,
+        postgresql_where=unnamed,
+    )
+    op.create_index(
+        "ix_checkpoints_tombstones",
+        "checkpoints",
+        ["deleted_at"],
+        sqlite_where=tombstone,
+        postgresql_where=tombstone,
+    )
+    op.create_table(
+        "promotions",
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("number", sa.BigInteger(), nullable=False),
+        sa.Column("tinker_path", sa.Text(), nullable=False),
+        sa.Column("at", _TIME, nullable=False),
+        sa.Column("before", sa.BigInteger()),
+        sa.Column("is_rollback", sa.Boolean(), nullable=False),
+        sa.PrimaryKeyConstraint("tenant", "name", "number", name="pk_promotions"),
+    )
+    op.create_index("ix_promotions_tenant_tinker_path", "promotions", ["tenant", "tinker_path"])
+
+
+def _accounts() -> None:
+    op.create_table(
+        "usage",
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("hour", _TIME, nullable=False),
+        sa.Column("session_id", sa.Text(), nullable=False),
+        sa.Column("base_model", sa.Text(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("amount", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("tenant", "hour", "session_id", "base_model", "kind", name="pk_usage"),
+    )
+    op.create_index("ix_usage_hour", "usage", ["hour"])
+    op.create_table(
+        "audit",
+        sa.Column("entry_id", _ROW_NUMBER, nullable=False),
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("at", _TIME, nullable=False),
+        sa.Column("event", sa.Text(), nullable=False),
+        sa.Column("model_id", sa.Text(), nullable=False),
+        sa.Column("tinker_path", sa.Text(), nullable=False),
+        sa.Column("details", sa.JSON(none_as_null=True), nullable=False),
+        sa.PrimaryKeyConstraint("entry_id", name="pk_audit"),
+    )
+    op.create_index("ix_audit_tenant_at", "audit", ["tenant", "at"])
+    op.create_index("ix_audit_at", "audit", ["at"])
 
 
 def _installation() -> None:
@@ -164,6 +222,7 @@ def _installation() -> None:
         "garbage",
         sa.Column("garbage_id", _ROW_NUMBER, nullable=False),
         sa.Column("directory", sa.Text(), nullable=False),
+        sa.Column("due_at", _TIME),
         sa.PrimaryKeyConstraint("garbage_id", name="pk_garbage"),
         sa.UniqueConstraint("directory", name="uq_garbage_directory"),
     )
@@ -179,4 +238,17 @@ def _installation() -> None:
         sa.Column("owner", sa.Text(), nullable=False),
         sa.Column("expires_at", _TIME, nullable=False),
         sa.PrimaryKeyConstraint("name", name="pk_leases"),
+    )
+    op.create_table(
+        "replicas",
+        sa.Column("replica", sa.Text(), nullable=False),
+        sa.Column("expires_at", _TIME, nullable=False),
+        sa.PrimaryKeyConstraint("replica", name="pk_replicas"),
+    )
+    op.create_table(
+        "rounds",
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("since", _TIME, nullable=False),
+        sa.Column("last_at", _TIME, nullable=False),
+        sa.PrimaryKeyConstraint("name", name="pk_rounds"),
     )
