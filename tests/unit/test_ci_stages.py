@@ -10,19 +10,11 @@ from pathlib import Path
 
 import pytest
 from package_environment import FOR_TESTS
-from support.recipes.programs.catalog import PROGRAMS
 from support.requirements import InstalledBy
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 CI_RUN = ROOT / ".ci" / "run"
-NEEDS_AN_ENVIRONMENT = ("{third_party}", "{extras}", "{sources}")
-KNOWS_ENVIRONMENTS = {
-    TESTS / "support" / "requirements.py",
-    TESTS / "support" / "recipes" / "program.py",
-    TESTS / "unit" / "test_package_environment.py",
-    Path(__file__),
-}
 """Modules that may name package environments without `require_environment`."""
 
 
@@ -55,24 +47,6 @@ def test_every_target_that_installs_what_a_test_requires_is_a_stage(target: Inst
 def test_each_package_environment_that_a_test_requires_is_installed() -> None:
     required = {ast.literal_eval(call.args[0]) for _, call in calls("require_environment")}
     assert required == {packages.name for packages in FOR_TESTS}
-
-
-def test_package_environments_are_reached_through_require_environment_alone() -> None:
-    """Any other way would end in an error that names no cure where the environment is missing."""
-    named = re.compile(r"^from package_environment import .*environment_directory|package_environment\.environ", re.M)
-    assert {path for path in TESTS.rglob("*.py") if named.search(path.read_text())} <= KNOWS_ENVIRONMENTS
-
-
-def test_a_cure_is_a_target_and_not_a_sentence() -> None:
-    """A command inside the sentence would not be compared with the stages."""
-    commands = re.compile(r"`(make|python|pip|apt-get) ")
-    worded = [f"{path.name}:{call.lineno}" for path, call in calls("require") if commands.search(ast.unparse(call))]
-    assert worded == []
-
-
-def test_recipes_of_every_run_need_no_environment_that_is_not_installed() -> None:
-    words = [word for program in PROGRAMS if program.every_run for word in program.command]
-    assert [word for word in words if any(name in word for name in NEEDS_AN_ENVIRONMENT)] == []
 
 
 def test_make_has_every_target_of_a_stage() -> None:

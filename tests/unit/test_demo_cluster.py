@@ -7,8 +7,7 @@ from pathlib import Path
 
 import demo_cluster
 import pytest
-import yaml
-from demo_cluster import Shell, chart_values, clean_up, find_cluster, tiny_model, way_in
+from demo_cluster import Shell, chart_values, clean_up, find_cluster, way_in
 from testcluster.cluster import Cluster
 from testcluster.errors import ClusterError
 from testcluster.kubernetes.containerd import LoadedImage
@@ -42,12 +41,6 @@ def images(registry: str, digest: str | None) -> dict[str, LoadedImage]:
     return {part: LoadedImage(f"{registry}/tinsmith/{part}:0.1.0", digest) for part in ARCHIVES}
 
 
-def test_images_are_named_by_digest_where_it_is_known() -> None:
-    values = chart_values(images("tinsmith.local", "sha256:1"), ARCHIVES)
-    parts = {part: {"image": {"digest": "sha256:1"}} for part in ("operator", "apiServer", "worker")}
-    assert values == {**parts, "image": {"registry": "tinsmith.local"}}
-
-
 def test_elsewhere_another_build_makes_new_pods() -> None:
     values = chart_values(images("tinsmith.local", None), ARCHIVES)
     assert values == {
@@ -55,20 +48,6 @@ def test_elsewhere_another_build_makes_new_pods() -> None:
         "apiServer": {"podAnnotations": {"tinsmith.dev/demo-build": "api-server_0.1.0-abc"}},
         "image": {"registry": "tinsmith.local"},
     }
-
-
-def test_pods_pull_from_the_registry_that_images_were_pushed_to() -> None:
-    values = chart_values(images("registry.example:5000/team", None), ARCHIVES)
-    assert values["image"] == {"registry": "registry.example:5000/team", "pullPolicy": "Always"}
-
-
-def test_the_tiny_model_is_made_by_the_image_that_was_brought(out: Path) -> None:
-    assert tiny_model("tinsmith.local/tinsmith/trainer:0.1.0") == "examples/tiny-model.yaml"
-    copy = Path(tiny_model("registry.example/tinsmith/trainer:0.1.0"))
-    assert copy.parent == out
-    [_, job] = yaml.safe_load_all(copy.read_text())
-    [container] = job["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == "registry.example/tinsmith/trainer:0.1.0"
 
 
 def test_a_given_cluster_is_used_by_a_kubeconfig_of_the_demos_own(

@@ -15,12 +15,7 @@ from tinsmith_trainer.engines.losses import loss_names
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 NOTEBOOKS = sorted(ROOT.glob("docs/**/*.ipynb"))
-RECORDED_RUNS = {"soak": "design.md", "test-protocol-model": "design.md", "load": "reference/limits.md"}
-LAST_RUN = re.compile(r"last run, on \d{4}-\d\d-\d\d")
 NAMED_TEST = re.compile(r"\b(tests/[\w/]+\.py)(?:::(\w+))?")
-REPORT = re.compile(
-    r"^\| \[[\w.-]+#\d+\]\((https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull)/\d+)\) \|", re.MULTILINE
-)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -89,28 +84,11 @@ def test_every_test_that_is_named_exists(page: Path) -> None:
     assert missing_tests([(file, f"{name}(") for file, name in NAMED_TEST.findall(prose_of(page)) if name]) == []
 
 
-def test_each_bug_report_is_tried_once_with_an_outcome() -> None:
-    page = prose_of(ROOT / "docs" / "reference" / "bug-reports.md")
-    rows = [line for line in page.splitlines() if line.startswith("| [")]
-    reports = REPORT.findall(page)
-    assert len(set(reports)) == len(reports) == len(rows)
-    for row in rows:
-        outcome = row.strip("| ").rsplit(" | ", 1)[-1]
-        assert re.match(r"(Held|Fixed|Limit)\b", outcome), row
-    assert missing_tests([(file, "test_") for file, name in NAMED_TEST.findall(page) if not name]) == []
-
-
 def test_every_target_of_the_makefile_is_explained_by_make() -> None:
     # These tests may run under make, whose flags are not for this one.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     shown = subprocess.run(["make"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
     assert {line.split()[0] for line in shown.splitlines()} == make_targets()
-
-
-@pytest.mark.parametrize(("target", "page"), RECORDED_RUNS.items())
-def test_the_last_run_of_what_takes_long_is_on_its_page(target: str, page: str) -> None:
-    paragraphs = (ROOT / "docs" / page).read_text().split("\n\n")
-    assert any(f"`make {target}`" in each and LAST_RUN.search(each) for each in paragraphs)
 
 
 def test_every_loss_has_a_section() -> None:

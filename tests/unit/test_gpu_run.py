@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import signal
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -79,21 +77,6 @@ def test_outcomes_are_written_as_tests_end_and_of_modules_that_cannot_be_importe
     ]
 
 
-def test_tests_run_in_the_order_in_which_they_were_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "some").mkdir()
-    for name in ("test_a", "test_b", "some/test_c"):
-        (tmp_path / f"{name}.py").write_text("def test_it(): pass")
-    ran = [each.test for each in outcomes_of(tmp_path, "test_b.py", "some", ".")]
-    assert ran == ["test_b.py::test_it", "some/test_c.py::test_it", "test_a.py::test_it"]
-
-
-def test_a_module_that_cannot_be_imported_fails_each_of_its_rows() -> None:
-    rows = [entry("a/test_b.py::test_one"), entry("a/test_b.py::test_two", run=EARLIER), entry("a/test_c.py::test_b")]
-    one, two, other = gpu_run.test_entries(rows, [result("a/test_b.py", "failed", "no such package")], RUN)
-    assert one["run"] == two["run"] == {**RUN, "failed": "no such package"}
-    assert "run" not in other
-
-
 def test_one_failure_among_a_rows_parameters_is_what_counts() -> None:
     rows = [entry("tests/gpu/test_a.py::test_one", run=EARLIER), entry("tests/contract/engine", promise="it holds")]
     told = [
@@ -107,14 +90,6 @@ def test_one_failure_among_a_rows_parameters_is_what_counts() -> None:
     assert folder["run"] == RUN
 
 
-def test_a_row_may_be_a_module_of_tests() -> None:
-    rows = [entry("a/test_b.py", promise="it holds"), entry("a/test_bc.py", promise="it holds, too", run=EARLIER)]
-    told = [result("a/test_b.py::test_one[x]", "passed"), result("a/test_b.py::test_two", "failed", "no")]
-    module, other = gpu_run.test_entries(rows, told, RUN)
-    assert module["run"] == {**RUN, "failed": "no"}
-    assert other["run"] == EARLIER
-
-
 def test_what_was_skipped_or_had_no_time_keeps_its_last_run() -> None:
     rows = [
         entry("t.py::test_skipped", run=EARLIER),
@@ -123,14 +98,6 @@ def test_what_was_skipped_or_had_no_time_keeps_its_last_run() -> None:
     ]
     told = [result("t.py::test_skipped", "skipped", "needs two GPUs")]
     assert gpu_run.test_entries(rows, told, RUN) == rows
-
-
-def test_a_measurement_replaces_that_of_the_same_model_alone() -> None:
-    large = {**gpu_run.benchmark_entry(REPORT, EARLIER), "model": "8B"}
-    small = gpu_run.benchmark_entry(REPORT, EARLIER)
-    anew = gpu_run.benchmark_entries([large, small], [REPORT], RUN)
-    assert [(one["model"], one["run"]) for one in anew] == [("0.6B", RUN), ("8B", EARLIER)]
-    assert anew[0]["ratio"] == 1.25
 
 
 def test_a_side_that_ran_out_of_memory_is_no_measurement() -> None:
@@ -162,33 +129,6 @@ def test_a_record_is_whole_while_tests_end(tmp_path: Path, monkeypatch: pytest.M
     assert before == rows.read_text()
 
 
-def test_a_record_that_cannot_be_written_names_its_file(tmp_path: Path) -> None:
-    (tmp_path / "results").write_text("a file, and no folder")
-    with pytest.raises(CannotRun, match=r"gpu-runs\.toml cannot be written: .* by --out"):
-        gpu_run.Record(RUN, tmp_path / "results" / "gpu-runs.toml").write()
-
-
-def test_results_are_noted_before_a_run_is_at_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpu_run, "NOTE_SECONDS", 0.05)
-    noted = tmp_path / "noted"
-    ends = f"import pathlib, time\nwhile not pathlib.Path({str(noted)!r}).exists(): time.sleep(0.01)"
-    assert gpu_run._run_for(60.0, [sys.executable, "-c", ends], {}, meanwhile=noted.touch) == 0
-
-
-def test_a_program_does_not_outlive_a_run_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpu_run, "NOTE_SECONDS", 0.05)
-    names_itself = f"import os, pathlib, time; pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid())); "
-
-    def disk_is_full() -> None:
-        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text():
-            raise CannotRun("the disk is full")
-
-    with pytest.raises(CannotRun):
-        gpu_run._run_for(60.0, [sys.executable, "-c", names_itself + "time.sleep(600)"], {}, meanwhile=disk_is_full)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
-
-
 @pytest.mark.parametrize("inherited", [signal.default_int_handler, signal.SIG_IGN], ids=["foreground", "background"])
 def test_a_program_that_outlasts_its_time_is_ended_as_by_ctrl_c(inherited: Any) -> None:
     before = signal.signal(signal.SIGINT, inherited)
@@ -199,75 +139,12 @@ def test_a_program_that_outlasts_its_time_is_ended_as_by_ctrl_c(inherited: Any) 
     assert status == -signal.SIGINT
 
 
-def wheel_in(folder: Path) -> None:
-    """A package of one module, as a wheel."""
-    folder.mkdir()
-    record = "brought_along-1.0.dist-info"
-    with zipfile.ZipFile(folder / "brought_along-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("brought_along.py", "ANSWER = 42")
-        wheel.writestr(f"{record}/METADATA", "Metadata-Version: 2.1\nName: brought-along\nVersion: 1.0\n")
-        wheel.writestr(
-            f"{record}/WHEEL", "Wheel-Version: 1.0\nGenerator: none\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{record}/RECORD", "")
-
-
-@pytest.mark.slow("collects tests in processes of their own, which import PyTorch")
-def test_wheels_are_there_for_the_run_and_its_children_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "image"], check=True)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "image" / "bin" / "python"))
-    monkeypatch.setenv("PYTHONPATH", "of-the-caller")
-    wheel_in(tmp_path / "wheels")
-    with gpu_run.packages_of(tmp_path / "wheels") as packages:
-        assert gpu_run._is_there("brought_along")
-        assert packages[1:] == ["of-the-caller"]
-        asks = [sys.executable, "-c", "import brought_along, sys; sys.exit(brought_along.ANSWER)"]
-        assert gpu_run._run_for(60.0, asks, gpu_run.path_of_children(packages)) == 42
-    assert not gpu_run._is_there("brought_along")
-
-
-def test_without_wheels_children_have_the_callers_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/of/the/caller")
-    with gpu_run.packages_of(None) as packages:
-        assert gpu_run.path_of_children(packages)["PYTHONPATH"].split(os.pathsep)[-1] == "/of/the/caller"
-
-
-def test_a_python_without_any_package_gets_as_far_as_its_wheels(tmp_path: Path) -> None:
-    without_packages = [sys.executable, "-E", "-S", gpu_run.__file__]
-    done = subprocess.run(
-        [*without_packages, "--wheels", tmp_path, "--commit", "0123abc"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == gpu_run.NOTHING_RUN
-    assert done.stderr.startswith(f"gpu-run: {tmp_path} holds no wheels")
-
-
-def test_a_folder_without_wheels_is_an_error_that_says_how_to_fill_it(tmp_path: Path) -> None:
-    with pytest.raises(CannotRun, match="`make gpu-wheels` fills"), gpu_run.packages_of(tmp_path):
-        pass
-
-
-def test_the_benchmark_has_its_time_for_each_model_that_it_knows() -> None:
-    tree = ast.parse((gpu_run.ROOT / "benchmarks" / "gpu_step.py").read_text())
-    [shapes] = [
-        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SHAPES"
-    ]
-    assert isinstance(shapes, ast.Dict)
-    assert list(gpu_run.BENCHMARK_SECONDS) == [ast.literal_eval(key) for key in shapes.keys if key is not None]
-
-
 def test_a_machine_without_a_gpu_is_told_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu_run.main(["--commit", "0123abc"]) == gpu_run.NOTHING_RUN
     assert "sees no GPU" in capsys.readouterr().err
-
-
-def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_run, "NEEDED", ("pytest", "no_such_package"))
-    for asks in (gpu_run.require_packages, gpu_run.device_name):
-        with pytest.raises(CannotRun, match="has no no_such_package: install"):
-            asks()
 
 
 IMPORTS = """

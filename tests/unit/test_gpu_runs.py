@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import gpu_reference
-import gpu_run
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -28,13 +27,6 @@ def test_every_gpu_test_has_a_row_and_every_row_a_test() -> None:
     assert sorted(rows) == sorted(there)
 
 
-def test_every_row_that_is_no_single_test_is_asked_for_and_says_what_it_promises() -> None:
-    """A folder, or a module of tests that say of their parameters which need a GPU."""
-    rows = [entry for entry in gpu_reference.entries() if "::" not in entry["name"]]
-    assert all((ROOT / entry["name"]).exists() and entry["promise"] for entry in rows)
-    assert {entry["name"] for entry in rows} == set(gpu_run.TESTS) - {"tests/gpu", "tests/gpu/test_peft_engine.py"}
-
-
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("test_*.py")), ids=lambda file: file.name)
 def test_gpu_tests_are_marked_so_that_others_need_no_gpu(file: Path) -> None:
     """The whole file, or single kinds of a server where it has one for a CPU, too."""
@@ -48,23 +40,6 @@ def test_a_run_names_a_commit_and_a_day() -> None:
             assert re.fullmatch(r"\d{4}-\d\d-\d\d", entry["run"]["date"]), entry["name"]
 
 
-@pytest.mark.parametrize(
-    ("entry", "complaint"),
-    [
-        ('name = "t"\nneeds = "one GPU"\nran = true', "unknown keys"),
-        ('name = "t"\nneeds = "one GPU"\nrun = {device = "H100"}', "a run has"),
-    ],
-)
-def test_an_entry_that_says_half_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, complaint: str
-) -> None:
-    file = tmp_path / "runs.toml"
-    file.write_text(f"[[test]]\n{entry}\n")
-    monkeypatch.setattr(gpu_reference, "RUNS", file)
-    with pytest.raises(ValueError, match=complaint):
-        gpu_reference.entries()
-
-
 def test_what_never_ran_is_said_not_to_have_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "runs.toml"
     run = 'run = {device = "H100", commit = "0123abc", date = "2026-11-30"}'
@@ -74,11 +49,3 @@ def test_what_never_ran_is_said_not_to_have_run(tmp_path: Path, monkeypatch: pyt
         ("[b c](../../a)", "x", "not yet run"),
         ("[d](../../a)", "y", "run on H100 at commit 0123abc, 2026-11-30"),
     ]
-
-
-def test_writing_what_was_read_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = gpu_reference.RUNS.read_text()
-    tests, benchmarks = gpu_reference.entries(), gpu_reference.entries("benchmark")
-    monkeypatch.setattr(gpu_reference, "RUNS", tmp_path / "runs.toml")
-    gpu_reference.write(tests, benchmarks)
-    assert gpu_reference.RUNS.read_text() == text

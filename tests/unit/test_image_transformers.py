@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from package_environment import KNOWN, MILES, NEMO_RL, Packages
+from package_environment import KNOWN
 from support.module_imports import ROOT, failed_imports, import_statements, sources
 from support.requirements import require_environment
 from support.whole_models import whole_model
@@ -79,17 +79,8 @@ def test_a_worker_imports_and_reads_a_model_on_the_transformers_of_miles() -> No
     assert failed_on(require_environment("transformers-miles")) == {}
 
 
-def test_an_exception_is_an_import_that_a_function_runs() -> None:
-    assert ASKED_FOR_FIRST in set(late_imports())
-
-
 @pytest.mark.parametrize("image", IMAGES)
 def test_these_are_the_versions_that_the_images_bring(image: str) -> None:
     lock = KNOWN[f"transformers-{image}"].lock.read_text()
     assert re.findall(r"^transformers==([\w.]+)", lock, re.MULTILINE) == [IMAGES[image]["transformers"]["version"]]
     assert len(IMAGES[image]["transformers"]["reason"]) > 20
-
-
-@pytest.mark.parametrize(("image", "on_cpu"), [("nemo-rl", NEMO_RL), ("miles", MILES)])
-def test_what_runs_on_a_cpu_has_the_transformers_of_its_image(image: str, on_cpu: Packages) -> None:
-    assert f"\ntransformers=={IMAGES[image]['transformers']['version']} " in on_cpu.lock.read_text()

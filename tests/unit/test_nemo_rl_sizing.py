@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from nemo_rl_sizing import GIB, MODELS, RANKS, SLOT_BYTES, TOKENS, Layout, Sizes, recompute_rows, rows, smallest
+from nemo_rl_sizing import GIB, MODELS, RANKS, SLOT_BYTES, TOKENS, Layout, Sizes, smallest
 from tinsmith_operator.api.base import parse_quantity
 
 ROOT = Path(__file__).parents[2]
@@ -57,18 +56,6 @@ def test_a_copy_is_never_laid_out_as_the_workers_would_refuse_it() -> None:
                 assert not (sizes.tied and layout.pipeline > 1)
 
 
-@pytest.mark.parametrize("sizes", MODELS, ids=lambda sizes: sizes.name)
-def test_computing_more_again_takes_less(sizes: Sizes) -> None:
-    layout = Layout(1, 1)
-    used = [layout.gpu_bytes(sizes, 32, 8192, recompute) for recompute in ("layers", "mlp", "none")]
-    assert used == sorted(set(used))
-    assert len(list(recompute_rows())) == len(MODELS)
-
-
-def test_there_is_a_row_for_every_model_rank_and_length() -> None:
-    assert len(list(rows())) == len(MODELS) * len(RANKS) * len(TOKENS)
-
-
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
 def test_the_examples_models_fit_where_the_examples_put_them(file: Path) -> None:
     """By the formula: on 80 GiB of each GPU, and all slots in the memory of a node."""
@@ -83,17 +70,3 @@ def test_the_examples_models_fit_where_the_examples_put_them(file: Path) -> None
     assert layout.gpu_bytes(sizes, rank, spec["maxSequenceLength"]) < 72 * GIB
     slots = SLOT_BYTES * sizes.adapter_parameters(rank) * spec["adapters"]["slots"]
     assert slots * gpus_per_node / layout.gpus < int(parse_quantity(spec["resources"]["limits"]["memory"])) / 2
-
-
-def test_the_page_names_the_commit_and_the_ray_of_the_versions_file() -> None:
-    page = (ROOT / "docs" / "how-to" / "nemo-rl.md").read_text()
-    versions = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())["nemo-rl"]
-    assert f"COMMIT={versions['commit']}" in page
-    assert f"It is {versions['ray']['version']} in" in page
-
-
-def test_the_page_of_miles_names_the_image_and_the_ray_of_the_versions_file() -> None:
-    page = (ROOT / "docs" / "how-to" / "miles.md").read_text()
-    versions = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())["miles"]
-    assert f"`{versions['image'].removeprefix('docker.io/')}`" in page
-    assert f"{versions['ray']['version']} is the newest" in page

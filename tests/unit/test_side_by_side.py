@@ -51,17 +51,3 @@ def test_a_half_that_failed_first_is_told_of_at_the_very_end(make: Path) -> None
         "  FAILED tests/test_a.py::test_one - AssertionError: 1 is not 2",
         "  ========= 1 failed, 1 passed in 2 s =========",
     ]
-
-
-def test_a_half_that_broke_without_a_test_shows_its_last_lines(make: Path) -> None:
-    done = run(make, "breaks", "passes")
-
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-2:] == ["make breaks failed with status 2:", "  no such program"]
-
-
-def test_nothing_is_said_again_when_all_passed(make: Path) -> None:
-    done = run(make, "passes", "passes")
-
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len(done.stdout.splitlines()) == 2

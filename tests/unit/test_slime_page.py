@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,14 +17,6 @@ PAGE = (ROOT / "docs" / "how-to" / "slime.md").read_text()
 PLACE, LESSON = (PAGE.partition(f"### Flags that say {what}")[2].partition("\n#")[0] for what in ("where", "what"))
 WORKER = ["--model", "m", "--socket", "s", "--volume", "v", "--checkpoint-root", "file:///c"]
 NOT_OF_A_SESSION = {"replicas", "serverArguments", "engine: sglang", "config.json", "engine: miles", "engine: nemo-rl"}
-FROM_ELSEWHERE = {
-    "env=gsm8k",
-    "group_size",
-    "supervised.train",
-    "tinsmith train sft",
-    "recipes.distillation",
-    "AdamParams",
-}
 
 
 def cells(section: str, column: int) -> Iterator[str]:
@@ -40,21 +29,6 @@ def cells(section: str, column: int) -> Iterator[str]:
 def spec_schema(kind: str) -> Any:
     crd = yaml.safe_load((ROOT / "crds" / f"tinsmith.dev_{kind}.yaml").read_text())
     return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-
-
-def fields_of_the_cookbooks_config() -> set[str]:
-    """Read and not imported, which takes seconds."""
-    spec = importlib.util.find_spec("tinker_cookbook")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    tree = ast.parse((Path(spec.submodule_search_locations[0]) / "rl" / "train.py").read_text())
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in ("Config", "AsyncConfig")]
-    return {
-        line.target.id
-        for node in classes
-        for line in node.body
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
-    }
 
 
 @pytest.mark.parametrize("field", sorted(set(cells(PLACE, 1)) - NOT_OF_A_SESSION))
@@ -71,18 +45,6 @@ def test_a_flag_of_the_worker_is_one(flag: str) -> None:
     name, *_ = flag.split()
     with pytest.raises(UsageError, match=rf"argument {name}\b"):
         parse_options([*WORKER, name])
-
-
-def test_what_is_learnt_is_said_in_the_cookbooks_own_words() -> None:
-    named = {word.partition("=")[0] for word in cells(LESSON, 1) if word not in FROM_ELSEWHERE}
-    assert len(named) > 10
-    assert named - fields_of_the_cookbooks_config() == set()
-
-
-def test_miles_was_read_at_the_commit_that_the_image_is_pinned_to() -> None:
-    """When that moves the comparison is to be read again, line by line."""
-    versions = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())
-    assert f"`{versions['miles']['commit']}` (**M**)" in PAGE
 
 
 def test_losses_that_it_names_are_losses() -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from images import archives
-from images.archives import find_builder
 from images.builder import Program
 from images.commands import ImageError
 from images.sources import Image
@@ -86,26 +85,6 @@ def built(image: Image) -> Path:
     return archives.build_images([image])["example"].path
 
 
-def test_stages_are_built_by_name_and_then_the_image_and_what_is_unused_goes(
-    image: Image, builder: RecordingBuilder
-) -> None:
-    archive = archives.build_images([image])["example"]
-    assert archive.path.read_text() == archive.reference == image.reference
-    assert builder.asked == [
-        "build localhost/tinsmith/example-packages:1.2 packages",
-        f"build {image.reference} None",
-        "prune",
-    ]
-
-
-def test_a_container_that_a_killed_run_left_fails_no_build(
-    image: Image, builder: RecordingBuilder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    builder.in_use = True
-    assert built(image).exists()
-    assert "image is in use by a container" in capsys.readouterr().err
-
-
 def test_an_unchanged_checkout_builds_nothing_and_a_changed_one_another_archive(
     image: Image, builder: RecordingBuilder
 ) -> None:
@@ -129,21 +108,6 @@ def test_a_save_that_fails_leaves_no_archive_to_be_taken_for_a_whole_one(
     assert built(image).exists()
 
 
-def test_the_archive_before_the_newest_stays_for_whoever_reads_it(
-    image: Image, builder: RecordingBuilder, cache: Path
-) -> None:
-    paths = []
-    for text in ("one", "two", "three"):
-        change(image, text)
-        paths.append(built(image))
-    assert set(cache.glob("*.tar")) == set(paths[1:])
-
-
-def test_a_base_that_is_there_is_neither_pulled_nor_made(image: Image, builder: RecordingBuilder) -> None:
-    built(image)
-    assert "pull" not in builder.asked
-
-
 def test_a_base_that_cannot_be_pulled_is_made_of_debians_packages(
     image: Image, builder: RecordingBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,15 +123,6 @@ def test_a_base_that_cannot_be_pulled_is_made_of_debians_packages(
     assert builder.asked[:2] == ["pull", "import debian"]
 
 
-def test_who_cannot_make_a_base_is_told_why_one_was_needed(
-    image: Image, builder: RecordingBuilder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    builder.base = builder.pullable = False
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    with pytest.raises(ImageError, match=r"only root can make it with debootstrap. no such host"):
-        built(image)
-
-
 def test_cleaning_takes_the_archives_and_every_image_and_stage(
     image: Image, builder: RecordingBuilder, cache: Path
 ) -> None:
@@ -175,9 +130,3 @@ def test_cleaning_takes_the_archives_and_every_image_and_stage(
     archives.clean_images([image])
     assert list(cache.glob("*.tar")) == []
     assert builder.asked[-1] == f"clean {image.reference} localhost/tinsmith/example-packages:1.2"
-
-
-def test_without_docker_and_buildah_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ImageError, match="apt-get install buildah debootstrap"):
-        find_builder(tmp_path)

@@ -39,29 +39,12 @@ def entries(lock: Path) -> dict[str, str]:
     return {Requirement(entry.partition("\\")[0]).name: entry for entry in found}
 
 
-def test_its_base_is_the_pinned_one_unless_whoever_builds_it_says_otherwise() -> None:
-    assert lines("ARG") == [f"BASE={VERSIONS['vllm']['image']}"]
-    assert lines("FROM") == ["${BASE}"]
-
-
 def test_the_tags_of_its_bases_are_the_versions_that_the_assumptions_are_about() -> None:
     for kind in ("vllm", "sglang"):
         assert VERSIONS[kind]["image"].endswith(f":v{VERSIONS[kind]['version']}")
         assert len(VERSIONS[kind]["reason"]) > 40
     assert VLLM_DOCUMENTS.endswith(f"/v{VERSIONS['vllm']['version']}")
     assert ROOT / "trainer_image" / VERSIONS["dockerfile"] == IMAGE.dockerfile
-
-
-def test_it_takes_the_workers_packages_and_no_weights() -> None:
-    copied = {source for line in lines("COPY") for source in line.split()[:-1]}
-    assert copied == {"requirements/gpu-image.txt", "trainer_image/tinsmith_trainer", "rpc/tinsmith_rpc"}
-    assert lines("ADD") == []
-    assert "<<" not in IMAGE.dockerfile.read_text()
-
-
-def test_no_key_is_in_it() -> None:
-    secret = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY", re.IGNORECASE)
-    assert [name for name in environment() if secret.search(name)] == []
 
 
 def test_ours_is_on_the_path_of_the_bases_python() -> None:
@@ -78,11 +61,6 @@ def test_its_packages_are_those_of_the_workers_own_image_or_of_the_tests_by_the_
         assert "--hash=sha256:" in entry
         held = tests[name].replace(" ; sys_platform == 'linux'", "") if name in FOR_GPUS_ALONE else trainers[name]
         assert set(entry.split()) == set(held.split())
-
-
-def test_the_lock_is_of_what_was_asked_for() -> None:
-    asked = REQUIREMENTS.with_suffix(".in").read_text()
-    assert re.findall(r"^\w.*", asked, re.M) == re.findall(r"^[\w.-]+==[\w.]+", REQUIREMENTS.read_text(), re.M)
 
 
 def test_all_that_is_imported_is_there_and_nothing_of_ours_hides_what_the_base_pins() -> None:

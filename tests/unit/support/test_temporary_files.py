@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support.temporary_files import OwnPlace, folder_of_whole_run
+from support.temporary_files import OwnPlace
 
 TESTS = Path(__file__).parents[2]
 
@@ -20,24 +20,6 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OwnPlace:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     return OwnPlace.take()
-
-
-def test_temporary_files_of_this_process_and_of_its_children_are_seen(place: OwnPlace) -> None:
-    descriptor, _ = tempfile.mkstemp(prefix="here")
-    os.close(descriptor)
-    subprocess.run([sys.executable, "-c", "import tempfile; tempfile.mkdtemp(prefix='child')"], check=True)
-    here, child = sorted(place.left(), reverse=True)
-    assert (here[:4], child[:5]) == ("here", "child")
-
-
-def test_what_many_tests_share_is_not_left_behind(place: OwnPlace) -> None:
-    assert folder_of_whole_run("model-").is_relative_to(place.folder)
-    assert place.left() == []
-
-
-def test_afterwards_temporary_files_are_made_where_they_were_before(place: OwnPlace, tmp_path: Path) -> None:
-    place.give_up()
-    assert tempfile.gettempdir() == str(tmp_path)
 
 
 IMPORTS = "import multiprocessing, os, tempfile\nfrom support.temporary_files import folder_of_whole_run"

@@ -9,7 +9,7 @@ from testcluster.cluster import Cluster
 from testcluster.errors import ClusterError
 from testcluster.kubernetes.containerd import LoadedImage
 from testcluster.loading import COMMAND_VARIABLE, REGISTRY_VARIABLE, LoadCommand, load_command
-from testcluster.programs.archives import image_names, write_archive, write_variant
+from testcluster.programs.archives import write_archive
 from testcluster.project_images import ImagesNotBuilt
 
 from testcluster import __main__ as command
@@ -44,28 +44,12 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return file
 
 
-def test_an_archive_of_either_layout_says_which_images_it_holds(archive: Path, tmp_path: Path) -> None:
-    assert image_names(archive) == [IMAGE]
-    assert image_names(write_variant(tmp_path / "oci.tar", "tinsmith.local/tinsmith/other:2", archive, "one")) == [
-        "tinsmith.local/tinsmith/other:2"
-    ]
-
-
 def test_the_named_command_is_given_archive_and_image(
     archive: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(COMMAND_VARIABLE, "bring image-archive {archive} && bring --as {image}")
     assert THEIRS.load_image(archive) == [LoadedImage(IMAGE)]
     assert calls.read_text().splitlines() == ["image-archive", str(archive), "--as", IMAGE]
-
-
-def test_a_push_names_the_registry_that_pods_pull_from(
-    archive: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(COMMAND_VARIABLE, "bring docker-archive:{archive} docker://{image}")
-    monkeypatch.setenv(REGISTRY_VARIABLE, "registry.example:5000/team/")
-    assert THEIRS.load_image(archive) == [LoadedImage("registry.example:5000/team/tinsmith/test-hello:1")]
-    assert calls.read_text().splitlines()[1] == "docker://registry.example:5000/team/tinsmith/test-hello:1"
 
 
 @pytest.mark.parametrize(
@@ -96,23 +80,6 @@ def test_a_command_that_takes_no_archive_is_refused_with_an_example(
         monkeypatch.setenv(COMMAND_VARIABLE, line)
     with pytest.raises(ClusterError, match=r"kind load image-archive \{archive\} --name dev"):
         load_command()
-
-
-def test_an_image_whose_digest_nobody_told_is_not_pinned() -> None:
-    with pytest.raises(ClusterError, match="not known"):
-        _ = LoadedImage(IMAGE).pinned
-
-
-def test_load_without_archives_brings_the_projects_images(
-    archive: Path, calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Their build takes minutes, so it is not done here."""
-    monkeypatch.setattr(command, "given", lambda: THEIRS)
-    monkeypatch.setattr(command, "build_images", lambda: {"hello": archive})
-    monkeypatch.setenv(COMMAND_VARIABLE, "bring {archive}")
-    assert command.main(["load"]) == 0
-    assert calls.read_text().splitlines() == [str(archive)]
-    assert capsys.readouterr().out == f"{IMAGE}\n"
 
 
 def test_load_says_why_images_cannot_be_built(

@@ -7,18 +7,13 @@ from pathlib import Path
 
 import pytest
 from testcluster.errors import ClusterError
-from testcluster.places import Places, cache_directory, locked
+from testcluster.places import Places, locked
 
 
 @pytest.mark.parametrize("name", ["", "Dev", "1dev", "a/b", "..", "a" * 21])
 def test_a_name_that_could_leave_its_folder_or_outgrow_a_socket_is_refused(name: str) -> None:
     with pytest.raises(ClusterError, match="no name for a test cluster"):
         Places(name)
-
-
-def test_the_cache_lies_where_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TINSMITH_CACHE", str(tmp_path))
-    assert cache_directory() == tmp_path
 
 
 def test_a_lock_lets_one_in_at_a_time_and_leaves_no_file(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from testcluster.places import Places
 from testcluster.processes import ProcessTable, Running, end, identify, marked
 
 SLEEP = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
-PARENT = [sys.executable, "-c", f"import subprocess, time; subprocess.Popen({SLEEP!r}); time.sleep(600)"]
 
 
 @pytest.fixture
@@ -46,16 +45,6 @@ def test_a_process_that_took_over_a_pid_is_left_alone(bystander: subprocess.Pope
     assert known(bystander).is_alive()
 
 
-def test_a_process_of_another_boot_is_not_ours(bystander: subprocess.Popen[bytes]) -> None:
-    assert not replace(known(bystander), boot="another").is_alive()
-
-
-def test_a_process_that_ended_and_was_not_collected_counts_as_gone(bystander: subprocess.Popen[bytes]) -> None:
-    running = known(bystander)
-    end([running])
-    assert identify(bystander.pid) is None
-
-
 def test_what_was_started_is_found_again_by_name_and_stopped(table: ProcessTable) -> None:
     table.start("sleeper", SLEEP)
     again = ProcessTable(table.places)
@@ -67,16 +56,6 @@ def test_what_was_started_is_found_again_by_name_and_stopped(table: ProcessTable
     assert again.names() == []
 
 
-def test_a_child_that_outlives_its_parent_is_still_known_as_the_clusters(table: ProcessTable) -> None:
-    table.start("parent", PARENT)
-    table.wait_until("the child runs", lambda: "begun" in table.log("parent").read_text(), needs=["parent"], seconds=20)
-    table.stop("parent")
-    orphans = marked(table.places.directory)
-    assert len(orphans) == 1
-    end(orphans)
-    assert marked(table.places.directory) == []
-
-
 def test_a_process_that_ends_while_others_wait_for_it_is_quoted(table: ProcessTable) -> None:
     table.start(
         "failing",
@@ -84,12 +63,6 @@ def test_a_process_that_ends_while_others_wait_for_it_is_quoted(table: ProcessTa
     )
     with pytest.raises(ClusterError, match=r"failing ended before it is ready(?s:.*)no such flag"):
         table.wait_until("it is ready", lambda: False, needs=["failing"], seconds=20)
-
-
-def test_waiting_in_vain_ends_with_what_was_waited_for(table: ProcessTable) -> None:
-    table.start("slow", SLEEP)
-    with pytest.raises(ClusterError, match="until it is ready, in vain"):
-        table.wait_until("it is ready", lambda: False, needs=["slow"], seconds=0)
 
 
 def test_a_signal_that_is_not_heeded_ends_in_an_error(
