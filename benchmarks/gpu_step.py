@@ -35,8 +35,8 @@ from tinsmith_trainer.engines.base import (
 )
 from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, build_peft_engine
 from tinsmith_trainer.engines.peft.memory_plan import plan_memory
-from tinsmith_trainer.logs import configure_logs
 from tinsmith_trainer.parity.run import compute
+from tinsmith_trainer.process.output import configure_logs
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, SamplingParams
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo

@@ -24,7 +24,7 @@ from support.worker.process import (
     train,
 )
 from support.worker.restarts import Lives
-from tinsmith_trainer.failpoints import FAILPOINTS
+from tinsmith_trainer.process.failpoints import FAILPOINTS
 
 from .test_deadly_operations import load_what_was_saved
 

@@ -9,7 +9,7 @@ import signal
 import sys
 from types import FrameType
 
-from tinsmith_trainer.collector import uncollected
+from tinsmith_trainer.process import uncollected
 
 
 def main() -> int:

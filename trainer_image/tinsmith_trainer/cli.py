@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from tinsmith_trainer.console import make_console
 from tinsmith_trainer.errors import CheckpointInvalid, TrainerError
+from tinsmith_trainer.process.output import make_console
 
 if TYPE_CHECKING:
     from tinsmith_trainer.checkpoints.checkpoint_root import LoadedCheckpoint

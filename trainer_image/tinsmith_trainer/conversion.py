@@ -24,8 +24,8 @@ from tinsmith_trainer.engines.megatron.flags import (
 )
 from tinsmith_trainer.engines.nemo_rl.conversion_process import OutOfMemory
 from tinsmith_trainer.errors import TrainerError
-from tinsmith_trainer.logs import configure_logs
 from tinsmith_trainer.options import EXIT_USAGE, FlagParser, UsageError, add_model_flags, termination_log_of
+from tinsmith_trainer.process.output import configure_logs
 from tinsmith_trainer.worker.termination_log import write_termination_log
 
 log = structlog.get_logger(__name__)

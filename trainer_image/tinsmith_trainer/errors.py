@@ -118,3 +118,11 @@ class CheckpointAltered(CheckpointInvalid):
 
 class Draining(Exception):
     """On its way out: another instance, or another replica, should be asked."""
+
+
+# By their words, since engines need not be built on torch. Of CUDA and its libraries, and of torch on a CPU.
+OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol, get_args
@@ -353,3 +356,36 @@ def _check_placement(parser: argparse.ArgumentParser, options: WorkerOptions) ->
 def _name(word: str) -> str:
     """vLLM takes a flag with underscores, too."""
     return word.partition("=")[0].replace("_", "-")
+
+
+def main() -> int:
+    """Prints the sentence that the worker would end with."""
+    try:
+        options = parse_options(sys.argv[1:])
+    except UsageError as error:
+        return _refused(str(error))
+    if options.engine in TOKEN_SERVERS and not has_server(options.engine, options.server_environment):
+        here = "on the PATH" if options.engine == "vllm" else "beside this program"
+        where = here if options.server_environment is None else f"in {options.server_environment}"
+        return _refused(
+            f"there is no {options.engine} {where}. Install it in a virtual environment of its own, and name that"
+        )
+    return 0
+
+
+def has_server(engine: str, environment: Path | None) -> bool:
+    """vLLM is a program, SGLang a module, which in another environment its start finds or not."""
+    if environment is not None:
+        return shutil.which("vllm" if engine == "vllm" else "python", path=environment / "bin") is not None
+    if engine == "vllm":
+        return shutil.which("vllm") is not None
+    return importlib.util.find_spec(engine) is not None
+
+
+def _refused(sentence: str) -> int:
+    print(f"tinsmith-trainer: {sentence}", file=sys.stderr)
+    return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,7 +12,7 @@ from support.worker.in_process import Worker
 from support.worker.process import MODEL, Call, create, step, train
 from tinsmith_rpc import RELEASE_SEQ_ID
 from tinsmith_trainer.checkpoints import snapshots
-from tinsmith_trainer.durable_files import MemoryFor, ReadFile, read_hashed
+from tinsmith_trainer.disk.durable_files import MemoryFor, ReadFile, read_hashed
 from tinsmith_trainer.oplog import tidying
 from tinsmith_trainer.training import restoring
 from tinsmith_trainer.worker.metrics import WorkerName, describe

@@ -20,9 +20,9 @@ from tinsmith_rpc import RELEASE_SEQ_ID
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, WrittenCheckpoint
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import ServerError
-from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork
-from tinsmith_trainer.in_flight_marker import _decoded as decoded
 from tinsmith_trainer.oplog.attempts import Attempts
+from tinsmith_trainer.process.in_flight_marker import InFlightMarker, InFlightWork
+from tinsmith_trainer.process.in_flight_marker import _decoded as decoded
 from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.training.saving import MOST_SAVES, Saves
 

@@ -11,7 +11,7 @@ from support.sampler.scripted_sampler import ScriptedSampler
 from support.worker.in_process import Worker
 from support.worker.process import MODEL, broken_train, create, save, step, train
 from tinsmith_rpc import worker_pb2
-from tinsmith_trainer.usage_meter import HOUR_SECONDS
+from tinsmith_trainer.process.usage_meter import HOUR_SECONDS
 from tinsmith_trainer.worker.accounting import read_timeline
 
 from .conftest import StartWorker

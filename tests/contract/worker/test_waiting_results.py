@@ -13,8 +13,8 @@ import apsw
 import pytest
 from support.worker.in_process import Worker
 from support.worker.process import MODEL, Call, create, save, step, train
-from tinsmith_trainer import disk_room
 from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFile, SnapshotFolder
+from tinsmith_trainer.disk import free_space
 from tinsmith_trainer.errors import JournalFull
 from tinsmith_trainer.oplog.model_queues import GAP_CLOSES_AFTER_SECONDS
 from tinsmith_trainer.training.residency import ResidencyRules
@@ -78,8 +78,8 @@ async def test_other_models_are_saved_snapshot_and_parked(start: StartWorker, wr
 async def test_a_create_that_is_undone_again_and_again_runs_less_often(
     start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_room, "ROOM_RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(disk_room, "LONGEST_ROOM_RETRY_SECONDS", 0.04)
+    monkeypatch.setattr(free_space, "ROOM_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(free_space, "LONGEST_ROOM_RETRY_SECONDS", 0.04)
     worker = await start()
     waits: list[float] = []
     write = SnapshotFolder.write

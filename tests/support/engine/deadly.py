@@ -19,7 +19,7 @@ from support.engine.reference import ReferenceCall, ReferenceEngine
 from tinsmith_rpc import wire_pb2
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, Call, LoraSpec, Work
 from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.process_exit import end_process
+from tinsmith_trainer.process.exit import end_process
 from typing_extensions import override
 
 FOLDER_VARIABLE = "TINSMITH_TEST_DEADLY"

@@ -16,7 +16,7 @@ from tinsmith.discovery import find_commands
 pytestmark = pytest.mark.pytorch
 
 ROOT = Path(__file__).parents[3]
-FACTORIES = ("client/tinsmith/console.py", "trainer_image/tinsmith_trainer/console.py")
+FACTORIES = ("client/tinsmith/console.py", "trainer_image/tinsmith_trainer/process/output.py")
 PROGRAMS = ("api_server", "client", "operator", "rpc", "scripts", "trainer_image")
 ID = "sess-nope:train:0[red]"
 ANSWERS = {

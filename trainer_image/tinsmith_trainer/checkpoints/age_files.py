@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pyrage
 from typing_extensions import Buffer, override
 
-from tinsmith_trainer.durable_files import Pieces
+from tinsmith_trainer.disk.durable_files import Pieces
 from tinsmith_trainer.errors import UserError
 
 SUFFIX = ".age"

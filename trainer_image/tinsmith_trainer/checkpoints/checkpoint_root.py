@@ -19,7 +19,7 @@ from tinsmith_rpc.tenant_names import RULE, is_tenant_name
 from tinsmith_trainer.checkpoints import age_files
 from tinsmith_trainer.checkpoints.abandoned import keep_sweeping
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage, FileTooLarge, StorageFault
-from tinsmith_trainer.durable_files import Pieces, ReadFile, WrittenFile, sha256_of, size_of
+from tinsmith_trainer.disk.durable_files import Pieces, ReadFile, WrittenFile, sha256_of, size_of
 from tinsmith_trainer.engines import peft_layout
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.engines.tensor_files import memory_for_tensors, tensor_file, tensors_of
@@ -31,7 +31,7 @@ from tinsmith_trainer.errors import (
     StorageUnavailable,
     UserError,
 )
-from tinsmith_trainer.failpoints import reach
+from tinsmith_trainer.process.failpoints import reach
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 log = structlog.get_logger(__name__)

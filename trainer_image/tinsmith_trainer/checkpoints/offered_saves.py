@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from tinsmith_trainer.checkpoints.checkpoint_root import SavedWeights
-from tinsmith_trainer.durable_files import Pieces
+from tinsmith_trainer.disk.durable_files import Pieces
 from tinsmith_trainer.engines import peft_layout
 
 MOST_OFFERED = 4

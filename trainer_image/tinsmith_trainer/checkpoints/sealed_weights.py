@@ -12,7 +12,7 @@ import mmap
 import os
 from dataclasses import asdict
 
-from tinsmith_trainer.durable_files import BLOCK_BYTES, size_of
+from tinsmith_trainer.disk.durable_files import BLOCK_BYTES, size_of
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.engines.tensor_files import TENSOR_ALIGNMENT_BYTES, tensor_file, tensors_of
 

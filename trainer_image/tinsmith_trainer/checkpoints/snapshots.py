@@ -17,12 +17,12 @@ from typing import Any
 
 import structlog
 
-from tinsmith_trainer.disk_room import DiskRoom
-from tinsmith_trainer.durable_files import Pieces, ReadFile, make_directory, read_hashed, write_file
+from tinsmith_trainer.disk.durable_files import Pieces, ReadFile, make_directory, read_hashed, write_file
+from tinsmith_trainer.disk.free_space import DiskRoom
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.engines.tensor_files import SIZE_BYTES, header_end, memory_for_tensors, tensor_file, tensors_of
 from tinsmith_trainer.errors import Failure, ServerError, SnapshotDamaged
-from tinsmith_trainer.failpoints import reach
+from tinsmith_trainer.process.failpoints import reach
 
 log = structlog.get_logger(__name__)
 

@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from tinsmith_trainer.disk_room import NO_ROOM, DiskRoom, NoRoom
-from tinsmith_trainer.durable_files import (
+from tinsmith_trainer.disk.durable_files import (
     Allocate,
     MemoryFor,
     Pieces,
@@ -33,6 +32,7 @@ from tinsmith_trainer.durable_files import (
     sync_directory,
     write_file,
 )
+from tinsmith_trainer.disk.free_space import NO_ROOM, DiskRoom, NoRoom
 from tinsmith_trainer.errors import ServerError
 
 T = TypeVar("T")

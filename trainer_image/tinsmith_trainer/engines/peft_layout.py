@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith_trainer.durable_files import Pieces
+from tinsmith_trainer.disk.durable_files import Pieces
 from tinsmith_trainer.engines.base import LoraSpec
 from tinsmith_trainer.engines.expert_layouts import fused, one_by_one, peft_targets
 from tinsmith_trainer.engines.tensor_files import tensor_file, tensors_of

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith_trainer.durable_files import Pieces
+from tinsmith_trainer.disk.durable_files import Pieces
 
 HEADER_ALIGNMENT_BYTES = 8
 SIZE_BYTES = 8

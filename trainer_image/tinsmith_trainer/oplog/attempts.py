@@ -13,10 +13,10 @@ from typing import Literal
 import structlog
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork
 from tinsmith_trainer.oplog import event_tables
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Operation
+from tinsmith_trainer.process.in_flight_marker import InFlightMarker, InFlightWork
 
 log = structlog.get_logger(__name__)
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tinsmith_trainer.in_flight_marker import InFlightWork, Interruption
 from tinsmith_trainer.oplog.journal_tables import Database
+from tinsmith_trainer.process.in_flight_marker import InFlightWork, Interruption
 
 
 def add_event(db: Database, build: Callable[[int], bytes]) -> int:

@@ -19,9 +19,9 @@ from typing import Any, Generic, TypeVar
 import apsw
 import structlog
 
-from tinsmith_trainer.disk_room import ROOM_RETRY_SECONDS, DiskRoom, RetriesForRoom
+from tinsmith_trainer.disk.free_space import ROOM_RETRY_SECONDS, DiskRoom, RetriesForRoom
 from tinsmith_trainer.errors import JournalFull, ServerError, VolumeUnsuitable
-from tinsmith_trainer.process_exit import fatal_on_error
+from tinsmith_trainer.process.exit import fatal_on_error
 
 log = structlog.get_logger(__name__)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFile
 from tinsmith_trainer.errors import Failure
-from tinsmith_trainer.in_flight_marker import InFlightWork, Purpose
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.given_numbers import (
     GivenNumbers,
@@ -19,6 +18,7 @@ from tinsmith_trainer.oplog.given_numbers import (
 from tinsmith_trainer.oplog.journal_tables import ModelPhase, Operation, Status, StoredModel, StoredOperation
 from tinsmith_trainer.oplog.number_ranges import NumberRanges
 from tinsmith_trainer.oplog.ordering import OperationOrder
+from tinsmith_trainer.process.in_flight_marker import InFlightWork, Purpose
 
 SETTLED: Future[None] = Future()
 """Shared by all that is on disk: a Future of its own would be most of an entry's memory."""

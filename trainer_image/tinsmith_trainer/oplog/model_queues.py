@@ -15,7 +15,6 @@ import structlog
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.errors import Failure
-from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.given_numbers import note_given
 from tinsmith_trainer.oplog.journal import Journal
@@ -23,7 +22,8 @@ from tinsmith_trainer.oplog.journal_tables import Operation
 from tinsmith_trainer.oplog.known_models import KnownModels
 from tinsmith_trainer.oplog.model_queue import SETTLED, Entry, KeptPayloads, ModelQueue, UnknownModel, read_queue
 from tinsmith_trainer.oplog.ordering import Turn
-from tinsmith_trainer.process_exit import fatal_callback
+from tinsmith_trainer.process.exit import fatal_callback
+from tinsmith_trainer.process.failpoints import reach
 
 log = structlog.get_logger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
-from tinsmith_trainer.disk_room import DiskRoom
+from tinsmith_trainer.disk.free_space import DiskRoom
 from tinsmith_trainer.errors import JournalFull, ServerError
 from tinsmith_trainer.oplog.forgetting import Forgetting
 from tinsmith_trainer.oplog.journal import Journal

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import structlog
 import typer
 
-from tinsmith_trainer.console import make_console
+from tinsmith_trainer.process.output import make_console
 
 if TYPE_CHECKING:
     from tinsmith_trainer.parity.sides import Compared

@@ -22,6 +22,7 @@ from tinsmith_trainer.errors import (
     TrainerError,
     UserError,
 )
+from tinsmith_trainer.process.usage_meter import UsageMeter
 from tinsmith_trainer.sampling.base import DrawnToken, SampleJob, SampleOutcome, Sampler
 from tinsmith_trainer.sampling.checks import check_echo, with_token_behind
 from tinsmith_trainer.sampling.codec import decode_sample, encode_sample, unpacked_bytes
@@ -29,7 +30,6 @@ from tinsmith_trainer.sampling.ended_samples import EndedSamples, SampleClient
 from tinsmith_trainer.sampling.readings import Reading
 from tinsmith_trainer.sampling.sampler_adapters import AdapterInUse, SamplerAdapters
 from tinsmith_trainer.sampling.tenant_limits import KeptResults, SharedRoom
-from tinsmith_trainer.usage_meter import UsageMeter
 
 log = structlog.get_logger(__name__)
 

@@ -16,7 +16,7 @@ import grpc
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
 
 from tinsmith_trainer.checkpoints.checkpoint_root import Manifest, checked_manifest, decoded
-from tinsmith_trainer.durable_files import HEAD_BYTES, ReadFile
+from tinsmith_trainer.disk.durable_files import HEAD_BYTES, ReadFile
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.engines.peft_layout import WEIGHTS_FILE
 from tinsmith_trainer.engines.tensor_files import memory_for_tensors

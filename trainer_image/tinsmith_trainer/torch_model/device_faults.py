@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import structlog
 import torch
 
-from tinsmith_trainer.load_failures import is_out_of_memory
-from tinsmith_trainer.process_exit import end_process, end_without_blame
+from tinsmith_trainer.errors import is_out_of_memory
+from tinsmith_trainer.process.exit import end_process, end_without_blame
 
 log = structlog.get_logger(__name__)
 

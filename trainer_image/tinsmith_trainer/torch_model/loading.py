@@ -19,8 +19,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils.logging import disable_default_handler, disable_progress_bar, enable_propagation
 
-from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
-from tinsmith_trainer.load_failures import is_out_of_memory
+from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError, is_out_of_memory
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo, Quantization, model_directory
 from tinsmith_trainer.torch_model.experts import ExpertProjection, adapt_experts, unadaptable_experts
 from tinsmith_trainer.torch_model.files.architecture import auto_class

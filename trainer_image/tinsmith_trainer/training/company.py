@@ -15,11 +15,11 @@ from statistics import median
 from tinsmith_rpc.zstd_frames import FrameInvalid, declared_bytes
 
 from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.failpoints import reach
-from tinsmith_trainer.in_flight_marker import EngineCall
 from tinsmith_trainer.oplog.attempts import Attempts
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import Ready
+from tinsmith_trainer.process.failpoints import reach
+from tinsmith_trainer.process.in_flight_marker import EngineCall
 from tinsmith_trainer.training.calls_in_progress import CallInProgress, CallsInProgress
 from tinsmith_trainer.training.executor import Executor
 from tinsmith_trainer.training.turns import Contender, Pace

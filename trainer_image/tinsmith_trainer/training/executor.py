@@ -21,7 +21,7 @@ from tinsmith_trainer.checkpoints.checkpoint_root import (
     WrittenCheckpoint,
 )
 from tinsmith_trainer.checkpoints.shared_saves import SharedSaves
-from tinsmith_trainer.durable_files import sha256_of
+from tinsmith_trainer.disk.durable_files import sha256_of
 from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
@@ -34,8 +34,8 @@ from tinsmith_trainer.engines.base import (
 )
 from tinsmith_trainer.engines.imports.size_limits import SizeLimits
 from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
+from tinsmith_trainer.process.failpoints import reach
 from tinsmith_trainer.training.loading import check_rank, check_same_shape
 from tinsmith_trainer.wire.codec import (
     ForwardBackward,

@@ -15,10 +15,10 @@ import structlog
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.errors import Draining, TrainerError, UserError
-from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork
 from tinsmith_trainer.oplog.attempts import Attempts
 from tinsmith_trainer.oplog.model_queues import ModelQueues
-from tinsmith_trainer.process_exit import fatal_on_error
+from tinsmith_trainer.process.exit import fatal_on_error
+from tinsmith_trainer.process.in_flight_marker import InFlightMarker, InFlightWork
 from tinsmith_trainer.training.executor import Executor
 
 log = structlog.get_logger(__name__)

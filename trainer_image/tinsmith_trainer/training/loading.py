@@ -19,12 +19,12 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import LoadedCheckpoint
 from tinsmith_trainer.engines.base import LoraSpec
 from tinsmith_trainer.errors import ServerError, UserError
-from tinsmith_trainer.failpoints import reach
-from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork
 from tinsmith_trainer.oplog.attempts import Attempts
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues
-from tinsmith_trainer.process_exit import fatal_on_error
+from tinsmith_trainer.process.exit import fatal_on_error
+from tinsmith_trainer.process.failpoints import reach
+from tinsmith_trainer.process.in_flight_marker import InFlightMarker, InFlightWork
 
 log = structlog.get_logger(__name__)
 

@@ -9,10 +9,10 @@ import structlog
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.errors import Failure, TrainerError
-from tinsmith_trainer.in_flight_marker import InFlightWork
 from tinsmith_trainer.oplog import event_tables, journal_tables
 from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
 from tinsmith_trainer.oplog.model_queues import CREATES
+from tinsmith_trainer.process.in_flight_marker import InFlightWork
 from tinsmith_trainer.training.storage_retries import final_message
 
 log = structlog.get_logger(__name__)

@@ -16,9 +16,9 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.errors import JournalFull
-from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues, Ready
+from tinsmith_trainer.process.failpoints import reach
 from tinsmith_trainer.training.residency import Residency, ResidencyRules, Stay
 from tinsmith_trainer.training.restoring import Restorer
 from tinsmith_trainer.training.snapshotting import ModelSnapshots

@@ -12,7 +12,7 @@ import time
 import structlog
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.disk_room import ROOM_RETRY_SECONDS, longer_retry_seconds
+from tinsmith_trainer.disk.free_space import ROOM_RETRY_SECONDS, longer_retry_seconds
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.errors import JournalFull, StorageFull, TrainerError
 from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult

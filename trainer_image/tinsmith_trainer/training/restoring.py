@@ -11,15 +11,14 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFile, SnapshotFolder
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.errors import ServerError, SnapshotDamaged
-from tinsmith_trainer.failpoints import reach
-from tinsmith_trainer.in_flight_marker import EngineCall, InFlightWork
-from tinsmith_trainer.load_failures import is_out_of_memory
+from tinsmith_trainer.errors import ServerError, SnapshotDamaged, is_out_of_memory
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import Attempts, reason_to_wait
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.model_queue import ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues
+from tinsmith_trainer.process.failpoints import reach
+from tinsmith_trainer.process.in_flight_marker import EngineCall, InFlightWork
 from tinsmith_trainer.training.operation_results import Stamp
 
 MEMORY_RETRY_SECONDS = 30.0

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field, replace
 
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.failpoints import reach
-from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork
 from tinsmith_trainer.oplog import event_tables
 from tinsmith_trainer.oplog.attempts import Attempts
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues
-from tinsmith_trainer.process_exit import fatal_on_error
+from tinsmith_trainer.process.exit import fatal_on_error
+from tinsmith_trainer.process.failpoints import reach
+from tinsmith_trainer.process.in_flight_marker import InFlightMarker, InFlightWork
 from tinsmith_trainer.training.executor import CopiedSave, Executor
 
 MOST_SAVES = 2

@@ -21,8 +21,6 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.errors import Failure, JournalFull, Refused
-from tinsmith_trainer.failpoints import reach
-from tinsmith_trainer.in_flight_marker import EngineCall, InFlightMarker
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import AttemptPolicy, Attempts, reason_to_wait
 from tinsmith_trainer.oplog.journal import Journal
@@ -30,7 +28,9 @@ from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import CREATES, ModelQueues, Ready
 from tinsmith_trainer.oplog.ordering import Turn, failed_step_message, missing_failure
-from tinsmith_trainer.process_exit import fatal_callback, fatal_on_error
+from tinsmith_trainer.process.exit import fatal_callback, fatal_on_error
+from tinsmith_trainer.process.failpoints import reach
+from tinsmith_trainer.process.in_flight_marker import EngineCall, InFlightMarker
 from tinsmith_trainer.training.calls_in_progress import CallsInProgress
 from tinsmith_trainer.training.company import Company
 from tinsmith_trainer.training.executor import Executor, release_reason, save_request

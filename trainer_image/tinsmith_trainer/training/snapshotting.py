@@ -14,16 +14,16 @@ from dataclasses import dataclass
 import structlog
 
 from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFile, SnapshotFolder
-from tinsmith_trainer.disk_room import MIB, NO_ROOM
+from tinsmith_trainer.disk.free_space import MIB, NO_ROOM
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.errors import Draining, JournalFull, SnapshotRefused
-from tinsmith_trainer.in_flight_marker import EngineCall, InFlightWork
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import Attempts
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.oplog.model_queue import ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues
+from tinsmith_trainer.process.in_flight_marker import EngineCall, InFlightWork
 
 log = structlog.get_logger(__name__)
 

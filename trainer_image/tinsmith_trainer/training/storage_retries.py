@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.disk_room import ROOM_RETRY_SECONDS
+from tinsmith_trainer.disk.free_space import ROOM_RETRY_SECONDS
 from tinsmith_trainer.errors import JournalFull, StorageUnavailable
 
 RELEASE_RETRY_SECONDS = 30.0

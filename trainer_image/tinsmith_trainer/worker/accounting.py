@@ -15,8 +15,8 @@ from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
+from tinsmith_trainer.process.usage_meter import UsageMeter
 from tinsmith_trainer.sampling.sample_queue import Samples
-from tinsmith_trainer.usage_meter import UsageMeter
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.disk_room import MIB, DiskRoom, NoRoom
+from tinsmith_trainer.disk.free_space import MIB, DiskRoom, NoRoom
 from tinsmith_trainer.errors import JournalFull
 from tinsmith_trainer.oplog.model_queues import ModelQueues
 

@@ -13,9 +13,9 @@ from typing import NoReturn
 import structlog
 
 from tinsmith_trainer.errors import OutOfMemory, TrainerError
-from tinsmith_trainer.logs import configure_logs
 from tinsmith_trainer.options import EXIT_USAGE, UsageError, WorkerOptions, parse_options, termination_log_of
-from tinsmith_trainer.process_exit import end_without_blame
+from tinsmith_trainer.process.exit import end_without_blame
+from tinsmith_trainer.process.output import configure_logs
 from tinsmith_trainer.worker.health import Health
 from tinsmith_trainer.worker.startup import Running, start
 from tinsmith_trainer.worker.termination_log import tell_reason, write_termination_log

@@ -19,7 +19,6 @@ from tinsmith_trainer.checkpoints.shared_saves import SharedSaves
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.errors import Category, Draining, Failure, JournalFull, ServerError
-from tinsmith_trainer.in_flight_marker import InFlightMarker
 from tinsmith_trainer.oplog import event_tables, journal_tables
 from tinsmith_trainer.oplog.attempts import AttemptPolicy
 from tinsmith_trainer.oplog.journal import Journal
@@ -28,7 +27,9 @@ from tinsmith_trainer.oplog.model_queue import ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues
 from tinsmith_trainer.oplog.result_cache import ResultCache
 from tinsmith_trainer.oplog.tidying import TIDY_SECONDS, Tidying
-from tinsmith_trainer.process_exit import fatal_callback, tell_at_the_end
+from tinsmith_trainer.process.exit import fatal_callback, tell_at_the_end
+from tinsmith_trainer.process.in_flight_marker import InFlightMarker
+from tinsmith_trainer.process.usage_meter import UsageMeter
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.sample_queue import Samples
 from tinsmith_trainer.sampling.sampler_adapters import AdapterLimits, SamplerAdapters
@@ -37,7 +38,6 @@ from tinsmith_trainer.training.executor import Executor
 from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.training.scheduler import Scheduler
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
-from tinsmith_trainer.usage_meter import UsageMeter
 from tinsmith_trainer.wire.unknown_fields import unknown_fields_of, unknown_fields_of_operation
 from tinsmith_trainer.worker.accounting import Accounting
 from tinsmith_trainer.worker.admission import Admission

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
@@ -18,16 +19,22 @@ from typing_extensions import override
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.checkpoints.offered_saves import OfferedSaves
 from tinsmith_trainer.checkpoints.shared_saves import SavesDoor
-from tinsmith_trainer.collector import uncollected
 from tinsmith_trainer.engines.base import Engine, EngineCapabilities
 from tinsmith_trainer.engines.megatron.flags import ENGINES as RANKS_ENGINES
-from tinsmith_trainer.errors import ImageChanged, ServerError
-from tinsmith_trainer.load_failures import explained
+from tinsmith_trainer.errors import (
+    ImageChanged,
+    ModelCannotLoad,
+    OutOfMemory,
+    ServerError,
+    TrainerError,
+    is_out_of_memory,
+)
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import AttemptPolicy
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.options import TOKEN_SERVERS, EngineFactory, SamplerFactory, WorkerOptions
-from tinsmith_trainer.process_exit import end_without_blame
+from tinsmith_trainer.process import uncollected
+from tinsmith_trainer.process.exit import end_without_blame
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.sample_queue import Samples
 from tinsmith_trainer.sampling.sampler_adapters import AdapterLimits, SamplerAdapters
@@ -43,6 +50,8 @@ from tinsmith_trainer.worker.peers import worker_name
 from tinsmith_trainer.worker.service import WorkerParts, WorkerService
 from tinsmith_trainer.worker.tls import TlsDirectory
 from tinsmith_trainer.worker.volume import Volume
+
+BROKEN_DEVICE = "CUDA error"
 
 log = structlog.get_logger(__name__)
 
@@ -237,6 +246,39 @@ def load_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
         base, sampler = build(options)
     _check_length(options, base)
     return base, sampler
+
+
+@contextlib.contextmanager
+def explained(engine: str, model: str) -> Iterator[None]:
+    """Around whatever builds an engine. Raises ModelCannotLoad for what nobody foresaw, such as a forward that fails;
+    OutOfMemory; and lets through what another process may not meet.
+    """
+    try:
+        yield
+    except TrainerError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory(
+                f"There is no memory for {model}: {_in_one_line(error)}. "
+                f"Give the worker more, or end what else uses it."
+            ) from error
+        if _may_pass(error):
+            raise
+        log.exception("the model cannot be loaded", engine=engine, model=model)
+        raise ModelCannotLoad(
+            f"The engine {engine} cannot load {model}: {_in_one_line(error)}. "
+            f"Serve a model that it can run; the worker's log says where this one failed."
+        ) from error
+
+
+def _may_pass(error: Exception) -> bool:
+    """A network that is away; a device that is lost to this process, while the next one gets it, or another."""
+    return isinstance(error, (ConnectionError, TimeoutError)) or BROKEN_DEVICE in str(error)
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".: ")
 
 
 def _check_length(options: WorkerOptions, base: BaseModelInfo) -> None:

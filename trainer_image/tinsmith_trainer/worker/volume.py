@@ -8,8 +8,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-from tinsmith_trainer.disk_room import DiskRoom
-from tinsmith_trainer.durable_files import make_directory, remove_unfinished
+from tinsmith_trainer.disk.durable_files import make_directory, remove_unfinished
+from tinsmith_trainer.disk.free_space import DiskRoom
 from tinsmith_trainer.errors import ModelChanged, VolumeUnsuitable
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.journal import Journal

@@ -102,7 +102,7 @@ def check_commands(settings: Settings, directory: ModelDirectory) -> None:
 def check_flags(said_by: str, flags: Sequence[str]) -> None:
     """`said_by`: the settings that they come from. Raises StartupError."""
     checked = subprocess.run(
-        [sys.executable, "-m", "tinsmith_trainer.flag_check", *flags],
+        [sys.executable, "-m", "tinsmith_trainer.options", *flags],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -15,7 +15,7 @@ from support.engine.reference import ReferenceEngine
 from tinsmith_trainer.checkpoints import storage
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, WrittenCheckpoint
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage
-from tinsmith_trainer.durable_files import MemoryFor, ReadFile, read_hashed
+from tinsmith_trainer.disk.durable_files import MemoryFor, ReadFile, read_hashed
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageUnavailable, UserError
 

@@ -22,7 +22,6 @@ from support.engine.contract import (
 from support.engine.datums import policy_datum, sft_datum, with_inputs, without_input
 from support.engine.peft import DATUMS, new_engine
 from support.tiny_models import SMALL, TIED, tiny_model
-from tinsmith_trainer import process_exit
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, Datum, LoraProducts, LoraSpec, LossSpec, Work
 from tinsmith_trainer.engines.batching import PACKED_BELOW_TOKENS
 from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, build_peft_engine, shared_forward
@@ -30,6 +29,7 @@ from tinsmith_trainer.engines.peft import engine as engine_module
 from tinsmith_trainer.engines.peft.adapter import plan_layout
 from tinsmith_trainer.engines.peft.shared_forward import recomputed
 from tinsmith_trainer.errors import CheckpointInvalid, ModelDirectoryInvalid, ServerError, UserError
+from tinsmith_trainer.process import exit as process_exit
 from tinsmith_trainer.torch_model import device_faults
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import DeltasApart, OwnDelta, StackedLoraLinear, routed

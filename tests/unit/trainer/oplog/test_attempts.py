@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tinsmith_rpc import worker_pb2
-from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork, Interruption
 from tinsmith_trainer.oplog import event_tables, journal_tables
 from tinsmith_trainer.oplog.attempts import Attempts, verdict
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Operation
+from tinsmith_trainer.process.in_flight_marker import InFlightMarker, InFlightWork, Interruption
 
 LIMIT = 3
 KINDS = [kind for kind in worker_pb2.OperationKind.values() if kind != worker_pb2.OPERATION_KIND_UNSPECIFIED]

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
-from tinsmith_trainer.disk_room import DiskRoom
+from tinsmith_trainer.disk.free_space import DiskRoom
 from tinsmith_trainer.errors import Failure
 from tinsmith_trainer.oplog import forgetting, journal_tables
 from tinsmith_trainer.oplog.forgetting import Forgetting

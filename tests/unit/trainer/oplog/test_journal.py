@@ -14,8 +14,9 @@ import apsw
 import pytest
 from support.small_disk import MIB, SmallDisk, on_small_disk
 from support.worker.faulting_files import LossyVfs, lossy_vfs, restore
-from tinsmith_trainer import disk_room, oplog, training
-from tinsmith_trainer.disk_room import DiskRoom
+from tinsmith_trainer import oplog, training
+from tinsmith_trainer.disk import free_space
+from tinsmith_trainer.disk.free_space import DiskRoom
 from tinsmith_trainer.errors import JournalFull, ServerError
 from tinsmith_trainer.oplog import journal as journal_module
 from tinsmith_trainer.oplog.journal import WAL_KEPT_BYTES, Journal
@@ -115,7 +116,7 @@ def test_on_a_full_disk_what_has_happened_waits_and_all_else_is_served(tmp_path:
 def test_a_write_that_finds_no_room_again_and_again_is_tried_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (disk_room, journal_module):
+    for module in (free_space, journal_module):
         monkeypatch.setattr(module, "ROOM_RETRY_SECONDS", 0.01)
     waits: list[float] = []
     tried = threading.Semaphore(0)

@@ -39,7 +39,7 @@ from tinsmith_trainer.engines.megatron.step.tensor_parts import Shape, TensorPar
 from tinsmith_trainer.engines.megatron.step.train_step import StepState
 from tinsmith_trainer.engines.whole_calls import ComputesWhole
 from tinsmith_trainer.errors import ServerError
-from tinsmith_trainer.process_exit import end_process
+from tinsmith_trainer.process.exit import end_process
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 log = structlog.get_logger(__name__)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import structlog
 
-from tinsmith_trainer.durable_files import make_directory, sync_directory, write_file
+from tinsmith_trainer.disk.durable_files import make_directory, sync_directory, write_file
 from tinsmith_trainer.engines.nemo_rl.conversion_process import ITERATION, import_model
 from tinsmith_trainer.errors import ServerError
 

@@ -16,7 +16,7 @@ from tinsmith_trainer.engines.adam import check_adam, check_norm, step_metrics
 from tinsmith_trainer.engines.adapter_state import EXP_AVG, EXP_AVG_SQ, GRADIENTS, WEIGHTS, check_state, has_group
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraSpec
 from tinsmith_trainer.engines.tensor_files import aligned_memory
-from tinsmith_trainer.process_exit import fatal_on_error
+from tinsmith_trainer.process.exit import fatal_on_error
 from tinsmith_trainer.torch_model.loading import LoraLayer
 
 # Views start at multiples of 64 bytes: BLAS may choose its kernel by alignment.

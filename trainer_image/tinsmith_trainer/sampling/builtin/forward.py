@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from tinsmith_trainer.errors import ServerError
-from tinsmith_trainer.load_failures import is_out_of_memory
+from tinsmith_trainer.errors import ServerError, is_out_of_memory
 from tinsmith_trainer.sampling.builtin.claims import ForwardCost
 from tinsmith_trainer.sampling.builtin.draws import on_device
 from tinsmith_trainer.sampling.builtin.kv_cache import (

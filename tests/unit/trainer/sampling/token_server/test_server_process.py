@@ -130,7 +130,7 @@ def test_it_ends_when_whoever_started_it_is_killed_with_all_its_group(number: si
 
 HOLDER = f"""
 import asyncio, sys
-from tinsmith_trainer.logs import configure_logs
+from tinsmith_trainer.process.output import configure_logs
 from tinsmith_trainer.sampling.token_server.server_process import ServerProcess
 from tinsmith_trainer.sampling.token_server.base import ServerCommand
 

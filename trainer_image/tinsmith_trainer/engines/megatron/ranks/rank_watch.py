@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from tinsmith_trainer.process_exit import end_process
+from tinsmith_trainer.process.exit import end_process
 
 EVERY_SECONDS = 1.0
 

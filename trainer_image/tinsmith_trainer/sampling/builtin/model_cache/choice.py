@@ -11,8 +11,7 @@ from typing import Any
 import structlog
 import torch
 
-from tinsmith_trainer.errors import ServerError
-from tinsmith_trainer.load_failures import is_out_of_memory
+from tinsmith_trainer.errors import ServerError, is_out_of_memory
 from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan, DecodeBatch
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass, check_rotations
 from tinsmith_trainer.sampling.builtin.jobs import Run

@@ -12,10 +12,11 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tinsmith_trainer import in_flight_marker, process_exit
 from tinsmith_trainer.errors import VolumeUnsuitable
-from tinsmith_trainer.in_flight_marker import HEADER, EngineCall, InFlightMarker, InFlightWork, Interruption
-from tinsmith_trainer.process_exit import end_process, end_without_blame, tell_at_the_end
+from tinsmith_trainer.process import exit as process_exit
+from tinsmith_trainer.process import in_flight_marker
+from tinsmith_trainer.process.exit import end_process, end_without_blame, tell_at_the_end
+from tinsmith_trainer.process.in_flight_marker import HEADER, EngineCall, InFlightMarker, InFlightWork, Interruption
 
 WORK = InFlightWork("operation", "sess:train:0", 7)
 
@@ -154,7 +155,7 @@ def test_an_end_that_is_not_the_calls_doing_leaves_nothing(tmp_path: Path, monke
 def test_the_end_of_the_server_is_not_the_calls_doing(tmp_path: Path) -> None:
     program = (
         "import sys, threading, pathlib\n"
-        "from tinsmith_trainer import in_flight_marker as markers, process_exit\n"
+        "from tinsmith_trainer.process import in_flight_marker as markers, exit as process_exit\n"
         "from tinsmith_trainer.worker import process\n"
         f"marker = markers.InFlightMarker(pathlib.Path({str(tmp_path / 'running')!r}))\n"
         "process_exit.tell_at_the_end(marker)\n"

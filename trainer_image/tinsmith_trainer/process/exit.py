@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import structlog
 
-from tinsmith_trainer.in_flight_marker import InFlightMarker
+from tinsmith_trainer.process.in_flight_marker import InFlightMarker
 
 log = structlog.get_logger(__name__)
 

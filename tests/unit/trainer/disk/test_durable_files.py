@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.small_disk import SmallDisk, on_small_disk
-from tinsmith_trainer.durable_files import BLOCK_BYTES, HEAD_BYTES, WrittenFile, read_hashed, write_file
+from tinsmith_trainer.disk.durable_files import BLOCK_BYTES, HEAD_BYTES, WrittenFile, read_hashed, write_file
 
 SIZES = [0, 1, 4095, 4096, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES + 4097]
 

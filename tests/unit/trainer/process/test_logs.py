@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
-from tinsmith_trainer.logs import OURS, configure_logs
+from tinsmith_trainer.process.output import OURS, configure_logs
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def test_libraries_are_heard_from_warnings_on(level: str, heard: int, capsys: py
 
 LOGGING = """
 import structlog
-from tinsmith_trainer.logs import configure_logs
+from tinsmith_trainer.process.output import configure_logs
 
 configure_logs({format!r}, "info")
 log = structlog.get_logger("tinsmith_trainer.training.scheduler")

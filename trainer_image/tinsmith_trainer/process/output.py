@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import structlog
+from rich.console import Console
 
 # `__main__` is the conversion program.
 OURS = ("tinsmith_trainer", "__main__")
@@ -56,3 +57,11 @@ def _handler(log_format: str, shared: list[Any]) -> logging.Handler:
         structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[remove_meta, renderer])
     )
     return handler
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a console that prints text as it is, and lets the terminal break long lines.
+
+    Rich would print `:train:` in the id of a run as an emoji, and take brackets in a path for a style.
+    """
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False, soft_wrap=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import structlog
 
-from tinsmith_trainer.durable_files import Allocate
+from tinsmith_trainer.disk.durable_files import Allocate
 
 log = structlog.get_logger(__name__)
 

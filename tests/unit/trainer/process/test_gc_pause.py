@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-from tinsmith_trainer.collector import uncollected
+from tinsmith_trainer.process import uncollected
 
 
 @pytest.fixture(autouse=True)

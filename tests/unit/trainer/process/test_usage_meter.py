@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tinsmith_rpc import worker_pb2
-from tinsmith_trainer.usage_meter import HOUR_SECONDS, UsageMeter
+from tinsmith_trainer.process.usage_meter import HOUR_SECONDS, UsageMeter
 
 TRAINED = worker_pb2.TRAINING_TOKENS
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 from support.small_disk import MIB, SmallDisk, on_disk_without_size, on_small_disk
-from tinsmith_trainer import disk_room
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage, StorageFault
-from tinsmith_trainer.disk_room import DiskRoom, RetriesForRoom
-from tinsmith_trainer.durable_files import WrittenFile
+from tinsmith_trainer.disk import free_space
+from tinsmith_trainer.disk.durable_files import WrittenFile
+from tinsmith_trainer.disk.free_space import DiskRoom, RetriesForRoom
 
 
 def test_a_save_goes_to_a_file_system_that_states_no_size(tmp_path: Path) -> None:
@@ -37,17 +37,17 @@ def test_nothing_is_written_where_blocks_cannot_be_allocated(tmp_path: Path) -> 
 
 def test_room_can_be_claimed_while_a_file_is_given_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop claims it."""
-    room, allocate = DiskRoom(tmp_path), disk_room._fallocate
+    room, allocate = DiskRoom(tmp_path), free_space._fallocate
     loop = ThreadPoolExecutor(1)
 
     def slow(*arguments: int) -> int:
         loop.submit(room.claim, MIB).result(10)
         return int(allocate(*arguments))
 
-    monkeypatch.setattr(disk_room, "_fallocate", slow)
+    monkeypatch.setattr(free_space, "_fallocate", slow)
     with (tmp_path / "file").open("wb") as file:
         room.allocate(file.fileno(), MIB)
-        assert os.fstat(file.fileno()).st_blocks * disk_room.BLOCK_BYTES >= MIB
+        assert os.fstat(file.fileno()).st_blocks * free_space.BLOCK_BYTES >= MIB
     loop.shutdown()
 
 
