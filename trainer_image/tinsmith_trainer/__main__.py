@@ -9,7 +9,7 @@ import signal
 import sys
 from types import FrameType
 
-from tinsmith_trainer.process import uncollected
+from tinsmith_trainer.process import gc_pause
 
 
 def main() -> int:
@@ -20,7 +20,7 @@ def main() -> int:
     # Process 1 of a container never gets a signal that it does not handle, and what is imported next takes seconds:
     # a pod that is deleted meanwhile would wait out its whole grace period.
     signal.signal(signal.SIGTERM, _leave)
-    with uncollected():
+    with gc_pause():
         from tinsmith_trainer.worker.process import run
 
     ended.append(run(sys.argv[1:]))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def gc_pause() -> Iterator[None]:
     """Collects nothing meanwhile; what is there then is not looked through again before the process ends.
 
     Then it is, since libraries count what they find left over, and complain.

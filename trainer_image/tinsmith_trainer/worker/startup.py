@@ -33,7 +33,7 @@ from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import AttemptPolicy
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.options import TOKEN_SERVERS, EngineFactory, SamplerFactory, WorkerOptions
-from tinsmith_trainer.process import uncollected
+from tinsmith_trainer.process import gc_pause
 from tinsmith_trainer.process.exit import end_without_blame
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.sample_queue import Samples
@@ -227,7 +227,7 @@ def with_journal(volume: Volume, use: Callable[[Journal], None]) -> None:
 def load_engine(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     """What `--engine` names. Off the event loop: importing a framework takes as long as some models do."""
     with explained(options.engine, options.model):
-        with uncollected():
+        with gc_pause():
             build = _engine_factory(options.engine)
         log.info("engine imported", engine=options.engine)
         engine, sampler = build(options)
@@ -240,7 +240,7 @@ def load_engine(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
 def load_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
     """In a thread, likewise."""
     with explained(options.engine, options.model):
-        with uncollected():
+        with gc_pause():
             build = _sampler_factory(options.engine)
         log.info("engine imported", engine=options.engine)
         base, sampler = build(options)

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-from tinsmith_trainer.process import uncollected
+from tinsmith_trainer.process import gc_pause
 
 
 @pytest.fixture(autouse=True)
@@ -17,19 +17,19 @@ def _as_it_was() -> Iterator[None]:
 
 
 def test_nothing_is_collected_while_modules_are_imported() -> None:
-    with uncollected():
+    with gc_pause():
         assert not gc.isenabled()
     assert gc.isenabled()
 
 
 def test_what_is_there_then_is_never_looked_through_again() -> None:
-    with uncollected():
+    with gc_pause():
         imported: list[object] = [[]]
     assert gc.get_freeze_count() > 0
     assert not any(one is imported for one in gc.get_objects())
 
 
 def test_an_import_that_fails_leaves_the_collector_at_work() -> None:
-    with pytest.raises(ModuleNotFoundError), uncollected():
+    with pytest.raises(ModuleNotFoundError), gc_pause():
         raise ModuleNotFoundError
     assert gc.isenabled()
