@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from support.engine.reference import ReferenceCall, ReferenceEngine
 from support.worker.in_process import Worker
-from support.worker.process import MODEL, Call, create, step, train
+from support.worker.process import MODEL, Call, broken_train, create, step, train
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.engines.base import Work
+from tinsmith_trainer.training import executor
+from tinsmith_trainer.wire import codec
 
 from .conftest import StartWorker
 
@@ -74,3 +76,23 @@ def _asked_for(first: str | Work | list[ReferenceCall]) -> str:
     if isinstance(first, str):
         return first
     return first.adapter_id if isinstance(first, Work) else first[0].work.adapter_id
+
+
+async def test_a_replay_reads_a_gradients_body_once_and_no_other(
+    start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await start()
+    await worker.submit(create(), train(1), train(2, forward_only=True), broken_train(3))
+    await worker.finished(3)
+    crash(worker, monkeypatch)
+    read: list[int] = []
+
+    def counted(body: bytes, *, zstd: bool) -> codec.OpenedBody:
+        read.append(len(body))
+        return codec.open_body(body, zstd=zstd)
+
+    await worker.service.drain()
+    monkeypatch.setattr(executor, "open_body", counted)
+    successor = await start()
+    await successor.recovered()
+    assert read == [len(train(1).payload)]

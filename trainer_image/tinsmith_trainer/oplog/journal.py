@@ -40,7 +40,11 @@ CREATE TABLE IF NOT EXISTS models (
     reason TEXT NOT NULL DEFAULT '',
     applied INTEGER NOT NULL DEFAULT -1,      -- last operation inside the snapshot
     closed_below INTEGER NOT NULL DEFAULT 0,
-    snapshot_file TEXT, snapshot_digest TEXT
+    snapshot_file TEXT, snapshot_digest TEXT,
+    tenant TEXT,                      -- whose share of the engine its turns take; NULL: unknown
+    last_given_number INTEGER,        -- of operations that came without one; NULL: the client numbers them
+    damage_seen_by TEXT,              -- the process that found the snapshot missing or altered; NULL: none
+    corrupted_at REAL                 -- Unix seconds; NULL: it is not corrupted
 );
 CREATE TABLE IF NOT EXISTS operations (
     id INTEGER PRIMARY KEY,
@@ -56,9 +60,19 @@ CREATE TABLE IF NOT EXISTS operations (
     result_protobuf INTEGER, result_bytes INTEGER,
     failure_category TEXT, failure_message TEXT,
     finished_at REAL,
+    event_id INTEGER,                 -- of a result: the store must know all events up to it; 0: none
+    forward_only INTEGER,             -- of a forward_backward whose body was read
+    started_at REAL,                  -- of an operation with a result; NULL: its turn never came
+    idempotency_key TEXT,             -- of an operation that came without a number
     UNIQUE (model_id, seq_id)
 );
+-- Three indexes hold all that their queries ask for: in the rows it lies behind bodies and results of megabytes.
 CREATE INDEX IF NOT EXISTS results ON operations (id, model_id, finished_at, result_bytes) WHERE result IS NOT NULL;
+CREATE INDEX IF NOT EXISTS timeline
+    ON operations (model_id, accepted_at, seq_id, kind, forward_only, started_at, finished_at, status)
+    WHERE finished_at IS NOT NULL;
+CREATE INDEX IF NOT EXISTS idempotency_keys
+    ON operations (model_id, seq_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
 CREATE TABLE IF NOT EXISTS events (event_id INTEGER PRIMARY KEY AUTOINCREMENT, body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS saved_names (
     model_id TEXT NOT NULL, kind INTEGER NOT NULL, name TEXT NOT NULL, event_id INTEGER NOT NULL,
@@ -75,31 +89,6 @@ CREATE TABLE IF NOT EXISTS interruptions (
     PRIMARY KEY (model_id, seq_id, purpose)
 );
 """
-
-ADDED_COLUMNS = {
-    "models": {
-        "tenant": "TEXT",  # who takes turns with whom; NULL: not told
-        "last_given_number": "INTEGER",  # of operations that came without one; NULL: the client numbers
-        "damage_seen_by": "TEXT",  # the process that found the snapshot gone or altered; NULL: none has
-        "corrupted_at": "REAL",  # Unix seconds; NULL: it is not
-    },
-    "operations": {
-        "event_id": "INTEGER",  # of a result: up to which event the store must know all; 0: none; NULL: not told
-        "forward_only": "INTEGER",  # of a forward_backward that was read; NULL: it was not, or not told
-        "started_at": "REAL",  # of an operation with a result; NULL: its turn never came, or not told
-        "idempotency_key": "TEXT",  # of an operation that came without a number
-    },
-}
-"""What releases after the first one keep, in files of theirs and in those of the ones before, whose rows have NULL."""
-
-INDEXES = """
-CREATE INDEX IF NOT EXISTS timeline
-    ON operations (model_id, accepted_at, seq_id, kind, forward_only, started_at, finished_at, status)
-    WHERE finished_at IS NOT NULL;
-CREATE INDEX IF NOT EXISTS idempotency_keys
-    ON operations (model_id, seq_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
-"""
-"""Over added columns. All that is asked there, since the rows have it behind bodies and results of megabytes."""
 
 
 @dataclass(slots=True)
@@ -370,8 +359,6 @@ def _open(path: Path, vfs: str | None) -> apsw.Connection:
     db.pragma("journal_mode", "WAL")
     db.pragma("synchronous", "FULL")
     db.execute(SCHEMA)
-    _add_columns(db)
-    db.execute(INDEXES)
     db.execute("INSERT OR IGNORE INTO meta VALUES ('format_version', ?)", (str(FORMAT_VERSION),))
     # A server may remember a cursor of a lost volume. Events of a new one come after it (also by `raise_epoch`).
     db.execute(
@@ -386,11 +373,3 @@ def _open(path: Path, vfs: str | None) -> apsw.Connection:
             "Start it with the version that wrote the journal."
         )
     return db
-
-
-def _add_columns(db: apsw.Connection) -> None:
-    for table, columns in ADDED_COLUMNS.items():
-        there = {str(name) for (name,) in db.execute("SELECT name FROM pragma_table_info(?)", (table,))}
-        for name, kind in columns.items():
-            if name not in there:
-                db.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")

@@ -62,7 +62,7 @@ class OperationResult:
     payload: bytes | None = None  # protobuf or JSON; None: it failed, or its time is over and it was forgotten
     protobuf: bool = False
     failure: Failure | None = None
-    event_id: int | None = None  # see `worker.proto`; None: of a release before this field, or not yet in the journal
+    event_id: int | None = None  # see `worker.proto`; None: not yet in the journal
     # Between the run and the commit alone: what changes with it, on disk in the same transaction.
     events: tuple[worker_pb2.Event, ...] = ()  # without id, epoch and time, which the journal gives them
     saved_name: tuple[int, str] | None = None  # checkpoint kind and name

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 
 from tinsmith_rpc.zstd_frames import FrameInvalid, declared_bytes
 
-from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.oplog.attempts import Attempts
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import Ready
@@ -101,14 +100,6 @@ class Company:
             self.read[queue.model_id] = self._pace.worth(time.thread_time() - cpu_started - FREE_READING_SECONDS)
         seconds = time.perf_counter() - started
         return CallInProgress(Contender(queue.tenant, queue.model_id), entry, training, seconds)
-
-    def look_into(self, entry: Entry) -> None:
-        """Finds out what an operation that failed asked for, where the journal of an earlier release does not tell."""
-        if not entry.operation.is_forward_backward or entry.forward_only is not None:
-            return
-        payload = self._take_payload(entry)
-        with self._engine_call.at(entry.work), suppress(UserError):
-            self._open(entry, payload)
 
     def _open(self, entry: Entry, payload: bytes) -> OpenedBody:
         body = self._executor.open(entry.operation, payload)

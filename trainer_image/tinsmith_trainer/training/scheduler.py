@@ -240,7 +240,6 @@ class Scheduler:
         """Runs again what ran before the crash, for its effect alone. Raises _NotNow."""
         operation = entry.operation
         if entry.failure is not None:
-            self._company.look_into(entry)
             self._note_failure(queue, entry, entry.failure)
             return
         if operation.kind == worker_pb2.SAVE_WEIGHTS:

@@ -23,6 +23,24 @@ from tinsmith_trainer.oplog.journal import WAL_KEPT_BYTES, Journal
 from tinsmith_trainer.oplog.journal_tables import get_meta, set_meta
 
 SUBMITTERS = 64
+TABLES = {
+    "meta": "key TEXT, value TEXT",
+    "models": (
+        "model_id TEXT, state TEXT, reason TEXT, applied INTEGER, closed_below INTEGER, snapshot_file TEXT,"
+        " snapshot_digest TEXT, tenant TEXT, last_given_number INTEGER, damage_seen_by TEXT, corrupted_at REAL"
+    ),
+    "operations": (
+        "id INTEGER, model_id TEXT, seq_id INTEGER, kind INTEGER, payload BLOB, zstd INTEGER, rejection_category TEXT,"
+        " rejection_message TEXT, accepted_at REAL, status TEXT, result BLOB, result_protobuf INTEGER,"
+        " result_bytes INTEGER, failure_category TEXT, failure_message TEXT, finished_at REAL, event_id INTEGER,"
+        " forward_only INTEGER, started_at REAL, idempotency_key TEXT"
+    ),
+    "events": "event_id INTEGER, body BLOB",
+    "saved_names": "model_id TEXT, kind INTEGER, name TEXT, event_id INTEGER",
+    "forgotten": "model_id TEXT, first INTEGER, last INTEGER",
+    "interruptions": "model_id TEXT, seq_id INTEGER, purpose TEXT, count INTEGER, life TEXT, last_sign TEXT",
+}
+"""The columns of format 1, in the order in which a row holds them."""
 
 
 @pytest.fixture
@@ -241,3 +259,17 @@ def test_every_callback_of_the_journal_ends_the_process_where_it_fails() -> None
     ]
     assert len(given) >= 4
     assert {ast.unparse(each).partition("(")[0] for each in given} == {"fatal_callback"}
+
+
+def test_the_tables_of_a_new_journal_are_those_of_its_format(tmp_path: Path) -> None:
+    Journal(tmp_path / "journal").close()
+    with apsw.Connection(str(tmp_path / "journal")) as db:
+        names = db.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+        ).fetchall()
+        tables = {
+            name: ", ".join(f"{column} {kind}" for _, column, kind, *_ in db.execute(f"PRAGMA table_info({name})"))
+            for (name,) in names
+        }
+        assert db.execute("SELECT value FROM meta WHERE key = 'format_version'").fetchall() == [("1",)]
+    assert tables == TABLES
