@@ -11,12 +11,12 @@ from statistics import mean
 
 import pytest
 import tinker
+from forecaster import best_score, forecasting, questions
 from support.client.page_programs import PageProgram, page_program
 from support.client.sdk import adam, exact_logprobs, next_token_datum
 from support.requirements import require_environment
 from support.server.serve_process import API_KEY, ServedInstallation
 from tinsmith.training import MinibatchPlan, RLTrainer, ShadowClient, StepReport, from_functions
-from tinsmith.training.environments.forecaster import best_score, forecasting, questions
 
 MODEL = "tiny/other-name"
 FORECASTER, GAME = "forecasting(", "guessing("

@@ -72,7 +72,6 @@ WHY_SHORT = {
     "client/tinsmith/output_folder.py": SHARED,
     "client/tinsmith/training/json_lines.py": SHARED,
     "client/tinsmith/training/checkpoints/adapter_folder.py": "PEFT's names for files, which no other module knows",
-    "client/tinsmith/training/environments/scoring_rules.py": "proper rules by themselves, which a test proves to be",
     "client/tinsmith/training/run_logs/scalars.py": SHARED,
     "client/tinsmith/training/whole_files.py": SHARED,
     "client/tinsmith/version.py": COMMAND,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +15,10 @@ from safetensors.numpy import load_file
 from support.server.serve_process import API_KEY, ServedInstallation
 from tinsmith.training.checkpoints.store import CheckpointStore
 
-PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "training.md"
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "how-to" / "training.md"
+EXAMPLES = ROOT / "examples" / "train" / "rl"
+"""The modules that programs of the page import; the page says how a reader copies them."""
 PLACE_OF_MODEL = '"tiny"'
 """What the programs call the model."""
 LIMIT_SECONDS = 200.0
@@ -43,6 +47,8 @@ class PageProgram:
         self.folder = folder
         (folder / model).parent.mkdir(parents=True)
         (folder / model).symlink_to(server.models[model])
+        for example in EXAMPLES.glob("*.py"):
+            shutil.copy(example, folder)
         (folder / "program.py").write_text(source.replace(PLACE_OF_MODEL, f'"{model}"'))
         self._environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY}
 

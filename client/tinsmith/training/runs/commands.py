@@ -178,12 +178,14 @@ def _metavar(field: FieldInfo) -> str:
 def _copy_example(kind: str, folder: Path) -> None:
     source = find_examples() / kind
     make_output_folder(folder, "--example")
-    taken = [file.name for file in source.iterdir() if (folder / file.name).exists()]
-    if taken:
-        raise TrainingError(f"{folder / taken[0]} exists already")
-    for file in sorted(source.iterdir()):
+    files = sorted(file for file in source.iterdir() if file.is_file())
+    existing = [file.name for file in files if (folder / file.name).exists()]
+    if existing:
+        raise TrainingError(f"{folder / existing[0]} exists already")
+    for file in files:
         shutil.copy(file, folder / file.name)
-    print(f"{folder} has {RUN_FILE} and its data. There: tinsmith train {kind} --config {RUN_FILE}")
+    print(f"Wrote {', '.join(file.name for file in files)}. To train, in {folder}:")
+    print(f"  tinsmith train {kind} --config {RUN_FILE}")
 
 
 def find_examples() -> Path:

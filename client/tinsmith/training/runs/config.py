@@ -103,14 +103,14 @@ class DpoConfig(DataConfig):
 
 
 class RlConfig(RunConfig):
-    """On-policy reinforcement learning, in a built-in environment or your own."""
+    """On-policy reinforcement learning, on a file of prompts or in your own environment."""
 
     kind: ClassVar[str] = "rl"
 
     environment: str = Field(
-        "guessing",
-        description="guessing, forecaster, jsonl (prompts with answers for a grader), or module:function, which "
-        "is called with renderer, group_size, count and seed and returns the cookbook's EnvGroupBuilders.",
+        description="jsonl (prompts with answers for a grader) or module:function. The function is called with "
+        "renderer, group_size, count and seed, and returns tinker-cookbook's EnvGroupBuilders. The module is found "
+        "in the current directory or among the installed packages.",
     )
     data: Path | None = Field(None, description='Data of environment jsonl: {"prompt": …, "answer": …} per line.')
     eval_data: Path | None = Field(
@@ -124,10 +124,10 @@ class RlConfig(RunConfig):
     renderer: str = Field(
         "auto",
         description="How conversations become tokens: the name of a tinker-cookbook renderer, auto (the cookbook's "
-        "for models that it knows, else role_colon), or none: guessing and forecaster then use tokens directly.",
+        "for models that it knows, else role_colon), or none, which gives the environment tokens instead of text.",
     )
     steps: Positive = Field(30, description="Optimizer steps.")
-    groups: Positive = Field(64, description="Number of different groups in guessing, forecaster and module:function.")
+    groups: Positive = Field(64, description="Number of different groups; not used with environment jsonl.")
     groups_per_step: Positive = 8
     group_size: Annotated[int, Field(ge=2)] = Field(
         8, description="Answers per group, which are compared with each other."

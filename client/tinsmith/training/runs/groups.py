@@ -1,10 +1,10 @@
-"""Environments of a run: those that are there, prompts with answers in JSONL, and functions of one's own."""
+"""Environments of a run: prompts with answers in JSONL, and the user's own functions."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,9 +12,7 @@ from typing import Any, TypeAlias
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
-from tinsmith.training.environments.forecaster import forecasting, questions
 from tinsmith.training.environments.functions import from_functions
-from tinsmith.training.environments.guessing import guessing, secrets
 from tinsmith.training.errors import BadConfig, BadData, EvaluationError
 from tinsmith.training.evaluation.examples import Answer, Example
 from tinsmith.training.evaluation.graders import GRADERS, contains, exact, number, require_fit
@@ -70,9 +68,10 @@ def make_groups(config: RlConfig, prompts: Prompts, renderer: Renderer | None) -
         if renderer is None:
             raise BadConfig("environment is jsonl, whose prompts are words: renderer none does not go with it")
         return _of_prompts(config, prompts.train, renderer), _of_prompts(config, prompts.held_out, renderer)
-    make = WORKED.get(config.environment) or _of_function(config.environment)
-    train = make(config, renderer, config.groups, 2 * config.seed)
-    return train, make(config, renderer, config.eval_groups, 2 * config.seed + 1) if config.eval_groups else []
+    train = _groups_of_function(config, renderer, config.groups, 2 * config.seed)
+    if not config.eval_groups:
+        return train, []
+    return train, _groups_of_function(config, renderer, config.eval_groups, 2 * config.seed + 1)
 
 
 def _of_prompts(config: RlConfig, prompts: Sequence[Placed[AnsweredPrompt]], renderer: Renderer) -> Groups:
@@ -91,28 +90,13 @@ def _prompt(example: AnsweredPrompt) -> Any:
     return example.prompt
 
 
-def _guessing(config: RlConfig, renderer: Renderer | None, count: int, seed: int) -> Groups:
-    return guessing(secrets(seed, count), group_size=config.group_size, renderer=renderer)
-
-
-def _forecaster(config: RlConfig, renderer: Renderer | None, count: int, seed: int) -> Groups:
-    return forecasting(questions(seed, count), group_size=config.group_size, renderer=renderer)
-
-
-Make: TypeAlias = Callable[[RlConfig, Renderer | None, int, int], Groups]
-WORKED: Mapping[str, Make] = {"guessing": _guessing, "forecaster": _forecaster}
-
-
-def _of_function(name: str) -> Make:
-    function = named_function(name, "environment", (*WORKED, "jsonl"))
-
-    def make(config: RlConfig, renderer: Renderer | None, count: int, seed: int) -> Groups:
-        made = list(function(renderer=renderer, group_size=config.group_size, count=count, seed=seed))
-        if not made or not all(isinstance(one, EnvGroupBuilder) for one in made):
-            raise BadConfig(f"environment {name} is to return EnvGroupBuilders, one or more")
-        return made
-
-    return make
+def _groups_of_function(config: RlConfig, renderer: Renderer | None, count: int, seed: int) -> Groups:
+    name = config.environment
+    function = named_function(name, "environment", ("jsonl",))
+    groups = list(function(renderer=renderer, group_size=config.group_size, count=count, seed=seed))
+    if not groups or not all(isinstance(group, EnvGroupBuilder) for group in groups):
+        raise BadConfig(f"environment {name} must return a list of one or more EnvGroupBuilders")
+    return groups
 
 
 def grader(name: str) -> Grader:
@@ -127,7 +111,7 @@ def named_function(name: str, setting: str, known: Sequence[str]) -> Callable[..
     """`module:function`, found as `python -m` finds modules. Raises BadConfig."""
     module, colon, function = name.partition(":")
     if not colon:
-        raise BadConfig(f"{setting} is {name!r}: it is {', '.join(known)} or module:function")
+        raise BadConfig(f"{setting} is {name!r}: it must be {', '.join(known)} or module:function")
     if (place := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, place)
     try:

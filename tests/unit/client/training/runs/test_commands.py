@@ -154,5 +154,7 @@ def test_a_run_begins_with_four_lines(done: int, counted: dict[str, int], data: 
 
 
 def test_a_run_in_an_environment_counts_groups() -> None:
-    lines = heading(RlConfig(model="demo/tiny"), Begun(30, 0, {"groups": 64, "held_out": 16}))
-    assert lines[1] == "data     guessing: 64 groups, 16 held out"
+    lines = heading(
+        RlConfig(model="demo/tiny", environment="guessing:environment"), Begun(30, 0, {"groups": 64, "held_out": 16})
+    )
+    assert lines[1] == "data     guessing:environment: 64 groups, 16 held out"

@@ -26,8 +26,8 @@ def asked(groups: Sequence[EnvGroupBuilder]) -> list[Any]:
     return [group.example for group in groups]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("environment", ["guessing", "forecaster"])
-def test_worked_environments_hold_out_others_than_they_train_on(environment: str) -> None:
+@pytest.mark.parametrize("environment", ["guessing:environment", "forecaster:environment"])
+def test_example_environments_hold_out_others_than_they_train_on(environment: str) -> None:
     train, held_out = make_groups(config(environment=environment, groups=20, eval_groups=20), Prompts(), None)
     again, _ = make_groups(config(environment=environment, groups=20, eval_groups=20), Prompts(), None)
     assert len(train) == len(held_out) == 20
@@ -40,23 +40,24 @@ def test_a_function_of_ones_own_is_found_where_the_command_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_games.py").write_text(
-        "from tinsmith.training.environments.guessing import guessing, secrets\n"
+        "from tinsmith.training import from_functions\n"
         "def game(*, renderer, group_size, count, seed):\n"
-        "    return guessing(secrets(seed, count), group_size=group_size, renderer=renderer)\n"
+        "    numbers = [seed + number for number in range(count)]\n"
+        "    return from_functions(numbers, lambda _: [7], lambda *_: 1.0, group_size=group_size, renderer=renderer)\n"
         "def nothing(**given):\n"
         "    return []\n"
     )
     monkeypatch.chdir(tmp_path)
     train, held_out = make_groups(config(environment="my_games:game", groups=3, eval_groups=2), Prompts(), None)
     assert (len(train), len(held_out)) == (3, 2)
-    with pytest.raises(BadConfig, match="environment my_games:nothing is to return EnvGroupBuilders, one or more"):
+    with pytest.raises(BadConfig, match="my_games:nothing must return a list of one or more Env"):
         make_groups(config(environment="my_games:nothing"), Prompts(), None)
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("chess", "environment is 'chess': it is guessing, forecaster, jsonl or module:function"),
+        ("chess", "environment is 'chess': it must be jsonl or module:function"),
         ("no_such_module:f", "environment is 'no_such_module:f': No module named 'no_such_module'"),
         ("json:f", "environment is 'json:f': module 'json' has no attribute 'f'"),
     ],
@@ -88,7 +89,7 @@ def test_a_reward_is_what_an_evaluation_by_the_same_grader_says(
 
 
 def test_a_grader_that_there_is_not_is_told() -> None:
-    with pytest.raises(BadConfig, match="grader is 'nice': it is exact, contains, number or module:function"):
+    with pytest.raises(BadConfig, match="grader is 'nice': it must be exact, contains, number or module:function"):
         grader("nice")
 
 
@@ -105,8 +106,8 @@ def test_prompts_are_split_or_held_out_in_a_file_of_their_own(tmp_path: Path) ->
 def test_data_and_environment_that_do_not_go_together_are_told(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="environment is jsonl, and data is not given"):
         read_prompts(config(environment="jsonl"))
-    with pytest.raises(BadConfig, match="data is of the environment jsonl, and environment is guessing"):
-        read_prompts(config(data=tmp_path))
+    with pytest.raises(BadConfig, match="data is of the environment jsonl, and environment is my_games:game"):
+        read_prompts(config(environment="my_games:game", data=tmp_path))
     with pytest.raises(BadConfig, match="renderer none does not go with it"):
         make_groups(config(environment="jsonl"), Prompts(), None)
 

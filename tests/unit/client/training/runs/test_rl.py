@@ -54,7 +54,7 @@ async def go_on(monkeypatch: pytest.MonkeyPatch, out: Path, resumed_at: int, ste
     resumed = SimpleNamespace(step=resumed_at) if resumed_at else None
     manager = SimpleNamespace(wait=lambda: None, asked_step=None)
     open_run: Any = SimpleNamespace(manager=manager, client=Model(), resumed=resumed, step=resumed_at)
-    config = RlConfig(model="tiny", out=out, steps=6, eval_every=2)
+    config = RlConfig(model="tiny", environment="my_games:game", out=out, steps=6, eval_every=2)
     with run_log(out, to=("jsonl",)) as log:
         run = rl._Run(config, open_run, [], log, StopRequest())
         await run.go_on([])

@@ -1,33 +1,31 @@
-"""Who says what they believe earns most; questions are the same for the same seed."""
+"""The example forecaster: an honest probability earns most, and the same seed gives the same questions."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tinsmith.training.environments.forecaster import (
-    FORECASTS_IN_TOKENS,
+from forecaster import (
+    LOG_SCORE_LIMIT,
+    TOKEN_FORECASTS,
     Question,
+    ScoringRule,
     as_sentence,
     best_score,
+    brier_score,
+    expected_score,
     forecasting,
+    log_score,
     probability_of_text,
     probability_of_token,
     questions,
-)
-from tinsmith.training.environments.scoring_rules import (
-    SUREST,
-    ScoringRule,
-    brier_score,
-    expected_score,
-    log_score,
     worst_score,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytestmark = pytest.mark.pytorch
 
 PROBABILITIES = st.floats(0, 1)
-SURE_ENOUGH = st.floats(1 - SUREST, SUREST)
+SURE_ENOUGH = st.floats(1 - LOG_SCORE_LIMIT, LOG_SCORE_LIMIT)
 
 
 @pytest.mark.parametrize("rule", [brier_score, log_score])
@@ -41,7 +39,7 @@ def test_no_forecast_can_expect_more_than_the_true_probability(
 @pytest.mark.parametrize("rule", [brier_score, log_score])
 @given(probability=SURE_ENOUGH, error=st.floats(0.01, 0.5))
 def test_a_forecast_that_is_off_expects_less(rule: ScoringRule, probability: float, error: float) -> None:
-    """So much less that arithmetic does not hide it: strictly proper."""
+    """The rules are strictly proper: the loss is larger than rounding errors."""
     other = probability + error if probability < 0.5 else probability - error
     assert expected_score(rule, other, probability) < expected_score(rule, probability, probability) - 1e-5
 
@@ -54,7 +52,7 @@ def test_scores_lie_between_the_worst_and_nothing(forecast: float, happened: boo
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, float("nan")])
 def test_what_is_no_probability_has_no_score(wrong: float) -> None:
-    with pytest.raises(ValueError, match="a probability from 0 to 1"):
+    with pytest.raises(ValueError, match="must be a probability from 0 to 1"):
         brier_score(wrong, True)
 
 
@@ -84,7 +82,7 @@ def test_a_percentage_is_read_from_words(answer: str, forecast: float | None) ->
 
 
 def test_every_token_is_a_forecast() -> None:
-    assert {probability_of_token([token]) for token in range(512)} == {*FORECASTS_IN_TOKENS}
+    assert {probability_of_token([token]) for token in range(512)} == {*TOKEN_FORECASTS}
     assert probability_of_token([]) is None
 
 

@@ -1,4 +1,4 @@
-"""The game hears guesses, and pays for what is left of them."""
+"""The example game: its answers to guesses, and its rewards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tinsmith.training.environments.guessing import (
+from guessing import (
     HIGHER_TOKEN,
     IN_TOKENS,
     IN_WORDS,
@@ -24,7 +24,7 @@ SECRET = Secret(number=5, highest=7, guesses=3)
 
 
 def played(wording: Wording, answers: Sequence[Any], secret: Secret = SECRET) -> tuple[list[Any], float, float]:
-    """What was said, the reward, and whether it was found."""
+    """Return the prompts, the reward, and 1 if the number was found."""
     game = Game(wording)(secret)
     said = [next(game)]
     for answer in answers:
