@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,9 +162,22 @@ def _comment(schema: Schema, width: int) -> list[str]:
 # ---- the reference
 
 
-def values_rows() -> list[tuple[str, str, str]]:
-    """Value, default, meaning; as Markdown."""
-    return [(f"`{value.path}`", _shown(value.default), value.description) for value in values()]
+def values_rows(sections: Collection[str]) -> list[tuple[str, str, str]]:
+    """Return value, default and meaning in Markdown, for the values of these sections."""
+    return [
+        (f"`{value.path}`", _shown(value.default), value.description)
+        for value in values()
+        if _section_of(value) in sections
+    ]
+
+
+def other_sections() -> set[str]:
+    """Return the sections apart from those of the operator and the API server, which have their own tables."""
+    return {_section_of(value) for value in values()} - {"operator", "apiServer"}
+
+
+def _section_of(value: Value) -> str:
+    return value.path.partition(".")[0].removesuffix("[]")
 
 
 def values() -> list[Value]:

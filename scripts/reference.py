@@ -113,8 +113,9 @@ def _when(kind: type[TinsmithError]) -> str:
     return (kind.__doc__ or "").partition("\n")[0]
 
 
-def values_table() -> str:
-    return table(("Value", "Default", "Meaning"), chart_reference.values_rows())
+def values_table(*sections: str) -> str:
+    """Return the table of the values in these sections of the chart."""
+    return table(("Value", "Default", "Meaning"), chart_reference.values_rows(sections))
 
 
 def spec_table(crd: Path) -> str:
@@ -184,7 +185,9 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "statuses": ("reference/errors.md", statuses_table),
     "evidence": ("reference/evidence.md", lambda: table(evidence_reference.HEADER, evidence_reference.rows())),
     "generations": ("reference/protocol.md", lambda: table(sdk_generations.HEADER, sdk_generations.rows())),
-    "values": ("reference/chart.md", values_table),
+    "operator-values": ("reference/chart.md", lambda: values_table("operator")),
+    "api-server-values": ("reference/chart.md", lambda: values_table("apiServer")),
+    "values": ("reference/chart.md", lambda: values_table(*chart_reference.other_sections())),
     "spec": ("reference/training-session.md", lambda: spec_table(chart_reference.SESSION_CRD)),
     "status": ("reference/training-session.md", lambda: status_table(chart_reference.SESSION_CRD)),
     "pool-spec": ("reference/sampler-pool.md", lambda: spec_table(chart_reference.POOL_CRD)),

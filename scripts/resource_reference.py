@@ -17,8 +17,19 @@ from tinsmith_operator.api.reasons import Progress, Reason
 
 Schema = dict[str, Any]
 
-# Parts of Kubernetes' own objects, which its documentation explains; a row for the whole is enough.
-WHOLE = frozenset({"spec.pod.affinity", "status.conditions"})
+# Objects of Kubernetes itself, which its documentation explains, and internal state: one row is enough.
+WHOLE = frozenset(
+    {
+        "spec.pod.affinity",
+        "spec.pod.env",
+        "spec.pod.imagePullSecrets",
+        "spec.pod.tolerations",
+        "spec.pod.topologySpreadConstraints",
+        "status.conditions",
+        "status.group",
+        "status.restarts.counted",
+    }
+)
 
 
 def field_rows(crd: Path, part: str) -> Iterator[tuple[str, ...]]:
@@ -26,7 +37,7 @@ def field_rows(crd: Path, part: str) -> Iterator[tuple[str, ...]]:
     (version,) = yaml.safe_load(crd.read_text())["spec"]["versions"]
     schema = version["schema"]["openAPIV3Schema"]["properties"][part]
     for place, field, is_required in _walk(schema, part):
-        yield f"`{place}`", _type_of(field), _default_of(field, is_required), _meaning_of(field)
+        yield f"`{place}`", _type_of(field), _default_of(field, is_required), str(field["description"])
 
 
 def status_rows(crd: Path) -> Iterator[tuple[str, ...]]:
@@ -75,23 +86,3 @@ def _default_of(field: Schema, is_required: bool) -> str:
     if default is None or default == {}:
         return ""
     return f"`{str(default).lower() if isinstance(default, bool) else default}`" if default != "" else '`""`'
-
-
-def _meaning_of(field: Schema) -> str:
-    """Its description, and what its rules demand. What cannot be changed is said by the descriptions."""
-    rules = [rule for rule in field.get("x-kubernetes-validations", ()) if "oldSelf" not in rule["rule"]]
-    return " ".join([field["description"], *(_sentence(rule["message"]) for rule in rules)])
-
-
-def _sentence(message: str) -> str:
-    return (
-        f"{message[0].upper()}{message[1:]}."
-        if not message.startswith(("spec.", "metadata."))
-        else f"`{_coded(message)}."
-    )
-
-
-def _coded(message: str) -> str:
-    """With its leading field in code."""
-    field, _, rest = message.partition(" ")
-    return f"{field}` {rest}"

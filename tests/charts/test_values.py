@@ -36,7 +36,7 @@ EXAMPLES = [
 IN_PAGES = [
     each
     for each in blocks_of_pages()
-    if each.where.startswith(("docs/reference/chart.md", "docs/how-to/ingress.md")) and not each.is_manifest
+    if each.where.startswith(("docs/how-to/chart.md", "docs/how-to/ingress.md")) and not each.is_manifest
 ]
 
 FIXED_KEY = "tml-a-key-that-stays-the-same"

@@ -12,14 +12,14 @@ from statistics import mean
 import pytest
 import tinker
 from forecaster import best_score, forecasting, questions
-from support.client.page_programs import PageProgram, page_program
+from support.client.page_programs import PageProgram, example_program, page_program
 from support.client.sdk import adam, exact_logprobs, next_token_datum
 from support.requirements import require_environment
 from support.server.serve_process import API_KEY, ServedInstallation
 from tinsmith.training import MinibatchPlan, RLTrainer, ShadowClient, StepReport, from_functions
 
 MODEL = "tiny/other-name"
-FORECASTER, GAME = "forecasting(", "guessing("
+FORECASTER = "forecasting("
 KILLS = 3
 SHORT_STEPS = 6
 PROGRAM_OF_VERIFIERS = Path(__file__).parents[1] / "support" / "client" / "verifiers_program.py"
@@ -44,11 +44,11 @@ def test_the_forecaster_of_the_page_learns_to_say_what_it_believes(server: Serve
     assert mean(rewards[-10:]) > chance + 0.4 * (best - chance)
 
 
-def test_the_game_of_the_page_is_played_off_policy_to_its_bound_while_a_shadow_watches(
+def test_the_game_of_the_example_is_played_off_policy_to_its_bound_while_a_shadow_watches(
     server: ServedInstallation, tmp_path: Path
 ) -> None:
     """For a third of its steps, since what it learns takes them all."""
-    source = page_program(GAME)
+    source = example_program("shadow_client.py")
     assert '"tiny", 25' in source
     steps = steps_of(PageProgram(server, tmp_path / "program", source.replace('"tiny", 25', '"tiny", 8'), MODEL))
     assert len(steps) == 8

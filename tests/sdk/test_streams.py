@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tinker
-from support.client.page_programs import PLACE_OF_MODEL, page_program
+from support.client.page_programs import PLACE_OF_MODEL, example_program
 from support.client.sdk import adam, exact_logprobs, next_token_datum
 from support.server.serve_process import API_KEY, ServedInstallation
 from tinker import types
@@ -131,10 +131,10 @@ async def test_what_the_server_refuses_is_named_and_no_step(client: tinker.Servi
         await anext(steps)
 
 
-def test_the_program_of_the_page_trains_off_policy_to_its_bound(server: ServedInstallation) -> None:
-    """With two samplers, which go on while steps are made."""
+def test_the_example_trains_off_policy_to_its_bound(server: ServedInstallation) -> None:
+    """Run it with two samplers, which continue during the steps."""
     environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY}
-    source = page_program("stream_minibatch_train(")
+    source = example_program("rollout_stream.py")
     command = [sys.executable, "-c", source.replace(PLACE_OF_MODEL, f'"{MODEL}"')]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr

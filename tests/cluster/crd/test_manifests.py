@@ -13,7 +13,7 @@ from tinsmith_operator.api.names import API_VERSION, SESSION_KIND
 
 IN_PAGES = [each for each in blocks_of_pages() if each.is_manifest]
 CATALOGUES = [
-    each for each in blocks_of_pages() if each.where.startswith("docs/reference/chart.md") and "models" in each.content
+    each for each in blocks_of_pages() if each.where.startswith("docs/how-to/chart.md") and "models" in each.content
 ]
 IN_EXAMPLES = list(manifests_of_examples())
 

@@ -1,4 +1,4 @@
-"""Programs of docs/how-to/training.md as a reader runs them: each a process of its own, which a test may kill."""
+"""Programs of docs/how-to and examples/ as a reader runs them: each in its own process, which a test may kill."""
 
 from __future__ import annotations
 
@@ -16,20 +16,27 @@ from support.server.serve_process import API_KEY, ServedInstallation
 from tinsmith.training.checkpoints.store import CheckpointStore
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "how-to" / "training.md"
-EXAMPLES = ROOT / "examples" / "train" / "rl"
-"""The modules that programs of the page import; the page says how a reader copies them."""
+PAGES = [ROOT / "docs" / "how-to" / name for name in ("training.md", "evaluation.md", "reinforcement-learning.md")]
+ENVIRONMENTS = ROOT / "examples" / "train" / "rl"
+"""The modules that programs import; the page says how a reader copies them."""
 PLACE_OF_MODEL = '"tiny"'
 """What the programs call the model."""
 LIMIT_SECONDS = 200.0
 
 
 def page_program(containing: str, *, of_a_model: bool = True) -> str:
-    """The source of the one program of the page that has this in it; not `of_a_model`: it names none."""
-    programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    """Return the source of the one program that contains a text; without `of_a_model` it names no model."""
+    programs = [found for page in PAGES for found in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
     [source] = [program for program in programs if containing in program]
     assert (PLACE_OF_MODEL in source) == of_a_model
     return str(source)
+
+
+def example_program(name: str) -> str:
+    """Return the source of a program of examples/ that names a model."""
+    source = (ROOT / "examples" / name).read_text()
+    assert PLACE_OF_MODEL in source
+    return source
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,7 @@ class PageProgram:
         self.folder = folder
         (folder / model).parent.mkdir(parents=True)
         (folder / model).symlink_to(server.models[model])
-        for example in EXAMPLES.glob("*.py"):
+        for example in ENVIRONMENTS.glob("*.py"):
             shutil.copy(example, folder)
         (folder / "program.py").write_text(source.replace(PLACE_OF_MODEL, f'"{model}"'))
         self._environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY}
