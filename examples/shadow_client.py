@@ -13,13 +13,13 @@ ADAM = types.AdamParams(learning_rate=1.2e-2)
 
 
 async def show(report: StepReport, sampler: tinker.SamplingClient) -> None:
-    told = ("env/all/reward/total", "progress/most_stale_steps", "shadow/ppo/progress/steps")
-    print(report.step + 1, *(report.metrics[name] for name in told), flush=True)
+    names = ("env/all/reward/total", "progress/most_stale_steps", "shadow/ppo/progress/steps")
+    print(report.step + 1, *(report.metrics[name] for name in names), flush=True)
 
 
 service = tinker.ServiceClient()
-model, beside = (service.create_lora_training_client(MODEL, rank=8, seed=1).result() for _ in range(2))
-shadow = ShadowClient("ppo", beside, ADAM, loss_fn="ppo")
+model, shadow_model = (service.create_lora_training_client(MODEL, rank=8, seed=1).result() for _ in range(2))
+shadow = ShadowClient("ppo", shadow_model, ADAM, loss_fn="ppo")
 trainer = RLTrainer(
     model,
     guessing(secrets(seed=1, count=1000, highest=5, guesses=2), group_size=6),
