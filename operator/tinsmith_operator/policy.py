@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tinsmith_operator.api.images import as_written, repository_of
 from tinsmith_operator.api.reasons import Reason
-from tinsmith_operator.api.references import Named, Reference
+from tinsmith_operator.api.references import Named, Reference, as_written, repository_of
 
 ANY = "*"
 

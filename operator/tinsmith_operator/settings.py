@@ -12,11 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic.alias_generators import to_camel
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from tinsmith_operator.build.container import OWN_VARIABLES
-from tinsmith_operator.installation import Installation, remote_port
+from tinsmith_operator.build.pod import OWN_VARIABLES
+from tinsmith_operator.installation import Installation, Scope, parse_scope, remote_port
 from tinsmith_operator.policy import ANY, Reserved
 from tinsmith_operator.restarts import RestartPolicy, parse_policy
-from tinsmith_operator.scope import Scope, parse_scope
 
 # What an environment can hold, whoever reads it.
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

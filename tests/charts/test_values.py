@@ -23,7 +23,7 @@ from support.kubernetes.charts import (
     render,
 )
 from support.kubernetes.documents import Written, blocks_of_pages
-from tinsmith_operator.build.container import OWN_VARIABLES
+from tinsmith_operator.build.pod import OWN_VARIABLES
 from tinsmith_operator.installation import ENDPOINT_VARIABLES, remote_port
 
 HERE = Path(__file__).parent

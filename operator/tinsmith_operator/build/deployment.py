@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from tinsmith_operator.api.base import Manifest, parse_quantity
 from tinsmith_operator.api.names import IMAGE_ANNOTATION
 from tinsmith_operator.api.sampler_pool import SamplerPool, SamplerPoolSpec
-from tinsmith_operator.build.container import (
+from tinsmith_operator.build.metadata import child_metadata, fingerprint, sealed, selector_labels
+from tinsmith_operator.build.pod import (
     build_container,
+    build_pod_metadata,
+    build_pod_spec,
     command_line,
     door_options,
     life_options,
     model_options,
+    ways_of_fetching,
 )
-from tinsmith_operator.build.metadata import child_metadata, fingerprint, sealed, selector_labels
-from tinsmith_operator.build.pod import build_pod_metadata, build_pod_spec, ways_of_fetching
 from tinsmith_operator.build.volumes import SHARED_MEMORY_PATH, Mounted, in_memory, scratch, serving_volumes
 from tinsmith_operator.installation import Installation
 

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
 
-from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.names import INPUTS_ANNOTATION, RESTART_REQUEST_ANNOTATION
+from tinsmith_operator.api.base import Manifest, parse_quantity
+from tinsmith_operator.api.names import (
+    HEALTH_PORT,
+    INPUTS_ANNOTATION,
+    RESTART_REQUEST_ANNOTATION,
+    RPC_PORT,
+    WORKER_CONTAINER,
+)
 from tinsmith_operator.api.owner import Owner
-from tinsmith_operator.api.serving_spec import PodOverrides
+from tinsmith_operator.api.serving_spec import Model, ModelSource, PodOverrides, Resources, ServingSpec, SourceType
 from tinsmith_operator.build.metadata import child_labels
-from tinsmith_operator.build.volumes import Mounted, pod_volumes
+from tinsmith_operator.build.volumes import (
+    HOME_PATH,
+    HUB_CACHE_PATH,
+    MODELS_PATH,
+    TLS_PATH,
+    Mounted,
+    mounts,
+    pod_volumes,
+)
+from tinsmith_operator.installation import Installation
 
 USER_ID = 65532
 
@@ -74,3 +91,145 @@ def _as_the_user_wrote(pod: PodOverrides) -> Manifest:
         "imagePullSecrets": pod.image_pull_secrets,
     }
     return {field: value for field, value in said.items() if value}
+
+
+STARTUP_PERIOD_SECONDS = 5
+TERMINATION_LOG = "/dev/termination-log"
+"""Where the kubelet reads a container's last words."""
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+OWN_VARIABLES = frozenset({"HOME", "HF_HOME", "HF_TOKEN", THREADS_VARIABLE})
+
+SECURITY: Manifest = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def build_container(
+    spec: ServingSpec,
+    installation: Installation,
+    image: str,
+    arguments: Sequence[str],
+    volumes: Sequence[Mounted],
+    *,
+    variables: Sequence[Manifest] = (),
+    processes: int = 1,
+) -> Manifest:
+    """variables: what its engine needs beside what every container gets. processes: that share its threads."""
+    pod = spec.pod
+    container: Manifest = {
+        "name": WORKER_CONTAINER,
+        "image": image,
+        "imagePullPolicy": pod.image_pull_policy or installation.trainer_image_pull_policy,
+        "args": [literally(argument) for argument in arguments],
+        "env": _environment(spec, installation, variables, processes),
+        **checkpoint_secrets(installation),
+        "ports": [
+            {"name": "rpc", "containerPort": RPC_PORT, "protocol": "TCP"},
+            {"name": "health", "containerPort": HEALTH_PORT, "protocol": "TCP"},
+        ],
+        "securityContext": SECURITY,
+        "volumeMounts": mounts(volumes),
+        **_probes(pod.startup_timeout_seconds),
+    }
+    if resources := spec.resources.model_dump(mode="json", exclude_defaults=True):
+        container["resources"] = resources
+    return container
+
+
+def command_line(options: Mapping[str, str | int | None]) -> list[str]:
+    """Without those that are None. Joined by '=', since a name may begin with a dash."""
+    return [f"--{option}={value}" for option, value in options.items() if value is not None]
+
+
+def model_options(model: Model) -> dict[str, str]:
+    return {**_source_options(model.source), "model-name": model.name}
+
+
+def door_options() -> dict[str, str]:
+    """Where it is reached, and where the kubelet asks after it."""
+    return {
+        "listen": f"0.0.0.0:{RPC_PORT}",
+        "tls-directory": TLS_PATH,
+        "health-address": f"0.0.0.0:{HEALTH_PORT}",
+    }
+
+
+def life_options(worker_id: str) -> dict[str, str]:
+    """Who it is, and where it leaves its last words."""
+    return {"worker-id": worker_id, "termination-log": TERMINATION_LOG}
+
+
+def _source_options(source: ModelSource) -> dict[str, str]:
+    match source.type:
+        case SourceType.PERSISTENT_VOLUME_CLAIM:
+            assert source.persistent_volume_claim is not None
+            return {"model": posixpath.normpath(f"{MODELS_PATH}/{source.persistent_volume_claim.path}")}
+        case SourceType.HUB:
+            assert source.hub is not None
+            return {"model": source.hub.repository, "model-revision": source.hub.revision}
+
+
+def literally(argument: str) -> str:
+    """The kubelet replaces $(NAME) in arguments; $$ is one dollar."""
+    return argument.replace("$", "$$")
+
+
+def checkpoint_variables(installation: Installation, users: Sequence[Manifest]) -> list[Manifest]:
+    """How to reach a remote checkpoint root, but for what the user of the pod says otherwise."""
+    said = {variable["name"] for variable in users}
+    given = sorted(installation.checkpoint_environment.items())
+    return [{"name": name, "value": value} for name, value in given if name not in said]
+
+
+def checkpoint_secrets(installation: Installation) -> Manifest:
+    """The container's `envFrom`: a kubelet that does not find the Secret says so, and starts nothing."""
+    secret = installation.checkpoint_secret
+    return {"envFrom": [{"secretRef": {"name": secret}}]} if secret is not None else {}
+
+
+def _environment(
+    spec: ServingSpec, installation: Installation, variables: Sequence[Manifest], processes: int
+) -> list[Manifest]:
+    users = spec.pod.env
+    return [*model_environment(spec, variables, processes), *checkpoint_variables(installation, users), *users]
+
+
+def model_environment(spec: ServingSpec, variables: Sequence[Manifest] = (), processes: int = 1) -> list[Manifest]:
+    """What whoever loads the model needs, but for what the user of the pod says otherwise."""
+    environment: list[Manifest] = [
+        {"name": "HOME", "value": HOME_PATH},
+        {"name": "HF_HOME", "value": HUB_CACHE_PATH},
+    ]
+    hub = spec.model.source.hub
+    if hub is not None and hub.token_secret_ref is not None:
+        token = {"secretKeyRef": hub.token_secret_ref.to_manifest()}
+        environment.append({"name": "HF_TOKEN", "valueFrom": token})
+    threads = {"name": THREADS_VARIABLE, "value": str(max(1, thread_count(spec.resources) // processes))}
+    said = {variable["name"] for variable in spec.pod.env}
+    return [*environment, *(variable for variable in (threads, *variables) if variable["name"] not in said)]
+
+
+def thread_count(resources: Resources) -> int:
+    """Of the spec, never of the node: a replay must repeat sums to their last bits, which depend on it."""
+    cpu = resources.limits.get("cpu", resources.requests.get("cpu", 1))
+    return max(1, math.ceil(parse_quantity(cpu)))
+
+
+def _probes(startup_timeout_seconds: int) -> Manifest:
+    """Started is ready once: weights loaded, journal replayed. Alive is the event loop, however long the GPU works."""
+    return {
+        "startupProbe": {
+            **_ask("readiness"),
+            "periodSeconds": STARTUP_PERIOD_SECONDS,
+            "timeoutSeconds": 5,
+            "failureThreshold": math.ceil(startup_timeout_seconds / STARTUP_PERIOD_SECONDS),
+        },
+        "readinessProbe": {**_ask("readiness"), "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
+        "livenessProbe": {**_ask("liveness"), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
+    }
+
+
+def _ask(service: str) -> Manifest:
+    return {"grpc": {"port": HEALTH_PORT, "service": service}}

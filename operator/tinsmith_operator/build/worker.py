@@ -10,20 +10,18 @@ from dataclasses import dataclass
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import ASKED_ANNOTATION
 from tinsmith_operator.api.training_session import Sampling, TrainingSession
-from tinsmith_operator.build.container import (
-    build_container,
-    command_line,
-    door_options,
-    life_options,
-    model_options,
-)
 from tinsmith_operator.build.metadata import fingerprint
 from tinsmith_operator.build.parallelism import engine_variables, engine_volumes, parallelism_options
 from tinsmith_operator.build.pod import (
     FETCHING,
     PULL_POLICIES,
+    build_container,
     build_pod_metadata,
     build_pod_spec,
+    command_line,
+    door_options,
+    life_options,
+    model_options,
     ways_of_fetching,
 )
 from tinsmith_operator.build.volumes import JOURNAL_PATH, worker_volumes

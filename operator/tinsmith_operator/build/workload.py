@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.training_session import TrainingSession
-from tinsmith_operator.build.metadata import child_metadata, sealed, selector_labels
-from tinsmith_operator.build.ray_cluster import build_ray_cluster
-from tinsmith_operator.build.worker import WorkerPlan, worker_template
+from tinsmith_operator.api.names import QUEUE_LABEL, WORKER_CONTAINER
+from tinsmith_operator.api.training_session import Engine, TrainingSession, TrainingSessionSpec
+from tinsmith_operator.build.metadata import child_labels, child_metadata, member_selector, sealed, selector_labels
+from tinsmith_operator.build.parallelism import engine_variables, engine_volumes, shared_bytes
+from tinsmith_operator.build.pod import (
+    SECURITY,
+    build_pod_metadata,
+    build_pod_spec,
+    literally,
+    model_environment,
+    thread_count,
+)
+from tinsmith_operator.build.volumes import model_volumes, mounts
+from tinsmith_operator.build.worker import WorkerPlan, grace_seconds, inputs_hash, worker_template
 from tinsmith_operator.installation import Installation
 
 
@@ -34,3 +46,169 @@ def build_stateful_set(session: TrainingSession, installation: Installation, pla
             },
         }
     )
+
+
+VERSION_ON_CPUS = "2.60.0"
+VERSIONS_ON_GPUS: Mapping[Engine, str] = {Engine.NEMO_RL: "2.56.1", Engine.MILES: "2.57.0"}
+"""Of the Ray in the project's images: with megatron-core alone, with NeMo RL, and with Miles."""
+
+GCS_PORT = 6379
+"""Of the head's directory of the group, where members join."""
+RAYLET_PORT = 6380
+"""Of the process that stands for Ray in each pod: it listens while the pod belongs to the group."""
+
+OWN_ADDRESS = "POD_IP"
+POD_ADDRESS: Manifest = {"name": OWN_ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+
+# Sockets and files are many, and some nodes allow fewer. What a former run of the container left would be taken for one
+# that still runs.
+PREPARE_RAY = """ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -Hn)"
+rm -rf /tmp/ray/*"""
+
+OWN_COMMAND = {"ray.io/overwrite-container-cmd": "true"}
+WITH_A_TOKEN = {"mode": "token"}
+"""KubeRay makes one for each pod: where no NetworkPolicy is enforced, still nobody else runs programs there."""
+
+MEMBERS_GROUP = "members"
+
+# What Ray is started with, each rank inherits; credentials for checkpoints are the worker's alone.
+WITHOUT_CREDENTIALS = "env $(compgen -A export AWS_ | sed 's/^/-u /')"
+
+AFTER_THE_HEAD_SECONDS = 30
+HEAD_FILE = "/tmp/head"
+
+# Connecting is enough to see whether it is there, and costs it nothing. The kubelet replaces nothing in a hook.
+WAIT_FOR_THE_HEADS_END = f"""head="$(cat {HEAD_FILE})"
+while timeout 2 bash -c "exec 3<>/dev/tcp/$head/{GCS_PORT}" 2>/dev/null; do sleep 1; done
+"""
+
+
+def build_ray_cluster(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
+    """Of a fixed size. KubeRay starts no pod anew because a template changed: that is decided by the operator."""
+    metadata, members = child_metadata(session, session.workload_name), session.spec.divided.nodes - 1
+    return sealed(
+        {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayCluster",
+            "metadata": {
+                **metadata,
+                "labels": {**installation.ray_cluster_labels, **metadata["labels"]},
+                "annotations": OWN_COMMAND,
+            },
+            "spec": {
+                "rayVersion": ray_version(session.spec, installation),
+                "authOptions": WITH_A_TOKEN,
+                **_suspended(installation, plan),
+                "headGroupSpec": {"rayStartParams": {}, "template": _head_template(session, installation, plan)},
+                "workerGroupSpecs": [
+                    {
+                        "groupName": MEMBERS_GROUP,
+                        "replicas": members,
+                        "minReplicas": members,
+                        "maxReplicas": members,
+                        "rayStartParams": {},
+                        "template": build_member_template(session, installation, plan),
+                    }
+                ],
+            },
+        }
+    )
+
+
+def _suspended(installation: Installation, plan: WorkerPlan) -> Manifest:
+    """Nothing where a queue says it."""
+    return {} if QUEUE_LABEL in installation.ray_cluster_labels else {"suspend": plan.replicas == 0}
+
+
+def _head_template(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
+    """The worker's, whose container starts Ray before the worker."""
+    template = worker_template(session, installation, plan)
+    [worker] = template["spec"]["containers"]
+    head = {
+        **worker,
+        "command": shell(_head_script(session.spec), "head"),
+        "args": [*worker["args"], literally(f"--ray-address=127.0.0.1:{GCS_PORT}")],
+        "env": [*worker["env"], POD_ADDRESS],
+        "ports": [*worker["ports"], {"name": "gcs-server", "containerPort": GCS_PORT, "protocol": "TCP"}],
+    }
+    return {**template, "spec": {**template["spec"], "containers": [head]}}
+
+
+def _head_script(spec: TrainingSessionSpec) -> str:
+    options = start_options(thread_count(spec.resources), spec, shared_bytes(spec))
+    address = f'--port={GCS_PORT} --node-ip-address="${OWN_ADDRESS}"'
+    start = f"{WITHOUT_CREDENTIALS} ray start --head {address} --include-dashboard=false {options}"
+    return f'{PREPARE_RAY}\n{start}\nexec python3 -m tinsmith_trainer "$@"\n'
+
+
+def build_member_template(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
+    spec = session.spec
+    volumes = engine_volumes(spec, model_volumes(spec))
+    container: Manifest = {
+        "name": WORKER_CONTAINER,
+        "image": plan.image.runs,
+        "imagePullPolicy": spec.pod.image_pull_policy or installation.trainer_image_pull_policy,
+        "command": shell(_member_script(session), "member"),
+        "env": [*model_environment(spec, engine_variables(spec), spec.ranks_per_node), *spec.pod.env, POD_ADDRESS],
+        "ports": [{"name": "raylet", "containerPort": RAYLET_PORT, "protocol": "TCP"}],
+        "securityContext": SECURITY,
+        "volumeMounts": mounts(volumes),
+        "lifecycle": {"preStop": {"exec": {"command": ["/bin/bash", "-ec", WAIT_FOR_THE_HEADS_END]}}},
+        **_member_probes(spec),
+    }
+    if resources := spec.resources.model_dump(mode="json", exclude_defaults=True):
+        container["resources"] = resources
+    metadata = build_pod_metadata(session, spec.pod, inputs_hash(session, installation, plan), plan.restart)
+    labels = {**metadata["labels"], **child_labels(session), **member_selector(session)}
+    return {
+        "metadata": {**metadata, "labels": {**labels, "app.kubernetes.io/component": "member"}},
+        "spec": {
+            **build_pod_spec(spec.pod, grace_seconds(session) + AFTER_THE_HEAD_SECONDS, container, volumes),
+            # KubeRay has a member wait for the head in a shell. As the first process of its namespace that would be
+            # deaf to SIGTERM, and hold up a deletion until the end of its grace.
+            "shareProcessNamespace": True,
+        },
+    }
+
+
+def _member_script(session: TrainingSession) -> str:
+    spec = session.spec
+    options = start_options(thread_count(spec.resources), spec, shared_bytes(spec))
+    head = f"{session.workload_name}.{session.namespace}.svc"
+    return f"""{PREPARE_RAY}
+read -r head _ < <(getent ahostsv4 {head})
+echo "$head" > {HEAD_FILE}
+exec ray start --address="$head:{GCS_PORT}" --node-ip-address="${OWN_ADDRESS}" --block {options}
+"""
+
+
+def _member_probes(spec: TrainingSessionSpec) -> Manifest:
+    """Whether Ray is there. A rank is never asked: it may compute, or wait for another one, for minutes."""
+    ask = {"tcpSocket": {"port": RAYLET_PORT}}
+    return {
+        "startupProbe": {**ask, "periodSeconds": 5, "failureThreshold": -(-spec.pod.startup_timeout_seconds // 5)},
+        "readinessProbe": {**ask, "periodSeconds": 5, "failureThreshold": 3},
+        "livenessProbe": {**ask, "periodSeconds": 10, "failureThreshold": 6},
+    }
+
+
+def ray_version(spec: TrainingSessionSpec, installation: Installation) -> str:
+    own = VERSIONS_ON_GPUS[spec.engine] if spec.gpus_per_node else VERSION_ON_CPUS
+    return installation.ray_version or own
+
+
+def shell(script: str, name: str) -> list[str]:
+    """A container's command, which gets the container's arguments; name: what the shell calls itself in errors."""
+    return ["/bin/bash", "-ec", literally(script), name]
+
+
+def start_options(threads: int, spec: TrainingSessionSpec, shared_memory_bytes: int) -> str:
+    """Of `ray start` in any pod. Ray counts one CPU for each rank, however many threads that has."""
+    options = {
+        "node-manager-port": RAYLET_PORT,
+        "num-cpus": max(threads, spec.ranks_per_node),
+        "num-gpus": spec.gpus_per_node,
+        # The ranks' own exchanges use shared memory too.
+        "object-store-memory": shared_memory_bytes // 2,
+    }
+    return " ".join(["--disable-usage-stats", *(f"--{name}={value}" for name, value in options.items())])

@@ -48,3 +48,9 @@ def is_fresh(
         return False
     due = renewal_time(facts)
     return facts.not_before <= now and (due is None or now < due)
+
+
+def certificate_is_anothers(observed: Surroundings) -> bool:
+    """A pod would mount it, key and all. Which is said as a conflict of names; what runs already has its own."""
+    live = observed.certificate_secret
+    return live is not None and not is_ours(observed.owner, live)

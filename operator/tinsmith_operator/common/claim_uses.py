@@ -13,7 +13,7 @@ from tinsmith_operator.api.names import MANAGED_BY_LABEL, MANAGER, SESSION_LABEL
 from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.common.pod import Pod
-from tinsmith_operator.common.workload_state import WORKLOAD_KINDS
+from tinsmith_operator.common.workloads import WORKLOAD_KINDS
 
 
 def journal_holder(

@@ -7,6 +7,7 @@ status, its warnings and its worker's last words.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -15,10 +16,12 @@ from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.conditions import Finding
 from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.api.reasons import Reason
+from tinsmith_operator.api.references import Named, Reference, references_of
 from tinsmith_operator.common.last_words import last_words, quoted, where_its_log_is
 from tinsmith_operator.common.observed import KubernetesWarning, Surroundings
 from tinsmith_operator.common.pod import Ending, Pod, TerminationRecord
 from tinsmith_operator.common.queue import holder_words
+from tinsmith_operator.installation import Installation
 from tinsmith_operator.policy import Policy
 
 REFUSALS = {
@@ -309,3 +312,32 @@ def _loading(pod: Pod, evidence: Evidence) -> Finding:
         return preparing
     does = "loads the model" if evidence.claim_uid is None else "loads the model and replays its journal"
     return found(Reason.LOADING_MODEL, f"The worker on node {pod.node_name} {does}.")
+
+
+CLAIM = "PersistentVolumeClaim"
+
+
+def bar_of(observed: Surroundings, installation: Installation, image: str | None = None) -> Finding | None:
+    """image: that would run though the spec does not name it."""
+    looks: tuple[Callable[[], Finding | None], ...] = (
+        lambda: _objection(observed, installation, image),
+        lambda: _journal_for_a_model(observed),
+    )
+    return next((finding for look in looks if (finding := look()) is not None), None)
+
+
+def _objection(observed: Surroundings, installation: Installation, image: str | None) -> Finding | None:
+    """The image that the volume is pinned to comes last: whoever names another one in the spec gets that."""
+    pinned = [Reference("its volume's", Named.IMAGE, image)] if image is not None else []
+    objection = installation.policy.objection([*references_of(observed.owner), *pinned])
+    return found(objection.reason, objection.words) if objection is not None else None
+
+
+def _journal_for_a_model(observed: Surroundings) -> Finding | None:
+    read = observed.read_journal
+    if read is None:
+        return None
+    return found(
+        Reason.CLAIM_IS_JOURNAL,
+        f"{CLAIM} {read.claim} ({read.field}) is the journal of session {read.session}, and nobody else's to mount.",
+    )

@@ -13,7 +13,6 @@ from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.api.sampler_pool import SamplerPool
 from tinsmith_operator.api.training_session import TrainingSession
-from tinsmith_operator.common.comparison import Stored
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,14 @@ class ReadJournal:
     field: str
     claim: str
     session: str
+
+
+@dataclass(frozen=True)
+class Stored:
+    """asked: the hash of a request. content: the hash of the object after it, without what others write."""
+
+    asked: str
+    content: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.common.observed import Observed, Surroundings
 from tinsmith_operator.common.pod import Pod
-from tinsmith_operator.common.workload_state import RAY_CLUSTER, STATEFUL_SET, WORKLOAD_KINDS, Workload
+from tinsmith_operator.common.workloads import RAY_CLUSTER, STATEFUL_SET, WORKLOAD_KINDS, Workload
 
 ORPHANED = "it was left behind by an earlier session, and a Job is never changed"
 

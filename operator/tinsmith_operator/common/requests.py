@@ -17,7 +17,7 @@ from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.common.actions import Emit, EventType
 from tinsmith_operator.common.last_words import quoted
 from tinsmith_operator.common.observed import SnapshotAnswer
-from tinsmith_operator.common.workload_state import Workload
+from tinsmith_operator.common.workloads import Workload
 
 LONGEST_REQUEST = 64
 

@@ -17,7 +17,7 @@ from tinsmith_operator.api.status import OwnerStatus
 from tinsmith_operator.common.actions import Annotate
 from tinsmith_operator.common.diagnosis import FRESH_RUN
 from tinsmith_operator.common.pod import Pod, overdue_time
-from tinsmith_operator.common.workload_state import Workload
+from tinsmith_operator.common.workloads import Workload
 
 LOOK_FOR_WARNINGS = timedelta(seconds=20)
 """While something keeps a session or pool from being ready: warnings are read, not watched."""

@@ -13,9 +13,8 @@ from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.common.actions import Emit
 from tinsmith_operator.common.observed import KubernetesWarning
 from tinsmith_operator.errors import AlreadyExists, ClusterError
-from tinsmith_operator.kube.client import Cluster
+from tinsmith_operator.kube.client import Cluster, shortened
 from tinsmith_operator.kube.resources import EVENTS
-from tinsmith_operator.kube.text import shortened
 from tinsmith_operator.logs import get_logger
 
 LONGEST_MESSAGE_BYTES = 1024

@@ -10,17 +10,15 @@ from tinsmith_operator.api.names import SAMPLER_DNS_NAME
 from tinsmith_operator.build.deployment import build_budget, build_deployment
 from tinsmith_operator.build.network import build_pool_policy, build_service
 from tinsmith_operator.common.actions import Action, Annotate, Decision, Delete
-from tinsmith_operator.common.bars import certificate_is_anothers
-from tinsmith_operator.common.certificate import ensure_certificate, renewal_time
+from tinsmith_operator.common.certificate import certificate_is_anothers, ensure_certificate, renewal_time
 from tinsmith_operator.common.drift import ensure_child, still_refused
 from tinsmith_operator.common.observed import ObservedPool
 from tinsmith_operator.common.ownership import owned_workload
 from tinsmith_operator.common.requeue import LOOK_FOR_WARNINGS, ask_again, requeue_after, requeue_times_of
 from tinsmith_operator.installation import Installation
-from tinsmith_operator.pool.conditions import pool_conditions
 from tinsmith_operator.pool.diagnosis import diagnose_pool
 from tinsmith_operator.pool.situation import PoolSituation, assess_pool
-from tinsmith_operator.pool.status import write_pool_status
+from tinsmith_operator.pool.status import pool_conditions, write_pool_status
 
 MOST_FAILED_PODS = 3
 """The failed pods that are kept."""

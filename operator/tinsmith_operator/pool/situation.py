@@ -15,14 +15,13 @@ from tinsmith_operator.api.names import (
 )
 from tinsmith_operator.api.sampler_pool import SamplerPool
 from tinsmith_operator.build.deployment import build_sampler_template, sampler_hashes_of_the_same
-from tinsmith_operator.common.bars import bar_of
-from tinsmith_operator.common.diagnosis import Evidence, cannot_fetch
+from tinsmith_operator.common.diagnosis import Evidence, bar_of, cannot_fetch
 from tinsmith_operator.common.drift import others_hold_content
 from tinsmith_operator.common.observed import ObservedPool
 from tinsmith_operator.common.ownership import foreign_objects, owned_workload
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.common.requests import restart_request
-from tinsmith_operator.common.workload_state import Workload
+from tinsmith_operator.common.workloads import Workload
 from tinsmith_operator.installation import Installation
 
 

@@ -21,8 +21,8 @@ from tinsmith_operator.common.actions import (
     RemoveFinalizer,
     WriteStatus,
 )
-from tinsmith_operator.common.comparison import Stored, with_answer
-from tinsmith_operator.common.drift import taken_over
+from tinsmith_operator.common.drift import taken_over, with_answer
+from tinsmith_operator.common.observed import Stored
 from tinsmith_operator.errors import AlreadyExists, Conflict, NotFound, Refused
 from tinsmith_operator.kube.cache import Cache, trimmed
 from tinsmith_operator.kube.client import Cluster

@@ -17,10 +17,10 @@ import kopf
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.errors import OperatorError
+from tinsmith_operator.installation import Scope
 from tinsmith_operator.kube.client import PAGE_ITEMS
 from tinsmith_operator.kube.connection import Heard, Observe, Turn, WatchSession, open_watch_session
 from tinsmith_operator.kube.resources import WATCHED, Resource
-from tinsmith_operator.scope import Scope
 
 Deliver = Callable[[Resource, str | None, Manifest], None]
 """Takes an event: its kind of resource, its type (None in the first list), and the object."""

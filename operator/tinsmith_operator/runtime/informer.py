@@ -20,11 +20,11 @@ from enum import Enum, auto
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import API_VERSION
 from tinsmith_operator.errors import NotFound, OperatorError, Refused, Unavailable
+from tinsmith_operator.installation import Scope
 from tinsmith_operator.kube.cache import Cache
 from tinsmith_operator.kube.client import Cluster, next_page, read_list
 from tinsmith_operator.kube.resources import OWNERS, WATCHED, Ref, Resource
 from tinsmith_operator.logs import get_logger
-from tinsmith_operator.scope import Scope
 
 RETRY_SECONDS = 2.0
 LOOK_FOR_KIND_SECONDS = 10.0

@@ -12,13 +12,13 @@ from typing import Protocol
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.errors import ClusterError, NotFound, OperatorError, Refused
+from tinsmith_operator.installation import Scope
 from tinsmith_operator.kube.cache import Cache
 from tinsmith_operator.kube.client import Cluster
 from tinsmith_operator.kube.connection import Heard
 from tinsmith_operator.kube.resources import RAY_CLUSTERS
 from tinsmith_operator.logs import get_logger
 from tinsmith_operator.runtime.informer import RETRY_SECONDS, Informer, words_for
-from tinsmith_operator.scope import Scope
 
 # A kind that is new can be listed a moment before the API server tells of it to those who ask which kinds there are.
 LISTED_WITHIN_SECONDS = 10.0

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Protocol
 
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION, SNAPSHOT_REQUEST_ANNOTATION
+from tinsmith_operator.api.names import (
+    RESTART_REQUEST_ANNOTATION,
+    SNAPSHOT_REQUEST_ANNOTATION,
+    WORKER_CONTAINER,
+    endpoint,
+)
 from tinsmith_operator.api.owner import Owner
+from tinsmith_operator.api.sampler_pool import SamplerPool, parse_pool
+from tinsmith_operator.api.training_session import TrainingSession, parse_session
+from tinsmith_operator.ca.issuer import Issuer
 from tinsmith_operator.common.actions import Decision
+from tinsmith_operator.common.observed import KubernetesWarning, Observed, ObservedPool
+from tinsmith_operator.common.requests import snapshot_request
+from tinsmith_operator.common.workloads import Workload
+from tinsmith_operator.installation import Installation
 from tinsmith_operator.kube.cache import Cache
+from tinsmith_operator.kube.events import Events
 from tinsmith_operator.kube.resources import Key, Ref
+from tinsmith_operator.pool.decision import decide_pool
+from tinsmith_operator.pool.situation import read_rollout
 from tinsmith_operator.runtime.actor import Actor
+from tinsmith_operator.runtime.observe import observe_pool, observe_session
+from tinsmith_operator.runtime.ray_cluster_informer import RayClusterInformer
+from tinsmith_operator.runtime.snapshots import Snapshots
+from tinsmith_operator.runtime.turns import Turns
+from tinsmith_operator.runtime.worker_client import Target, Workers
+from tinsmith_operator.session.decision import decide
 
 
 class Kind(Protocol):
@@ -78,3 +100,116 @@ class Reconciler:
         await self.actor.act(owner, decision.actions)
         kind.carried_out(key, decision)
         return ReconcileResult(bool(decision.actions), decision.requeue_after_seconds)
+
+
+@dataclass(frozen=True)
+class SessionKind:
+    cache: Cache
+    actor: Actor
+    events: Events
+    workers: Workers
+    snapshots: Snapshots
+    issuer: Issuer
+    installation: Installation
+    ray_clusters: RayClusterInformer
+    turns: Turns
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    async def decide(self, key: Key, body: Manifest) -> tuple[TrainingSession, Decision]:
+        session = parse_session(body)
+        if not self._is_seen(session):
+            return session, Decision(())
+        observed = await self._observe(key, session)
+        return session, decide(observed, self.installation, self.clock())
+
+    def carried_out(self, key: Key, decision: Decision) -> None:
+        # Only now: the status of two would say that it is their turn if the next one were told before.
+        if decision.wants_turn is not None:
+            self.turns.note(key, wants=decision.wants_turn)
+
+    def _is_seen(self, session: TrainingSession) -> bool:
+        """Whether its RayCluster has been listed, or why it cannot be; when it is, the session is reconciled again."""
+        if not session.spec.is_group:
+            return True
+        self.ray_clusters.want()
+        return self.ray_clusters.knows(session.namespace) or self.ray_clusters.problem(session.namespace) is not None
+
+    def forget(self, key: Key) -> None:
+        self.workers.forget(key)
+        self.snapshots.forget(key)
+        self.turns.forget(key)
+
+    async def _observe(self, key: Key, session: TrainingSession) -> Observed:
+        children = observe_session(self.cache, key, session, self.issuer.known_fingerprint)
+        # A session that is being deleted waits until its worker says that it holds no adapter.
+        worker = worker_of(children)
+        self.workers.follow(key, worker, closely=session.is_being_deleted)
+        self.snapshots.want(key, worker, snapshot_request(session))
+        return replace(
+            children,
+            report=self.workers.report(key),
+            snapshot=self.snapshots.answer(key),
+            warnings=await self._warnings(children),
+            refusals=self.actor.refusals(key),
+            stored=self.actor.stored(key),
+            ca_problem=self.issuer.problem,
+            has_turn=self.turns.has(key),
+            no_groups=self.ray_clusters.problem(session.namespace) if session.spec.is_group else None,
+        )
+
+    async def _warnings(self, observed: Observed) -> tuple[KubernetesWarning, ...]:
+        """Only while they could explain something: a session at rest costs no request."""
+        ready = observed.session.status.condition("Ready")
+        is_ready = ready is not None and ready.status == "True" and observed.image_pull is None
+        at_rest = observed.session.spec.suspend or is_ready
+        nothing_is_made = observed.workload is None and observed.conversion is None
+        return () if at_rest or nothing_is_made else await self.events.warnings(observed.session)
+
+
+def worker_of(observed: Observed) -> Target | None:
+    """Whom to ask: the worker of the session's pod, once it has started."""
+    session, pod, claim = observed.session, observed.pod, observed.claim
+    if pod is None or claim is None or not _has_started(pod):
+        return None
+    address = endpoint(session.name, session.namespace)
+    return Target(pod["metadata"]["uid"], address, claim["metadata"]["uid"])
+
+
+def _has_started(pod: Manifest) -> bool:
+    """Not "is ready": a worker that hangs is not ready, and is asked all the same."""
+    containers = (pod.get("status") or {}).get("containerStatuses") or []
+    return any(container["name"] == WORKER_CONTAINER and container.get("started") for container in containers)
+
+
+@dataclass(frozen=True)
+class PoolKind:
+    cache: Cache
+    actor: Actor
+    events: Events
+    issuer: Issuer
+    installation: Installation
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    async def decide(self, key: Key, body: Manifest) -> tuple[SamplerPool, Decision]:
+        pool = parse_pool(body)
+        children = observe_pool(self.cache, key, pool, self.issuer.known_fingerprint)
+        observed = replace(
+            children,
+            warnings=await self._warnings(children),
+            refusals=self.actor.refusals(key),
+            stored=self.actor.stored(key),
+            ca_problem=self.issuer.problem,
+        )
+        return pool, decide_pool(observed, self.installation, self.clock())
+
+    def carried_out(self, key: Key, decision: Decision) -> None:
+        """Nothing is kept of a pool."""
+
+    def forget(self, key: Key) -> None:
+        """Nothing is kept of a pool."""
+
+    async def _warnings(self, observed: ObservedPool) -> tuple[KubernetesWarning, ...]:
+        """Only while they could explain something: a pool at rest costs no request."""
+        wanted, deployment = observed.pool.spec.replicas, observed.workload
+        at_rest = deployment is None or wanted == 0 or read_rollout(Workload(deployment)).is_done(wanted)
+        return () if at_rest else await self.events.warnings(observed.pool)

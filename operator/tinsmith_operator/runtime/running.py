@@ -39,11 +39,10 @@ from tinsmith_operator.runtime.first_api_key import FirstApiKey
 from tinsmith_operator.runtime.handlers import Watch
 from tinsmith_operator.runtime.health import HealthServer
 from tinsmith_operator.runtime.informer import Informer
-from tinsmith_operator.runtime.kinds import PoolKind, SessionKind
 from tinsmith_operator.runtime.leader import Leader
 from tinsmith_operator.runtime.observe import certificate_at
 from tinsmith_operator.runtime.ray_cluster_informer import RayClusterInformer
-from tinsmith_operator.runtime.reconcile import Kind, Reconciler
+from tinsmith_operator.runtime.reconcile import Kind, PoolKind, Reconciler, SessionKind
 from tinsmith_operator.runtime.snapshots import Snapshots
 from tinsmith_operator.runtime.turns import Turns
 from tinsmith_operator.runtime.worker_client import Describe, GrpcDescriber, GrpcSnapshots, TakeSnapshot, Workers

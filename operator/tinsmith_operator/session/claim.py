@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from tinsmith_operator.api.base import Manifest, parse_quantity
 from tinsmith_operator.common.actions import Action, Apply, Create, Delete
-from tinsmith_operator.common.comparison import as_stored
-from tinsmith_operator.common.drift import apply_to, is_in_place, spec_fields_of_ours
+from tinsmith_operator.common.drift import apply_to, as_stored, is_in_place, spec_fields_of_ours
 from tinsmith_operator.common.observed import Observed
-from tinsmith_operator.session.image_pins import PIN_ANNOTATIONS
 from tinsmith_operator.session.situation import Situation
+from tinsmith_operator.session.upgrade import PIN_ANNOTATIONS
 
 FIXED_FIELDS = ("accessModes", "storageClassName", "volumeMode")
 """Of a claim's spec, once it is there."""

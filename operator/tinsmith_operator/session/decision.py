@@ -12,14 +12,12 @@ from tinsmith_operator.common.observed import Observed
 from tinsmith_operator.common.requeue import LOOK_FOR_WARNINGS, requeue_after, requeue_times_of
 from tinsmith_operator.installation import Installation
 from tinsmith_operator.session.claim import ensure_claim, grow_claim
-from tinsmith_operator.session.conditions import wanted_conditions, wants_turn
-from tinsmith_operator.session.conversion import ensure_conversion
 from tinsmith_operator.session.deletion import decide_deletion, ensure_finalizer
 from tinsmith_operator.session.diagnosis import Diagnosis, diagnose
 from tinsmith_operator.session.group import stop_left_behind
-from tinsmith_operator.session.image_pull import ensure_image_pull
+from tinsmith_operator.session.jobs import ensure_conversion, ensure_image_pull
 from tinsmith_operator.session.situation import Situation, assess
-from tinsmith_operator.session.status import write_status
+from tinsmith_operator.session.status import wanted_conditions, wants_turn, write_status
 from tinsmith_operator.session.workload import (
     ensure_access,
     ensure_workload,

@@ -12,8 +12,8 @@ from tinsmith_operator.api.conditions import ConditionType, Finding
 from tinsmith_operator.api.kubernetes_words import CREATION_EVENTS
 from tinsmith_operator.api.reasons import Progress, Reason
 from tinsmith_operator.common import diagnosis as common
-from tinsmith_operator.common.bars import CLAIM
 from tinsmith_operator.common.diagnosis import (
+    CLAIM,
     found,
     made_room,
     queued,
@@ -21,10 +21,9 @@ from tinsmith_operator.common.diagnosis import (
     why_pods_are_missing,
 )
 from tinsmith_operator.common.pod import Pod, node_is_silent
-from tinsmith_operator.common.workload_state import RAY_CLUSTER, STATEFUL_SET
-from tinsmith_operator.session.conversion import why_not_converted
+from tinsmith_operator.common.workloads import RAY_CLUSTER, STATEFUL_SET
 from tinsmith_operator.session.group import waiting_for_members
-from tinsmith_operator.session.image_pull import why_not_pulled
+from tinsmith_operator.session.jobs import why_not_converted, why_not_pulled
 from tinsmith_operator.session.situation import Situation, claim_mismatch
 
 

@@ -8,27 +8,25 @@ from datetime import datetime
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.conditions import ConditionType, Finding
+from tinsmith_operator.api.names import CONVERSION_ANNOTATION
 from tinsmith_operator.api.reasons import Reason
 from tinsmith_operator.api.status import AdapterUsage
 from tinsmith_operator.api.training_session import TrainingSession
+from tinsmith_operator.build.jobs import conversion_digest
 from tinsmith_operator.build.volumes import build_claim, build_claim_annotations
 from tinsmith_operator.build.worker import WorkerPlan
 from tinsmith_operator.build.workload import build_workload
-from tinsmith_operator.common.bars import CLAIM, bar_of
-from tinsmith_operator.common.comparison import as_stored, holds
-from tinsmith_operator.common.diagnosis import Evidence, found
-from tinsmith_operator.common.drift import spec_fields_of_ours
-from tinsmith_operator.common.job import Job, read_job
+from tinsmith_operator.common.diagnosis import CLAIM, Evidence, bar_of, found
+from tinsmith_operator.common.drift import as_stored, holds, spec_fields_of_ours
 from tinsmith_operator.common.last_words import is_vouched_for, told
 from tinsmith_operator.common.observed import Observed, SnapshotAnswer, WorkerReport
 from tinsmith_operator.common.ownership import OwnedObjects, owned_objects
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.common.requests import restart_request
+from tinsmith_operator.common.workloads import Job, read_job
 from tinsmith_operator.installation import Installation
-from tinsmith_operator.session.conversion_job import awaits_conversion
-from tinsmith_operator.session.image_pins import Pins, read_pins
 from tinsmith_operator.session.restart import Difference, difference, is_reason_to_restart
-from tinsmith_operator.session.upgrade import ImagePlan, plan_image
+from tinsmith_operator.session.upgrade import ImagePlan, Pins, plan_image, read_pins
 
 
 @dataclass(frozen=True)
@@ -251,3 +249,25 @@ def _usable_claim(observed: Observed, owned: OwnedObjects) -> Manifest | None:
     if claim is None or session.spec.storage.existing_claim is not None:
         return claim
     return claim if owned.claim is not None and claim_mismatch(session, claim) is None else None
+
+
+def converts_now(job: Job, session: TrainingSession, plan: WorkerPlan) -> bool:
+    """Whether its result is the one that is wanted."""
+    return job.annotation(CONVERSION_ANNOTATION) == conversion_digest(session, plan)
+
+
+def awaits_conversion(observed: Observed, owned: OwnedObjects, job: Job | None, plan: WorkerPlan) -> bool:
+    """Whether the model must be converted before there are pods.
+
+    Only before they start: what runs already is not stopped for it, since a worker converts what it does not find.
+    """
+    if not observed.session.spec.is_converted_once or plan.replicas == 0 or _has_pod(observed):
+        return False
+    if owned.workload is not None and owned.workload.wants_pods:
+        return False
+    return job is None or not (job.is_complete and converts_now(job, observed.session, plan))
+
+
+def _has_pod(observed: Observed) -> bool:
+    """One on its way out may be of an earlier session of that name, whose successor has not begun."""
+    return observed.pod is not None and "deletionTimestamp" not in observed.pod["metadata"]

@@ -8,14 +8,12 @@ from tinsmith_operator.api.names import pod_name
 from tinsmith_operator.build.network import build_service, build_session_policy
 from tinsmith_operator.build.worker import grace_seconds
 from tinsmith_operator.common.actions import Action, Annotate, Delete
-from tinsmith_operator.common.bars import certificate_is_anothers
-from tinsmith_operator.common.certificate import ensure_certificate
+from tinsmith_operator.common.certificate import certificate_is_anothers, ensure_certificate
 from tinsmith_operator.common.drift import ensure_child
 from tinsmith_operator.common.queue import as_held, holder_words
 from tinsmith_operator.common.requeue import ask_again
-from tinsmith_operator.common.workload_state import Workload
-from tinsmith_operator.session.conversion import end_conversion
-from tinsmith_operator.session.image_pull import end_image_pull
+from tinsmith_operator.common.workloads import Workload
+from tinsmith_operator.session.jobs import end_conversion, end_image_pull
 from tinsmith_operator.session.situation import Situation
 
 

@@ -23,8 +23,7 @@ from support.operator.operators import (
     session_manifest,
     settings_for,
 )
-from tinsmith_operator.build.container import SECURITY
-from tinsmith_operator.build.pod import POD_SECURITY
+from tinsmith_operator.build.pod import POD_SECURITY, SECURITY
 from tinsmith_operator.kube.resources import (
     CLAIMS,
     DEPLOYMENTS,

@@ -17,11 +17,10 @@ from support.operator.operators import (
 )
 from tinsmith_operator.api.training_session import parse_session
 from tinsmith_operator.common.actions import Emit, EventType
-from tinsmith_operator.kube.client import Cluster
+from tinsmith_operator.kube.client import Cluster, shortened
 from tinsmith_operator.kube.events import LONGEST_MESSAGE_BYTES, Events
 from tinsmith_operator.kube.rate_limit import RateLimit
 from tinsmith_operator.kube.resources import EVENTS, PODS, POOLS, SESSIONS, WORKLOADS, Resource
-from tinsmith_operator.kube.text import shortened
 
 TEXTS = {
     "ASTRAL": "\N{ROCKET}\N{CJK UNIFIED IDEOGRAPH-20000}\U0010ffff",

@@ -8,13 +8,13 @@ from typing import Any
 from support.operator.resources import FROM_HUB, INSTALLATION, make_session
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.training_session import TrainingSession
-from tinsmith_operator.build.conversion import build_conversion
+from tinsmith_operator.build.jobs import build_conversion
 from tinsmith_operator.build.network import build_certificate_secret, build_service, build_session_policy
 from tinsmith_operator.build.volumes import build_claim
 from tinsmith_operator.build.worker import PinnedImage, WorkerPlan
 from tinsmith_operator.build.workload import build_workload
 from tinsmith_operator.installation import Installation
-from tinsmith_operator.session.image_pins import Pins
+from tinsmith_operator.session.upgrade import Pins
 
 DIGEST = "tinsmith.local/tinsmith/trainer@sha256:" + "1f" * 32
 REMOTE = replace(INSTALLATION, checkpoint_root="s3://checkpoints/tinsmith", checkpoint_claim=None)

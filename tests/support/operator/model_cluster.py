@@ -30,10 +30,10 @@ from tinsmith_operator.common.actions import (
     RemoveFinalizer,
     WriteStatus,
 )
-from tinsmith_operator.common.comparison import Stored, with_answer
-from tinsmith_operator.common.observed import CertificateFacts, KubernetesWarning, Surroundings
+from tinsmith_operator.common.drift import with_answer
+from tinsmith_operator.common.observed import CertificateFacts, KubernetesWarning, Stored, Surroundings
 from tinsmith_operator.kube.cache import trimmed
-from tinsmith_operator.session.image_pins import PIN_ANNOTATIONS
+from tinsmith_operator.session.upgrade import PIN_ANNOTATIONS
 
 AUTHORITY = "authority-1"
 AUTHORITY_END = NOW + timedelta(days=3650)

@@ -7,7 +7,7 @@ from tinsmith.cluster.names import Kind
 from tinsmith.cluster.requests import SUSPENDED
 from tinsmith_operator.api import names as operators
 from tinsmith_operator.api.reasons import Reason
-from tinsmith_operator.common.workload_state import WORKLOAD_KINDS
+from tinsmith_operator.common.workloads import WORKLOAD_KINDS
 from tinsmith_operator.kube.resources import POOLS, SESSIONS
 
 

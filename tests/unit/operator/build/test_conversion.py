@@ -10,7 +10,7 @@ from support.operator.built_sessions import EVERYTHING, NEMO_RL, STORE
 from support.operator.resources import FROM_HUB, INSTALLATION, make_session
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.training_session import TrainingSession
-from tinsmith_operator.build.conversion import build_conversion, conversion_digest
+from tinsmith_operator.build.jobs import build_conversion, conversion_digest
 from tinsmith_operator.build.network import build_service, build_session_policy
 from tinsmith_operator.build.worker import PinnedImage, WorkerPlan
 from tinsmith_operator.build.workload import build_workload

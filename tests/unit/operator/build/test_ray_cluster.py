@@ -15,10 +15,9 @@ from support.operator.built_sessions import MILES, NEMO_RL
 from support.operator.resources import FROM_HUB, INSTALLATION, make_session
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.training_session import Engine
-from tinsmith_operator.build import ray_cluster
 from tinsmith_operator.build.network import build_service, build_session_policy
 from tinsmith_operator.build.worker import PinnedImage, WorkerPlan
-from tinsmith_operator.build.workload import build_workload
+from tinsmith_operator.build.workload import PREPARE_RAY, RAYLET_PORT, VERSION_ON_CPUS, VERSIONS_ON_GPUS, build_workload
 from tinsmith_operator.installation import Installation
 
 ROOT = Path(__file__).parents[4]
@@ -92,7 +91,7 @@ def test_a_member_gets_more_time_to_stop_than_the_head_and_waits_for_its_end() -
 def test_no_probe_asks_a_rank() -> None:
     member = container_of(member_of(group()))
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert member[probe]["tcpSocket"] == {"port": ray_cluster.RAYLET_PORT}
+        assert member[probe]["tcpSocket"] == {"port": RAYLET_PORT}
 
 
 def test_the_scripts_are_what_a_shell_can_read() -> None:
@@ -140,7 +139,7 @@ def test_a_node_that_allows_few_open_files_is_taken_as_it_is() -> None:
     """Pods are not root: they cannot raise the limit that the node gives them, and would end in a loop."""
     allows_few = "ulimit() { case $* in -Hn) echo 4096 ;; '-n 4096') echo as many as may be ;; *) return 1 ;; esac; };"
     told = subprocess.run(
-        ["/bin/bash", "-ec", f"{allows_few} rm() {{ :; }}; {ray_cluster.PREPARE_RAY}"],
+        ["/bin/bash", "-ec", f"{allows_few} rm() {{ :; }}; {PREPARE_RAY}"],
         capture_output=True,
         text=True,
         check=True,
@@ -167,21 +166,21 @@ def test_labels_of_the_installation_are_on_the_cluster_and_take_the_place_of_non
 
 
 def test_kuberay_is_told_the_ray_of_the_image() -> None:
-    assert group()["spec"]["rayVersion"] == ray_cluster.VERSION_ON_CPUS
-    assert group(**GPUS)["spec"]["rayVersion"] == ray_cluster.VERSIONS_ON_GPUS[Engine.NEMO_RL]
-    assert group(**MILES)["spec"]["rayVersion"] == ray_cluster.VERSION_ON_CPUS
-    assert group(**MILES, **GPUS)["spec"]["rayVersion"] == ray_cluster.VERSIONS_ON_GPUS[Engine.MILES]
+    assert group()["spec"]["rayVersion"] == VERSION_ON_CPUS
+    assert group(**GPUS)["spec"]["rayVersion"] == VERSIONS_ON_GPUS[Engine.NEMO_RL]
+    assert group(**MILES)["spec"]["rayVersion"] == VERSION_ON_CPUS
+    assert group(**MILES, **GPUS)["spec"]["rayVersion"] == VERSIONS_ON_GPUS[Engine.MILES]
     assert group(replace(INSTALLATION, ray_version="2.58.0"), **GPUS)["spec"]["rayVersion"] == "2.58.0"
 
 
 def test_the_versions_of_ray_are_those_of_the_projects_images() -> None:
     locked = re.search(r"^ray==(\S+)", (ROOT / "requirements" / "dev.txt").read_text(), re.MULTILINE)
     assert locked is not None
-    assert locked[1] == ray_cluster.VERSION_ON_CPUS
+    assert locked[1] == VERSION_ON_CPUS
     versions = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())
-    for engine, own in ray_cluster.VERSIONS_ON_GPUS.items():
+    for engine, own in VERSIONS_ON_GPUS.items():
         assert versions[engine.value]["ray"]["version"] == own
-    assert set(ray_cluster.VERSIONS_ON_GPUS) == {engine for engine in Engine if engine.divides}
+    assert set(VERSIONS_ON_GPUS) == {engine for engine in Engine if engine.divides}
 
 
 def test_every_pod_of_a_group_finds_a_model_on_a_claim_at_one_path() -> None:

@@ -14,7 +14,7 @@ from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.network import build_policy, build_session_policy
 from tinsmith_operator.build.worker import PinnedImage, WorkerPlan, grace_seconds, inputs_hash, worker_arguments
 from tinsmith_operator.build.workload import build_workload
-from tinsmith_operator.common.workload_state import template_of
+from tinsmith_operator.common.workloads import template_of
 
 PLAN = WorkerPlan("claim-uid", PinnedImage("trainer:1", None), 1)
 every_session = pytest.mark.parametrize("built", BUILT.values(), ids=BUILT)

@@ -15,8 +15,8 @@ from support.operator.session_world import World
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import CONFIGURATION_ANNOTATION
 from tinsmith_operator.common.actions import Apply, Create, IssueCertificate
-from tinsmith_operator.common.comparison import holds
-from tinsmith_operator.common.workload_state import template_of
+from tinsmith_operator.common.drift import holds
+from tinsmith_operator.common.workloads import template_of
 
 
 def with_defaults(manifest: Manifest) -> Manifest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tinsmith_operator.kube.text import apply_patch, shortened, well_formed
+from tinsmith_operator.kube.client import apply_patch, shortened, well_formed
 
 TEXT = st.text(st.characters(), max_size=40)
 """Lone surrogates too, which `st.text()` alone leaves out."""

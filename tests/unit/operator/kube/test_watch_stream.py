@@ -13,10 +13,10 @@ import tinsmith_operator.kube.watch_stream as streams
 import tinsmith_operator.runtime.handlers as doors
 import yaml
 from aiohttp import ClientSession, web
+from tinsmith_operator.installation import Scope
 from tinsmith_operator.kube.resources import OWNERS, POOLS, SESSIONS, ApiCall, Resource, parse_call
 from tinsmith_operator.kube.watch_stream import BEGIN_ANEW, WatchedResponse, must_begin_anew, readable_line
 from tinsmith_operator.runtime.handlers import Watch
-from tinsmith_operator.scope import Scope
 
 NESTED = '{"f:a":' * 9000 + "{}" + "}" * 9000
 BESIDE = {"text": 'a "quoted" \\ { [ ]', "kept": [1, {"two": None}], "ü": True}

@@ -21,7 +21,7 @@ from tinsmith_operator.common.actions import (
     RemoveFinalizer,
     WriteStatus,
 )
-from tinsmith_operator.common.comparison import as_stored, holds
+from tinsmith_operator.common.drift import as_stored, holds
 from tinsmith_operator.errors import AlreadyExists, Conflict, NotFound, NotLeading, Refused
 from tinsmith_operator.kube.cache import Cache, trimmed
 from tinsmith_operator.kube.events import Events

@@ -13,10 +13,10 @@ import aiohttp
 import pytest
 import tinsmith_operator.runtime.handlers as doors
 from packaging.specifiers import SpecifierSet
+from tinsmith_operator.installation import Scope
 from tinsmith_operator.kube.connection import WatchSession
 from tinsmith_operator.kube.resources import WATCHED
 from tinsmith_operator.runtime.handlers import LONGEST_BACKOFF_SECONDS, EndlessBackoff, Watch, watch_settings
-from tinsmith_operator.scope import Scope
 
 PACKAGE = Path(doors.__file__).parents[1]
 

@@ -7,10 +7,10 @@ import pytest
 from support.operator.fake_cluster import FakeCluster
 from support.simulated_time import now, simulated_time
 from tinsmith_operator.errors import OperatorError, Unavailable
+from tinsmith_operator.installation import Scope
 from tinsmith_operator.kube.cache import Cache
 from tinsmith_operator.kube.resources import OWNERS, POOLS, SERVICES, SESSIONS, WATCHED, Key, Ref, Resource
 from tinsmith_operator.runtime.informer import LOOK_FOR_KIND_SECONDS, RETRY_SECONDS, Informer
-from tinsmith_operator.scope import Scope
 
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "tiny", "namespace": "tin"}}
 PLACE = Ref("Service", "tin", "tiny")

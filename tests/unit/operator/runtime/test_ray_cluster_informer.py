@@ -11,11 +11,11 @@ import pytest
 from support.operator.fake_cluster import FakeCluster
 from support.simulated_time import simulated_time
 from tinsmith_operator.errors import NotFound, OperatorError, Refused, Unavailable
+from tinsmith_operator.installation import Scope
 from tinsmith_operator.kube.cache import Cache
 from tinsmith_operator.kube.connection import Heard
 from tinsmith_operator.kube.resources import RAY_CLUSTERS
 from tinsmith_operator.runtime.ray_cluster_informer import LISTED_WITHIN_SECONDS, RayClusterInformer
-from tinsmith_operator.scope import Scope
 
 LOOK_SECONDS = 30.0
 

@@ -31,7 +31,7 @@ from tinsmith_operator.api.names import (
     INPUTS_ANNOTATION,
 )
 from tinsmith_operator.common.observed import ReadJournal
-from tinsmith_operator.session.image_pins import PIN_ANNOTATIONS
+from tinsmith_operator.session.upgrade import PIN_ANNOTATIONS
 
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -9,7 +9,7 @@ from support.operator.session_world import World
 from support.operator.stored_objects import STORED_IMAGE, Stored, stored
 from tinsmith_operator.api.names import INPUTS_ANNOTATION, RESTART_REQUEST_ANNOTATION
 from tinsmith_operator.api.training_session import parse_session
-from tinsmith_operator.common.comparison import holds
+from tinsmith_operator.common.drift import holds
 
 REVISION_1 = stored(1)
 RUNNING = {name: found for name, found in REVISION_1.items() if found.child("Pod") is not None}

@@ -8,13 +8,13 @@ import pytest
 from support.operator.resources import IMAGE, session_manifest
 from support.operator.session_world import World
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.images import repository_of
 from tinsmith_operator.api.names import (
     IMAGE_ANNOTATION,
     IMAGE_CHOICE_ANNOTATION,
     IMAGE_DIGEST_ANNOTATION,
     PREVIOUS_IMAGE_ANNOTATION,
 )
+from tinsmith_operator.api.references import repository_of
 from tinsmith_operator.common.ownership import owned_objects
 from tinsmith_operator.session.upgrade import has_stopped
 

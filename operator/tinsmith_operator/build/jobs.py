@@ -10,19 +10,34 @@ one. Nothing removes it when it is done: that it is there and complete says that
 from __future__ import annotations
 
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.names import CONVERSION_ANNOTATION, INPUTS_ANNOTATION, WORKER_CONTAINER, conversion_name
+from tinsmith_operator.api.names import (
+    CONVERSION_ANNOTATION,
+    IMAGE_PULL_ANNOTATION,
+    INPUTS_ANNOTATION,
+    QUEUE_LABEL,
+    WORKER_CONTAINER,
+    conversion_name,
+    image_pull_name,
+)
 from tinsmith_operator.api.training_session import TrainingSession, TrainingSessionSpec
-from tinsmith_operator.build.container import (
+from tinsmith_operator.build.metadata import (
+    child_labels,
+    child_metadata,
+    converter_selector,
+    fingerprint,
+    puller_selector,
+)
+from tinsmith_operator.build.parallelism import engine_variables, engine_volumes, parallelism_options
+from tinsmith_operator.build.pod import (
     SECURITY,
     TERMINATION_LOG,
+    build_pod_metadata,
+    build_pod_spec,
     command_line,
     literally,
     model_environment,
     model_options,
 )
-from tinsmith_operator.build.metadata import child_labels, child_metadata, converter_selector, fingerprint
-from tinsmith_operator.build.parallelism import engine_variables, engine_volumes, parallelism_options
-from tinsmith_operator.build.pod import build_pod_metadata, build_pod_spec
 from tinsmith_operator.build.volumes import model_volumes, mounts
 from tinsmith_operator.build.worker import WorkerPlan, inputs_hash
 from tinsmith_operator.installation import Installation
@@ -133,3 +148,67 @@ def _resources(spec: TrainingSessionSpec) -> Manifest:
         for kind, amounts in asked.items()
     }
     return {kind: amounts for kind, amounts in plain.items() if amounts}
+
+
+PULL_COMPONENT = {"app.kubernetes.io/component": "image-pull"}
+NO_WORK = ["python3", "-c", "pass"]
+MOST_PULL_RETRIES = 2
+"""Retries of an image that was pulled and does not run: of another architecture, or not a worker's."""
+PULL_GRACE_SECONDS = 5
+PULL_RESOURCES: Manifest = {
+    "requests": {"cpu": "10m", "memory": "64Mi"},
+    "limits": {"cpu": "100m", "memory": "64Mi"},
+}
+"""All four are named, since a quota may ask for each."""
+
+
+def build_image_pull(session: TrainingSession, installation: Installation, image: str, node: str) -> Manifest:
+    metadata = child_metadata(session, image_pull_name(session.name))
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            **metadata,
+            "labels": {**metadata["labels"], **PULL_COMPONENT},
+            "annotations": {IMAGE_PULL_ANNOTATION: image_pull_digest(image, node)},
+        },
+        "spec": {
+            "completions": 1,
+            "parallelism": 1,
+            "backoffLimit": MOST_PULL_RETRIES,
+            "template": _pull_template(session, installation, image, node),
+        },
+    }
+
+
+def image_pull_digest(image: str, node: str) -> str:
+    """A hash of which image is pulled, and where."""
+    return fingerprint({"image": image, "node": node})
+
+
+def _pull_template(session: TrainingSession, installation: Installation, image: str, node: str) -> Manifest:
+    pod = session.spec.pod
+    container: Manifest = {
+        "name": WORKER_CONTAINER,
+        "image": image,
+        "imagePullPolicy": pod.image_pull_policy or installation.trainer_image_pull_policy,
+        "command": NO_WORK,
+        "env": [NO_GPUS],
+        "resources": PULL_RESOURCES,
+        "securityContext": SECURITY,
+    }
+    # A queue would hold it until there is room for the worker, which is running.
+    users = {name: text for name, text in pod.labels.items() if name != QUEUE_LABEL}
+    labels = {**users, **child_labels(session), **puller_selector(session), **PULL_COMPONENT}
+    spec = build_pod_spec(pod, PULL_GRACE_SECONDS, container, [])
+    return {
+        "metadata": {"labels": labels, "annotations": pod.annotations},
+        "spec": {**spec, "affinity": _on_node(node), "restartPolicy": "Never"},
+    }
+
+
+def _on_node(node: str) -> Manifest:
+    """Return an affinity to the node's name, as a DaemonSet has: its hostname label may be another."""
+    field = {"key": "metadata.name", "operator": "In", "values": [node]}
+    terms = [{"matchFields": [field]}]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
