@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from tinsmith_trainer.engines.base import AdamParams, Datum, LoraSpec, LossSpec, Work
-from tinsmith_trainer.parity.run import Side, compute
-from tinsmith_trainer.parity.sides import opened, options_of, parse_choice
+from tinsmith_trainer.parity.sides import Side, compute, opened, options_of, parse_choice
 from tinsmith_trainer.process.output import configure_logs
 from workloads import ALPHA, BETAS, EPS, LEARNING_RATE, RANK, ROWS, TOKENS, token_rows
 

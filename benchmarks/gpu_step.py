@@ -34,13 +34,14 @@ from tinsmith_trainer.engines.base import (
     Work,
 )
 from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, build_peft_engine
-from tinsmith_trainer.engines.peft.memory_plan import plan_memory
-from tinsmith_trainer.parity.run import compute
+from tinsmith_trainer.engines.peft.settings import plan_memory
+from tinsmith_trainer.parity.sides import compute
 from tinsmith_trainer.process.output import configure_logs
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, SamplingParams
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
-from tinsmith_trainer.torch_model.loading import DTYPES, TorchModel, place
+from tinsmith_trainer.torch_model.device import DTYPES, place
+from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import wrap_linears
 from tinsmith_trainer.torch_model.rows import wrap_activations
 from torch.nn.functional import cross_entropy

@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from tinsmith_trainer.engines.peft.logprobs import target_logprobs
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
+from tinsmith_trainer.torch_model.device import WarmMemory
 from tinsmith_trainer.torch_model.lora import OwnDelta, StackedLoraLinear
 from tinsmith_trainer.torch_model.products import linear_product
-from tinsmith_trainer.torch_model.warm_memory import WarmMemory
 from torch import Tensor, nn
 from workloads import ROWS, TOKENS
 

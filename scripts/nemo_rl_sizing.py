@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import get_args
 
-from tinsmith_trainer.engines.megatron.batches.sharding import LOGPROB_CHUNK_TOKENS
 from tinsmith_trainer.engines.megatron.flags import RankRecompute
+from tinsmith_trainer.engines.megatron.sharding import LOGPROB_CHUNK_TOKENS
 
 GIB = 1024**3
 GPU_GIB = 80

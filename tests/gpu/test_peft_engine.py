@@ -14,7 +14,7 @@ from support.engine.contract import forward, parity, train
 from support.tiny_models import tiny_directory
 from tinsmith_trainer.engines.base import AdamParams, Datum, LoraSpec, LossSpec, Work
 from tinsmith_trainer.engines.peft import build_peft_engine
-from tinsmith_trainer.parity.run import compute
+from tinsmith_trainer.parity.sides import compute
 from tinsmith_trainer.torch_model.loading import load_torch_model
 from tinsmith_trainer.torch_model.tiny_model import TinyShape, make_tiny_model
 from torch.nn.functional import cross_entropy

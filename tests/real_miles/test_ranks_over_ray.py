@@ -80,7 +80,7 @@ def test_a_rank_that_is_killed_is_missed_by_the_watch_and_by_the_next_call(
     monkeypatch: pytest.MonkeyPatch, note: Note
 ) -> None:
     import ray
-    from tinsmith_trainer.engines.megatron.ranks import ray_ranks
+    from tinsmith_trainer.engines.megatron import ray_ranks
 
     def process(_rank: Any) -> int:
         return os.getpid()

@@ -18,7 +18,7 @@ VERSIONS = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())
 def _image(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What NeMo RL's image sets, and models converted once for all tests. Before Ray is imported, which reads it."""
     from support.nemo_rl.real_workers import environment_of_image
-    from tinsmith_trainer.engines.megatron.ranks.ray_cluster import prepare_for_ray
+    from tinsmith_trainer.engines.megatron.ray_cluster import prepare_for_ray
 
     os.environ.update(environment_of_image(tmp_path_factory.mktemp("image")))
     prepare_for_ray()

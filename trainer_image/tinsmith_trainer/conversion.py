@@ -22,7 +22,7 @@ from tinsmith_trainer.engines.megatron.flags import (
     ranks_wanted,
     refused_rank_flags,
 )
-from tinsmith_trainer.engines.nemo_rl.conversion_process import OutOfMemory
+from tinsmith_trainer.engines.nemo_rl.conversion import OutOfMemory
 from tinsmith_trainer.errors import TrainerError
 from tinsmith_trainer.options import EXIT_USAGE, FlagParser, UsageError, add_model_flags, termination_log_of
 from tinsmith_trainer.process.output import configure_logs
@@ -94,7 +94,7 @@ def parse_options(arguments: Sequence[str]) -> ConversionOptions:
 
 def _bring(options: ConversionOptions) -> None:
     from tinsmith_trainer.torch_model.base_model import model_directory
-    from tinsmith_trainer.torch_model.files.checked_config import checked_config
+    from tinsmith_trainer.torch_model.stored_weights import checked_config
 
     directory = model_directory(options.model, options.model_revision)
     config = checked_config(directory)
@@ -106,7 +106,7 @@ def _bring(options: ConversionOptions) -> None:
 
 def _convert(directory: Path, config: Any, options: ConversionOptions) -> None:
     from tinsmith_trainer.engines.megatron.flags import MegatronSettings
-    from tinsmith_trainer.engines.nemo_rl.preparation import prepare
+    from tinsmith_trainer.engines.nemo_rl.group import prepare
     from tinsmith_trainer.torch_model.loading import describe_model
 
     info = describe_model(options.model, directory, config)

@@ -19,7 +19,7 @@ from support.tiny_models import tiny_directory
 from tinsmith_trainer.engines.base import AdamParams, Datum, LoraSpec, LossSpec, Work
 from tinsmith_trainer.engines.peft import PeftEngine, build_peft_engine
 from tinsmith_trainer.parity.reference import PeftReference
-from tinsmith_trainer.parity.run import compute
+from tinsmith_trainer.parity.sides import compute
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.base_model import Quantization
 from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model

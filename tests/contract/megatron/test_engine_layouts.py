@@ -24,7 +24,7 @@ from support.nemo_rl.gloo_group import GlooGroup
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, Engine, LoraSpec, Work
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
-from tinsmith_trainer.engines.megatron.model.local_rank import RankModel
+from tinsmith_trainer.engines.megatron.local_rank import RankModel
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 from tinsmith_trainer.errors import ServerError

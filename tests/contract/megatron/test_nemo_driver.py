@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 DRIVER = """
-from tinsmith_trainer.engines.megatron.ranks.ray_cluster import prepare_for_ray
+from tinsmith_trainer.engines.megatron.ray_cluster import prepare_for_ray
 
 prepare_for_ray()
 from tinsmith_trainer.engines.nemo_rl.group import _join_ray
-from tinsmith_trainer.engines.megatron.ranks.ray_cluster import ended
+from tinsmith_trainer.engines.megatron.ray_cluster import ended
 
 folder = _join_ray(None)
 import os, ray

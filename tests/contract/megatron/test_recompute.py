@@ -14,10 +14,9 @@ from support.nemo_rl.engines import engine_over
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import AdamParams
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RankRecompute
+from tinsmith_trainer.engines.megatron.local_rank import InProcessRank, RankModel
 from tinsmith_trainer.engines.megatron.model.gpt_model import CausalAttention
-from tinsmith_trainer.engines.megatron.model.local_rank import RankModel
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
-from tinsmith_trainer.engines.megatron.ranks.in_process import InProcessRank
 from tinsmith_trainer.torch_model.tiny_model import Family
 
 SETTINGS = MegatronSettings(max_rank=8, token_budget=64)

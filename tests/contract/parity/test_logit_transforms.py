@@ -12,8 +12,8 @@ from support.tiny_models import tiny_directory
 from tinsmith.cli import main
 from tinsmith_trainer.engines.peft.shared_forward import check_architecture
 from tinsmith_trainer.errors import ModelDirectoryInvalid
+from tinsmith_trainer.torch_model.architecture import LogitTransform
 from tinsmith_trainer.torch_model.loading import load_torch_model
-from tinsmith_trainer.torch_model.logits import LogitTransform
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 # Caps so low, and weights so large, that leaving them out shows.

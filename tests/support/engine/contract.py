@@ -32,7 +32,7 @@ from tinsmith_trainer.engines.base import (
 )
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
-from tinsmith_trainer.parity.run import compute
+from tinsmith_trainer.parity.sides import compute
 
 CROSS_ENTROPY = LossSpec("cross_entropy")
 IMPORTANCE_SAMPLING = LossSpec("importance_sampling")

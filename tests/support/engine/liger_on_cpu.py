@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 from support.engine.logprob_cases import Case, assert_alike
-from tinsmith_trainer.engines.peft.loss_kernels import TRIAL_TOLERANCE, trial
+from tinsmith_trainer.engines.peft.logprobs import TRIAL_TOLERANCE, trial
 
 VOCABULARY = 300
 A_FEW_TOKENS = 7 * VOCABULARY * 2

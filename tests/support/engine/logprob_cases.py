@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from tinsmith_trainer.engines.base import LossKernel
 from tinsmith_trainer.engines.peft.logprobs import PLAIN, target_logprobs
-from tinsmith_trainer.torch_model.logits import LogitTransform
+from tinsmith_trainer.torch_model.architecture import LogitTransform
+from tinsmith_trainer.torch_model.device import WarmMemory
 from tinsmith_trainer.torch_model.lora import OwnDelta, StackedLoraLinear
-from tinsmith_trainer.torch_model.warm_memory import WarmMemory
 from torch import Tensor, nn
 
 AMPLE = 2**30

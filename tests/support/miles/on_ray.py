@@ -11,7 +11,7 @@ from typing import Any
 
 from support.miles.ranks import STAND_IN
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.engines.megatron.ranks.ray_cluster import prepare_for_ray
+from tinsmith_trainer.engines.megatron.ray_cluster import prepare_for_ray
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.worker.engine_factories import build_on_ranks

@@ -12,7 +12,7 @@ import torch
 from tinsmith_trainer.engines.megatron.factory import RanksRequest
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RanksWanted
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
-from tinsmith_trainer.engines.megatron.ranks.ray_ranks import RayRanks
+from tinsmith_trainer.engines.megatron.ray_ranks import RayRanks
 from tinsmith_trainer.engines.miles.group import start_miles_ranks
 from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
 

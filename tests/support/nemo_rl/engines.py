@@ -14,11 +14,10 @@ from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.export import BaseFiles
 from tinsmith_trainer.engines.megatron.engine import MegatronEngine
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
-from tinsmith_trainer.engines.megatron.model.local_rank import RankModel
+from tinsmith_trainer.engines.megatron.local_rank import InProcessRank, RankModel
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup
-from tinsmith_trainer.engines.megatron.ranks.in_process import InProcessRank
-from tinsmith_trainer.engines.megatron.ranks.ray_cluster import prepare_for_ray
+from tinsmith_trainer.engines.megatron.ray_cluster import prepare_for_ray
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.tiny_model import Family
 from typing_extensions import override
@@ -45,7 +44,7 @@ def over_ray_engine(settings: MegatronSettings) -> MegatronEngine:
 @functools.cache
 def _two_actors(max_rank: int) -> RankGroup:
     prepare_for_ray()
-    from tinsmith_trainer.engines.megatron.ranks.cpu_actors import start_cpu_ranks
+    from tinsmith_trainer.engines.megatron.cpu_actors import start_cpu_ranks
 
     ranks = start_cpu_ranks(RankModel(tiny_model().directory, Parallelism(2), max_rank), nodes=1, address=None)
     _closing.callback(_two_actors.cache_clear)

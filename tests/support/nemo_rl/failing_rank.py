@@ -11,18 +11,17 @@ from pathlib import Path
 
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.engines.losses import PreparedLoss
-from tinsmith_trainer.engines.megatron.batches.batch import Batch
-from tinsmith_trainer.engines.megatron.batches.row_results import RowResults
+from tinsmith_trainer.engines.megatron.batch import Batch, RowResults
 from tinsmith_trainer.engines.megatron.flags import NEMO_RL
-from tinsmith_trainer.engines.megatron.ranks.ray_cluster import prepare_for_ray
+from tinsmith_trainer.engines.megatron.ray_cluster import prepare_for_ray
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.worker.engine_factories import build_on_ranks
 
 prepare_for_ray()  # before Ray is imported, which reads its settings then
 
-from tinsmith_trainer.engines.megatron.ranks import cpu_actors  # noqa: E402
-from tinsmith_trainer.engines.megatron.ranks.cpu_actors import RankActor  # noqa: E402
+from tinsmith_trainer.engines.megatron import cpu_actors  # noqa: E402
+from tinsmith_trainer.engines.megatron.cpu_actors import RankActor  # noqa: E402
 from tinsmith_trainer.engines.megatron.step.rank import Schedule  # noqa: E402
 
 RANKS, FAILING_RANK = 2, 1

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from support.nemo_rl.gloo import GlooRanks
+from tinsmith_trainer.engines.megatron.local_rank import RankModel, build_rank
 from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
 from tinsmith_trainer.engines.megatron.model.gpt_model import initialise_parallel
-from tinsmith_trainer.engines.megatron.model.local_rank import RankModel, build_rank
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import Answer, RankGroup, agreed, attempt
 from tinsmith_trainer.engines.megatron.step.rank import Rank

@@ -205,7 +205,7 @@ def _fields(call: Rows) -> tuple[Tensor, Tensor, Tensor]:
 def _open(layout: Layout, directory: Path) -> None:
     from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
     from tinsmith_trainer.engines.megatron.model.gpt_model import build_megatron_model, initialise_parallel
-    from tinsmith_trainer.engines.megatron.step.step_setup import wrap_for_training
+    from tinsmith_trainer.engines.megatron.step.optimizer import wrap_for_training
 
     global _rig  # noqa: PLW0603
     parallelism = layout.parallelism

@@ -16,9 +16,9 @@ from tinsmith_trainer.engines.megatron.model.gpt_model import build_megatron_mod
 from tinsmith_trainer.engines.megatron.model.ranked_model import RankedModel, ranked_model
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup, agreed
-from tinsmith_trainer.engines.megatron.step.step_setup import wrap_for_training
+from tinsmith_trainer.engines.megatron.step.optimizer import wrap_for_training
+from tinsmith_trainer.engines.nemo_rl.group import WORKER
 from tinsmith_trainer.engines.nemo_rl.policy_config import policy_config
-from tinsmith_trainer.engines.nemo_rl.preparation import WORKER
 from tinsmith_trainer.torch_model.tiny_model import Family
 from typing_extensions import override
 

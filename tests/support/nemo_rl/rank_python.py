@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tinsmith_trainer.engines.nemo_rl.preparation import STOCK_WORKER, VENVS_VARIABLE
+from tinsmith_trainer.engines.nemo_rl.group import STOCK_WORKER, VENVS_VARIABLE
 
 BEGIN = """
 import os, sys

@@ -22,8 +22,8 @@ from tinsmith_trainer.engines.megatron.rank_group import RankGroup, agreed
 from tinsmith_trainer.engines.nemo_rl import group
 from tinsmith_trainer.engines.nemo_rl.conversion import ROOT_VARIABLE, converted_model
 from tinsmith_trainer.engines.nemo_rl.environment import ARCHITECTURES
+from tinsmith_trainer.engines.nemo_rl.group import STOCK_WORKER, VENVS_VARIABLE
 from tinsmith_trainer.engines.nemo_rl.policy_config import Config, policy_config, starting_from
-from tinsmith_trainer.engines.nemo_rl.preparation import STOCK_WORKER, VENVS_VARIABLE
 from tinsmith_trainer.torch_model.loading import TorchModel
 from typing_extensions import override
 

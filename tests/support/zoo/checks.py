@@ -27,8 +27,16 @@ from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 from tinsmith_trainer.errors import TrainerError, UserError
 from tinsmith_trainer.parity.compare import Quantity, compare
 from tinsmith_trainer.parity.plan import ALPHA, TARGETS, Plan, plan_steps
-from tinsmith_trainer.parity.run import ADAPTER, compute, run, with_sampler_logprobs
-from tinsmith_trainer.parity.sides import REFERENCE, opened, options_of, parse_choice
+from tinsmith_trainer.parity.sides import (
+    ADAPTER,
+    REFERENCE,
+    compute,
+    opened,
+    options_of,
+    parse_choice,
+    run,
+    with_sampler_logprobs,
+)
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.model_cache.choice import SamplerForward, choose_forward
 from tinsmith_trainer.torch_model.loading import TorchModel

@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 from tinsmith_trainer import conversion
 from tinsmith_trainer.engines.nemo_rl.conversion import converted_model
-from tinsmith_trainer.engines.nemo_rl.preparation import rank_python
+from tinsmith_trainer.engines.nemo_rl.group import rank_python
 
 conversion._bring = lambda options: converted_model(Path(options.model), "revision", rank_python())
 sys.exit(conversion.main())

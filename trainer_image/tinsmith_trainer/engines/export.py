@@ -13,9 +13,9 @@ from transformers import AutoConfig, AutoTokenizer
 
 from tinsmith_trainer.engines import peft_layout
 from tinsmith_trainer.engines.base import AdapterState, ExportLayout
-from tinsmith_trainer.engines.expert_layouts import expert_modules
+from tinsmith_trainer.engines.peft_layout import expert_modules
+from tinsmith_trainer.torch_model.architecture import auto_class, skeleton
 from tinsmith_trainer.torch_model.experts import expert_projections, is_adaptable, merge_into_experts
-from tinsmith_trainer.torch_model.files.architecture import auto_class, skeleton
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME
 from tinsmith_trainer.torch_model.quantized_checkpoints import load_to_save
 

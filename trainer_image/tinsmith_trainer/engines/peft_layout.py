@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,114 @@ from numpy.typing import NDArray
 
 from tinsmith_trainer.disk.durable_files import Pieces
 from tinsmith_trainer.engines.base import LoraSpec
-from tinsmith_trainer.engines.expert_layouts import fused, one_by_one, peft_targets
 from tinsmith_trainer.engines.tensor_files import tensor_file, tensors_of
+
+GATE, UP, DOWN = "w1", "w3", "w2"
+FORMER_NAMES = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
+"""What PEFT takes for a projection of an expert in the layout of transformers 4, wherever in the model it is."""
+GATED_NAMES = {GATE: "gate_proj", UP: "up_proj", DOWN: "down_proj"}
+UNGATED_NAMES = {GATE: "up_proj", DOWN: "down_proj"}
+
+Array = NDArray[np.float32]
+Tensors = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedExperts:
+    """PEFT's: tensors by module, and what its configuration has to say about the parameters they are of.
+
+    Gate and up are one parameter of twice the rank, and a factor that experts share is repeated for each.
+    """
+
+    tensors: dict[str, Array]
+    parameters: list[str]
+    rank_pattern: dict[str, int]
+    alpha_pattern: dict[str, float]
+
+
+def expert_modules(tensors: Tensors) -> list[str]:
+    """Names of the layers' experts in an adapter, `<module>.lora_A|B` by name."""
+    return sorted({name.rsplit(".", 2)[0] for name, tensor in tensors.items() if tensor.ndim == 3})
+
+
+def peft_targets(modules: Iterable[str], *, has_experts: bool) -> tuple[list[str], list[str]]:
+    """`target_modules` and `target_parameters` of linear layers.
+
+    In a model with experts PEFT would look for all layers of the former names among these: as parameters it leaves
+    them where they are (peft.utils.transformers_weight_conversion, 0.21).
+    """
+    named = list(modules)
+    moved = {name for name in named if has_experts and name.rpartition(".")[2] in FORMER_NAMES}
+    return [name for name in named if name not in moved], [f"{name}.weight" for name in named if name in moved]
+
+
+def fused(tensors: Tensors, rank: int, alpha: float, interleaved: Container[str]) -> FusedExperts:
+    """`interleaved`: the experts whose gate and up lie by turns in one weight, not one behind the other."""
+    layout = FusedExperts({}, [], {}, {})
+    for name in expert_modules(tensors):
+        present = [part for part in (GATE, UP, DOWN) if _has(tensors, f"{name}.{part}")]
+        parts = {part: _whole(tensors, f"{name}.{part}") for part in present}
+        is_gated = UP in parts
+        up = _gate_and_up(parts[GATE], parts[UP], by_turns=name in interleaved) if is_gated else parts[GATE]
+        # PEFT wraps one parameter around the other: the last is the outermost.
+        layout.tensors.update({f"{name}.base_layer.{key}": flat for key, flat in _flat(*up)})
+        layout.tensors.update({f"{name}.{key}": flat for key, flat in _flat(*parts[DOWN])})
+        up_name = f"{name}.{'gate_up_proj' if is_gated else 'up_proj'}"
+        layout.parameters.extend((up_name, f"{name}.down_proj"))
+        if is_gated:
+            layout.rank_pattern[up_name], layout.alpha_pattern[up_name] = 2 * rank, 2 * alpha
+    return layout
+
+
+def one_by_one(tensors: Tensors) -> dict[str, Array]:
+    """With two dimensions each, `<experts>.<number>.gate_proj.lora_A` and so on; other tensors as they are."""
+    experts = expert_modules(tensors)
+    found = {name: tensor for name, tensor in tensors.items() if tensor.ndim != 3}
+    for name in experts:
+        names = GATED_NAMES if _has(tensors, f"{name}.{UP}") else UNGATED_NAMES
+        for part, own_name in names.items():
+            for number, (lora_A, lora_B) in enumerate(zip(*_whole(tensors, f"{name}.{part}"), strict=True)):
+                found[f"{name}.{number}.{own_name}.lora_A"] = lora_A
+                found[f"{name}.{number}.{own_name}.lora_B"] = lora_B
+    return found
+
+
+def _has(tensors: Tensors, module: str) -> bool:
+    return f"{module}.lora_A" in tensors
+
+
+def _whole(tensors: Tensors, module: str) -> tuple[Array, Array]:
+    """A `[experts, rank, d_in]` and B `[experts, d_out, rank]`, the shared one repeated."""
+    lora_A, lora_B = tensors[f"{module}.lora_A"], tensors[f"{module}.lora_B"]
+    experts = max(len(lora_A), len(lora_B))
+    return _for_each(lora_A, experts), _for_each(lora_B, experts)
+
+
+def _for_each(matrix: Array, experts: int) -> Array:
+    return np.broadcast_to(matrix, (experts, *matrix.shape[1:]))
+
+
+def _gate_and_up(gate: tuple[Array, Array], up: tuple[Array, Array], *, by_turns: bool) -> tuple[Array, Array]:
+    """One adapter of twice the rank, of which each half adds to its own rows."""
+    (gate_A, gate_B), (up_A, up_B) = gate, up
+    experts, width, rank = gate_B.shape
+    both = np.zeros((experts, 2 * width, 2 * rank), np.float32)
+    of_gate, of_up = (slice(0, None, 2), slice(1, None, 2)) if by_turns else (slice(width), slice(width, None))
+    both[:, of_gate, :rank] = gate_B
+    both[:, of_up, rank:] = up_B
+    return np.concatenate([gate_A, up_A], 1), both
+
+
+def _flat(lora_A: Array, lora_B: Array) -> Iterator[tuple[str, Array]]:
+    """PEFT's: A `[experts * rank, d_in]`, B `[d_out, rank * experts]` (peft.tuners.lora.layer.ParamWrapper)."""
+    yield "lora_A", np.ascontiguousarray(lora_A.reshape(-1, lora_A.shape[2]))
+    yield "lora_B", np.ascontiguousarray(lora_B.transpose(1, 2, 0).reshape(lora_B.shape[1], -1))
+
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _KEY_PREFIX = "base_model.model."
 _STATE_PREFIX = "weights/"
-
-Tensors = Mapping[str, NDArray[np.float32]]
 
 
 def encode_adapter(lora: LoraSpec, tensors: Tensors, base_model: str) -> dict[str, Pieces]:

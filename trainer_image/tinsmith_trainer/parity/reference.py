@@ -13,21 +13,77 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from typing_extensions import override
 
-from tinsmith_trainer.engines import lora_init
+from tinsmith_trainer.engines import adapters
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, Datum, LoraSpec, Outcome, Work
-from tinsmith_trainer.engines.expert_layouts import peft_targets
 from tinsmith_trainer.engines.losses import TARGETS, VALID, LossArrays, PreparedLoss, Terms, prepare_loss
-from tinsmith_trainer.engines.whole_calls import ComputesWhole
+from tinsmith_trainer.engines.peft_layout import peft_targets
+from tinsmith_trainer.engines.undivided_calls import ComputesWhole
 from tinsmith_trainer.options import WorkerOptions
-from tinsmith_trainer.parity.plain_experts import add_to_experts, trained_by_experts
+from tinsmith_trainer.torch_model.architecture import auto_class
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo, model_directory
-from tinsmith_trainer.torch_model.experts import expert_projections
-from tinsmith_trainer.torch_model.files.architecture import auto_class
-from tinsmith_trainer.torch_model.files.checked_config import checked_config
-from tinsmith_trainer.torch_model.loading import describe_model, is_of_text, place
+from tinsmith_trainer.torch_model.device import place
+from tinsmith_trainer.torch_model.experts import DOWN, GATE, UP, ExpertProjection, expert_projections
+from tinsmith_trainer.torch_model.loading import describe_model, is_of_text
 from tinsmith_trainer.torch_model.lora import is_plain_linear, module_family
+from tinsmith_trainer.torch_model.stored_weights import checked_config
+
+
+class _Delta(nn.Module):
+    """One projection's: A `[experts or 1, rank, d_in]`, B `[experts or 1, d_out, rank]`."""
+
+    def __init__(self, projection: ExpertProjection, lora: LoraSpec, device: torch.device) -> None:
+        super().__init__()
+        shape_A, shape_B = projection.lora_shapes(lora.rank)
+        self.key = projection.key
+        self.lora_A = nn.Parameter(torch.zeros(shape_A, device=device))
+        self.lora_B = nn.Parameter(torch.zeros(shape_B, device=device))
+        self.scaling = lora.alpha / lora.rank
+
+    def weight(self) -> Tensor:
+        """`[experts, d_out, d_in]`."""
+        return torch.matmul(self.lora_B, self.lora_A) * self.scaling
+
+
+class _PlusDeltas(nn.Module):
+    """A parametrization of one parameter, which may hold gate and up at once."""
+
+    def __init__(self, deltas: list[_Delta], *, is_concatenated: bool, is_transposed: bool) -> None:
+        super().__init__()
+        self.deltas = nn.ModuleList(deltas)
+        self.is_concatenated = is_concatenated
+        self.is_transposed = is_transposed
+
+    @override
+    def forward(self, weight: Tensor) -> Tensor:
+        parts = [delta.weight() for delta in self.deltas if isinstance(delta, _Delta)]
+        lies_behind = self.is_concatenated or len(parts) == 1
+        joined = torch.cat(parts, 1) if lies_behind else torch.stack(parts, 2).flatten(1, 2)
+        return weight + (joined.mT if self.is_transposed else joined).to(weight.dtype)
+
+
+def add_to_experts(model: nn.Module, projections: Mapping[str, ExpertProjection], lora: LoraSpec) -> None:
+    for name in sorted({key.rpartition(".")[0] for key in projections}):
+        module: Any = model.get_submodule(name)
+        ups, up = ((GATE, UP), "gate_up_proj") if module.has_gate else ((GATE,), "up_proj")
+        for parts, parameter in ((ups, up), ((DOWN,), "down_proj")):
+            device = getattr(module, parameter).device
+            deltas = [_Delta(projections[f"{name}.{part}"], lora, device) for part in parts]
+            added = _PlusDeltas(deltas, is_concatenated=module.is_concatenated, is_transposed=module.is_transposed)
+            parametrize.register_parametrization(module, parameter, added)
+
+
+def trained_by_experts(model: nn.Module) -> dict[str, nn.Parameter]:
+    """By the names that engines give them."""
+    deltas = [module for module in model.modules() if isinstance(module, _Delta)]
+    return {
+        f"{delta.key}.{part}": parameter
+        for delta in deltas
+        for part, parameter in delta.named_parameters(recurse=False)
+    }
+
 
 PREFIX, SUFFIX = "base_model.model.", ".default.weight"
 
@@ -59,7 +115,7 @@ class PeftReference(ComputesWhole[PreparedLoss]):
         ordered = dict(sorted(_trained_parameters(model).items()))
         shapes = {name: tuple(parameter.shape) for name, parameter in ordered.items()}
         with torch.no_grad():
-            for name, drawn in lora_init.draw(lora.seed, shapes):
+            for name, drawn in adapters.draw(lora.seed, shapes):
                 ordered[name].copy_(drawn)
         self._adapters[adapter_id] = _Trained(lora, model, ordered, torch.optim.AdamW(ordered.values()))
 
@@ -116,7 +172,7 @@ def _peft_model(directory: Path, config: Any, placement: tuple[str, torch.dtype]
         if is_plain_linear(module) and module_family(name) and is_of_text(base, name)
     ]
     experts = expert_projections(base)
-    modules = lora_init.trained_modules(lora, [*linears, *experts])
+    modules = adapters.trained_modules(lora, [*linears, *experts])
     target_modules, target_parameters = peft_targets(
         [name for name in modules if name not in experts], has_experts=bool(experts)
     )

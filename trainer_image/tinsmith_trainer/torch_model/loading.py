@@ -6,10 +6,6 @@ Errors name the file.
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +15,17 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils.logging import disable_default_handler, disable_progress_bar, enable_propagation
 
-from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError, is_out_of_memory
+from tinsmith_trainer.errors import ModelDirectoryInvalid, is_out_of_memory
+from tinsmith_trainer.torch_model.architecture import LogitTransform, auto_class, logit_transform_of
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo, Quantization, model_directory
+from tinsmith_trainer.torch_model.device import DeviceTurn, WarmMemory
 from tinsmith_trainer.torch_model.experts import ExpertProjection, adapt_experts, unadaptable_experts
-from tinsmith_trainer.torch_model.files.architecture import auto_class
-from tinsmith_trainer.torch_model.files.checked_config import blame, checked_config
-from tinsmith_trainer.torch_model.logits import LogitTransform, logit_transform_of
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, StackedLoraLinear, module_family, wrap_linears
 from tinsmith_trainer.torch_model.quantization import quantize
 from tinsmith_trainer.torch_model.quantized_checkpoints import dequantizing, stored_format, widen
 from tinsmith_trainer.torch_model.rows import wrap_activations
+from tinsmith_trainer.torch_model.stored_weights import blame, checked_config
 from tinsmith_trainer.torch_model.vision import Vision, vision_of
-from tinsmith_trainer.torch_model.warm_memory import WarmMemory
 
 log = structlog.get_logger(__name__)
 
@@ -38,54 +33,9 @@ IDENTITY_PATTERNS = ("config.json", "*.safetensors", "*.safetensors.index.json",
 DEFAULT_MAX_SEQUENCE_LENGTH = 2048
 SMALLEST_VOCABULARY = 16
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
 
 LoraLayer = StackedLoraLinear | ExpertProjection
 """What an adapter may have a part of: a linear layer, or one projection of all experts of a layer."""
-
-
-class DeviceTurn:
-    """A fair lock. `with turn.taken(): …` waits behind all who asked before.
-
-    The engine and the sampler share the device. A microbatch or a decode step takes a turn, so that neither starves: a
-    plain lock would let the thread that just released it win again.
-    """
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._waiting: deque[threading.Event] = deque()
-        self._busy = False
-
-    @property
-    def waiting(self) -> int:
-        """How many threads wait behind the one that computes."""
-        with self._guard:
-            return len(self._waiting)
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        self._wait()
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    def _wait(self) -> None:
-        with self._guard:
-            if not self._busy:
-                self._busy = True
-                return
-            mine = threading.Event()
-            self._waiting.append(mine)
-        mine.wait()
-
-    def _pass_on(self) -> None:
-        with self._guard:
-            if self._waiting:
-                self._waiting.popleft().set()
-            else:
-                self._busy = False
 
 
 @dataclass(slots=True)
@@ -264,18 +214,3 @@ def end_of_sequence(generation: Any, tokenizer: Any) -> tuple[int, ...]:
     declared = getattr(generation, "eos_token_id", None)
     ids = declared if isinstance(declared, list) else [declared]
     return tuple(sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None}))
-
-
-def place(device: str, dtype: str) -> tuple[str, torch.dtype]:
-    """What `--device` and `--dtype` come to on this machine. Raises ServerError for a GPU that is not there.
-
-    A GPU gets bfloat16, for which it has its fastest units; the CPU float32, in which engines keep bits.
-    """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ServerError(
-            "--device cuda: this process sees no GPU. Give it one, with a driver and a PyTorch built for CUDA, "
-            "or leave --device out."
-        )
-    chosen = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
-    automatic = torch.bfloat16 if chosen == "cuda" else torch.float32
-    return chosen, DTYPES.get(dtype, automatic)

@@ -15,8 +15,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from tinsmith_trainer.torch_model.attention import attending_by
-from tinsmith_trainer.torch_model.blocked_attention import BLOCK_QUERIES, blocked_attention
+from tinsmith_trainer.torch_model.attention import BLOCK_QUERIES, attending_by, blocked_attention
 from tinsmith_trainer.torch_model.experts import expert_projections
 from tinsmith_trainer.torch_model.lora import DeltasApart, StackedLoraLinear, routed
 

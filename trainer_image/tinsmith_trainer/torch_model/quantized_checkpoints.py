@@ -13,7 +13,7 @@ import torch
 from transformers import FineGrainedFP8Config, Mxfp4Config
 
 from tinsmith_trainer.errors import ModelDirectoryInvalid
-from tinsmith_trainer.torch_model.files.architecture import skeleton
+from tinsmith_trainer.torch_model.architecture import skeleton
 
 DENSE = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}
 

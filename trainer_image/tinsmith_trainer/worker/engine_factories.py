@@ -11,7 +11,7 @@ from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
 from tinsmith_trainer.engines.megatron.flags import MILES, NEMO_RL, MegatronSettings, rank_recompute, ranks_wanted
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
-from tinsmith_trainer.engines.peft.memory_plan import plan_memory
+from tinsmith_trainer.engines.peft.settings import plan_memory
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
@@ -19,8 +19,9 @@ from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSett
 from tinsmith_trainer.sampling.builtin.kv_memory import kv_memory
 from tinsmith_trainer.sampling.builtin.model_cache.choice import choose_forward
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo, model_directory
-from tinsmith_trainer.torch_model.files.checked_config import checked_config
-from tinsmith_trainer.torch_model.loading import TorchModel, describe_model, load_torch_model, place
+from tinsmith_trainer.torch_model.device import place
+from tinsmith_trainer.torch_model.loading import TorchModel, describe_model, load_torch_model
+from tinsmith_trainer.torch_model.stored_weights import checked_config
 
 if TYPE_CHECKING:  # they import Ray
     from tinsmith_trainer.engines.megatron.factory import RanksRequest

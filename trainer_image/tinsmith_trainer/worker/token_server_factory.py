@@ -28,7 +28,7 @@ from tinsmith_trainer.sampling.token_server.server_process import ILL_SECONDS, S
 from tinsmith_trainer.sampling.token_server.sglang import DETERMINISTIC, SglangServer, sglang_command
 from tinsmith_trainer.sampling.token_server.vllm import VllmServer, vllm_command
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
-from tinsmith_trainer.torch_model.loading import place
+from tinsmith_trainer.torch_model.device import place
 from tinsmith_trainer.worker.termination_log import tell_reason, write_termination_log
 
 log = structlog.get_logger(__name__)

@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from tinsmith_trainer.engines.adam import check_adam, check_norm, step_metrics
+from tinsmith_trainer.engines.adapters import check_adam, check_norm, step_metrics
 from tinsmith_trainer.engines.base import AdamParams
 from tinsmith_trainer.errors import UserError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.engine.expert_adapters import EXPERTS, HIDDEN, NAME, RANK, WIDTH, expert_adapter
-from tinsmith_trainer.engines.expert_layouts import expert_modules, fused, one_by_one, peft_targets
+from tinsmith_trainer.engines.peft_layout import expert_modules, fused, one_by_one, peft_targets
 
 
 def added(tensors: dict[str, np.ndarray], part: str) -> np.ndarray:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.engine.logprob_cases import AMPLE, Case, assert_alike, leaves, logprobs_of, some_loss
 from tinsmith_trainer.engines.peft import vocabulary_tiles
 from tinsmith_trainer.engines.peft.vocabulary_tiles import tokens_per_block
-from tinsmith_trainer.torch_model.logits import LogitTransform
-from tinsmith_trainer.torch_model.warm_memory import WarmMemory
+from tinsmith_trainer.torch_model.architecture import LogitTransform
+from tinsmith_trainer.torch_model.device import WarmMemory
 from torch import Tensor
 
 cases = st.builds(

@@ -12,7 +12,7 @@ import torch
 from support.engine.liger_on_cpu import CASES
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
-from tinsmith_trainer.engines.peft.loss_kernels import choose_loss_kernel
+from tinsmith_trainer.engines.peft.logprobs import choose_loss_kernel
 from tinsmith_trainer.errors import ServerError
 
 TESTS = Path(__file__).parents[3]

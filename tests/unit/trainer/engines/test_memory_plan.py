@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import Recompute
-from tinsmith_trainer.engines.peft.memory_plan import (
+from tinsmith_trainer.engines.peft.settings import (
     MemoryPlan,
     activation_bytes_per_token,
     activations_room,

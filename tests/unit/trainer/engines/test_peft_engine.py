@@ -30,7 +30,7 @@ from tinsmith_trainer.engines.peft.adapter import plan_layout
 from tinsmith_trainer.engines.peft.shared_forward import recomputed
 from tinsmith_trainer.errors import CheckpointInvalid, ModelDirectoryInvalid, ServerError, UserError
 from tinsmith_trainer.process import exit as process_exit
-from tinsmith_trainer.torch_model import device_faults
+from tinsmith_trainer.torch_model import device
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import DeltasApart, OwnDelta, StackedLoraLinear, routed
 
@@ -219,7 +219,7 @@ def fault(*_: object, **__: object) -> None:
 
 def test_a_lost_device_ends_the_process_and_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = new_engine()
-    monkeypatch.setattr(device_faults, "end_process", end)
+    monkeypatch.setattr(device, "end_process", end)
     monkeypatch.setattr(engine_module, "run_shares", fault)
     with pytest.raises(Ended):
         forward_backward(engine, DATUMS)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_trainer.engines.batching import check_tokens
 from tinsmith_trainer.engines.losses import loss_names, prepare_loss
-from tinsmith_trainer.engines.megatron.batches.alignment import is_shifted
+from tinsmith_trainer.engines.megatron.batch import is_shifted
 from tinsmith_trainer.parity.plan import Plan, around, plan_steps
 
 

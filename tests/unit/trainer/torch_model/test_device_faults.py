@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tinsmith_trainer.torch_model import device_faults
-from tinsmith_trainer.torch_model.device_faults import end_if_device_is_lost, is_device_fault, needs_device
+from tinsmith_trainer.torch_model import device
+from tinsmith_trainer.torch_model.device import end_if_device_is_lost, is_device_fault, needs_device
 
 
 def accelerator_error(text: str, code: int) -> Exception:
@@ -31,7 +31,7 @@ def test_an_engine_that_lost_its_device_ends_the_process_and_its_call_is_the_rea
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ends: list[str] = []
-    monkeypatch.setattr(device_faults, "end_process", ends.append)
+    monkeypatch.setattr(device, "end_process", ends.append)
     with pytest.raises(RuntimeError, match="shapes"), needs_device():
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     assert ends == []
@@ -44,7 +44,7 @@ def test_a_sampler_that_lost_its_device_ends_the_process_and_blames_no_call_of_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ends: list[str] = []
-    monkeypatch.setattr(device_faults, "end_without_blame", lambda: ends.append("without blame"))
+    monkeypatch.setattr(device, "end_without_blame", lambda: ends.append("without blame"))
     end_if_device_is_lost(RuntimeError("the prompt was too long"))
     assert ends == []
     end_if_device_is_lost(RuntimeError("CUDA error: device-side assert triggered"))

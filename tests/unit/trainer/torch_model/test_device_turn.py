@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from tinsmith_trainer.torch_model.loading import DeviceTurn
+from tinsmith_trainer.torch_model.device import DeviceTurn
 
 
 def line_up(turn: DeviceTurn, names: str, served: list[str]) -> list[threading.Thread]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import LoraSpec
-from tinsmith_trainer.parity.plain_experts import add_to_experts, trained_by_experts
+from tinsmith_trainer.parity.reference import add_to_experts, trained_by_experts
 from tinsmith_trainer.torch_model.expert_products import PRODUCT_TOKENS, Assignment, by_expert
 from tinsmith_trainer.torch_model.experts import expert_projections, unadaptable_experts
 from tinsmith_trainer.torch_model.lora import DeltasApart, OwnDelta, routed

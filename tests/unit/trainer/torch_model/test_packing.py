@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.tiny_models import tiny_model
-from tinsmith_trainer.torch_model.blocked_attention import blocked_attention
+from tinsmith_trainer.torch_model.attention import blocked_attention
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import wrap_linears
 from tinsmith_trainer.torch_model.packing import Packing, packed_hidden_states, packs

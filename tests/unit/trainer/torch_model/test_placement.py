@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tinsmith_trainer.errors import ServerError
-from tinsmith_trainer.torch_model.loading import place
+from tinsmith_trainer.torch_model.device import place
 
 
 @pytest.mark.parametrize(

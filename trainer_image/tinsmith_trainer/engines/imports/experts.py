@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith_trainer.engines.expert_layouts import DOWN, GATE, GATED_NAMES, UNGATED_NAMES, UP
+from tinsmith_trainer.engines.peft_layout import DOWN, GATE, GATED_NAMES, UNGATED_NAMES, UP
 
 Array = NDArray[np.float32]
 Tensors = Mapping[str, Array]

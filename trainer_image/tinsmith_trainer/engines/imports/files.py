@@ -8,24 +8,84 @@ that they change nothing until somebody trains them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as load_tensors
+from torch import Tensor
 
-from tinsmith_trainer.engines import lora_init
+from tinsmith_trainer.engines import adapters
 from tinsmith_trainer.engines.base import AdapterState, AnnouncedAdapter, LoraSpec
-from tinsmith_trainer.engines.imports.base_copies import EMBEDDINGS_KEY, NO_EMBEDDINGS, Embeddings, check_copy
 from tinsmith_trainer.engines.imports.config import rank_and_alpha
 from tinsmith_trainer.engines.imports.experts import NotShared, experts_of_tinker, fitted
 from tinsmith_trainer.engines.imports.size_limits import FAMILIES, Shapes, ShapesOf, SizeLimits
 from tinsmith_trainer.engines.peft_layout import CONFIG_FILE, WEIGHTS_FILE
 from tinsmith_trainer.errors import CheckpointInvalid
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, module_family
+from tinsmith_trainer.torch_model.weight_files import ROWS_AT_ONCE, StoredTensor, pickled, stored_tensors
+
+EMBEDDINGS_KEY = re.compile(
+    r"base_model\.model\.(?:[\w.]{1,200}\.)?(?P<name>embed_tokens|lm_head)(?:\.base_layer)?\.weight"
+)
+STORED_NAME = re.compile(r"(?:.*\.)?(?P<name>embed_tokens|lm_head)\.weight")
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""A model of bfloat16 may be loaded as float32, and one of float32 as bfloat16, before its weights are saved."""
+
+Embeddings = Mapping[str, StoredTensor]
+"""The base model's, by the last part of the module's name."""
+NO_EMBEDDINGS: Embeddings = MappingProxyType({})
+
+
+def stored_embeddings(directory: Path, config: Any) -> dict[str, StoredTensor]:
+    """Return the base model's input embedding and output projection, without reading their values."""
+    stored = stored_tensors(directory, config)
+    return {match["name"]: tensor for name, tensor in stored.items() if (match := STORED_NAME.fullmatch(name))}
+
+
+def check_copy(key: str, tensor: Tensor, embeddings: Embeddings) -> None:
+    """Raise CheckpointInvalid unless the tensor repeats the base model's."""
+    match = EMBEDDINGS_KEY.fullmatch(key)
+    # A model of tied embeddings has one weight for both.
+    stored = match and (embeddings.get(match["name"]) or embeddings.get("embed_tokens"))
+    if stored and tensor.shape != stored.header.shape:
+        raise CheckpointInvalid(
+            f"{WEIGHTS_FILE}: {key} has shape {list(tensor.shape)}, and the base model's has "
+            f"{list(stored.header.shape)}. An adapter whose vocabulary was resized belongs to another base model: "
+            "train it without resizing, or serve the resized model."
+        )
+    if not stored or not any(_equals(tensor, stored, dtype) for dtype in TYPES):
+        raise CheckpointInvalid(
+            f"{WEIGHTS_FILE}: {key} differs from the base model's: the embedding was trained as a whole, and this "
+            "server has LoRA alone. Save the adapter with `save_embedding_layers=False` if the embedding was not to "
+            "change, or merge the adapter and serve that model."
+        )
+
+
+def _equals(tensor: Tensor, stored: StoredTensor, dtype: torch.dtype) -> bool:
+    """Tell whether a tensor has the stored values, rounded to a type on their way."""
+    starts = range(0, tensor.shape[0], ROWS_AT_ONCE)
+    return all(
+        torch.equal(tensor[start : start + ROWS_AT_ONCE], rows.to(dtype).to(tensor.dtype))
+        for start, rows in zip(starts, _rows_of(stored, starts), strict=True)
+    )
+
+
+def _rows_of(stored: StoredTensor, starts: range) -> Iterator[Tensor]:
+    if stored.file.suffix != ".safetensors":
+        whole = pickled(stored.file)[stored.name]
+        yield from (whole[start : start + starts.step] for start in starts)
+        return
+    with safe_open(str(stored.file), framework="pt") as opened:
+        rows = opened.get_slice(stored.name)
+        yield from (rows[start : start + starts.step] for start in starts)
+
 
 KEY_PREFIX, KEY_SUFFIX = "base_model.model.", ".weight"
 TINKER_UNEMBED = "model.unembed_tokens"
@@ -70,7 +130,7 @@ def read_adapter(
 
 def _new(shapes: Shapes, seed: int) -> dict[str, Array]:
     zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-    return zeros | {name: drawn.numpy() for name, drawn in lora_init.draw(seed, shapes)}
+    return zeros | {name: drawn.numpy() for name, drawn in adapters.draw(seed, shapes)}
 
 
 def _shapes_in(content: bytes, limits: SizeLimits) -> dict[str, list[int]]:

@@ -12,8 +12,17 @@ import torch
 from transformers import AutoConfig
 from typing_extensions import override
 
-from tinsmith_trainer.engines.adam import check_adam, step_metrics
-from tinsmith_trainer.engines.adapter_state import WEIGHTS, check_state, groups_of
+from tinsmith_trainer.engines.adapters import (
+    WEIGHTS,
+    check_adam,
+    check_limits,
+    check_seed,
+    check_state,
+    draw,
+    groups_of,
+    step_metrics,
+    trained_modules,
+)
 from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
@@ -27,17 +36,15 @@ from tinsmith_trainer.engines.base import (
 )
 from tinsmith_trainer.engines.batching import check_tokens
 from tinsmith_trainer.engines.export import BaseFiles, export_adapter
-from tinsmith_trainer.engines.imports.base_copies import Embeddings, stored_embeddings
-from tinsmith_trainer.engines.imports.files import read_adapter
-from tinsmith_trainer.engines.lora_init import check_limits, check_seed, draw, trained_modules
+from tinsmith_trainer.engines.imports.files import Embeddings, read_adapter, stored_embeddings
 from tinsmith_trainer.engines.losses import PreparedLoss, loss_names, outcome_of, prepare_loss
-from tinsmith_trainer.engines.megatron.batches.row_results import RowResults, gather
-from tinsmith_trainer.engines.megatron.batches.sharding import shards_of
+from tinsmith_trainer.engines.megatron.batch import RowResults, gather
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup, RanksFailed, RanksLost
+from tinsmith_trainer.engines.megatron.sharding import shards_of
 from tinsmith_trainer.engines.megatron.step.tensor_parts import Shape, TensorPart, Tensors, join, whole_shapes
 from tinsmith_trainer.engines.megatron.step.train_step import StepState
-from tinsmith_trainer.engines.whole_calls import ComputesWhole
+from tinsmith_trainer.engines.undivided_calls import ComputesWhole
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.process.exit import end_process
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo

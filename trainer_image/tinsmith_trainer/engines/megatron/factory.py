@@ -14,7 +14,7 @@ from tinsmith_trainer.engines.export import BaseFiles
 from tinsmith_trainer.engines.megatron.engine import MegatronEngine
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RanksWanted
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup
-from tinsmith_trainer.engines.megatron.ranks.ray_cluster import prepare_for_ray
+from tinsmith_trainer.engines.megatron.ray_cluster import prepare_for_ray
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 log = structlog.get_logger(__name__)
@@ -58,13 +58,13 @@ def _start_ranks(request: RanksRequest, gpu_ranks: GpuRanks) -> tuple[RankGroup,
         prepare_for_ray()
     if wanted.gpus_per_node:
         return gpu_ranks(request)
-    from tinsmith_trainer.engines.megatron.model.local_rank import RankModel
+    from tinsmith_trainer.engines.megatron.local_rank import RankModel
 
     model = RankModel(request.directory, wanted.parallelism, settings.max_rank, settings.recompute)
     if wanted.in_process:
-        from tinsmith_trainer.engines.megatron.ranks.in_process import InProcessRank
+        from tinsmith_trainer.engines.megatron.local_rank import InProcessRank
 
         return InProcessRank(model), torch.float32
-    from tinsmith_trainer.engines.megatron.ranks.cpu_actors import start_cpu_ranks
+    from tinsmith_trainer.engines.megatron.cpu_actors import start_cpu_ranks
 
     return start_cpu_ranks(model, nodes=wanted.nodes, address=wanted.ray_address), torch.float32

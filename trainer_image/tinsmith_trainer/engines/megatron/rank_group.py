@@ -10,7 +10,7 @@ import torch.distributed
 
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.torch_model.device_faults import is_device_fault
+from tinsmith_trainer.torch_model.device import is_device_fault
 
 
 class RanksLost(Exception):

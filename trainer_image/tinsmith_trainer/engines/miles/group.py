@@ -9,8 +9,8 @@ import torch
 
 from tinsmith_trainer.engines.megatron.factory import RanksRequest
 from tinsmith_trainer.engines.megatron.model.ranked_model import check_no_code, ranked_model
-from tinsmith_trainer.engines.megatron.ranks.ray_cluster import OF_GPUS, RayCluster
-from tinsmith_trainer.engines.megatron.ranks.ray_ranks import ON_GPUS, RankPlaces, RayRanks, started_on
+from tinsmith_trainer.engines.megatron.ray_cluster import OF_GPUS, RayCluster
+from tinsmith_trainer.engines.megatron.ray_ranks import ON_GPUS, RankPlaces, RayRanks, started_on
 from tinsmith_trainer.engines.miles.arguments import miles_arguments, sizes_of
 from tinsmith_trainer.engines.miles.rank import MilesRank
 

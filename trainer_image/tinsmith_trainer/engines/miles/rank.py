@@ -14,7 +14,7 @@ from typing import Any
 from typing_extensions import override
 
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
-from tinsmith_trainer.engines.megatron.ranks.ray_ranks import RankProcess
+from tinsmith_trainer.engines.megatron.ray_ranks import RankProcess
 from tinsmith_trainer.engines.megatron.step.rank import Rank
 from tinsmith_trainer.errors import ServerError
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tinsmith_trainer.engines.nemo_rl.conversion_process import FAILURE
+from tinsmith_trainer.engines.nemo_rl.conversion import FAILURE
 
 STANDARD_INPUT = 0
 

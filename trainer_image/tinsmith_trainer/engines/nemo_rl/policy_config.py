@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tinsmith_trainer.engines.megatron.batches.alignment import EXTRA_COLUMNS
-from tinsmith_trainer.engines.megatron.batches.sharding import LOGPROB_CHUNK_TOKENS, length_multiple
+from tinsmith_trainer.engines.megatron.batch import EXTRA_COLUMNS
 from tinsmith_trainer.engines.megatron.model.ranked_model import RankedModel, check_layout
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.sharding import LOGPROB_CHUNK_TOKENS, length_multiple
 
 PRECISION = "bfloat16"
 

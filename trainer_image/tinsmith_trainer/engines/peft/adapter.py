@@ -11,9 +11,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tinsmith_trainer.engines import lora_init
-from tinsmith_trainer.engines.adam import check_adam, check_norm, step_metrics
-from tinsmith_trainer.engines.adapter_state import EXP_AVG, EXP_AVG_SQ, GRADIENTS, WEIGHTS, check_state, has_group
+from tinsmith_trainer.engines import adapters
+from tinsmith_trainer.engines.adapters import (
+    EXP_AVG,
+    EXP_AVG_SQ,
+    GRADIENTS,
+    WEIGHTS,
+    check_adam,
+    check_norm,
+    check_state,
+    has_group,
+    step_metrics,
+)
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraSpec
 from tinsmith_trainer.engines.tensor_files import aligned_memory
 from tinsmith_trainer.process.exit import fatal_on_error
@@ -56,8 +65,8 @@ class AdapterLayout:
 
 def plan_layout(lora: LoraSpec, layers: Mapping[str, LoraLayer]) -> AdapterLayout:
     """The modules that the spec's families choose. Raises UserError if there are none, or none of one."""
-    modules = lora_init.trained_modules(lora, layers)
-    lora_init.check_families(lora, modules)
+    modules = adapters.trained_modules(lora, layers)
+    adapters.check_families(lora, modules)
     slots, offset = [], 0
     for module in modules:
         for part, shape in zip(("lora_A", "lora_B"), layers[module].lora_shapes(lora.rank), strict=True):
@@ -92,7 +101,7 @@ class Adapter:
 
     def draw(self) -> None:
         """A from the spec's seed; B stays zero."""
-        for name, drawn in lora_init.draw(self.lora.seed, self.layout.shapes):
+        for name, drawn in adapters.draw(self.lora.seed, self.layout.shapes):
             self.views[name].copy_(drawn)
 
     def accumulate(self, scratch: Tensor) -> None:

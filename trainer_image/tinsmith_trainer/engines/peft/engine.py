@@ -11,6 +11,7 @@ import structlog
 import torch
 from typing_extensions import override
 
+from tinsmith_trainer.engines.adapters import check_limits, check_seed
 from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
@@ -26,9 +27,7 @@ from tinsmith_trainer.engines.base import (
 )
 from tinsmith_trainer.engines.batching import PACKED_BELOW_TOKENS, check_tokens, plan_microbatches
 from tinsmith_trainer.engines.export import BaseFiles, export_adapter
-from tinsmith_trainer.engines.imports.base_copies import Embeddings, stored_embeddings
-from tinsmith_trainer.engines.imports.files import read_adapter
-from tinsmith_trainer.engines.lora_init import check_limits, check_seed
+from tinsmith_trainer.engines.imports.files import Embeddings, read_adapter, stored_embeddings
 from tinsmith_trainer.engines.losses import loss_names, prepare_loss
 from tinsmith_trainer.engines.peft.adapter import (
     Adapter,
@@ -39,12 +38,12 @@ from tinsmith_trainer.engines.peft.adapter import (
     write_state,
 )
 from tinsmith_trainer.engines.peft.calls import PeftCall, share_a_forward, with_placed_images
-from tinsmith_trainer.engines.peft.loss_kernels import choose_loss_kernel
+from tinsmith_trainer.engines.peft.logprobs import choose_loss_kernel
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
 from tinsmith_trainer.engines.peft.shared_forward import check_architecture, run_shares
 from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
-from tinsmith_trainer.torch_model.device_faults import needs_device
+from tinsmith_trainer.torch_model.device import needs_device
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import module_family
 from tinsmith_trainer.torch_model.packing import changing_angles, packs

@@ -6,16 +6,156 @@ new memory full of them.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from typing import Any
+
+import structlog
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 from tinsmith_trainer.engines.base import LossKernel
-from tinsmith_trainer.engines.peft.loss_kernels import bytes_per_logit, logprobs_of_logits
 from tinsmith_trainer.engines.peft.vocabulary_tiles import tiled_target_logprobs
-from tinsmith_trainer.torch_model.logits import LogitTransform
+from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.torch_model.architecture import LogitTransform
+from tinsmith_trainer.torch_model.device import WarmMemory
 from tinsmith_trainer.torch_model.lora import DeltasApart, OwnDelta, StackedLoraLinear, apply_delta
-from tinsmith_trainer.torch_model.warm_memory import WarmMemory
+
+log = structlog.get_logger(__name__)
+
+FLOAT32_BYTES = 4
+TRIAL_TOKENS, TRIAL_VOCABULARY = 16, 1000
+TRIAL_TOLERANCE = 0.03
+"""Of gradients of up to 2 in bfloat16, which each way rounds once or twice; of logprobs it is a wide one."""
+NOT_IGNORED = -100
+"""No target: which of them count is the loss's own affair."""
+
+
+def choose_loss_kernel(asked: LossKernel, device: torch.device, dtype: torch.dtype) -> LossKernel:
+    """`torch` or `liger`, which `auto` takes where it can. Raises ServerError where it is asked for and cannot be."""
+    obstacle = None if asked == "torch" else _obstacle(device, dtype)
+    if asked == "liger" and obstacle is not None:
+        raise ServerError(f"--loss-kernel liger: {obstacle} Leave it out, or give torch.")
+    chosen: LossKernel = "torch" if asked == "torch" or obstacle is not None else "liger"
+    log.info("the kernel of losses is chosen", kernel=chosen, asked=asked, obstacle=obstacle)
+    return chosen
+
+
+def _obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+    """A sentence, or None where Liger's kernel runs and agrees."""
+    if device.type != "cuda":
+        return "it is for a GPU, and this worker computes on the CPU."
+    if find_spec("liger_kernel") is None:
+        return "the Python package liger-kernel is not installed."
+    try:
+        difference = trial(device, dtype)
+    except Exception as error:  # whatever a compiler says to a device that it was not made for
+        return f"Liger's kernel does not run on this GPU: {error}."
+    if not difference <= TRIAL_TOLERANCE:  # also where it is not a number
+        return f"on this GPU Liger's kernel is {difference:.3g} apart from PyTorch's operations."
+    return None
+
+
+def trial(device: torch.device, dtype: torch.dtype) -> float:
+    """The largest difference between both ways, in logprobs and in gradients of either sign."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn((TRIAL_TOKENS, TRIAL_VOCABULARY), generator=generator)
+    targets = torch.randint(TRIAL_VOCABULARY, (TRIAL_TOKENS, 2), generator=generator).to(device)
+    upstream = torch.linspace(-1.0, 1.0, targets.numel()).view(targets.shape).to(device)
+    found = []
+    for kernel in ("torch", "liger"):
+        own = logits.to(device, dtype).requires_grad_()
+        with torch.enable_grad():
+            logprobs = logprobs_of_logits(own.clone(), targets, kernel)
+        found.append((logprobs.detach(), torch.autograd.grad(logprobs, own, upstream)[0].float()))
+    return max(float((one - other).abs().max()) for one, other in zip(*found, strict=True))
+
+
+def logprobs_of_logits(logits: Tensor, targets: Tensor, kernel: LossKernel) -> Tensor:
+    """Float32 `[tokens, K]` of int64 targets `[tokens, K]`. What is left of the logits is not for anybody else."""
+    function = _LigerLogprobs if kernel == "liger" else _GatheredLogSoftmax
+    logprobs: Tensor = function.apply(logits, targets)
+    return logprobs
+
+
+def bytes_per_logit(kernel: LossKernel, logits_dtype: torch.dtype, transform: LogitTransform) -> int:
+    """Held until backward: by the kernel, and a cap's hyperbolic tangent."""
+    own = logits_dtype.itemsize if kernel == "liger" else FLOAT32_BYTES
+    return own if transform.cap is None else own + logits_dtype.itemsize
+
+
+class _GatheredLogSoftmax(torch.autograd.Function):
+    """`log_softmax(logits)[targets]`; its gradient is made in one pass, with no dense tensor of zeros."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+        ctx.save_for_backward(logprobs, targets)
+        ctx.logits_dtype = logits.dtype
+        return logprobs.gather(-1, targets)
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        logprobs, targets = ctx.saved_tensors
+        grad_logits = logprobs.exp().mul_(-grad.sum(-1, keepdim=True)).scatter_add_(-1, targets, grad)
+        return grad_logits.to(ctx.logits_dtype), None
+
+
+class _LigerLogprobs(torch.autograd.Function):
+    """The kernel knows one target of a token: the others follow from it, since they share a sum of exponentials."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        target_logits = logits.gather(-1, targets).float()  # before the gradient takes their place
+        losses, gradient = _losses_and_gradient(logits, targets[:, 0].contiguous(), trains=ctx.needs_input_grad[0])
+        ctx.save_for_backward(gradient, targets)
+        return (target_logits - target_logits[:, :1] - losses.unsqueeze(1)).clamp_(max=0.0)
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """The saved gradient is that of minus the first target's logprob; backward goes through once."""
+        gradient, targets = ctx.saved_tensors
+        sums = grad.sum(-1, keepdim=True)
+        gradient.mul_(-sums)
+        if targets.shape[1] > 1:
+            of_targets = grad.clone()
+            of_targets[:, :1] -= sums
+            gradient.scatter_add_(-1, targets, of_targets.to(gradient.dtype))
+        return gradient, None
+
+
+def _losses_and_gradient(logits: Tensor, targets: Tensor, *, trains: bool) -> tuple[Tensor, Tensor]:
+    """Float32 cross-entropies `[tokens]` and their gradient by logits, which takes the logits' place if it `trains`."""
+    import liger_kernel.functional  # noqa: F401 - declares what can be dispatched
+    from liger_kernel.backends import dispatch
+
+    weights, smoothing, squared_sums, cap = None, 0.0, 0.0, None
+    counts = (len(targets), float(len(targets)), 0.0)  # a mean would divide by them
+    no_more_outputs = (False, False, False)
+    losses, _, _, _, gradient = dispatch(
+        "cross_entropy_loss_and_grad",
+        *(
+            logits,
+            targets,
+            weights,
+            NOT_IGNORED,
+            squared_sums,
+            smoothing,
+            "none",
+            cap,
+            *counts,
+            *no_more_outputs,
+            trains,
+        ),
+        impl="nvidia-triton",
+    )
+    return losses, gradient
+
 
 PLAIN = LogitTransform()
 

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tinsmith_trainer.torch_model.logits import LogitTransform
+from tinsmith_trainer.torch_model.architecture import LogitTransform
+from tinsmith_trainer.torch_model.device import WarmMemory
 from tinsmith_trainer.torch_model.lora import OwnDelta, StackedLoraLinear
 from tinsmith_trainer.torch_model.products import filled_up, linear_product
 from tinsmith_trainer.torch_model.rows import whole_vector_pieces
-from tinsmith_trainer.torch_model.warm_memory import WarmMemory
 
 BLOCK_TOKENS = 2048
 TILE_LOGITS = 2**18

@@ -29,7 +29,7 @@ from tinsmith_trainer.sampling.builtin.kv_cache import (
 )
 from tinsmith_trainer.sampling.builtin.prefixes.attention import PrefixSpan, SharedAttention
 from tinsmith_trainer.torch_model.attention import attending_by
-from tinsmith_trainer.torch_model.device_faults import end_if_device_is_lost
+from tinsmith_trainer.torch_model.device import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import Route, routed
 from tinsmith_trainer.torch_model.packing import changing_angles

@@ -34,7 +34,7 @@ from tinsmith_trainer.sampling.builtin.prefixes.cache import PrefixCache
 from tinsmith_trainer.sampling.builtin.prefixes.shared import SharedPrefixes
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
 from tinsmith_trainer.sampling.tenant_turns import TenantTurns
-from tinsmith_trainer.torch_model.device_faults import end_if_device_is_lost
+from tinsmith_trainer.torch_model.device import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 log = structlog.get_logger(__name__)

@@ -18,7 +18,7 @@ from tinsmith_trainer.sampling.builtin.loop import SamplingLoop
 from tinsmith_trainer.sampling.builtin.model_cache.choice import SamplerForward, choose_forward
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
 from tinsmith_trainer.sampling.model_language import ModelLanguage
-from tinsmith_trainer.torch_model.device_faults import end_if_device_is_lost
+from tinsmith_trainer.torch_model.device import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 

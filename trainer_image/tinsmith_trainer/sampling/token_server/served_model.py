@@ -11,11 +11,11 @@ from torch import nn
 from transformers import GenerationConfig
 
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
+from tinsmith_trainer.torch_model.architecture import skeleton
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo, model_directory
 from tinsmith_trainer.torch_model.experts import ExpertProjection, expert_projections
-from tinsmith_trainer.torch_model.files.architecture import skeleton
-from tinsmith_trainer.torch_model.files.checked_config import checked_config
 from tinsmith_trainer.torch_model.loading import describe_model, end_of_sequence, load_tokenizer
+from tinsmith_trainer.torch_model.stored_weights import checked_config
 
 GENERATION_CONFIG = "generation_config.json"
 

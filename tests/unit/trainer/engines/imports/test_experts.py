@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.engine.expert_adapters import HIDDEN, NAME, RANK, expert_adapter
-from tinsmith_trainer.engines.expert_layouts import fused, one_by_one
 from tinsmith_trainer.engines.imports.experts import NotShared, experts_of_tinker, fitted
+from tinsmith_trainer.engines.peft_layout import fused, one_by_one
 
 
 def came_back(given: dict[str, np.ndarray], tensors: dict[str, np.ndarray]) -> bool:

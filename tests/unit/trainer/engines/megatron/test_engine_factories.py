@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 # Megatron's import may take longer on a busy machine than a unit test has: it belongs to none of them.
-import tinsmith_trainer.engines.megatron.ranks.in_process  # noqa: F401
+import tinsmith_trainer.engines.megatron.local_rank  # noqa: F401
 from safetensors.torch import load_file, save_file
 from support.tiny_models import SMALL, tiny_directory, tiny_model
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load
 from support.tiny_models import tiny_directory, tiny_model
 from tinsmith_trainer.engines.nemo_rl import bridge_import
-from tinsmith_trainer.engines.nemo_rl.conversion_process import FAILURE
+from tinsmith_trainer.engines.nemo_rl.conversion import FAILURE
 
 BLOCKS = """
 import threading

@@ -18,7 +18,7 @@ from tinsmith_trainer.engines.nemo_rl.conversion import (
     conversion_folder,
     converted_model,
 )
-from tinsmith_trainer.engines.nemo_rl.preparation import rank_python
+from tinsmith_trainer.engines.nemo_rl.group import rank_python
 from tinsmith_trainer.errors import ServerError
 
 VERSIONS = Path(__file__).parents[5] / "trainer_image" / "versions.toml"

@@ -15,14 +15,13 @@ from support.nemo_rl.fakes import ACTOR_ENVIRONMENT_REGISTRY, Policy, RayVirtual
 from support.nemo_rl.rank_python import conversions_begun, write_rank_python
 from support.nemo_rl.worker_group import SILENCE, Behaviour, FakeRay, FakeWorkerGroup
 from support.tiny_models import tiny_model
+from tinsmith_trainer.engines.megatron import ray_cluster, ray_ranks
 from tinsmith_trainer.engines.megatron.factory import RanksRequest
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RanksWanted
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import Answer, RanksFailed, RanksLost
-from tinsmith_trainer.engines.megatron.ranks import ray_answers, ray_cluster
 from tinsmith_trainer.engines.nemo_rl.environment import DriverEnvironmentInvalid
-from tinsmith_trainer.engines.nemo_rl.group import NemoGroup, build_nemo_group
-from tinsmith_trainer.engines.nemo_rl.preparation import STOCK_WORKER, WORKER
+from tinsmith_trainer.engines.nemo_rl.group import STOCK_WORKER, WORKER, NemoGroup, build_nemo_group
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError, UserError
 
 WHAT_A_DRIVER_IMPORTS = """
@@ -37,7 +36,7 @@ def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
     stand_in: Any = FakeRay()
     monkeypatch.setattr(ray_cluster, "RAY_FOLDER", str(tmp_path))
     monkeypatch.setitem(sys.modules, "ray", stand_in)
-    monkeypatch.setattr(ray_answers, "ray", stand_in)
+    monkeypatch.setattr(ray_ranks, "ray", stand_in)
     found: FakeRay = stand_in
     return found
 

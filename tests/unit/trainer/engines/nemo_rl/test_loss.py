@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from support.engine.datums import VOCAB_SIZE, policy_datum, sft_datum
 from tinsmith_trainer.engines.base import Datum, LossSpec
 from tinsmith_trainer.engines.losses import PreparedLoss, prepare_loss
-from tinsmith_trainer.engines.megatron.batches.batch import TARGET_IDS, Batch, encode, scored
-from tinsmith_trainer.engines.megatron.batches.row_results import RowResults
-from tinsmith_trainer.engines.nemo_rl.loss import ROWS, RowList, TinkerLoss, parallel_logprobs
+from tinsmith_trainer.engines.megatron.batch import TARGET_IDS, Batch, RowResults, encode, scored
+from tinsmith_trainer.engines.nemo_rl.schedule import ROWS, RowList, TinkerLoss, parallel_logprobs
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("fake_nemo_rl")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tinsmith_trainer.engines.megatron.batches.sharding import length_multiple
 from tinsmith_trainer.engines.megatron.flags import RankRecompute
 from tinsmith_trainer.engines.megatron.model.ranked_model import RankedModel
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.sharding import length_multiple
 from tinsmith_trainer.engines.nemo_rl.policy_config import policy_config, starting_from
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 

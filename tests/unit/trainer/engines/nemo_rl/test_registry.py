@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tinsmith_trainer.engines.nemo_rl.preparation import (
+from tinsmith_trainer.engines.nemo_rl.group import (
     STOCK_WORKER,
     WORKER,
     RankPythonMissing,

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from support.engine.datums import VOCAB_SIZE, policy_datum, sft_datum
 from tinsmith_trainer.engines.base import Datum, LossSpec
 from tinsmith_trainer.engines.losses import prepare_loss
-from tinsmith_trainer.engines.megatron.batches.batch import encode, scored
-from tinsmith_trainer.engines.megatron.batches.row_results import gather
-from tinsmith_trainer.engines.megatron.batches.sharding import close_shards, equal_shards
+from tinsmith_trainer.engines.megatron.batch import encode, gather, scored
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.sharding import close_shards, equal_shards
 from tinsmith_trainer.engines.nemo_rl import schedule as module
 from tinsmith_trainer.engines.nemo_rl.schedule import NemoSchedule
 from torch import nn

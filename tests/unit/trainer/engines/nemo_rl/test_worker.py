@@ -16,9 +16,8 @@ from support.nemo_rl.one_worker import ONE, OneWorker, one_worker, tiny_sizes
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import AdamParams, Engine, LossSpec
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
-from tinsmith_trainer.engines.nemo_rl import loss as nemo_loss
 from tinsmith_trainer.engines.nemo_rl import schedule
-from tinsmith_trainer.engines.nemo_rl.preparation import CALL, CALL_SHARDED, START, WORKER
+from tinsmith_trainer.engines.nemo_rl.group import CALL, CALL_SHARDED, START, WORKER
 from tinsmith_trainer.errors import ServerError, UserError
 
 SETTINGS = MegatronSettings(adapter_slots=2, max_rank=8)
@@ -121,7 +120,7 @@ def test_a_call_that_fails_within_nemo_rl_leaves_no_trace(engine: Engine, monkey
         raise RuntimeError("CUDA out of memory")
 
     with monkeypatch.context() as broken:
-        broken.setattr(nemo_loss, "total_loss", out_of_memory)
+        broken.setattr(schedule, "total_loss", out_of_memory)
         with pytest.raises(ServerError, match="CUDA out of memory"):
             forward_backward(engine, [sft_datum(9)])
     after = engine.state("a").tensors

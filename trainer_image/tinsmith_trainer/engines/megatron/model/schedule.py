@@ -11,8 +11,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 from tinsmith_trainer.engines.losses import PreparedLoss
-from tinsmith_trainer.engines.megatron.batches.batch import INPUT_IDS, Batch, scored
-from tinsmith_trainer.engines.megatron.batches.row_results import RowResults, row_results, total_loss
+from tinsmith_trainer.engines.megatron.batch import INPUT_IDS, Batch, RowResults, row_results, scored, total_loss
 from tinsmith_trainer.engines.megatron.step.unembedding import defer_unembedding
 
 Scored = tuple[Tensor, Tensor, dict[str, Any]]

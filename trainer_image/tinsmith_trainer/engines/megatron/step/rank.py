@@ -14,8 +14,7 @@ from torch import Tensor
 
 from tinsmith_trainer.engines.base import AdamParams
 from tinsmith_trainer.engines.losses import PreparedLoss
-from tinsmith_trainer.engines.megatron.batches.batch import Batch
-from tinsmith_trainer.engines.megatron.batches.row_results import RowResults
+from tinsmith_trainer.engines.megatron.batch import Batch, RowResults
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.step.tensor_parts import TensorPart, Tensors, cut
 from tinsmith_trainer.engines.megatron.step.train_step import StepState

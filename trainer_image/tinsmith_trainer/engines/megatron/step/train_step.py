@@ -15,13 +15,11 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from tinsmith_trainer.engines.adam import check_adam, check_norm
-from tinsmith_trainer.engines.adapter_state import EXP_AVG, EXP_AVG_SQ, GRADIENTS, WEIGHTS
+from tinsmith_trainer.engines.adapters import EXP_AVG, EXP_AVG_SQ, GRADIENTS, WEIGHTS, check_adam, check_norm
 from tinsmith_trainer.engines.base import AdamParams
 from tinsmith_trainer.engines.megatron.rank_group import RanksLost
 from tinsmith_trainer.engines.megatron.step.adapter_slots import AdapterSlot, Parked, pack, split, to_host, unpack
-from tinsmith_trainer.engines.megatron.step.optimizer_state import OptimizerState
-from tinsmith_trainer.engines.megatron.step.step_setup import check_setup
+from tinsmith_trainer.engines.megatron.step.optimizer import OptimizerState, check_setup
 from tinsmith_trainer.errors import ServerError
 
 T = TypeVar("T")
@@ -41,7 +39,7 @@ class TrainableTensor(Protocol):
 class StepState:
     """All of an adapter on one rank, on the host. Picklable.
 
-    `groups` are those of `engines.adapter_state`, by tensor name: weights (float32 masters), Adam's moments, gradients.
+    `groups` are those of `engines.adapters`, by tensor name: weights (float32 masters), Adam's moments, gradients.
     Shards of tensor and pipeline parallelism, whole over data-parallel ranks. A group may be absent: no moments before
     the first step, no gradients since the last.
     """

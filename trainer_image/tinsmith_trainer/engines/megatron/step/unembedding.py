@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
-from tinsmith_trainer.engines.megatron.batches.sharding import LOGPROB_CHUNK_TOKENS
+from tinsmith_trainer.engines.megatron.sharding import LOGPROB_CHUNK_TOKENS
 
 OUTPUT_LAYER = "output_layer"
 

@@ -22,7 +22,7 @@ from tinsmith_trainer.sampling.builtin.model_cache.prompts import CachePrefill
 from tinsmith_trainer.sampling.builtin.model_cache.trial import PARTS, TOKENS, Trial, in_parts
 from tinsmith_trainer.sampling.builtin.prefill import Prefill
 from tinsmith_trainer.sampling.builtin.prefixes.cache import PrefixCache
-from tinsmith_trainer.torch_model.device_faults import end_if_device_is_lost
+from tinsmith_trainer.torch_model.device import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 log = structlog.get_logger(__name__)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tinsmith_trainer.engines.base import AdamParams
 from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
-from tinsmith_trainer.engines.megatron.step.optimizer_state import OptimizerState
+from tinsmith_trainer.engines.megatron.step.optimizer import OptimizerState
 from torch import Tensor, nn
 from typing_extensions import override
 

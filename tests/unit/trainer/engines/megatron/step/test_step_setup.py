@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tinsmith_trainer.engines.megatron.step.step_setup import check_setup
+from tinsmith_trainer.engines.megatron.step.optimizer import check_setup
 from torch import nn
 
 

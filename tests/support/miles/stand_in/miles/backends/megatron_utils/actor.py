@@ -11,7 +11,7 @@ import torch.distributed
 from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
 from tinsmith_trainer.engines.megatron.model.gpt_model import build_megatron_model, initialise_parallel
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
-from tinsmith_trainer.engines.megatron.step.step_setup import wrap_for_training
+from tinsmith_trainer.engines.megatron.step.optimizer import wrap_for_training
 
 from miles.utils.ft_utils.indep_dp import IndepDPInfo
 

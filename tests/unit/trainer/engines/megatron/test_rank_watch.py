@@ -1,0 +1,123 @@
+"""A rank that dies between two calls is noticed; one that is busy is left alone."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError, RayError
+from tinsmith_trainer.engines.megatron import ray_ranks
+from tinsmith_trainer.engines.megatron.ray_ranks import RankWatch
+
+SECONDS = 30.0
+
+
+class Rank:
+    """As Ray's handle of an actor. Its answers are futures; `busy`, it gives none."""
+
+    def __init__(self) -> None:
+        self.asked: list[Future[bool]] = []
+        self.busy = threading.Event()
+        self.dead = threading.Event()
+        self.answered = threading.Semaphore(0)
+        self.__ray_ready__ = self
+
+    def remote(self) -> Future[bool]:
+        question: Future[bool] = Future()
+        self.asked.append(question)
+        return question
+
+    def answer(self, question: Future[bool]) -> bool:
+        """Whether it has, with an error or without."""
+        if self.dead.is_set():
+            question.set_exception(RayActorError())
+        elif self.busy.is_set():
+            return False
+        else:
+            question.set_result(True)
+        self.answered.release()
+        return True
+
+
+class StandIn:
+    """As much of Ray as a watch needs."""
+
+    def __init__(self, ranks: list[Rank]) -> None:
+        self._ranks = ranks
+
+    def wait(self, questions: list[Future[bool]], timeout: float) -> tuple[list[Any], list[Any]]:
+        assert timeout == 0
+        [question] = questions
+        [rank] = [rank for rank in self._ranks if question in rank.asked]
+        return ([question], []) if rank.answer(question) else ([], [question])
+
+    def get(self, question: Future[bool]) -> bool:
+        return question.result()
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Rank]:
+    ranks = [Rank(), Rank()]
+    monkeypatch.setattr(ray_ranks, "ray", StandIn(ranks))
+    return ranks
+
+
+def test_a_rank_that_dies_while_nobody_calls_it_is_told_once(ranks: list[Rank]) -> None:
+    lost, told = threading.Event(), itertools.count()
+
+    def on_lost() -> None:
+        next(told)
+        lost.set()
+
+    watching = RankWatch(ranks, on_lost, every_seconds=0.001)
+    for rank in ranks:
+        assert rank.answered.acquire(timeout=SECONDS)
+    assert not lost.is_set()
+    ranks[1].dead.set()
+    assert lost.wait(SECONDS)
+    watching.close()
+    assert next(told) == 1
+
+
+def test_a_busy_rank_is_asked_once_and_waited_for(ranks: list[Rank]) -> None:
+    ranks[0].busy.set()
+    lost = threading.Event()
+    watching = RankWatch(ranks, lost.set, every_seconds=0.001)
+    for _ in range(20):
+        assert ranks[1].answered.acquire(timeout=SECONDS)
+    watching.close()
+    assert len(ranks[0].asked) == 1
+    assert not lost.is_set()
+
+
+def test_ranks_that_are_ended_on_purpose_are_not_lost(ranks: list[Rank]) -> None:
+    lost = threading.Event()
+    watching = RankWatch(ranks, lost.set, every_seconds=0.001)
+    watching.close()
+    watching.close()
+    for rank in ranks:
+        rank.dead.set()
+    assert not watching._thread.is_alive()
+    assert not lost.is_set()
+
+
+def test_the_loss_ends_the_worker_while_its_error_is_handled(
+    ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: Future[str] = Future()
+    monkeypatch.setattr(ray_ranks, "end_process", ended.set_result)
+    ranks[0].dead.set()
+    watching = RankWatch(ranks, every_seconds=0.001)
+    assert ended.result(SECONDS) == "a rank of the model is gone"
+    watching.close()
+
+
+def test_the_stand_in_fails_as_ray_does(ranks: list[Rank]) -> None:
+    ranks[0].dead.set()
+    question = ranks[0].remote()
+    StandIn(ranks).wait([question], timeout=0)
+    with pytest.raises(RayError):
+        StandIn(ranks).get(question)

@@ -1,0 +1,71 @@
+"""Ranks on CPUs as Ray's actors: Megatron over gloo, in as many processes as there are ranks."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import ray
+import torch
+from torch._C._distributed_c10d import TCPStore
+from typing_extensions import override
+
+from tinsmith_trainer.engines.megatron.local_rank import RankModel, build_rank, join_process_group
+from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
+from tinsmith_trainer.engines.megatron.rank_group import Answer
+from tinsmith_trainer.engines.megatron.ray_cluster import RayCluster
+from tinsmith_trainer.engines.megatron.ray_ranks import ON_CPUS, RankPlaces, RankProcess, RayRanks, started_on
+
+MEETING_TIMEOUT = timedelta(minutes=5)
+
+
+def start_cpu_ranks(model: RankModel, *, nodes: int, address: str | None) -> RayRanks:
+    """On a cluster that runs at `address`, or a new one in this container, which ends with the ranks.
+
+    Raises ServerError and what `build_rank` raises.
+    """
+    cluster = RayCluster(address, cpus=model.parallelism.world_size)
+    return started_on(model.parallelism, nodes, ON_CPUS, lambda places: _start(model, places), at_close=cluster.close)
+
+
+def _start(model: RankModel, places: RankPlaces) -> None:
+    for rank in range(model.parallelism.world_size):
+        places.start(RankActor, model, rank)
+    places.meet()
+
+
+class RankActor(RankProcess):
+    def __init__(self, model: RankModel, rank: int) -> None:
+        self._model = model
+        self._number = rank
+
+    @override
+    def prepare(self) -> None:
+        """Ranks on one machine share its cores, and a sum must not depend on how many there are."""
+        torch.set_num_threads(1)
+
+    @override
+    def host(self) -> tuple[str, int]:
+        """Opens the store at which all meet. The system chooses the port."""
+        address = ray.util.get_node_ip_address()
+        world_size = self._model.parallelism.world_size
+        self._store = _store(address, 0, world_size, is_master=True, wait_for_workers=False)
+        return address, self._store.port
+
+    @override
+    def join(self, address: str, port: int) -> None:
+        """Raises ModelDirectoryInvalid."""
+        world_size = self._model.parallelism.world_size
+        store = self._store if self._number == 0 else _store(address, port, world_size)
+        join_process_group(store, self._model, self._number)
+        self._rank = build_rank(self._model, self._number)
+
+    @override
+    def ts_call(self, method: str, args: tuple[Any, ...]) -> Answer:
+        with cpu_megatron():
+            return super().ts_call(method, args)
+
+
+def _store(address: str, port: int, world_size: int, **options: bool) -> TCPStore:
+    """Without libuv, with which Debian's PyTorch is not built: a few ranks need no faster one."""
+    return TCPStore(address, port, world_size, timeout=MEETING_TIMEOUT, use_libuv=False, **options)

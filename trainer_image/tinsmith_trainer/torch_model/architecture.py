@@ -1,0 +1,96 @@
+"""The class of transformers that a configuration is loaded with, and a model of it without weights.
+
+Of some whole models, such as Qwen3.5 and Llama 4, transformers loads the text model alone, with its own configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+
+def auto_class(config: Any) -> Any:
+    """Return the class of transformers that loads a model: with its vision tower where only that is a whole one."""
+    is_text = type(config) in AutoModelForCausalLM._model_mapping
+    sees = type(config) in AutoModelForImageTextToText._model_mapping
+    return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
+
+
+def architecture_of(config: Any) -> Any:
+    """Return the model's class, or None for a configuration that no causal language model has."""
+    return auto_class(config)._model_mapping.get(type(config), None)
+
+
+def loads_text_alone(config: Any) -> bool:
+    """Tell whether the text model is loaded out of a whole model."""
+    return bool(architecture_of(config).config_class is config.sub_configs.get("text_config"))
+
+
+def loaded_config(config: Any) -> Any:
+    """Return the configuration that AutoModel loads the architecture with.
+
+    AutoModel itself takes no weights without a directory, and in transformers 5.6 makes no text model out of a whole
+    model's configuration.
+    """
+    if not loads_text_alone(config):
+        return config
+    text = config.get_text_config()
+    if getattr(config, "quantization_config", None) is not None:
+        text.quantization_config = config.quantization_config
+    return text
+
+
+def skeleton(config: Any, **options: Any) -> Any:
+    """Return a model without weights, which takes no memory."""
+    with torch.device("meta"):
+        return architecture_of(config)._from_config(loaded_config(config), **options)
+
+
+def outside_of_text(config: Any) -> set[str]:
+    """Return the names of the towers and projectors of a whole model."""
+    with torch.device("meta"):
+        whole = AutoModelForImageTextToText.from_config(config)
+    text = config.sub_configs["text_config"]
+    return {name for name, part in whole.base_model.named_children() if type(getattr(part, "config", None)) is not text}
+
+
+FACTORS = ("logit_scale", "lm_head_multiplier")
+DIVISORS = ("logits_scaling",)
+CAPS = ("final_logit_softcapping",)
+"""What configurations of transformers call them."""
+MULTIPLIED_DESPITE_THE_NAME = ("hyperclovax",)
+"""Model types whose `logits_scaling` is a factor; Granite's, of which they took the name, is a divisor."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitTransform:
+    """`z` becomes `scale * z`, and that becomes `cap * tanh(scale * z / cap)` where there is a cap."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Of the same shape and dtype; `logits` themselves where there is nothing to do, and never changed."""
+        scaled = logits if self.scale == 1.0 else logits * self.scale
+        return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
+
+
+def logit_transform_of(config: Any) -> LogitTransform:
+    """As a configuration of transformers says. Whether that is all a model does, `check_architecture` finds out."""
+    text = config.get_text_config()
+    divides = text.model_type not in MULTIPLIED_DESPITE_THE_NAME
+    scale = _product(text, FACTORS) * (_product(text, DIVISORS) ** (-1 if divides else 1))
+    cap = next((float(value) for name in CAPS if (value := getattr(text, name, None))), None)
+    return LogitTransform(scale, cap)
+
+
+def _product(config: Any, names: tuple[str, ...]) -> float:
+    product = 1.0
+    for name in names:
+        value = getattr(config, name, None)
+        product *= 1.0 if value is None else float(value)
+    return product

@@ -1,0 +1,309 @@
+"""The check that a directory's tensors are those of the architecture in its configuration.
+
+transformers loads a checkpoint without some tensors, gives those random values, and only logs it. So it loads the
+headers first, as tensors without memory, and its report is read here. The loaders that follow read the same files.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig
+from transformers.utils.logging import disable_progress_bar
+
+from tinsmith_trainer.errors import ModelDirectoryInvalid
+from tinsmith_trainer.torch_model.architecture import (
+    architecture_of,
+    loaded_config,
+    loads_text_alone,
+    outside_of_text,
+    skeleton,
+)
+from tinsmith_trainer.torch_model.quantized_checkpoints import dequantizing, stored_format
+from tinsmith_trainer.torch_model.weight_files import (
+    StoredTensor,
+    have_equal_values,
+    listed,
+    lost_tensors,
+    stored_tensors,
+)
+
+log = structlog.get_logger(__name__)
+
+Stored = Mapping[str, StoredTensor]
+Lost = Mapping[str, tuple[str, str]]
+"""The shard and the index of each tensor that the index lists and the shard lacks."""
+
+EXPERT = re.compile(r"(?P<layer>.*\.experts)\.(?P<number>\d+)\.(?P<part>.+)")
+PREDICTION = re.compile(r"(^|\.)mtp(\.|_)")
+"""Layers that predict further tokens, which no engine here runs. transformers ignores them in most families."""
+UNUSED = re.compile(r"(^|\.)((cos|sin)_cached|inv_freq|[kv]_scale|input_scale)$")
+"""Tables of rotary positions, scales of a KV cache, and scales of FP8 activations: no model here computes with them."""
+LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
+FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+
+
+@dataclass(slots=True)
+class Differences:
+    """Differences between files and architecture by tensor name; `shapes` holds the stored and the expected one."""
+
+    missing: set[str] = field(default_factory=set)
+    unexpected: set[str] = field(default_factory=set)
+    shapes: dict[str, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
+
+    def sentences(self) -> Iterator[str]:
+        if self.missing:
+            yield f"{len(self.missing)} missing ({listed(sorted(self.missing))})"
+        if self.unexpected:
+            yield f"{len(self.unexpected)} that it does not have ({listed(sorted(self.unexpected))})"
+        if self.shapes:
+            shapes = [f"{name}: {list(has)}, not {list(due)}" for name, (has, due) in sorted(self.shapes.items())]
+            yield f"{len(shapes)} of another shape ({listed(shapes)})"
+
+
+def check_stored_weights(directory: Path, config: Any) -> None:
+    """Refuse files that do not hold exactly the architecture's weights. Raises ModelDirectoryInvalid with the tensors.
+
+    A configuration that no causal language model has is left to the loader, which refuses it.
+    """
+    architecture = architecture_of(config)
+    if architecture is None:
+        return
+    stored = stored_tensors(directory, config)
+    lost = {name: where for name, where in lost_tensors(directory, stored).items() if not UNUSED.search(name)}
+    found = _of_experts(stored, alike=False)
+    found.missing |= _missing_counterparts(stored, stored_format(config))
+    _refuse(directory, architecture, found, lost)
+    copies = _tied_copies(directory, config, stored)
+    once = {name: tensor for name, tensor in stored.items() if name not in copies}
+    _refuse(directory, architecture, _reported(architecture, directory, config, once, lost), lost)
+
+
+def _refuse(directory: Path, architecture: Any, found: Differences, lost: Lost) -> None:
+    """Raise ModelDirectoryInvalid if there are any differences."""
+    if differences := list(found.sentences()):
+        explained = _losses(lost, found.missing) if found.missing or found.shapes else ""
+        removable = " A tensor that the model was trained without can be removed from its file."
+        raise ModelDirectoryInvalid(
+            f"The weights in {directory} are not those of the {architecture.__name__} that config.json describes. "
+            f"Tensors: {'; '.join(differences)}.{explained} Copy the model's files again, or correct config.json."
+            f"{removable if found.unexpected else ''}"
+        )
+
+
+def _losses(lost: Lost, missing: Collection[str] = ()) -> str:
+    """Say which shards lack which tensors: those missing, or all of them where the architecture has other names."""
+    by_shard: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in lost.keys() & missing or lost:
+        by_shard[lost[name]].append(name)
+    return "".join(
+        f" {shard} lacks tensors that {index} lists for it: {listed(sorted(names))}."
+        for (shard, index), names in sorted(by_shard.items())
+    )
+
+
+def _of_experts(stored: Stored, *, alike: bool) -> Differences:
+    """Find gaps in the numbers of experts, and experts of another shape than their neighbours.
+
+    Experts are stacked in the order of their numbers, so that a gap moves every expert behind it. `alike`: whether
+    every part has as many; LongCat's experts without a computation have some parts only.
+    """
+    layers: dict[str, dict[str, dict[int, Sequence[int]]]] = defaultdict(lambda: defaultdict(dict))
+    for name, tensor in stored.items():
+        if match := EXPERT.fullmatch(name):
+            layers[match["layer"]][match["part"]][int(match["number"])] = tuple(tensor.header.shape)
+    found = Differences()
+    for layer, parts in layers.items():
+        most = 1 + max(number for shapes in parts.values() for number in shapes)
+        for part, shapes in parts.items():
+            count = most if alike else 1 + max(shapes)
+            found.missing |= {f"{layer}.{number}.{part}" for number in range(count) if number not in shapes}
+            usual = max(shapes.values(), key=list(shapes.values()).count)
+            found.shapes |= {
+                f"{layer}.{number}.{part}": (shape, usual) for number, shape in shapes.items() if shape != usual
+            }
+    return found
+
+
+def _missing_counterparts(stored: Stored, stored_as: str) -> set[str]:
+    """Find the missing halves of quantized weights. transformers takes FP8 weights without scales for dense ones."""
+    if stored_as == "fp8":
+        coded = [name for name, tensor in stored.items() if tensor.header.dtype in FLOAT8]
+        return {f"{name}_scale_inv" for name in coded if not stored.keys() & {f"{name}_scale_inv", f"{name}_scale"}}
+    missing: set[str] = set()
+    for one, other in (("_blocks", "_scales"), ("_scales", "_blocks")) if stored_as == "mxfp4" else ():
+        missing |= {name.removesuffix(one) + other for name in stored if name.endswith(one)} - stored.keys()
+    return missing
+
+
+def _reported(architecture: Any, directory: Path, config: Any, stored: Stored, lost: Lost) -> Differences:
+    """Have transformers rename, fuse and dequantize tensors without memory, and return what it reports."""
+    disable_progress_bar()
+    options = dequantizing(directory, config)
+    said: list[str] = []
+    try:
+        with _said_by_transformers(said):
+            _, report = architecture.from_pretrained(
+                None,
+                config=loaded_config(config),
+                dtype=torch.float32,
+                state_dict={name: tensor.header for name, tensor in stored.items()},
+                device_map={"": "meta"},
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **options,
+            )
+    except Exception as error:  # transformers raises RuntimeError, ValueError, KeyError, …
+        log.warning("transformers cannot load these weights", directory=str(directory), report="\n".join(said))
+        _refuse(directory, architecture, _of_experts(stored, alike=True), lost)
+        raise ModelDirectoryInvalid(
+            f"The weights in {directory} cannot be those of the {architecture.__name__} that config.json describes: "
+            f"{type(error).__name__}: {error}{_losses(lost)}"
+        ) from error
+    shapes = {name: (has, due) for name, has, due in report["mismatched_keys"]}
+    unexpected = {
+        name for name in report["unexpected_keys"] if not (UNUSED.search(name) or _only_predicts(name, config))
+    }
+    if unexpected and loads_text_alone(config):
+        with _blaming(directory):
+            outside = outside_of_text(config)
+        unexpected = {name for name in unexpected if outside.isdisjoint(name.split(".")[:2])}
+    return Differences(set(report["missing_keys"]), unexpected, shapes)
+
+
+@contextmanager
+def _said_by_transformers(messages: list[str]) -> Iterator[None]:
+    """Keep the table of what differs out of the log: the refusal names the tensors."""
+
+    def kept(record: logging.LogRecord) -> bool:
+        messages.append(record.getMessage())
+        return False
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(kept)
+    try:
+        yield
+    finally:
+        logger.removeFilter(kept)
+
+
+def _only_predicts(name: str, config: Any) -> bool:
+    """Tell whether a tensor belongs to a layer that config.json declares beyond the last one, or to one so named."""
+    text = config.get_text_config()
+    declared = getattr(text, "num_nextn_predict_layers", None) or 0
+    match = LAYER.search(name)
+    beyond = match is not None and int(match[2]) - text.num_hidden_layers in range(declared)
+    return beyond or PREDICTION.search(name) is not None
+
+
+def _tied_copies(directory: Path, config: Any, stored: Stored) -> set[str]:
+    """Return the names of stored tensors that repeat what they are tied to.
+
+    Raises ModelDirectoryInvalid for two tensors that config.json ties, and the files hold apart: transformers would use
+    both, while Megatron and vLLM use one of them twice.
+    """
+    copies: set[str] = set()
+    with _blaming(directory):
+        model = skeleton(config)
+    computed = {name: tensor for name, tensor in stored.items() if not _only_predicts(name, config)}
+    for tied, source in model.all_tied_weights_keys.items():
+        if (other := _name_in(computed, source)) is None:
+            continue
+        left = {name: tensor for name, tensor in computed.items() if name != other}
+        # A file may hold the head under two names, lm_head and language_model.lm_head, that transformers reads as one.
+        while (one := _name_in(left, tied)) is not None:
+            if not have_equal_values(left.pop(one), stored[other]):
+                raise ModelDirectoryInvalid(
+                    f"config.json in {directory} ties {one} to {other} (tie_word_embeddings), and the files hold "
+                    "different values for them. Set tie_word_embeddings to false in config.json, or remove the tensor "
+                    "that the model was not trained with."
+                )
+            copies.add(one)
+    return copies
+
+
+@contextmanager
+def _blaming(directory: Path) -> Iterator[None]:
+    """Make an error of transformers one of the directory's configuration."""
+    try:
+        yield
+    except Exception as error:  # transformers raises ValueError, KeyError, TypeError, …
+        raise ModelDirectoryInvalid(
+            f"transformers cannot make a model of {directory / 'config.json'}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _name_in(stored: Stored, parameter: str) -> str | None:
+    """Find a parameter by its module's last name where transformers and the files have different prefixes."""
+    if parameter in stored:
+        return parameter
+    ending = ".".join(parameter.split(".")[-2:])
+    candidates = [name for name in stored if f".{name}".endswith(f".{ending}")]
+    return candidates[0] if len(candidates) == 1 else None
+
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def checked_config(directory: Path) -> Any:
+    """Return a directory's configuration, once its files hold exactly the weights that it describes.
+
+    Raises ModelDirectoryInvalid, which names the file or the tensors.
+    """
+    check_files(directory)
+    try:
+        config: Any = AutoConfig.from_pretrained(directory)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError, …
+        raise ModelDirectoryInvalid(blame(directory, error)) from error
+    check_stored_weights(directory, config)
+    return config
+
+
+def check_files(directory: Path) -> None:
+    """Refuse a directory that is not one model's. Raises ModelDirectoryInvalid."""
+    _check_no_adapter(directory)
+    config = directory / "config.json"
+    if not config.is_file():
+        raise ModelDirectoryInvalid(f"{config} is missing: {directory} is not a transformers model directory.")
+    try:
+        json.loads(config.read_text())
+    except ValueError as error:
+        raise ModelDirectoryInvalid(f"{config} is not valid JSON: {error}.") from error
+    if not any(directory.glob("*.safetensors")) and not any(directory.glob("*.bin")):
+        raise ModelDirectoryInvalid(f"{directory} has no weights: expected *.safetensors beside config.json.")
+    for shard in sorted(directory.glob("*.safetensors")):
+        _check_safetensors(shard)
+
+
+def _check_no_adapter(directory: Path) -> None:
+    """Refuse an adapter that transformers would add to every model that it loads from the directory."""
+    if (directory / ADAPTER_CONFIG).is_file():
+        raise ModelDirectoryInvalid(
+            f"{directory} holds a PEFT adapter ({ADAPTER_CONFIG}), which transformers would add to the model without "
+            f"notice. To serve the base model, give a directory without the files of the adapter. To train the adapter "
+            f"further, move them to a directory of their own and import that with `tinsmith import`."
+        )
+
+
+def _check_safetensors(shard: Path) -> None:
+    try:
+        with safe_open(str(shard), framework="pt"):
+            pass
+    except SafetensorError as error:
+        raise ModelDirectoryInvalid(f"{shard} is truncated or not a safetensors file: {error}.") from error
+
+
+def blame(directory: Path, error: Exception) -> str:
+    """Return what is said of a directory that transformers cannot load."""
+    return f"The model in {directory} cannot be loaded: {type(error).__name__}: {error}"
