@@ -63,16 +63,6 @@ def test_only_programs_that_call_kubernetes_have_a_token() -> None:
     }
 
 
-def test_no_pod_gets_variables_of_services_that_look_like_settings() -> None:
-    assert [name for name, pod in PODS.items() if pod["enableServiceLinks"]] == []
-
-
-@pytest.mark.parametrize("name", ["Deployment tinsmith-operator", "Deployment tinsmith-api-server"])
-def test_a_program_is_probed_from_start_to_end(name: str) -> None:
-    [container] = PODS[name]["containers"]
-    assert {"startupProbe", "livenessProbe", "readinessProbe"} <= container.keys()
-
-
 DATABASE = at("apiServer.database.existingSecret.name", "postgresql")
 REMOTE = at("checkpoints.remote.url", "s3://bucket")
 API_SERVER = "tinsmith-api-server"
@@ -122,16 +112,6 @@ def test_a_budget_lets_a_single_replica_be_drained() -> None:
     assert budgets({}) == set()
     assert budgets(at("operator.replicas", 2)) == {"tinsmith-operator"}
     assert budgets(merged(DATABASE, at("apiServer.replicas", 2))) == {API_SERVER}
-
-
-@pytest.mark.parametrize("component", ["operator", "api-server"])
-def test_pods_spread_among_their_own_component(component: str) -> None:
-    [constraint] = PODS[f"Deployment tinsmith-{component}"]["topologySpreadConstraints"]
-    assert constraint["labelSelector"]["matchLabels"] == {
-        "app.kubernetes.io/name": "tinsmith",
-        "app.kubernetes.io/instance": "tinsmith",
-        "app.kubernetes.io/component": component,
-    }
 
 
 def test_labels_of_ours_win_over_labels_of_values() -> None:

@@ -17,13 +17,6 @@ def say(installation: Installation, *words: str) -> Said:
     return said
 
 
-def test_it_shows_the_session_and_what_its_worker_writes(installation: Installation, session: str) -> None:
-    status = say(installation, "status", session).out
-    assert "WorkerReady" in status
-    assert f"{session}-0" in status
-    assert "worker ready" in say(installation, "logs", session).out
-
-
 def test_a_snapshot_is_taken_when_it_is_asked_for(installation: Installation, session: str) -> None:
     say(installation, "snapshot", session)
     assert (installation.get("trainingsession", session) or {})["status"]["lastSnapshotTime"]

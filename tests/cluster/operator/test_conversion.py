@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.operator.test_cut_points import Life, live
 from support.kubernetes.chart_account import grant, kubeconfig_of_the_account, rights_of
 from support.kubernetes.fixtures import Cluster
 from support.kubernetes.kubectl import KubectlUser, Kubelet, is_of_a_job
@@ -17,12 +16,11 @@ from support.operator.operators import (
     condition_of,
     eventually,
     operator_program,
-    running,
     session_manifest,
     settings_for,
 )
 from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION
-from tinsmith_operator.kube.resources import EVENTS, JOBS, PODS, SESSIONS, WORKLOADS
+from tinsmith_operator.kube.resources import JOBS, PODS, SESSIONS, WORKLOADS
 
 NAME = "tiny-conversion"
 CONVERTED: dict[str, Any] = {**NEMO_RL, "modelCache": {"claimName": "models"}}
@@ -91,39 +89,5 @@ async def test_a_session_is_converted_for_once_with_the_rights_of_the_chart(
     assert "forbidden" not in program.log.lower()
 
 
-async def test_a_session_that_is_suspended_while_it_is_converted_for_leaves_no_pod(
-    hands: KubectlUser, idle: Kubelet
-) -> None:
-    async with running(settings_for(hands.namespace)):
-        await hands.create(SESSIONS, session_manifest(**CONVERTED))
-        await the_converter(hands)
-        await hands.patch(SESSIONS, "tiny", {"spec": {"suspend": True}})
-        await comes_to_rest(hands, "Suspended")
-        assert [*await hands.all(JOBS), *await hands.all(PODS)] == []
-
-
 async def create(hands: KubectlUser) -> None:
     await hands.create(SESSIONS, session_manifest(**CONVERTED))
-
-
-BEGINNING: Life = (("created", create, lambda hands: comes_to_rest(hands, "WorkerReady")),)
-
-
-WRITES_PER_REIGN = 3
-
-
-@pytest.mark.parametrize("first_cut", range(1, WRITES_PER_REIGN + 1))
-async def test_successors_of_operators_that_died_make_no_second_job(
-    hands: KubectlUser, kubelet: Kubelet, first_cut: int
-) -> None:
-    """An operator dies before each write from the first to the StatefulSet, with the Job between them."""
-    _, succession = await live(hands, BEGINNING, first_cut=first_cut, writes_per_reign=WRITES_PER_REIGN)
-    assert succession.deaths >= 2
-    assert len(await converters(hands)) == 1
-
-    async def pods_made() -> list[Any]:
-        made = [event for event in await hands.all(EVENTS) if event["reason"] == "SuccessfulCreate"]
-        return [event for event in made if event["involvedObject"]["kind"] == "Job"]
-
-    # The Job controller writes its Events behind what they are about.
-    assert len(await eventually(pods_made, "the Event of the Job's pod")) == 1

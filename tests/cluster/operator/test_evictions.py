@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-from support.kubernetes.kubectl import KubectlError, KubectlUser, Kubelet
+from support.kubernetes.kubectl import KubectlUser, Kubelet
 from support.operator.operators import (
     comes_to_rest,
     condition_of,
     eventually,
-    pool_manifest,
     running,
     session_manifest,
     settings_for,
 )
-from tinsmith_operator.kube.resources import BUDGETS, PODS, POOLS, SESSIONS
+from tinsmith_operator.kube.resources import BUDGETS, PODS, SESSIONS
 
 NEW_IMAGE = "tinsmith.local/tinsmith/trainer:0.2.0"
-REFUSED = 429
 
 
 async def evict(hands: KubectlUser, pod: str) -> None:
     metadata = {"name": pod, "namespace": hands.namespace}
     await hands.post_to(PODS, pod, "eviction", {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata})
-
-
-async def samplers(hands: KubectlUser) -> list[dict[str, Any]]:
-    pods = [pod for pod in await hands.all(PODS) if pod["metadata"]["labels"].get("tinsmith.dev/pool") == "tiny"]
-    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 
 async def test_a_worker_may_be_evicted_at_any_time_and_comes_back_on_the_image_that_it_ran(
@@ -58,26 +48,3 @@ async def test_a_worker_may_be_evicted_at_any_time_and_comes_back_on_the_image_t
 
 async def offers_an_upgrade(hands: KubectlUser) -> bool:
     return bool(condition_of(await hands.get(SESSIONS, "tiny"), "UpgradeAvailable")["status"] == "True")
-
-
-@pytest.mark.timeout(300)
-async def test_of_a_pool_one_replica_at_a_time_may_be_evicted(hands: KubectlUser, kubelet: Kubelet) -> None:
-    async with running(settings_for(hands.namespace)):
-        await hands.create(POOLS, pool_manifest(replicas=2))
-        await comes_to_rest(hands, "ReplicasReady", resource=POOLS)
-
-        async def allowed() -> bool:
-            [budget] = await hands.all(BUDGETS)
-            return (budget.get("status") or {}).get("disruptionsAllowed") == 1
-
-        await eventually(allowed, "the budget lets one go")
-        first, second = [pod["metadata"]["name"] for pod in await samplers(hands)]
-        kubelet.idle = True
-        await evict(hands, first)
-        with pytest.raises(KubectlError) as refusal:
-            await evict(hands, second)
-        assert refusal.value.status == REFUSED
-        kubelet.idle = False
-        await eventually(allowed, "the first one's successor serves")
-        await evict(hands, second)
-        await comes_to_rest(hands, "ReplicasReady", resource=POOLS)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from support.kubernetes.api_proxy import ApiProxy
 from support.kubernetes.chart_account import grant, kubeconfig_of_the_account, rights_of
-from support.kubernetes.crds import install_crds
 from support.kubernetes.fixtures import Cluster, own_api_cluster
 from support.kubernetes.kubectl import KubectlUser, Kubelet, is_of_a_job
 from support.operator.built_sessions import MILES, NEMO_RL
@@ -40,11 +39,6 @@ SLOW_SECONDS = 2 * WAIT_SECONDS
 def api_cluster() -> Iterator[Cluster]:
     with own_api_cluster() as cluster:
         yield cluster
-
-
-@pytest.fixture(scope="module")
-def kinds(api_cluster: Cluster) -> None:
-    install_crds(api_cluster.kubectl)
 
 
 @pytest.fixture
@@ -191,22 +185,6 @@ async def test_a_queue_says_when_a_group_runs_and_neither_it_nor_the_operator_un
     assert cluster["metadata"]["annotations"]["tinsmith.dev/configuration"] != "old"
     assert cluster["spec"]["suspend"] is False
     assert cluster["spec"]["headGroupSpec"]["template"]["spec"]["nodeSelector"] == FLAVOUR
-
-
-async def test_a_queue_says_when_a_conversion_runs(
-    hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy, api_cluster: Cluster
-) -> None:
-    install_kuberay_kinds(api_cluster.kubectl)
-    kubelet.idle = True
-    async with running(settings_for(hands.namespace)):
-        await hands.create(SESSIONS, session_manifest(**GROUP))
-        await eventually(there(hands, JOBS, "tiny-conversion"), "the Job is there", SLOW_SECONDS)
-        await Queue(hands).takes(JOBS, "tiny-conversion")
-        await _says_queued(hands)
-        await _nobody_writes(proxy)
-        await hands.patch(JOBS, "tiny-conversion", {"spec": {"suspend": False}}, manager="kueue")
-        kubelet.idle = False
-        await eventually(there(hands, RAY_CLUSTERS, "tiny"), "the conversion is done", SLOW_SECONDS)
 
 
 def no_pods(hands: KubectlUser) -> Callable[[], Awaitable[bool]]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
-import pytest
 from support.kubernetes.kubectl import KubectlUser, Kubelet
-from support.operator.operators import IMAGE, comes_to_rest, eventually, running, session_manifest, settings_for
+from support.operator.operators import comes_to_rest, eventually, running, session_manifest, settings_for
 from tinsmith_operator.kube.resources import CLAIMS, EVENTS, PODS, POLICIES, SECRETS, SERVICES, SESSIONS, WORKLOADS
 
 OWNED = (("tiny", WORKLOADS), ("tiny", SERVICES), ("tiny", POLICIES), ("tiny-tls", SECRETS))
@@ -40,80 +38,6 @@ async def test_suspending_takes_the_pod_and_keeps_the_volume_and_resuming_brings
         await hands.patch(SESSIONS, "tiny", {"spec": {"suspend": False}})
         second = await comes_to_rest(hands, "WorkerReady")
     assert second["status"]["workerId"] == first["status"]["workerId"]
-
-
-async def test_another_image_gets_the_volume_after_the_old_worker_has_gone(
-    hands: KubectlUser, kubelet: Kubelet
-) -> None:
-    other = "tinsmith.local/tinsmith/trainer:0.2.0"
-    async with running(settings_for(hands.namespace)):
-        await hands.create(SESSIONS, session_manifest())
-        await comes_to_rest(hands, "WorkerReady")
-        [before] = await hands.all(PODS)
-        await hands.patch(SESSIONS, "tiny", {"spec": {"pod": {"image": other}}})
-        upgraded = await comes_to_rest(hands, "WorkerReady")
-    [after] = await hands.all(PODS)
-    assert before["spec"]["containers"][0]["image"] == IMAGE
-    assert after["spec"]["containers"][0]["image"] == other
-    assert after["metadata"]["uid"] != before["metadata"]["uid"]
-    assert upgraded["status"]["image"] == other
-
-
-async def test_more_slots_restart_the_worker_once(hands: KubectlUser, kubelet: Kubelet) -> None:
-    async with running(settings_for(hands.namespace)):
-        await hands.create(SESSIONS, session_manifest())
-        await comes_to_rest(hands, "WorkerReady")
-        [before] = await hands.all(PODS)
-        await hands.patch(SESSIONS, "tiny", {"spec": {"adapters": {"slots": 16}}})
-
-        async def restarted() -> bool:
-            pods = await hands.all(PODS)
-            return bool(pods) and pods[0]["metadata"]["uid"] != before["metadata"]["uid"]
-
-        await eventually(restarted, "another pod")
-        await comes_to_rest(hands, "WorkerReady")
-    [pod] = await hands.all(PODS)
-    assert "--adapter-slots=16" in pod["spec"]["containers"][0]["args"]
-
-
-async def test_a_deleted_session_leaves_its_volume_and_the_same_one_again_is_the_same_worker(
-    hands: KubectlUser, kubelet: Kubelet
-) -> None:
-    async with running(settings_for(hands.namespace)):
-        await hands.create(SESSIONS, session_manifest())
-        first = await comes_to_rest(hands, "WorkerReady")
-        assert "finalizers" not in first["metadata"]
-        await hands.delete(SESSIONS, "tiny")
-
-        async def gone() -> bool:
-            left = [await hands.get(resource, name) for name, resource in (*OWNED, ("tiny-0", PODS))]
-            return left == [None] * len(left)
-
-        await eventually(gone, "the children are gone")
-        await hands.create(SESSIONS, session_manifest())
-        again = await comes_to_rest(hands, "WorkerReady")
-    assert again["status"]["workerId"] == first["status"]["workerId"]
-
-
-async def test_with_delete_the_volume_goes_after_the_worker(hands: KubectlUser, kubelet: Kubelet) -> None:
-    storage: dict[str, Any] = {"retentionPolicy": {"whenDeleted": "Delete"}}
-    async with running(settings_for(hands.namespace)):
-        await hands.create(SESSIONS, session_manifest(storage=storage))
-        ready = await comes_to_rest(hands, "WorkerReady")
-        assert ready["metadata"]["finalizers"] == ["tinsmith.dev/claim"]
-        await hands.delete(SESSIONS, "tiny")
-
-        async def gone() -> bool:
-            return await hands.get(SESSIONS, "tiny") is None
-
-        await eventually(gone, "the session is gone")
-
-        async def claim_goes() -> bool:
-            claim = await hands.get(CLAIMS, "tiny-journal")
-            return claim is None or "deletionTimestamp" in claim["metadata"]
-
-        await eventually(claim_goes, "the claim goes")
-    assert await hands.all(PODS) == []
 
 
 async def test_events_of_a_session_that_is_suspended_and_resumed_are_counted_not_repeated(
@@ -162,18 +86,3 @@ async def test_a_claim_that_gets_no_volume_is_made_anew_as_the_spec_is_corrected
     assert claim is not None
     assert claim["spec"]["storageClassName"] == "fast"
     assert ready["status"]["workerId"] == claim["metadata"]["uid"]
-
-
-@pytest.mark.parametrize("whose", ["tls", "worker"])
-async def test_a_certificate_that_is_spoiled_is_issued_anew(hands: KubectlUser, kubelet: Kubelet, whose: str) -> None:
-    name = {"tls": "tinsmith-api-server-tls", "worker": "tiny-tls"}[whose]
-    async with running(settings_for(hands.namespace)):
-        await hands.create(SESSIONS, session_manifest())
-        await comes_to_rest(hands, "WorkerReady")
-        await hands.patch(SECRETS, name, {"data": {"tls.crt": "c3BvaWxlZA=="}})
-
-        async def mended() -> bool:
-            secret = await hands.get(SECRETS, name)
-            return secret is not None and secret["data"]["tls.crt"] != "c3BvaWxlZA=="
-
-        await eventually(mended, "the Secret holds a certificate again")

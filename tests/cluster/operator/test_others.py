@@ -23,10 +23,8 @@ from support.operator.operators import (
     session_manifest,
     settings_for,
 )
-from tinsmith_operator.build.pod import POD_SECURITY, SECURITY
 from tinsmith_operator.kube.resources import (
     CLAIMS,
-    DEPLOYMENTS,
     PODS,
     POOLS,
     SECRETS,
@@ -175,19 +173,6 @@ async def test_the_operator_comes_to_rest_beside_others_and_the_pod_stays(
         await hands.patch(CLAIMS, "tiny-journal", {"metadata": {"finalizers": None}})
 
 
-async def test_a_change_that_was_refused_and_taken_back_leaves_nothing_behind(
-    hands: KubectlUser, kubelet: Kubelet
-) -> None:
-    async with running(settings_for(hands.namespace)):
-        await hands.create(SESSIONS, session_manifest())
-        await comes_to_rest(hands, "WorkerReady")
-        wrong = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
-        await hands.patch(SESSIONS, "tiny", {"spec": {"pod": {"affinity": wrong}}})
-        await eventually(lambda: is_stalled(hands, "OverridesRefused"), "the refusal is told")
-        await hands.patch(SESSIONS, "tiny", {"spec": {"pod": {"affinity": None}}})
-        await comes_to_rest(hands, "WorkerReady")
-
-
 @pytest.mark.parametrize(
     "wrong",
     [[], [{"matchExpressions": [{"key": "gpu", "operator": "Exists", "values": ["1"]}]}]],
@@ -240,46 +225,6 @@ async def test_managed_fields_that_nest_deeper_than_a_parser_goes_stop_nobodys_s
         await comes_to_rest(hands, "WorkerReady")
 
 
-async def test_a_spoiled_authority_is_told_by_each_session_and_is_mended_without_a_restart(
-    hands: KubectlUser, kubelet: Kubelet
-) -> None:
-    await hands.create(SECRETS, {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "tinsmith-ca"}})
-    async with running(settings_for(hands.namespace)) as operator:
-        await hands.create(SESSIONS, session_manifest())
-        await eventually(lambda: is_stalled(hands, "CertificatesNotKept"), "the trouble is told")
-        assert b"tinsmith_operator_certificates_kept 0.0" in operator.metrics.render()
-        assert await hands.get(SECRETS, "tiny-tls") is None
-        await hands.delete(SECRETS, "tinsmith-ca")
-        await eventually(lambda: hands.get(SECRETS, "tiny-tls"), "the worker has its certificate")
-        await comes_to_rest(hands, "WorkerReady")
-        assert b"tinsmith_operator_certificates_kept 1.0" in operator.metrics.render()
-
-
-async def test_a_worker_whose_stateful_set_was_orphaned_is_adopted_and_not_restarted(
-    hands: KubectlUser, kubelet: Kubelet
-) -> None:
-    async with running(settings_for(hands.namespace)):
-        await hands.create(SESSIONS, session_manifest())
-        await comes_to_rest(hands, "WorkerReady")
-        before, pod = await hands.get(WORKLOADS, "tiny"), await hands.get(PODS, "tiny-0")
-        assert before is not None
-        assert pod is not None
-        await hands.delete(WORKLOADS, "tiny", propagationPolicy="Orphan")
-
-        async def is_adopted() -> bool:
-            live, now = await hands.get(WORKLOADS, "tiny"), await hands.get(PODS, "tiny-0")
-            if live is None or now is None or live["metadata"]["uid"] == before["metadata"]["uid"]:
-                return False
-            owners = now["metadata"].get("ownerReferences", [])
-            return [owner["uid"] for owner in owners] == [live["metadata"]["uid"]]
-
-        await eventually(is_adopted, "the new StatefulSet owns the pod")
-        await comes_to_rest(hands, "WorkerReady")
-        after = await hands.get(PODS, "tiny-0")
-    assert after is not None
-    assert after["metadata"]["uid"] == pod["metadata"]["uid"]
-
-
 @pytest.mark.parametrize("resources", [["statefulsets"], ["pods"]], ids=str)
 async def test_an_admission_webhook_that_does_not_answer_is_told_until_it_is_gone(
     hands: KubectlUser, kubelet: Kubelet, api_cluster: Cluster, resources: list[str], monkeypatch: pytest.MonkeyPatch
@@ -312,78 +257,6 @@ async def test_an_admission_webhook_that_does_not_answer_is_told_until_it_is_gon
             await comes_to_rest(hands, "WorkerReady")
     finally:
         api_cluster.kubectl("delete", "validatingwebhookconfigurations", name, "--ignore-not-found")
-
-
-async def test_of_two_sessions_that_name_one_claim_the_later_waits_until_the_other_is_gone(
-    hands: KubectlUser, kubelet: Kubelet
-) -> None:
-    async with running(settings_for(hands.namespace)):
-        await hands.create(SESSIONS, session_manifest("first"))
-        await comes_to_rest(hands, "WorkerReady", name="first")
-        before = await hands.get(PODS, "first-0")
-        await hands.create(SESSIONS, session_manifest("later", storage={"existingClaim": "first-journal"}))
-        await comes_to_rest(hands, "ClaimInUse", name="later")
-        assert await hands.get(WORKLOADS, "later") is None
-        during = await hands.get(PODS, "first-0")
-        await hands.patch(PODS, "first-0", {"metadata": {"finalizers": ["example.com/held"]}})
-        await hands.delete(SESSIONS, "first")
-        await eventually(lambda: is_stopping(hands, "first-0"), "the first one's pod stops")
-        await asyncio.sleep(1)
-        assert await hands.get(WORKLOADS, "later") is None, "that pod may still write"
-        await hands.patch(PODS, "first-0", {"metadata": {"finalizers": None}})
-        await comes_to_rest(hands, "WorkerReady", name="later")
-        claim = await hands.get(CLAIMS, "first-journal")
-        later = await hands.get(SESSIONS, "later")
-    assert before is not None
-    assert during is not None
-    assert during["metadata"]["uid"] == before["metadata"]["uid"], "nobody has touched the first one"
-    assert claim is not None
-    assert later is not None
-    assert later["status"]["workerId"] == claim["metadata"]["uid"]
-
-
-def reading(claim: str) -> dict[str, Any]:
-    source = {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": claim}}
-    return {"model": {"name": "tiny/model", "source": source}}
-
-
-async def test_whoever_mounts_the_claim_of_anothers_journal_is_refused_and_the_others_worker_stays(
-    hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy
-) -> None:
-    async with running(settings_for(hands.namespace)):
-        await hands.create(SESSIONS, session_manifest("victim"))
-        await comes_to_rest(hands, "WorkerReady", name="victim")
-        before = await hands.get(WORKLOADS, "victim"), await hands.get(PODS, "victim-0")
-        thief, pool = session_manifest("thief"), pool_manifest("thief")
-        for resource, manifest in ((SESSIONS, thief), (POOLS, pool)):
-            manifest["spec"] |= reading("victim-journal")
-            await hands.create(resource, manifest)
-            await comes_to_rest(hands, "ClaimIsJournal", name="thief", resource=resource)
-        volumes = [{"name": "journal", "persistentVolumeClaim": {"claimName": "victim-journal"}}]
-        container = {"name": "worker", "image": "busybox", "securityContext": SECURITY}
-        labels = {"app.kubernetes.io/managed-by": "tinsmith-operator", "tinsmith.dev/session": "thief"}
-        stranger = {"metadata": {"name": "stranger", "labels": labels}, "spec": {"containers": [container]}}
-        stranger["spec"] |= {"volumes": volumes, "securityContext": POD_SECURITY}
-        await hands.create(PODS, {"apiVersion": "v1", "kind": "Pod", **stranger})
-        await hands.patch(SESSIONS, "victim", {"metadata": {"annotations": {"example.com/look": "again"}}})
-        await rests(proxy)
-        assert await hands.get(WORKLOADS, "thief") is None
-        assert await hands.get(DEPLOYMENTS, "thief-sampler") is None
-        after = await hands.get(WORKLOADS, "victim"), await hands.get(PODS, "victim-0")
-        for one, other in zip(before, after, strict=True):
-            assert one is not None
-            assert other is not None
-            assert one["metadata"]["uid"] == other["metadata"]["uid"]
-            assert "deletionTimestamp" not in other["metadata"]
-        await hands.delete(SESSIONS, "victim")
-        # Of itself, once the claim is nobody's journal.
-        await comes_to_rest(hands, "WorkerReady", name="thief")
-        await comes_to_rest(hands, "ReplicasReady", name="thief", resource=POOLS)
-
-
-async def is_stopping(hands: KubectlUser, pod: str) -> bool:
-    live = await hands.get(PODS, pod)
-    return live is not None and "deletionTimestamp" in live["metadata"]
 
 
 async def test_a_namespace_with_retained_volumes_goes_without_the_operators_help(

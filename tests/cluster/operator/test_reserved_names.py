@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from support.kubernetes.kubectl import KubectlUser, Kubelet
-from support.operator.operators import comes_to_rest, pool_manifest, running, session_manifest, settings_for
-from tinsmith_operator.kube.resources import CLAIMS, DEPLOYMENTS, PODS, POOLS, SESSIONS, WORKLOADS
+from support.operator.operators import comes_to_rest, running, session_manifest, settings_for
+from tinsmith_operator.kube.resources import CLAIMS, PODS, SESSIONS
 from tinsmith_operator.settings import Settings
 
 NAMES = {
@@ -33,33 +32,6 @@ def token(secret: str) -> dict[str, Any]:
     return {"model": {"name": "demo/tiny", "source": {"type": "Hub", "hub": hub}}}
 
 
-def model_on(claim: str) -> dict[str, Any]:
-    source = {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": claim}}
-    return {"model": {"name": "demo/tiny", "source": source}}
-
-
-SPECS: dict[str, tuple[dict[str, Any], str]] = {
-    "the authority": (variable("blue-ca"), "blue-ca"),
-    "the first key": (token("blue-api-key"), "blue-api-key"),
-    "the database": (variable("postgresql"), "postgresql"),
-    "the checkpoints": (model_on("blue-checkpoints"), "blue-checkpoints"),
-    "the operator's account": ({"pod": {"serviceAccountName": "blue-operator"}}, "blue-operator"),
-}
-
-
-@pytest.mark.parametrize(("spec", "name"), SPECS.values(), ids=SPECS.keys())
-async def test_neither_session_nor_pool_has_pods_and_both_say_why(
-    hands: KubectlUser, kubelet: Kubelet, spec: dict[str, Any], name: str
-) -> None:
-    async with running(an_installation(hands.namespace)):
-        for resource, manifest in ((SESSIONS, session_manifest(**spec)), (POOLS, pool_manifest(**spec))):
-            await hands.create(resource, manifest)
-            rested = await comes_to_rest(hands, "NameReserved", resource=resource)
-            assert f" {name} (" in rested["status"]["conditions"][0]["message"]
-        for resource in (PODS, WORKLOADS, DEPLOYMENTS, CLAIMS):
-            assert await hands.all(resource) == []
-
-
 async def test_a_journal_in_the_installations_store_is_never_written_to(hands: KubectlUser, kubelet: Kubelet) -> None:
     claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     manifest = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "store-of-ours"}}
@@ -71,24 +43,6 @@ async def test_a_journal_in_the_installations_store_is_never_written_to(hands: K
         live = await hands.get(CLAIMS, "store-of-ours")
     assert live is not None
     assert "tinsmith.dev" not in json.dumps(live["metadata"].get("annotations", {}))
-
-
-async def test_a_session_that_runs_and_is_changed_to_name_it_stops_and_goes_on_when_it_is_taken_back(
-    hands: KubectlUser, kubelet: Kubelet
-) -> None:
-    async with running(an_installation(hands.namespace)):
-        await hands.create(SESSIONS, session_manifest())
-        await comes_to_rest(hands, "WorkerReady")
-        claim = await hands.get(CLAIMS, "tiny-journal")
-        await hands.patch(SESSIONS, "tiny", {"spec": variable("blue-ca")})
-        await comes_to_rest(hands, "NameReserved")
-        assert await hands.get(WORKLOADS, "tiny") is None
-        await hands.patch(SESSIONS, "tiny", {"spec": {"pod": {"env": None}}})
-        await comes_to_rest(hands, "WorkerReady")
-        after = await hands.get(CLAIMS, "tiny-journal")
-    assert claim is not None
-    assert after is not None
-    assert after["metadata"]["uid"] == claim["metadata"]["uid"]
 
 
 async def test_a_session_is_not_called_so_that_its_certificate_would_be_the_api_servers(

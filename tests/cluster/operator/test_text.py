@@ -15,12 +15,7 @@ from support.operator.operators import (
     session_manifest,
     settings_for,
 )
-from tinsmith_operator.api.training_session import parse_session
-from tinsmith_operator.common.actions import Emit, EventType
-from tinsmith_operator.kube.client import Cluster, shortened
-from tinsmith_operator.kube.events import LONGEST_MESSAGE_BYTES, Events
-from tinsmith_operator.kube.rate_limit import RateLimit
-from tinsmith_operator.kube.resources import EVENTS, PODS, POOLS, SESSIONS, WORKLOADS, Resource
+from tinsmith_operator.kube.resources import PODS, POOLS, SESSIONS, WORKLOADS, Resource
 
 TEXTS = {
     "ASTRAL": "\N{ROCKET}\N{CJK UNIFIED IDEOGRAPH-20000}\U0010ffff",
@@ -92,17 +87,6 @@ async def test_a_crash_loop_is_reported_whatever_the_last_words_hold(
 
         await eventually(quotes, "the Ready condition quotes the worker")
         assert condition_of(await hands.get(resource, "tiny"), "Ready")["status"] == "False"
-
-
-async def test_an_event_of_any_length_and_script_is_written(hands: KubectlUser) -> None:
-    """The API server counts bytes, and refuses an Event of one more than its limit."""
-    session = parse_session(await hands.create(SESSIONS, session_manifest()))
-    cluster = Cluster(RateLimit(100, 100), permit=lambda: 30.0, observe=lambda _call, _code: None)
-    for message in TEXTS.values():
-        await Events(cluster, "operator-0").emit(session, Emit(EventType.NORMAL, "Tested", message))
-    await cluster.close()
-    written = [event["message"] for event in await hands.all(EVENTS) if event["reason"] == "Tested"]
-    assert sorted(written) == sorted(shortened(message, LONGEST_MESSAGE_BYTES) for message in TEXTS.values())
 
 
 async def texts_of_the_pod(hands: KubectlUser) -> dict[str, str]:

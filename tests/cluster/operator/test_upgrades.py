@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from support.kubernetes.kubectl import KubectlUser, Kubelet
 from support.operator.operators import comes_to_rest, condition_of, eventually, running, session_manifest, settings_for
-from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION, SNAPSHOT_REQUEST_ANNOTATION
+from tinsmith_operator.api.names import SNAPSHOT_REQUEST_ANNOTATION
 from tinsmith_operator.build import pod as pod_builder
 from tinsmith_operator.kube.resources import PODS, SESSIONS, WORKLOADS
 from tinsmith_operator.runtime.worker_client import Target
@@ -74,30 +73,6 @@ async def test_a_newer_operator_with_a_newer_image_restarts_nobody_and_neither_d
     assert after["spec"] == before["spec"]
 
 
-async def test_a_restart_that_is_asked_for_brings_the_new_image_once(
-    hands: KubectlUser, kubelet: Kubelet, old: Settings, new: Settings
-) -> None:
-    async with running(old):
-        await hands.create(SESSIONS, session_manifest())
-        await comes_to_rest(hands, "WorkerReady")
-    before = (await pod(hands))["metadata"]["uid"]
-    async with running(new):
-        await upgrade_condition(hands, "True")
-        await hands.patch(SESSIONS, "tiny", {"metadata": {"annotations": {RESTART_REQUEST_ANNOTATION: ASKED_AT}}})
-        await upgrade_condition(hands, "False")
-        session = await comes_to_rest(hands, "WorkerReady")
-    restarted = await pod(hands)
-    assert restarted["metadata"]["uid"] != before
-    assert restarted["spec"]["containers"][0]["image"] == NEW_IMAGE
-    assert session["status"]["requests"] == {"restart": ASKED_AT}
-
-    async with running(new):
-        annotations = {RESTART_REQUEST_ANNOTATION: None}
-        await hands.patch(SESSIONS, "tiny", {"metadata": {"annotations": annotations}, **WORK})
-        await comes_to_rest(hands, "WorkerReady")
-    assert (await pod(hands))["metadata"]["uid"] == restarted["metadata"]["uid"]
-
-
 async def test_a_snapshot_that_is_asked_for_is_taken_once_by_whichever_operator_leads(
     hands: KubectlUser, kubelet: Kubelet, old: Settings
 ) -> None:
@@ -127,67 +102,6 @@ async def test_a_snapshot_that_is_asked_for_is_taken_once_by_whichever_operator_
     assert len(asked) == 1
 
 
-NAMES = ("one", "two", "three")
-
-
-async def test_sessions_take_a_new_default_in_turn_and_the_next_waits_until_the_one_before_serves_again(
-    hands: KubectlUser, kubelet: Kubelet, old: Settings
-) -> None:
-    async with running(old):
-        for name in NAMES:
-            await hands.create(SESSIONS, session_manifest(name))
-        for name in NAMES:
-            await comes_to_rest(hands, "WorkerReady", name)
-    most = 0
-
-    async def are_new() -> bool:
-        nonlocal most
-        sessions = await hands.all(SESSIONS)
-        said = [condition_of(session, "UpgradeAvailable")["reason"] for session in sessions]
-        most = max(most, said.count("TakingItsTurn"))
-        return all(session["status"]["image"] == NEW_IMAGE for session in sessions) and set(said) == {"ImageCurrent"}
-
-    new = settings_for(hands.namespace, trainer_image=NEW_IMAGE, restart_automatically=True)
-    async with running(new):
-        await eventually(are_new, "all of them run the new image")
-    assert most == 1
-
-
-async def test_a_session_that_does_not_come_back_stops_the_turns_until_somebody_suspends_it(
-    hands: KubectlUser, kubelet: Kubelet, old: Settings
-) -> None:
-    async with running(old):
-        for name in NAMES:
-            await hands.create(SESSIONS, session_manifest(name))
-        for name in NAMES:
-            await comes_to_rest(hands, "WorkerReady", name)
-    kubelet.idle = True
-
-    async def taking() -> list[str]:
-        sessions = await hands.all(SESSIONS)
-        reasons = {each["metadata"]["name"]: condition_of(each, "UpgradeAvailable")["reason"] for each in sessions}
-        return [name for name, reason in reasons.items() if reason == "TakingItsTurn"]
-
-    new = settings_for(hands.namespace, trainer_image=NEW_IMAGE, restart_automatically=True)
-    async with running(new):
-        [stuck] = await eventually(taking, "one has its turn")
-        await eventually(lambda: waits(hands, stuck), "its new pod waits")
-    # Who leads next knows whose turn it is.
-    async with running(new):
-        for name in NAMES:
-            await hands.patch(SESSIONS, name, WORK)
-        for name in set(NAMES) - {stuck}:
-            await comes_to_rest(hands, "WorkerReady", name)
-        assert await taking() == [stuck]
-        await hands.patch(SESSIONS, stuck, {"spec": {"suspend": True}})
-        [other] = await eventually(lambda: others(taking, stuck), "the next one has its turn")
-    assert other in NAMES
-
-
 async def waits(hands: KubectlUser, name: str) -> bool:
     found = await hands.get(PODS, f"{name}-0")
     return found is not None and found["spec"]["containers"][0]["image"] == NEW_IMAGE
-
-
-async def others(taking: Callable[[], Awaitable[list[str]]], stuck: str) -> list[str]:
-    return [name for name in await taking() if name != stuck]

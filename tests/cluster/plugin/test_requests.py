@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 from cluster.plugin.conftest import Plugin, aside
 from support.kubernetes.kubectl import KubectlUser, Kubelet
-from support.operator.operators import comes_to_rest, eventually, running, session_manifest, settings_for
-from tinsmith_operator.kube.resources import PODS, POOLS, SESSIONS
-from tinsmith_operator.runtime.worker_client import CannotSnapshot, Target
+from support.operator.operators import comes_to_rest, running, session_manifest, settings_for
+from tinsmith_operator.kube.resources import PODS, SESSIONS
+from tinsmith_operator.runtime.worker_client import Target
 
 
 async def test_a_session_is_suspended_and_resumed_and_each_time_waited_for(
@@ -59,39 +59,3 @@ async def test_a_snapshot_is_waited_for_until_the_worker_has_taken_it(
         said = await aside(plugin, "snapshot", "tiny", "--timeout=120")
         assert said.status == 0, said.err
         assert "TrainingSession tiny has a snapshot" in said.out
-
-
-async def test_a_snapshot_that_is_refused_leads_to_the_reason(
-    hands: KubectlUser, kubelet: Kubelet, plugin: Plugin
-) -> None:
-    async def refuse(target: Target) -> datetime:
-        raise CannotSnapshot("the worker is too old for that")
-
-    async with running(settings_for(hands.namespace), snapshot=refuse):
-        await hands.create(SESSIONS, session_manifest())
-        await comes_to_rest(hands, "WorkerReady")
-        said = await aside(plugin, "snapshot", "tiny", "--timeout=120")
-        assert said.status == 1
-        assert "refused" in said.err.splitlines()[-1]
-        assert "the worker is too old for that" in (await aside(plugin, "why", "tiny")).out
-
-
-async def test_a_pool_rolls(hands: KubectlUser, kubelet: Kubelet, plugin: Plugin) -> None:
-    source = session_manifest()["spec"]["model"]
-    manifest = {
-        "apiVersion": POOLS.api_version,
-        "kind": POOLS.kind,
-        "metadata": {"name": "draws"},
-        "spec": {"model": source, "replicas": 2},
-    }
-    async with running(settings_for(hands.namespace)):
-        await hands.create(POOLS, manifest)
-
-        async def both_ready() -> bool:
-            return "2 of 2 replicas ready" in (await aside(plugin, "status", "draws")).out
-
-        await eventually(both_ready, "both replicas are ready", pause_seconds=0.5)
-        before = {pod["metadata"]["uid"] for pod in await hands.all(PODS)}
-        said = await aside(plugin, "restart", "draws", "--timeout=120")
-        assert said.status == 0, said.err
-        assert not before & {pod["metadata"]["uid"] for pod in await hands.all(PODS)}

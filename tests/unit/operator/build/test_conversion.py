@@ -71,17 +71,6 @@ def test_a_users_dollars_reach_the_program_as_they_are() -> None:
     assert parse_options(arguments(pod_of(job(source=source)))).model == "/models/$(HOME)"
 
 
-def test_it_asks_for_what_a_pod_of_the_session_asks_for_but_no_device() -> None:
-    asked = container_of(pod_of(job()))["resources"]
-    assert asked == {"requests": {"cpu": 32, "memory": "256Gi"}, "limits": {"memory": "512Gi"}}
-    assert "resources" not in container_of(pod_of(job(resources={"limits": {"nvidia.com/gpu": 8}})))
-
-
-def test_an_image_for_cuda_sees_no_gpu_that_others_use() -> None:
-    variables = container_of(pod_of(job()))["env"]
-    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in variables
-
-
 def test_it_has_the_models_volumes_and_neither_the_journal_nor_certificates_nor_credentials() -> None:
     template = pod_of(job(STORE))
     claims = {volume.get("persistentVolumeClaim", {}).get("claimName") for volume in template["spec"]["volumes"]}
@@ -135,10 +124,6 @@ def test_a_drained_node_is_no_try_and_what_would_end_alike_is_not_tried_again() 
     assert drained["action"] == "Ignore"
     assert drained["onPodConditions"][0]["type"] == "DisruptionTarget"
     assert (alike["action"], alike["onExitCodes"]["values"]) == ("FailJob", [2])
-
-
-def test_nothing_takes_it_away_when_it_is_done_and_nothing_ends_it_for_being_slow() -> None:
-    assert {"ttlSecondsAfterFinished", "activeDeadlineSeconds"}.isdisjoint(job()["spec"])
 
 
 def test_the_longest_name_of_a_session_gives_a_name_that_a_job_may_have() -> None:

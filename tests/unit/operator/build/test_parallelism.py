@@ -8,7 +8,7 @@ import pytest
 from support.operator.built_sessions import MILES, NEMO_RL
 from support.operator.resources import INSTALLATION, make_session
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.build.worker import PinnedImage, WorkerPlan, grace_seconds
+from tinsmith_operator.build.worker import PinnedImage, WorkerPlan
 from tinsmith_operator.build.workload import build_workload
 
 PLAN = WorkerPlan("claim-uid", PinnedImage("image", None), 1)
@@ -31,10 +31,6 @@ def variables_of(pod: Manifest) -> dict[str, str]:
     return {each["name"]: each.get("value", "") for each in pod["containers"][0]["env"]}
 
 
-def paths_of(pod: Manifest) -> set[str]:
-    return {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
-
-
 @ENGINES
 @pytest.mark.parametrize(
     ("spec", "ranks"),
@@ -50,27 +46,11 @@ def test_the_worker_is_told_how_many_ranks_there_are(divided: Manifest, spec: Ma
     assert options_of(pod_of(**divided, **spec))["ranks"] == ranks
 
 
-def test_a_session_of_one_process_is_told_nothing_of_ranks() -> None:
-    pod = pod_of(resources=GPUS)
-    assert options_of(pod).keys().isdisjoint({"ranks", "nodes", "gpus-per-node", "tensor-parallel"})
-    assert "RAY_USAGE_STATS_ENABLED" not in variables_of(pod)
-
-
 @ENGINES
 def test_ranks_of_a_pod_share_its_threads(divided: Manifest) -> None:
     shared = {**divided, "parallelism": {"tensor": 2}}
     assert variables_of(pod_of(**shared, resources={"limits": {"cpu": 5}}))["OMP_NUM_THREADS"] == "2"
     assert variables_of(pod_of(**shared, resources={"limits": {"cpu": 1}}))["OMP_NUM_THREADS"] == "1"
-
-
-@ENGINES
-def test_what_the_user_says_of_a_variable_wins(divided: Manifest) -> None:
-    image = divided["pod"]["image"]
-    env = [{"name": "NCCL_DEBUG", "value": "INFO"}, {"name": "NCCL_SOCKET_IFNAME", "value": "bond0"}]
-    pod = pod_of(engine=divided["engine"], pod={"image": image, "env": env}, resources=GPUS)
-    names = [each["name"] for each in pod["containers"][0]["env"]]
-    assert names.count("NCCL_DEBUG") == 1
-    assert {"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "bond0"}.items() <= variables_of(pod).items()
 
 
 @ENGINES
@@ -84,30 +64,3 @@ def test_shared_memory_is_a_quarter_of_the_memory_unless_the_spec_says_otherwise
 
     assert int(size()) == 16 * 2**30
     assert int(size(sharedMemory="2Gi")) == 2 * 2**30
-
-
-@ENGINES
-def test_a_rank_that_is_the_worker_itself_needs_no_room_for_ray(divided: Manifest) -> None:
-    assert {"/tmp/ray", "/dev/shm"}.isdisjoint(paths_of(pod_of(**divided)))
-    assert {"/tmp/ray", "/dev/shm"} <= paths_of(pod_of(**divided, parallelism={"tensor": 2}))
-
-
-@ENGINES
-def test_the_model_is_kept_in_its_cache_whether_or_not_that_outlives_the_pod(divided: Manifest) -> None:
-    def cache(**spec: Any) -> Manifest:
-        [volume] = [each for each in pod_of(**divided, **spec)["volumes"] if each["name"] == "model-cache"]
-        return volume
-
-    assert "emptyDir" in cache()
-    assert cache(modelCache={"claimName": "shared"})["persistentVolumeClaim"] == {"claimName": "shared"}
-
-
-@ENGINES
-def test_adapters_of_several_ranks_get_the_time_that_gathering_them_takes(divided: Manifest) -> None:
-    assert grace_seconds(make_session(**divided, resources=GPUS)) == 300
-    assert grace_seconds(make_session(resources=GPUS)) == 60
-
-
-def test_only_what_is_converted_is_told_where_the_converted_model_is() -> None:
-    assert "NRL_MEGATRON_CHECKPOINT_DIR" in variables_of(pod_of(**NEMO_RL))
-    assert "NRL_MEGATRON_CHECKPOINT_DIR" not in variables_of(pod_of(**MILES))

@@ -3,58 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from support.operator.built_sessions import REMOTE
-from support.operator.resources import FROM_HUB, INSTALLATION, make_pool, make_session
-from tinsmith_operator.api.base import Manifest
+from support.operator.resources import FROM_HUB, make_pool, make_session
 from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.build.network import build_policy
-from tinsmith_operator.build.worker import PinnedImage, WorkerPlan
-from tinsmith_operator.build.workload import build_workload
 from tinsmith_operator.installation import Installation
 
-PLAN = WorkerPlan("claim-uid", PinnedImage("trainer:1", None), 1)
 KEYED = replace(REMOTE, checkpoint_secret="store")
 ENVIRONMENT = {"AWS_REGION": "eu-north-1", "AWS_ENDPOINT_URL_S3": "https://store.example.com:9000"}
-
-
-def container(installation: Installation, **spec: Any) -> Manifest:
-    [found] = build_workload(make_session(**spec), installation, PLAN)["spec"]["template"]["spec"]["containers"]
-    worker: Manifest = found
-    return worker
 
 
 def ports(owner: Owner, installation: Installation) -> set[int]:
     egress = build_policy(owner, installation)["spec"]["egress"]
     return {port["port"] for rule in egress for port in rule["ports"]}
-
-
-def test_a_worker_gets_the_variables_and_whatever_is_in_the_secret() -> None:
-    worker = container(replace(REMOTE, checkpoint_environment=ENVIRONMENT, checkpoint_secret="store"))
-    assert [{"name": name, "value": value} for name, value in sorted(ENVIRONMENT.items())] == [
-        variable for variable in worker["env"] if variable["name"].startswith("AWS_")
-    ]
-    assert worker["envFrom"] == [{"secretRef": {"name": "store"}}]
-
-
-def test_a_secret_that_is_missing_keeps_the_worker_from_starting() -> None:
-    """The kubelet says which, and the session SecretMissing; an optional one would fail at the first checkpoint."""
-    worker = container(replace(REMOTE, checkpoint_secret="store"))
-    assert "optional" not in worker["envFrom"][0]["secretRef"]
-
-
-def test_what_a_session_says_itself_wins_and_is_there_once() -> None:
-    said = {"name": "AWS_REGION", "value": "us-east-1"}
-    worker = container(replace(REMOTE, checkpoint_environment=ENVIRONMENT), pod={"env": [said]})
-    assert [variable for variable in worker["env"] if variable["name"] == "AWS_REGION"] == [said]
-
-
-def test_without_them_a_container_has_neither() -> None:
-    worker = container(INSTALLATION)
-    assert "envFrom" not in worker
-    assert not [variable for variable in worker["env"] if variable["name"].startswith("AWS_")]
 
 
 @pytest.mark.parametrize(
@@ -79,10 +42,6 @@ def test_a_model_from_the_hub_is_fetched_beside_a_store_of_ones_own() -> None:
     assert ports(make_session(source=FROM_HUB), installation) == {53, 443, 9000}
 
 
-def test_a_store_that_is_not_used_opens_nothing() -> None:
-    assert ports(make_session(), replace(INSTALLATION, checkpoint_environment=ENVIRONMENT)) == set()
-
-
 def cidrs(owner: Owner, installation: Installation) -> dict[str, set[int]]:
     """The addresses that are opened besides any, and their ports."""
     egress = build_policy(owner, installation)["spec"]["egress"]
@@ -103,7 +62,3 @@ def test_without_keys_the_pod_may_ask_its_node_and_the_cloud_for_credentials(own
 
 def test_who_has_keys_of_a_secret_may_not_ask_the_node_for_its_own() -> None:
     assert cidrs(make_session(), KEYED) == {}
-
-
-def test_a_local_root_needs_no_credentials() -> None:
-    assert cidrs(make_session(source=FROM_HUB), INSTALLATION) == {}

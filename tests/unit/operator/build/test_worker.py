@@ -6,18 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.operator.built_sessions import BUILT, EVERYTHING, REMOTE, Built
+from support.operator.built_sessions import EVERYTHING, REMOTE
 from support.operator.resources import FROM_HUB, INSTALLATION, ON_CLAIM, make_session
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.status import TrainingSessionStatus
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.network import build_policy, build_session_policy
-from tinsmith_operator.build.worker import PinnedImage, WorkerPlan, grace_seconds, inputs_hash, worker_arguments
+from tinsmith_operator.build.worker import PinnedImage, WorkerPlan, grace_seconds, inputs_hash
 from tinsmith_operator.build.workload import build_workload
 from tinsmith_operator.common.workloads import template_of
 
 PLAN = WorkerPlan("claim-uid", PinnedImage("trainer:1", None), 1)
-every_session = pytest.mark.parametrize("built", BUILT.values(), ids=BUILT)
 
 
 def pod_template(session: TrainingSession) -> Manifest:
@@ -37,38 +36,6 @@ def test_a_worker_hears_of_places_only_where_somebody_said_how_many() -> None:
     """It knows how many suit its slots, and one of an earlier image would not know the flag."""
     assert not [word for word in worker(make_session())["args"] if word.startswith("--model-places")]
     assert "--model-places=24" in worker(make_session(adapters={"slots": 4, "modelPlaces": 24}))["args"]
-
-
-@every_session
-def test_a_pod_keeps_to_the_restricted_standard(built: Built) -> None:
-    spec = pod_template(built.session)["spec"]
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert worker(built.session)["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
-
-
-@every_session
-def test_a_pod_has_no_token_for_the_kubernetes_api(built: Built) -> None:
-    assert pod_template(built.session)["spec"]["automountServiceAccountToken"] is False
-
-
-@every_session
-def test_every_scratch_folder_is_bounded(built: Built) -> None:
-    folders = [volume["emptyDir"] for volume in pod_template(built.session)["spec"]["volumes"] if "emptyDir" in volume]
-    assert len(folders) >= 2
-    assert all(folder["sizeLimit"] for folder in folders)
-
-
-@every_session
-def test_all_but_the_claim_belong_to_the_session(built: Built) -> None:
-    owners = {each["kind"]: each["metadata"].get("ownerReferences") for each in built.objects()}
-    assert owners.pop("PersistentVolumeClaim", None) is None
-    assert all(owner == [built.session.owner_reference] for owner in owners.values())
 
 
 def test_the_operators_labels_win_over_a_users() -> None:
@@ -99,23 +66,9 @@ def test_the_startup_probe_waits_for_as_long_as_the_spec_says(timeout: int, fail
     assert (probe["failureThreshold"], probe["periodSeconds"]) == (failures, 5)
 
 
-def test_being_alive_does_not_depend_on_being_ready() -> None:
-    container = worker(make_session())
-    services = {probe: container[probe]["grpc"]["service"] for probe in container if probe.endswith("Probe")}
-    assert services == {"startupProbe": "readiness", "readinessProbe": "readiness", "livenessProbe": "liveness"}
-
-
 @pytest.mark.parametrize(("snapshot", "grace"), [(None, 60), (1, 60), (7, 60), (8, 90), (100, 450)], ids=str)
 def test_the_time_to_stop_follows_the_measured_time_of_a_snapshot(snapshot: int | None, grace: int) -> None:
     assert grace_seconds(measured(snapshot)) == grace
-
-
-def test_the_time_to_stop_can_be_set() -> None:
-    assert grace_seconds(measured(1000, pod={"terminationGracePeriodSeconds": 45})) == 45
-
-
-def test_a_pod_that_needs_nothing_from_outside_reaches_nothing() -> None:
-    assert build_policy(make_session(), INSTALLATION)["spec"]["egress"] == []
 
 
 @pytest.mark.parametrize(
@@ -161,22 +114,6 @@ def test_whatever_a_user_says_of_the_pod_restarts_it(changed: Manifest) -> None:
 )
 def test_what_does_not_concern_the_pod_does_not_restart_it(session: TrainingSession) -> None:
     assert inputs_hash(session, INSTALLATION, PLAN) == inputs_hash(make_session(), INSTALLATION, PLAN)
-
-
-def test_the_length_limit_is_told_only_when_there_is_one() -> None:
-    def told(session: TrainingSession) -> list[str]:
-        return [each for each in worker_arguments(session, INSTALLATION, PLAN) if "max-sequence-length" in each]
-
-    assert told(make_session()) == []
-    assert told(make_session(maxSequenceLength=4096)) == ["--max-sequence-length=4096"]
-
-
-def test_the_worker_is_told_in_how_few_bits_it_keeps_weights() -> None:
-    def told(session: TrainingSession) -> list[str]:
-        return [each for each in worker_arguments(session, INSTALLATION, PLAN) if "quantization" in each]
-
-    assert told(make_session()) == []
-    assert told(make_session(quantization="4bit")) == ["--quantization=4bit"]
 
 
 @pytest.mark.parametrize(
