@@ -43,12 +43,16 @@ def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def settings_table(fields: Mapping[str, FieldInfo], prefix: str) -> str:
-    rows = [
-        (f"`{name}`", f"`{prefix}{name.upper()}`", _default_of(field), _meaning_of(field))
-        for name, field in fields.items()
-    ]
-    return table(("Setting", "Environment", "Default", "Meaning"), rows)
+def settings_table(fields: Mapping[str, FieldInfo]) -> str:
+    """Return the table of settings; the page says how variables are called."""
+    rows = [(f"`{name}`", _default_of(field), _meaning_of(field)) for name, field in fields.items()]
+    return table(("Setting", "Default", "Meaning"), rows)
+
+
+def environment_table(fields: Mapping[str, FieldInfo], prefix: str) -> str:
+    """Return the table of settings that only the environment holds, by variable."""
+    rows = [(f"`{prefix}{name.upper()}`", _default_of(field), _meaning_of(field)) for name, field in fields.items()]
+    return table(("Variable", "Default", "Meaning"), rows)
 
 
 def _meaning_of(field: FieldInfo) -> str:
@@ -162,7 +166,7 @@ def runs_table(runs: backend_runs.BackendRuns) -> str:
 
 
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
-    "settings": ("reference/settings.md", lambda: settings_table(Settings.model_fields, "TINSMITH_")),
+    "settings": ("reference/settings.md", lambda: settings_table(Settings.model_fields)),
     "calls": ("reference/protocol.md", calls_table),
     "flags": ("reference/protocol.md", flags_table),
     "limits": (
@@ -178,7 +182,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "metrics": ("reference/metrics.md", lambda: metrics_table(_server_families())),
     "operator-settings": (
         "explanation/operator.md",
-        lambda: settings_table(operator_reference.setting_fields(), operator_reference.PREFIX),
+        lambda: environment_table(operator_reference.setting_fields(), operator_reference.PREFIX),
     ),
     "operator-metrics": ("explanation/operator.md", lambda: metrics_table(operator_reference.metric_families())),
     "commands": ("reference/commands.md", commands_table),

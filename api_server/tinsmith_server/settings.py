@@ -70,167 +70,171 @@ class Settings(BaseSettings):
         return init_settings, env_settings
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 selects a free one.")
     metrics_port: int | None = Field(
         None,
         ge=1,
         le=65535,
-        description="Another port, which serves /metrics without a key and nothing else; for Prometheus.",
+        description="Additional port that serves only /metrics, without a key, for Prometheus.",
     )
     pages_need_key: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="Whether /docs, /openapi.json and, at the main port, /metrics need a key; `auto`: unless "
-        "only this machine can reach the server, and it is what asks.",
+        description="Whether /docs, /openapi.json and, on the main port, /metrics need a key; `auto`: yes, unless the "
+        "server is reachable from this machine only.",
     )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed.",
+        description="Addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted.",
     )
     connections_per_address: int = Field(
         10_000,
         ge=1,
-        description="Connections of one address, or requests in flight behind a trusted proxy; at most half of the "
-        "files that the process may open.",
+        description="Connections of one address, or its requests in flight behind a trusted proxy; at most half of "
+        "the process's file limit.",
     )
-    public_url: str | None = Field(None, description="How clients reach this server, for links to files.")
-    data: Path = Field(Path("tinsmith-data"), description="Directory of everything the server must find again.")
+    public_url: str | None = Field(None, description="URL of this server in links to files.")
+    data: Path = Field(Path("tinsmith-data"), description="Directory for all state.")
     models: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="NAME[=PATH]: a directory or a hub id, and the name it is advertised under."
+        (), description="NAME[=PATH]: name for clients, and a directory or hub id."
     )
     devices: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="One worker of each model for each of these devices: GPUs by index or UUID, as in `0,1`, or `cpu`; "
-        "default: one worker, on a GPU if there is one.",
+        description="Start one worker of each model on each of these devices: GPUs by index or UUID, as in `0,1`, or "
+        "`cpu`; default: one worker, on a GPU if there is one.",
     )
-    preload_models: bool = Field(True, description="Load models at start, not when somebody first needs them.")
+    preload_models: bool = Field(True, description="Load models at start instead of at first use.")
     fleet: Literal["local", "kubernetes"] = Field(
         "local",
-        description="Where workers live: `local` processes of this server, or TrainingSessions in `kubernetes`.",
+        description="Where workers run: `local` processes of this server, or TrainingSessions in `kubernetes`.",
     )
     fleet_namespaces: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Namespaces of TrainingSessions and SamplerPools, or `*` for the whole cluster; "
-        "default: that of the server's own pod.",
+        description="Namespaces of TrainingSessions and SamplerPools, or `*` for all; default: the namespace of the "
+        "server's pod.",
     )
     fleet_tls_directory: Path = Field(
-        Path("/etc/tinsmith/tls"), description="Directory with tls.crt, tls.key and ca.crt, for workers in a cluster."
+        Path("/etc/tinsmith/tls"),
+        description="Directory with tls.crt, tls.key and ca.crt for the connections to workers in a cluster.",
     )
     catalogue: Path | None = Field(
         None,
-        description="JSON file of sessions that may be made when models wait: a list of {name, maxSessions, spec}.",
+        description="JSON file of sessions to create on demand: a list of {name, maxSessions, spec}.",
     )
     require_keys: bool = Field(
         True,
-        description="Off: whoever is on this machine is tenant `default`, with any key or none, and nobody else is "
-        "answered.",
+        description="Off: every program on this machine is tenant `default`, with any key or none; requests of other "
+        "machines are refused.",
     )
-    api_key: SecretStr | None = Field(None, description="A static key of tenant `default`; starts with `tml-`.")
+    api_key: SecretStr | None = Field(None, description="Static key of tenant `default`; starts with `tml-`.")
     database_url: str | None = Field(None, description="SQLAlchemy URL; default: a SQLite file in the data directory.")
     checkpoint_root: str | None = Field(None, description="fsspec URL; default: a directory in the data directory.")
 
     session_timeout_seconds: Seconds = Field(
-        900, description="A session silent for this long is finished; at least twice `poll_hold_seconds`."
+        900, description="A session without calls for this long is finished; at least twice `poll_hold_seconds`."
     )
-    poll_hold_seconds: Seconds = Field(25, le=40, description="How long a poll without result is held.")
+    poll_hold_seconds: Seconds = Field(25, le=40, description="How long a poll without a result is held.")
     max_body_bytes: int = Field(
         64 * MIB, ge=MIB, description="Largest body of a training request, also after decompression."
     )
-    max_sample_bytes: int = Field(8 * MIB, ge=MIB, description="Largest body of a sample: a token takes 2 to 7 bytes.")
+    max_sample_bytes: int = Field(8 * MIB, ge=MIB, description="Largest body of a sample; a token takes 2 to 7 bytes.")
     body_bytes_per_tenant: int = Field(
         256 * MIB,
         ge=MIB,
-        description="Bytes of request bodies that a tenant may have in flight, and as many of results; more wait.",
+        description="Bytes of request bodies in flight for one tenant, and the same again for results; further ones "
+        "wait.",
     )
     body_bytes_in_all: int = Field(
-        512 * MIB, ge=MIB, description="The same of all tenants together; each byte takes up to three of memory."
+        512 * MIB, ge=MIB, description="The same for all tenants together; each byte takes up to three bytes of memory."
     )
     requests_per_minute: int = Field(
-        0, ge=0, description="Requests of a key; polls, heartbeats and telemetry are free; 0: no limit."
+        0, ge=0, description="Requests of one key, except polls, heartbeats and telemetry; 0: no limit."
     )
     trained_tokens_per_minute: int = Field(
-        0, ge=0, description="Tokens of a key's forward and forward_backward; 0: no limit."
+        0, ge=0, description="Tokens of one key's forward and forward_backward calls; 0: no limit."
     )
-    sampled_tokens_per_minute: int = Field(0, ge=0, description="Tokens that a key's samples came to; 0: no limit.")
-    adapters_per_tenant: int = Field(1024, ge=1, description="Models that a tenant may hold, at work or waiting.")
-    queued_operations_per_tenant: int = Field(10_000, ge=1, description="Operations of a tenant that may wait.")
-    checkpoint_bytes_per_tenant: int = Field(
-        4 * TIB, ge=1, description="Bytes of a tenant's checkpoints that have a name."
-    )
+    sampled_tokens_per_minute: int = Field(0, ge=0, description="Sampled tokens of one key; 0: no limit.")
+    adapters_per_tenant: int = Field(1024, ge=1, description="Models of one tenant, including waiting ones.")
+    queued_operations_per_tenant: int = Field(10_000, ge=1, description="Queued operations of one tenant.")
+    checkpoint_bytes_per_tenant: int = Field(4 * TIB, ge=1, description="Bytes of one tenant's named checkpoints.")
     max_upload_bytes: int = Field(
         4 * GIB,
         ge=MIB,
-        description="Largest file of an adapter that a client brings in; a worker reads it into memory.",
+        description="Largest file of an uploaded adapter; a worker reads it into memory.",
     )
-    uploads_per_tenant: int = Field(8, ge=1, description="Adapters of a tenant that may be on their way in at a time.")
-    samples_per_tenant: int = Field(
-        32_768, ge=1, description="Samples of a tenant that may be in flight; more are held back."
-    )
+    uploads_per_tenant: int = Field(8, ge=1, description="Simultaneous adapter uploads of one tenant.")
+    samples_per_tenant: int = Field(32_768, ge=1, description="Samples in flight for one tenant; further ones wait.")
     token_exchange: bool = Field(
         False,
-        description="Ask clients to exchange their key for tokens of an hour, so that it is seldom sent; "
-        "`tinker auth whoami` needs it.",
+        description="Ask clients to exchange their key for one-hour tokens, so that the key is rarely sent; `tinker "
+        "auth whoami` needs it.",
     )
-    compress_training_bodies: bool = Field(False, description="Ask clients to send zstd; pays on slow networks.")
+    compress_training_bodies: bool = Field(
+        False, description="Ask clients to compress with zstd; useful on slow networks."
+    )
     stream_saves: bool = Field(
         True,
-        description="In a cluster: tell a pool's samplers which worker of their namespace has a save in memory, so "
-        "that they need not read it from the checkpoint root. Off, they read it, which costs both less of a processor.",
+        description="In a cluster: let a pool's samplers fetch new weights from the memory of the worker that saved "
+        "them. Off: they read the checkpoint root, which takes less CPU time.",
     )
     session_poller: bool = Field(
         False,
-        description="Ask clients to wait for all samples of a sampling client by one poll, not by one for each: fewer "
-        "connections, and samples that are lost together with this server's memory are not noticed.",
+        description="Ask clients to poll once for all samples of a sampling client. It saves connections, but clients "
+        "do not notice samples that are lost when this server's memory is lost.",
     )
 
-    engine: str = Field("peft", description="The worker's engine: `peft`, `nemo-rl`, `miles`, or `module:factory`.")
+    engine: str = Field("peft", description="Engine of the workers: `peft`, `nemo-rl`, `miles`, or `module:factory`.")
     engine_flags: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="More flags of the engine's worker, as on a command line: `--ranks 2`."
+        (), description="Additional flags of the worker, as on a command line: `--ranks 2`."
     )
     quantization: Literal["8bit", "4bit"] | None = Field(
-        None, description="Keep the frozen weights of base models in so few bits; default: as wide as they are used."
+        None, description="Quantization of the frozen base weights; default: none."
     )
     sampler: Literal["builtin", "vllm", "sglang"] = Field(
         "builtin",
-        description="What samples: `builtin`, in the worker's process, or a server of others', in one beside it.",
+        description="Sampler: `builtin` in the worker's process, or a server in a separate process.",
     )
     sampler_environment: Path | None = Field(
-        None, description="Virtual environment in which vLLM or SGLang is installed; default: that of this server."
+        None, description="Virtual environment of vLLM or SGLang; default: that of this server."
     )
     sampler_flags: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="More flags of that sampler, as on a command line: "
+        description="Additional flags of that sampler, as on a command line: "
         "`--server-argument=--gpu-memory-utilization=0.5`.",
     )
-    adapter_slots: int = Field(8, ge=1, description="Adapters that one worker, or sampler, holds in memory.")
+    adapter_slots: int = Field(8, ge=1, description="Adapters in the memory of one worker or sampler.")
     model_places: int | None = Field(
-        None, ge=1, description="Models that one worker takes, in memory or parked; default: 8 for each adapter slot."
+        None, ge=1, description="Models of one worker, in memory or parked; default: 8 for each adapter slot."
     )
     max_rank: int = Field(
         128,
         ge=1,
-        description="Highest LoRA rank; recipes of the cookbook ask for 128. Each slot may take memory for it.",
+        description="Highest LoRA rank. Each slot may reserve memory for it. Recipes of the cookbook use up to 128.",
     )
     places_for_others: int = Field(
         1,
         ge=0,
-        description="The last places of a base model: tenants that have one already leave them to tenants that "
-        "have none, while such a tenant has a session.",
+        description="Places of a base model that are reserved for tenants without a place, while such a tenant has a "
+        "session.",
     )
-    lora_alpha: float = Field(32.0, gt=0, description="LoRA alpha, whatever the rank.")
-    map_stable_reinforce: bool = Field(True, description="Run `stable_reinforce` as `cispo`, and say so.")
-    deterministic_sampling: bool = Field(False, description="A sample does not depend on its company; slower.")
+    lora_alpha: float = Field(32.0, gt=0, description="LoRA alpha, for every rank.")
+    map_stable_reinforce: bool = Field(
+        True, description="Run `stable_reinforce` as `cispo`, and report it in each result."
+    )
+    deterministic_sampling: bool = Field(
+        False, description="Make samples independent of other requests in the batch; slower."
+    )
 
     ephemeral_retention_seconds: float = Field(
         3600, ge=0, description="How long unnamed sampler weights outlive their session."
     )
-    ephemeral_per_tenant: int = Field(256, ge=1, description="Unnamed sampler weights kept per tenant.")
+    ephemeral_per_tenant: int = Field(256, ge=1, description="Unnamed sampler weights kept for one tenant.")
     autosave_ttl_seconds: float = Field(
-        7 * DAY_SECONDS, ge=3600, description="How long the checkpoint of a reaped session is kept."
+        7 * DAY_SECONDS, ge=3600, description="How long the automatic checkpoint of a finished session is kept."
     )
-    external_url_seconds: Seconds = Field(3600, description="How long a link for downloads or uploads works.")
+    external_url_seconds: Seconds = Field(3600, description="Lifetime of a link for downloads or uploads.")
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe lines of the log; `tinsmith serve` on a terminal has `warning` by default."
+        "info", description="Least severe level of the log; `tinsmith serve` on a terminal uses `warning` by default."
     )
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="`json` or `console`; `auto` is `console` on a terminal, else `json`."
