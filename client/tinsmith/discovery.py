@@ -29,7 +29,7 @@ class MissingExtra(Exception):
 
 def install_line(extras: Sequence[str]) -> str:
     """Return the command that installs these extras from a checkout; no package index has Tinsmith."""
-    return f"uv pip install --constraints requirements/dev.txt '.[{','.join(extras)}]'"
+    return f"uv pip install --constraints dev/requirements/dev.txt '.[{','.join(extras)}]'"
 
 
 @contextmanager

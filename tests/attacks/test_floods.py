@@ -15,7 +15,7 @@ import pytest
 from support.server.http_server import TestedServer, client_of
 
 MOST_MEANWHILE = 6
-"""In the middle. Without places at work it is as many as there are at once. In seconds: `benchmarks/fairness.py`."""
+"""The median. Without request slots it equals the number of parallel calls."""
 REQUESTS = 30
 
 

@@ -62,7 +62,9 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Typed:
 
 def environment(scratch: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES or name.startswith("PIP_")}
-    uv = subprocess.run([ROOT / "scripts" / "find-uv"], capture_output=True, text=True, check=True).stdout.strip()
+    uv = subprocess.run(
+        [ROOT / "dev" / "scripts" / "find-uv"], capture_output=True, text=True, check=True
+    ).stdout.strip()
     path = os.pathsep.join([str(Path(uv).parent), kept["PATH"]])
     # The model hub is not asked: a machine without one waits for it.
     return kept | {"PATH": path, "TMPDIR": str(scratch), "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "1"}

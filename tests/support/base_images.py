@@ -36,7 +36,7 @@ class OnABase:
 
     @property
     def requirements(self) -> Path:
-        return ROOT / "requirements" / f"{self.engine}-image.txt"
+        return ROOT / "dev" / "requirements" / f"{self.engine}-image.txt"
 
     @property
     def brought(self) -> set[str]:

@@ -178,7 +178,7 @@ def test_what_is_needed_names_every_package_that_is_imported_where_gpu_tests_are
         capture_output=True,
     )
     imported = set(json.loads((tmp_path / "imported").read_text()))
-    places = (*gpu_run.SOURCES, "tests", "testcluster", "benchmarks")
+    places = (*gpu_run.SOURCES, "tests", "dev/testcluster", "dev/benchmarks")
     own = {child.stem for place in places for child in (gpu_run.ROOT / place).iterdir()}
     needed = {name.partition(".")[0] for name in gpu_run.NEEDED} | {"_pytest"}  # which is pytest's own
     assert imported - own - needed == set()

@@ -13,7 +13,7 @@ PINNED = re.compile(r"^([a-z0-9-]+)==([^ ]+)", re.M)
 
 
 def pinned_in(lock: str) -> dict[str, str]:
-    return dict(PINNED.findall((gpu_wheels.ROOT / "requirements" / lock).read_text()))
+    return dict(PINNED.findall((gpu_wheels.ROOT / "dev" / "requirements" / lock).read_text()))
 
 
 def test_the_wheels_have_the_versions_that_the_tests_are_run_with() -> None:

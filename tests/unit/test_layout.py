@@ -25,7 +25,7 @@ PRODUCT = {
     "api_server": "tinsmith_server",
     "trainer_image": "tinsmith_trainer",
     "client": "tinsmith",
-    "testcluster": "testcluster",
+    "dev/testcluster": "testcluster",
 }
 SHORTEST_PRODUCT_LINES = 60
 MOST_FILES_IN_A_FOLDER = 18
@@ -79,13 +79,13 @@ WHY_SHORT = {
     "operator/tinsmith_operator/errors.py": SHARED,
     "operator/tinsmith_operator/kube/depth.py": SHARED,
     "operator/tinsmith_operator/session/restart.py": SHARED,
-    "testcluster/testcluster/commands.py": SHARED,
-    "testcluster/testcluster/errors.py": SHARED,
-    "testcluster/testcluster/policies/plugin.py": PROGRAM,
-    "testcluster/testcluster/ports.py": FOR_TESTS,
-    "testcluster/testcluster/project_images.py": FOR_TESTS,
-    "testcluster/testcluster/record.py": SHARED,
-    "testcluster/testcluster/tar_files.py": FOR_TESTS,
+    "dev/testcluster/testcluster/commands.py": SHARED,
+    "dev/testcluster/testcluster/errors.py": SHARED,
+    "dev/testcluster/testcluster/policies/plugin.py": PROGRAM,
+    "dev/testcluster/testcluster/ports.py": FOR_TESTS,
+    "dev/testcluster/testcluster/project_images.py": FOR_TESTS,
+    "dev/testcluster/testcluster/record.py": SHARED,
+    "dev/testcluster/testcluster/tar_files.py": FOR_TESTS,
     "trainer_image/tinsmith_trainer/__main__.py": PROGRAM,
     "trainer_image/tinsmith_trainer/checkpoints/age_files.py": "a format of its own",
     "trainer_image/tinsmith_trainer/engines/nemo_rl/actor.py": "Ray loads it by name, in another environment",
@@ -134,14 +134,14 @@ def test_no_file_holds_a_path_of_somebodys_machine() -> None:
     assert places(MACHINE_PATH) == []
 
 
-@pytest.mark.parametrize("lock", sorted(ROOT.glob("requirements/*.txt")), ids=lambda path: path.name)
+@pytest.mark.parametrize("lock", sorted(ROOT.glob("dev/requirements/*.txt")), ids=lambda path: path.name)
 def test_a_lock_names_packages_and_hashes_and_no_addresses(lock: Path) -> None:
     lines = lock.read_text().splitlines()
     assert not [line for line in lines if "://" in line or line.lstrip().startswith(("--index", "--find", "--extra"))]
 
 
 def test_every_package_of_the_lock_has_a_hash() -> None:
-    entries = re.split(r"\n(?=\w)", (ROOT / "requirements" / "dev.txt").read_text())
+    entries = re.split(r"\n(?=\w)", (ROOT / "dev" / "requirements" / "dev.txt").read_text())
     assert len(entries) > 100
     assert [entry.splitlines()[0] for entry in entries if "--hash=sha256:" not in entry] == []
 
@@ -197,7 +197,8 @@ def test_a_short_file_that_is_said_to_be_shared_has_more_than_one_importer() -> 
 
 
 def module_name(name: str) -> str:
-    return ".".join(Path(name).with_suffix("").parts[1:])
+    (folder,) = [folder for folder in PRODUCT if name.startswith(f"{folder}/")]
+    return ".".join(Path(name).relative_to(folder).with_suffix("").parts)
 
 
 def imports_of(file: Path) -> Iterator[str]:
@@ -211,7 +212,7 @@ def imports_of(file: Path) -> Iterator[str]:
 
 
 def shell_scripts() -> list[Path]:
-    candidates = [*ROOT.glob("scripts/*"), ROOT / ".ci" / "run"]
+    candidates = [*ROOT.glob("dev/scripts/*"), ROOT / ".ci" / "run"]
     return sorted(path for path in candidates if path.is_file() and "bash" in path.read_text().partition("\n")[0])
 
 

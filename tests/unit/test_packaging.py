@@ -105,5 +105,5 @@ def test_the_source_distribution_has_what_the_wheel_is_built_from_and_no_tests()
     included = {path.removeprefix("/") for path in build["sdist"]["include"]}
     assert included >= set(build["wheel"]["packages"])
     assert all(any(path.startswith(folder) for folder in included) for path in build["wheel"]["force-include"])
-    assert not [path for path in included if path.split("/")[0] in {"tests", "benchmarks", "testcluster", ".ci"}]
+    assert {path for path in included if path.split("/")[0] in {"tests", "dev", ".ci"}} == {"dev/requirements/dev.txt"}
     assert all((ROOT / path).exists() for path in included)

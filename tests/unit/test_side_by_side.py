@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "side_by_side.py"
+SCRIPT = Path(__file__).parents[2] / "dev" / "scripts" / "side_by_side.py"
 
 FAKE_MAKE = """#!/bin/sh
 case "$2" in

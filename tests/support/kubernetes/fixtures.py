@@ -18,14 +18,13 @@ from pathlib import Path
 import pytest
 from support.kubernetes.api_server import ApiServer, connected
 from support.requirements import require
+from testcluster import own
 from testcluster.cluster import CONTEXT_VARIABLE, Cluster, given, recorded
 from testcluster.errors import ClusterError
 from testcluster.lifecycle import bring_down, missing
 from testcluster.places import Places
 from testcluster.project_images import ImagesNotBuilt, build_images
 from testcluster.record import Record, Tier, every_place, read_record
-
-from testcluster import own
 
 __all__ = [
     "Cluster",
@@ -44,7 +43,7 @@ __all__ = [
 ]
 
 NAME_VARIABLE = "TINSMITH_TEST_CLUSTER"
-_TESTCLUSTER = Path(__file__).parents[3] / "testcluster"
+_TESTCLUSTER = Path(__file__).parents[3] / "dev" / "testcluster"
 _OF_A_RUN = re.compile(r"run-(?P<pid>\d+)-(api|node)-([012]|fresh)")
 _FIXTURE_TIERS: dict[str, Tier] = {
     "api_cluster": "api",

@@ -57,7 +57,10 @@ class PodProcess:
         }
 
     def own_environment(self) -> dict[str, str]:
-        return {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent / "testcluster")]), "HF_HUB_OFFLINE": "1"}
+        return {
+            "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent / "dev" / "testcluster")]),
+            "HF_HUB_OFFLINE": "1",
+        }
 
     # ---- the process
 

@@ -16,7 +16,7 @@ SHORT = ["--prompt-tokens", "8", "--sampled-tokens", "4"]
 
 
 def run(*more: str) -> str:
-    program = [sys.executable, str(ROOT / "benchmarks" / "gpu_step.py"), *SMALL, *SHORT, *more]
+    program = [sys.executable, str(ROOT / "dev" / "benchmarks" / "gpu_step.py"), *SMALL, *SHORT, *more]
     return subprocess.run(program, check=True, capture_output=True, text=True).stdout
 
 

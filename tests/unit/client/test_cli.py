@@ -162,7 +162,7 @@ def test_a_missing_extra_is_named_with_the_line_that_installs_it(
         run(commands, ["paint"])
     assert str(missing.value) == (
         "tinsmith paint needs the module brushes_of_hair, which is not installed: in a checkout of Tinsmith, run "
-        "uv pip install --constraints requirements/dev.txt '.[brushes]'"
+        "uv pip install --constraints dev/requirements/dev.txt '.[brushes]'"
     )
 
 

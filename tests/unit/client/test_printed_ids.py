@@ -17,7 +17,7 @@ pytestmark = pytest.mark.pytorch
 
 ROOT = Path(__file__).parents[3]
 FACTORIES = ("client/tinsmith/console.py", "trainer_image/tinsmith_trainer/process/output.py")
-PROGRAMS = ("api_server", "client", "operator", "rpc", "scripts", "trainer_image")
+PROGRAMS = ("api_server", "client", "operator", "rpc", "dev/scripts", "trainer_image")
 ID = "sess-nope:train:0[red]"
 ANSWERS = {
     **WELL,

@@ -15,9 +15,9 @@ from support.token_server.assumptions import VLLM_DOCUMENTS
 
 IMAGE = GPU_IMAGES["trainer-gpu"]
 VERSIONS = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())["gpu"]
-REQUIREMENTS = ROOT / "requirements" / "gpu-image.txt"
-TRAINER_LOCK = ROOT / "requirements" / "trainer-image.txt"
-TESTS_LOCK = ROOT / "requirements" / "dev.txt"
+REQUIREMENTS = ROOT / "dev" / "requirements" / "gpu-image.txt"
+TRAINER_LOCK = ROOT / "dev" / "requirements" / "trainer-image.txt"
+TESTS_LOCK = ROOT / "dev" / "requirements" / "dev.txt"
 FOR_GPUS_ALONE = {"liger-kernel"}
 ANOTHER_IMAGES = {"megatron", "miles", "nemo_rl", "ray"}
 """What the engines on many GPUs import, whose images are others."""

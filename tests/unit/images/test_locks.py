@@ -18,7 +18,7 @@ FROM_DEBIAN = {"numpy", "torch"}
 
 def locked(name: str) -> dict[str, str]:
     """The versions that Python 3.13 on Linux gets."""
-    text = (ROOT / "requirements" / name).read_text()
+    text = (ROOT / "dev" / "requirements" / name).read_text()
     entries = [Requirement(line.removesuffix("\\")) for line in re.findall(r"^\w.*", text, re.MULTILINE)]
     return {
         canonicalize_name(entry.name): str(entry.specifier).removeprefix("==")
@@ -54,11 +54,11 @@ def test_an_image_runs_the_versions_that_the_tests_run(image: str) -> None:
 
 
 def test_every_package_of_an_images_lock_has_a_hash(image: str) -> None:
-    entries = re.split(r"\n(?=\w)", (ROOT / "requirements" / f"{image}-image.txt").read_text())
+    entries = re.split(r"\n(?=\w)", (ROOT / "dev" / "requirements" / f"{image}-image.txt").read_text())
     assert len(entries) > 20
     assert [entry.splitlines()[0] for entry in entries if "--hash=sha256:" not in entry] == []
 
 
 def test_what_debian_brings_is_what_the_lock_is_told_to_leave_out() -> None:
-    text = (ROOT / "requirements" / "trainer-image-overrides.txt").read_text()
+    text = (ROOT / "dev" / "requirements" / "trainer-image-overrides.txt").read_text()
     assert set(re.findall(r"^(\w+) ;", text, re.MULTILINE)) == FROM_DEBIAN

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 def test_a_regeneration_changes_no_byte(tmp_path: Path) -> None:
     (tmp_path / "tinsmith_rpc").mkdir()
     environment = os.environ | {"PYTHON": sys.executable}
-    subprocess.run([ROOT / "scripts" / "generate-code", tmp_path], env=environment, check=True)
+    subprocess.run([ROOT / "dev" / "scripts" / "generate-code", tmp_path], env=environment, check=True)
     generated = {path.name: path.read_text() for path in (tmp_path / "tinsmith_rpc").iterdir()}
     committed = {path.name: path.read_text() for path in (ROOT / "rpc" / "tinsmith_rpc").glob("*_pb2*.py*")}
     assert generated == committed

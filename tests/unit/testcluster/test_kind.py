@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from testcluster import kind
 from testcluster.errors import ClusterError
 from testcluster.places import Places
-
-from testcluster import kind
 
 RECORDER = """#!/bin/sh
 echo "${KIND_EXPERIMENTAL_PROVIDER:-nobody}: ${0##*/} $*" >> "$CALLS"

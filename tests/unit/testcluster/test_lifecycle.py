@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testcluster import __main__ as command
+from testcluster import cluster as cluster_handle
+from testcluster import kind, lifecycle, own, record
 from testcluster.cluster import given
 from testcluster.errors import ClusterError
 from testcluster.lifecycle import bring_down, bring_up, missing
 from testcluster.places import Places
 from testcluster.processes import ProcessTable, end, marked
 from testcluster.record import Record, read_record, write_record
-
-from testcluster import __main__ as command
-from testcluster import cluster as cluster_handle
-from testcluster import kind, lifecycle, own, record
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 

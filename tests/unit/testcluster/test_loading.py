@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from testcluster import __main__ as command
 from testcluster.cluster import Cluster
 from testcluster.errors import ClusterError
 from testcluster.kubernetes.containerd import LoadedImage
 from testcluster.loading import COMMAND_VARIABLE, REGISTRY_VARIABLE, LoadCommand, load_command
 from testcluster.programs.archives import write_archive
 from testcluster.project_images import ImagesNotBuilt
-
-from testcluster import __main__ as command
 
 IMAGE = "tinsmith.local/tinsmith/test-hello:1"
 THEIRS = Cluster("", Path("/their/kubeconfig"), Path("kubectl"), ("only",))

@@ -85,7 +85,7 @@ def _download(repository: str, spec: str) -> Path:
     except ImportError as error:
         raise StartupError(
             f"--model {spec}: there is no directory {repository}, and a download needs huggingface-hub: "
-            "in a checkout of Tinsmith, run uv pip install --constraints requirements/dev.txt '.[server,trainer]'"
+            "in a checkout of Tinsmith, run uv pip install --constraints dev/requirements/dev.txt '.[server,trainer]'"
         ) from error
     try:
         return Path(snapshot_download(repository, allow_patterns=HUB_FILES))

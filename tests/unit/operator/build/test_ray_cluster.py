@@ -114,7 +114,7 @@ def test_a_node_that_allows_few_open_files_is_taken_as_it_is() -> None:
 
 
 def test_the_versions_of_ray_are_those_of_the_projects_images() -> None:
-    locked = re.search(r"^ray==(\S+)", (ROOT / "requirements" / "dev.txt").read_text(), re.MULTILINE)
+    locked = re.search(r"^ray==(\S+)", (ROOT / "dev" / "requirements" / "dev.txt").read_text(), re.MULTILINE)
     assert locked is not None
     assert locked[1] == VERSION_ON_CPUS
     versions = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())

@@ -1,0 +1,119 @@
+"""Runs the tests of a backend on GPUs, its own sources, on this machine's CPU. `nemo_rl_on_cpu` and `miles_on_cpu` do.
+
+The sources are checkouts at the commits of trainer_image/versions.toml, which package indexes do not have; what they
+import is installed by package_environment.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import package_environment
+
+ROOT = Path(__file__).parents[2]
+VERSIONS = ROOT / "trainer_image" / "versions.toml"
+SHARED_SHIMS = ROOT / "tests" / "support" / "on_cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A repository that the tests run: its section in versions.toml, dotted, and the folder in it that Python imports
+    from."""
+
+    section: str
+    variable: str
+    imports: str = "."
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.variable.lower().replace('_', '-')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """`shims` has the sitecustomize that changes the sources for a CPU; `marker` is that of the tests in `tests`."""
+
+    title: str
+    sources: tuple[Source, ...]
+    packages: package_environment.Packages
+    shims: Path
+    marker: str
+    tests: str
+
+
+class SourceMissing(Exception):
+    """A sentence: what is not there, and what is wanted."""
+
+
+def pinned(source: Source) -> dict[str, Any]:
+    """What versions.toml says of it."""
+    section = tomllib.loads(VERSIONS.read_text())
+    for name in source.section.split("."):
+        section = section[name]
+    return section
+
+
+def check_source(source: Source, path: str, wanted: Mapping[str, str]) -> Path:
+    """The checkout, whose commit is `wanted`'s. Raises SourceMissing."""
+    clone = f"git clone {wanted['repository']} && git checkout {wanted['commit']}"
+    if not path:
+        raise SourceMissing(f"{source.variable} is not given: the path of a checkout made by `{clone}`.")
+    checkout = Path(path).expanduser().resolve()
+    asked = subprocess.run(
+        ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    found = asked.stdout.strip()
+    if asked.returncode or found != wanted["commit"]:
+        what = f"is at {found}" if not asked.returncode else "is no checkout of git's"
+        raise SourceMissing(f"{source.variable}={path} {what}, and the tests are for {wanted['commit']}: `{clone}`.")
+    return checkout
+
+
+def environment_of_tests(backend: Backend, checkouts: Sequence[Path]) -> dict[str, str]:
+    """The shims come first: Python looks for one sitecustomize alone."""
+    imports = [backend.shims, SHARED_SHIMS, *checkouts, ROOT / "trainer_image", ROOT / "rpc"]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(path) for path in imports),
+        "LD_LIBRARY_PATH": package_environment.lent_libraries(),
+        "OMP_NUM_THREADS": "1",
+        # Virtual machines can offer AMX, which oneDNN takes for bfloat16, and kill who uses it.
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
+        "TORCH_COMPILE_DISABLE": "1",  # else each rank compiles C++ for what Megatron fuses
+        "WANDB_MODE": "disabled",
+    }
+
+
+def run_tests(backend: Backend, arguments: Sequence[str]) -> int:
+    """The exit status of pytest, which gets the arguments that name no source; 2 where a source is missing."""
+    parser = argparse.ArgumentParser(description=f"Runs the tests of {backend.title} itself on this machine's CPU.")
+    for source in backend.sources:
+        parser.add_argument(source.flag, dest=source.variable, default="", help=f"a checkout of {source.section}")
+    given, for_pytest = parser.parse_known_args(arguments)
+    try:
+        checkouts = [
+            check_source(source, getattr(given, source.variable), pinned(source)) / source.imports
+            for source in backend.sources
+        ]
+    except SourceMissing as missing:
+        print(missing, file=sys.stderr)
+        return 2
+    if failed := package_environment.main([backend.packages.name]):
+        return failed
+    python = package_environment.environment_directory(backend.packages) / "bin" / "python"
+    # Their warnings, of hundreds of modules, are not ours to mend.
+    pytest = [str(python), "-m", "pytest", "-W", "ignore", "-m", backend.marker, "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [*pytest, *(for_pytest or [backend.tests])],
+        cwd=ROOT,
+        env=environment_of_tests(backend, checkouts),
+        check=False,
+    ).returncode

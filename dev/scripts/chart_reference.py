@@ -1,0 +1,218 @@
+"""Writes what the chart repeats: values.yaml and values.schema.json from values.schema.yaml, and its copy of the CRDs.
+
+`reference.py` calls it, and puts the table of values into docs/reference/chart.md.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "tinsmith"
+SOURCE = CHART / "values.schema.yaml"
+CRDS = ROOT / "crds"
+SESSION_CRD = CRDS / "tinsmith.dev_trainingsessions.yaml"
+POOL_CRD = CRDS / "tinsmith.dev_samplerpools.yaml"
+COMMENT_WIDTH = 110
+
+# What descends into a schema by name, by position, and by itself.
+SCHEMA_MAPS = ("properties", "definitions")
+SCHEMA_LISTS = ("allOf", "anyOf", "oneOf")
+SCHEMAS = ("items", "additionalProperties", "not")
+
+# Words of the CRD beside its extensions that say nothing about whether a value fits.
+FOR_KUBERNETES = ("default", "format")
+
+Schema = dict[str, Any]
+
+
+class Value(NamedTuple):
+    """One value of the chart, under its dotted path; NONE as its default means that it has none."""
+
+    path: str
+    default: Any
+    description: str
+
+
+NONE = object()
+
+
+def refresh(*, check: bool) -> list[str]:
+    """The files that were not what their sources say. Without `check` they are written."""
+    stale = [path for path, content in generated_files().items() if not path.exists() or path.read_text() != content]
+    if not check:
+        for path in stale:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(generated_files()[path])
+    return [path.relative_to(ROOT).as_posix() for path in stale]
+
+
+def generated_files() -> dict[Path, str]:
+    return {
+        CHART / "values.yaml": values_file(),
+        CHART / "values.schema.json": json.dumps(chart_schema(), indent=2) + "\n",
+        **{CHART / "files" / "crds" / crd.name: crd.read_text() for crd in CRDS.glob("*.yaml")},
+    }
+
+
+# ---- the schema that Helm reads
+
+
+def chart_schema() -> Schema:
+    """The source, every object closed, with the spec of a session as the CRD has it for the catalogue's entries."""
+    schema = yaml.safe_load(SOURCE.read_text())
+    schema["properties"]["models"]["items"]["properties"]["spec"].update(session_spec())
+    return required(closed(schema), yaml.safe_load(values_file()))
+
+
+def session_spec() -> Schema:
+    """The CRD's schema of `spec` as JSON Schema. Its CEL rules have no such form: the API server applies them."""
+    crd = yaml.safe_load(SESSION_CRD.read_text())
+    spec: Schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return plain(spec)
+
+
+def plain(schema: Schema) -> Schema:
+    """Without what only Kubernetes knows. Defaults go as well: the API server sets them."""
+    kept = {
+        key: value for key, value in schema.items() if not key.startswith("x-") and key not in ("default", "format")
+    }
+    if schema.get("x-kubernetes-int-or-string"):
+        kept = {key: value for key, value in kept.items() if key not in ("anyOf", "pattern")}
+        kept["type"] = ["integer", "number", "string"]
+    return _descend(kept, plain)
+
+
+def closed(schema: Schema) -> Schema:
+    """Objects that name their properties take no others."""
+    schema = _descend(schema, closed)
+    if "properties" in schema and "additionalProperties" not in schema:
+        schema["additionalProperties"] = False
+    return schema
+
+
+def required(schema: Schema, defaults: Any) -> Schema:
+    """With each value that has a default demanded: only `null` takes one away, and templates rely on it."""
+    if not defaults or "properties" not in schema:
+        return schema
+    properties = {name: required(each, defaults.get(name)) for name, each in schema["properties"].items()}
+    return {**schema, "required": [name for name in properties if name in defaults], "properties": properties}
+
+
+def _descend(schema: Schema, change: Any) -> Schema:
+    changed = dict(schema)
+    for key, value in schema.items():
+        if key in SCHEMA_MAPS:
+            changed[key] = {name: change(each) for name, each in value.items()}
+        elif key in SCHEMA_LISTS:
+            changed[key] = [change(each) for each in value]
+        elif key in SCHEMAS and isinstance(value, dict):
+            changed[key] = change(value)
+    return changed
+
+
+# ---- the values that people read
+
+
+def values_file() -> str:
+    schema = yaml.safe_load(SOURCE.read_text())
+    head = "# Written by `make docs` from values.schema.yaml, which says more about types.\n"
+    return head + "".join(_value_lines(schema, schema, depth=0))
+
+
+def _value_lines(parent: Schema, root: Schema, depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    for name, written in parent["properties"].items():
+        schema = resolved(written, root)
+        if name == "global":
+            continue
+        if depth == 0:
+            yield "\n"
+        yield from (f"{indent}# {line}\n" for line in _comment(schema, COMMENT_WIDTH - len(indent)))
+        if "default" in schema:
+            yield textwrap.indent(_dumped(name, schema["default"]), indent)
+            yield from _optional_lines(schema, root, indent)
+        elif "properties" in schema:
+            yield f"{indent}{name}:\n"
+            yield from _value_lines(schema, root, depth + 1)
+
+
+def _dumped(name: str, value: Any) -> str:
+    return yaml.safe_dump({name: value}, sort_keys=False, width=1000).replace(": ''\n", ': ""\n')
+
+
+def _optional_lines(schema: Schema, root: Schema, indent: str) -> Iterator[str]:
+    """What an object that is empty by default can hold, as comments."""
+    if schema["default"] == {} and "properties" in schema:
+        for name, written in schema["properties"].items():
+            if description := resolved(written, root).get("description"):
+                yield f"{indent}#   {name}: {description}\n"
+
+
+def _comment(schema: Schema, width: int) -> list[str]:
+    return textwrap.wrap(schema["description"], width, break_on_hyphens=False)
+
+
+# ---- the reference
+
+
+def values_rows(sections: Collection[str]) -> list[tuple[str, str, str]]:
+    """Return value, default and meaning in Markdown, for the values of these sections."""
+    return [
+        (f"`{value.path}`", _shown(value.default), value.description)
+        for value in values()
+        if _section_of(value) in sections
+    ]
+
+
+def other_sections() -> set[str]:
+    """Return the sections apart from those of the operator and the API server, which have their own tables."""
+    return {_section_of(value) for value in values()} - {"operator", "apiServer"}
+
+
+def _section_of(value: Value) -> str:
+    return value.path.partition(".")[0].removesuffix("[]")
+
+
+def values() -> list[Value]:
+    schema = yaml.safe_load(SOURCE.read_text())
+    return list(_values_of(schema, schema, ""))
+
+
+def _values_of(parent: Schema, root: Schema, prefix: str) -> Iterator[Value]:
+    for name, written in parent["properties"].items():
+        schema, path = resolved(written, root), f"{prefix}{name}"
+        has_parts = "properties" in schema and all(
+            "description" in resolved(p, root) for p in schema["properties"].values()
+        )
+        if not has_parts:
+            yield Value(path, schema.get("default", NONE), schema["description"])
+            yield from _values_of_items(schema, root, path)
+        else:
+            yield from _values_of(schema, root, f"{path}.")
+
+
+def _values_of_items(schema: Schema, root: Schema, path: str) -> Iterator[Value]:
+    items = resolved(schema.get("items", {}), root)
+    if all("description" in part for part in items.get("properties", {}).values()):
+        yield from _values_of({"properties": items.get("properties", {})}, root, f"{path}[].")
+
+
+def resolved(schema: Schema, root: Schema) -> Schema:
+    """With what its reference says; its own words win."""
+    if "$ref" not in schema:
+        return schema
+    target = root["definitions"][schema["$ref"].removeprefix("#/definitions/")]
+    return {**resolved(target, root), **{key: value for key, value in schema.items() if key != "$ref"}}
+
+
+def _shown(default: Any) -> str:
+    if default is NONE:
+        return "none"
+    return f"`{json.dumps(default)}`" if default != "" else "empty"

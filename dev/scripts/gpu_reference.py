@@ -1,0 +1,86 @@
+"""Which tests of GPUs ran, on what, and what was measured there: docs/gpu-runs.toml, and it as rows of tables."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+RUNS = Path(__file__).parents[2] / "docs" / "gpu-runs.toml"
+KEYS = {"name", "needs", "promise", "run"}
+RUN_KEYS = {"device", "commit", "date"}
+BENCHMARK_KEYS = {"model", "dtype", "shape", "engine", "ratio", "peak_gb", "samples", "run"}
+
+HEAD = """\
+# One entry for each test of GPUs, and where it ran last; then what was measured. `make gpu-run` writes both, and
+# `make docs` makes docs/how-to/gpu.md of them. A test compares the first with the tests that there are.
+"""
+
+
+def entries(table: str = "test") -> list[dict[str, Any]]:
+    """Of tests, or of benchmarks.
+
+    Raises ValueError for a key that means nothing, or a run that does not say all of what, where and when.
+    """
+    found: list[dict[str, Any]] = tomllib.loads(RUNS.read_text()).get(table, [])
+    for entry in found:
+        _check(entry, KEYS if table == "test" else BENCHMARK_KEYS)
+    return found
+
+
+def _check(entry: Mapping[str, Any], keys: set[str]) -> None:
+    name = entry.get("name") or entry.get("model")
+    if unknown := set(entry) - keys:
+        raise ValueError(f"{name}: unknown keys {sorted(unknown)}")
+    if "run" in entry and set(entry["run"]) - {"failed"} != RUN_KEYS:
+        raise ValueError(f"{name}: a run has {sorted(RUN_KEYS)}, and what failed if it did")
+
+
+def write(
+    tests: Sequence[Mapping[str, Any]], benchmarks: Sequence[Mapping[str, Any]], file: Path | None = None
+) -> None:
+    """Replace the file, which is docs/gpu-runs.toml unless another one is named."""
+    blocks = [_block("test", entry) for entry in tests] + [_block("benchmark", entry) for entry in benchmarks]
+    (file or RUNS).write_text("\n".join([HEAD, *blocks]))
+
+
+def _block(table: str, entry: Mapping[str, Any]) -> str:
+    return "".join([f"[[{table}]]\n", *(f"{key} = {_value(value)}\n" for key, value in entry.items())])
+
+
+def _value(value: object) -> str:
+    """Strings, numbers and tables of them. JSON's strings are TOML's too."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def run_rows() -> Iterator[tuple[str, ...]]:
+    for entry in entries():
+        file, _, test = entry["name"].partition("::")
+        promise = entry.get("promise", test.removeprefix("test_").replace("_", " "))
+        yield f"[{promise}](../../{file})", entry["needs"], _run(entry.get("run"))
+
+
+def benchmark_rows() -> Iterator[tuple[str, ...]]:
+    measured = entries("benchmark")
+    if not measured:
+        yield "not measured yet", "", "", "", "", ""
+    for entry in measured:
+        yield (
+            f"{entry['model']} in {entry['dtype']}, {entry['shape']}",
+            f"{entry['engine']:,.0f}",
+            f"{entry['ratio']:.2f}",
+            f"{entry['peak_gb']:.1f} GB",
+            f"{entry['samples']:,.0f}",
+            _run(entry["run"]),
+        )
+
+
+def _run(run: dict[str, str] | None) -> str:
+    if run is None:
+        return "not yet run"
+    did = f"**failed** ({run['failed']})" if "failed" in run else "run"
+    return f"{did} on {run['device']} at commit {run['commit']}, {run['date']}"

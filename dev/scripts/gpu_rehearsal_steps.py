@@ -1,0 +1,161 @@
+"""The steps of `make gpu-rehearsal`, run by the interpreter of the image's look-alike.
+
+Wheels are installed and packages are looked for as gpu_run.py does it on a GPU's machine. This module imports the
+standard library alone: whether the rest is there is what the rehearsal asks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gpu_run
+import run_results
+from commits import CannotRun
+
+STEP_SECONDS = 600.0
+"""A borrowed machine ends a command after ten minutes, too."""
+PYTEST = ("-m", "pytest", "-p", "outcomes", "-p", "no:cacheprovider", "-q")
+CONTRACT = "tests/contract/engine"
+PARITY = ("-m", "tinsmith_trainer.parity.command", "--engine", "peft:device=cpu,dtype=float32", "--engine")
+LIKE_GPU = "support.engine.like_gpu:build_for_worker:device=cpu,dtype="
+PLAIN_PEFT = ("--engine", "peft-reference:device=cpu,dtype=bfloat16")
+BENCHMARK = ("dev/benchmarks/gpu_step.py", "--model", "tiny", "--device", "cpu", "--json", "--dtype")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`arguments` follow the interpreter. `count` reads standard output; less than `least` is a failure."""
+
+    title: str
+    arguments: Sequence[str]
+    count: Callable[[str], int]
+    least: int
+    unit: str
+
+
+def collected(output: str) -> int:
+    """Count the tests that pytest collected."""
+    return _number(r"(\d+)(?:/\d+)? tests? collected", output)
+
+
+def passed(output: str) -> int:
+    """Count the tests that passed."""
+    return _number(r"(\d+) passed", output)
+
+
+def agreeing(output: str) -> int:
+    """Count the engines that agree with the first."""
+    return len(re.findall(r"^Within \S+ in every step", output, re.MULTILINE))
+
+
+def tokens_per_second(output: str) -> int:
+    """Return the engine's rate as `make gpu-run` writes it down, or 0 where there is no report with figures."""
+    try:
+        entries = gpu_run.benchmark_entries([], [json.loads(output)], {})
+    except json.JSONDecodeError:
+        return 0
+    return int(entries[0]["engine"]) if entries else 0
+
+
+def _number(pattern: str, output: str) -> int:
+    found = re.search(pattern, output)
+    return int(found[1]) if found else 0
+
+
+STEPS = (
+    Step("collection of GPU tests", (*PYTEST, "--collect-only", "-m", "gpu", *gpu_run.TESTS), collected, 1, "tests"),
+    Step("contract on the GPU's path", (*PYTEST, CONTRACT, "-k", "like-gpu"), passed, 110, "passed"),
+    Step("contract of one Megatron rank", (*PYTEST, CONTRACT, "-k", "nemo-rl-in-process"), passed, 50, "passed"),
+    Step("parity in float32", (*PARITY, f"{LIKE_GPU}float32"), agreeing, 1, "engine agrees"),
+    Step(
+        "parity in bfloat16",
+        (*PARITY, f"{LIKE_GPU}bfloat16", *PLAIN_PEFT, "--atol", "0.02"),
+        agreeing,
+        2,
+        "engines agree",
+    ),
+    *(
+        Step(f"benchmark in {dtype}", (*BENCHMARK, dtype), tokens_per_second, 1, "tokens per second")
+        for dtype in ("float32", "bfloat16")
+    ),
+)
+
+
+def line(title: str, seconds: float, result: str) -> str:
+    return f"{title:30}{seconds:6.0f} s  {result}"
+
+
+def run_step(step: Step, packages: Sequence[str]) -> bool:
+    """Print the step's line, then its output where it fails. Return whether it passed."""
+    started = time.monotonic()
+    status, output, errors = _run(step, packages)
+    counted = step.count(output) if status == 0 else 0
+    good = status == 0 and counted >= step.least
+    result = f"{counted} {step.unit}" if good else failure(step, status, counted)
+    print(line(step.title, time.monotonic() - started, result), flush=True)
+    if not good:
+        print(f"{output}{errors}", flush=True)
+    return good
+
+
+def failure(step: Step, status: int | None, counted: int) -> str:
+    """Say what is wrong with a step that ended with the status, or with None at the end of its time."""
+    if status is None:
+        return f"failed: no end within {STEP_SECONDS:g} s"
+    if status != 0:
+        return f"failed with status {status}"
+    return f"failed: {counted} {step.unit}, and at least {step.least} are expected"
+
+
+def _run(step: Step, packages: Sequence[str]) -> tuple[int | None, str, str]:
+    with tempfile.TemporaryDirectory() as scratch:
+        path = gpu_run.path_of_children([str(gpu_run.ROOT / "tests"), *packages])
+        variables = {**os.environ, **path, run_results.FILE: f"{scratch}/results"}
+        try:
+            ended = subprocess.run(
+                [sys.executable, *step.arguments],
+                cwd=gpu_run.ROOT,
+                env=variables,
+                capture_output=True,
+                text=True,
+                timeout=STEP_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            return None, _text(error.stdout), _text(error.stderr)
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+def _text(said: bytes | str | None) -> str:
+    return said.decode(errors="replace") if isinstance(said, bytes) else said or ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 1 where a step failed; each runs whether or not one before it failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--wheels", type=Path, required=True, help="a folder of wheels, as `make gpu-wheels` makes it")
+    given = parser.parse_args(arguments)
+    started = time.monotonic()
+    try:
+        with gpu_run.packages_of(given.wheels) as packages:
+            gpu_run.require_packages()
+            print(line("installation of wheels", time.monotonic() - started, "all packages found"), flush=True)
+            outcomes = [run_step(step, packages) for step in STEPS]
+            return 0 if all(outcomes) else 1
+    except CannotRun as error:
+        print(f"gpu-rehearsal: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,315 @@
+"""Runs all that one machine's GPUs can run of the tests and the benchmark, and writes it down: `make gpu-run`.
+
+Nothing of the project need be installed, only what its worker imports; a machine without network takes what it lacks
+from a folder of wheels. Results are written while tests end, so a run that is killed leaves what it knows. It ends in
+time: what has not run by then keeps the row of its last run. Exits with 1 if a test failed, and with 2 if it could
+not run or not write what it knew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import gpu_reference
+import run_results
+from commits import CannotRun, commit_of
+from run_results import Result
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("api_server", "client", "operator", "rpc", "trainer_image", "dev/scripts")
+TESTS = (
+    *(
+        "tests/gpu/test_peft_engine.py",
+        "tests/contract/engine/test_places.py",
+        "tests/contract/engine/test_long_datums.py",
+    ),
+    *(f"tests/contract/sampler/test_{name}.py" for name in ("bfloat16", "parity", "vision")),
+    "tests/contract/engine",
+    # By module: the folder's others need packages that a GPU's image may lack.
+    *(f"tests/contract/sampler/test_{name}.py" for name in ("promises", "determinism", "fair_shares")),
+    "tests/gpu",
+)
+"""In the order of what one would know first, which is kept. Pytest runs a test once, whoever names it."""
+NEEDED = (
+    *("torch", "transformers", "tokenizers", "peft", "safetensors", "numpy", "PIL", "grpc", "grpc_health"),
+    *("google.protobuf", "orjson", "pyrage", "apsw", "structlog", "typer", "rich", "zstandard", "prometheus_client"),
+    *("typing_extensions", "fsspec", "aiohttp"),
+    *("pytest", "pytest_asyncio", "pytest_timeout", "hypothesis"),
+)
+"""Modules that the tests and the benchmark import. `make gpu-wheels` brings those that an image of PyTorch lacks."""
+TOLD = ("torch", "transformers", "peft")
+"""Packages whose versions a run prints."""
+RUN_SECONDS = 480.0
+"""For a machine that ends a command after ten minutes, and takes one or two of them to begin."""
+BENCHMARK_SECONDS = {"tiny": 60, "0.6B": 100, "8B": 120}
+"""What is kept of the time for the benchmark of a model."""
+END_SECONDS = 20
+NOTE_SECONDS = 5.0
+"""Between two writings of what is known so far."""
+WRITTEN = ("docs/gpu-runs.toml", "docs/how-to/gpu.md")
+FAILED, NOTHING_RUN = 1, 2
+
+
+@contextmanager
+def packages_of(wheels: Path | None) -> Iterator[list[str]]:
+    """Install the folder's wheels for as long as the block runs, before whatever the machine has of those packages.
+
+    Yields the folders to put on the path of child processes. Raises CannotRun.
+    """
+    inherited = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    if wheels is None:
+        yield inherited
+        return
+    with tempfile.TemporaryDirectory(prefix="tinsmith-wheels-") as site:
+        _install(wheels, site)
+        sys.path.insert(0, site)
+        importlib.invalidate_caches()
+        try:
+            yield [site, *inherited]
+        finally:
+            sys.path.remove(site)
+
+
+def _install(wheels: Path, site: str) -> None:
+    files = sorted(str(file) for file in wheels.glob("*.whl"))
+    if not files:
+        raise CannotRun(f"{wheels} holds no wheels: `make gpu-wheels` fills such a folder where there is a network")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+    finished = subprocess.run(
+        [*command, "--no-cache-dir", "--target", site, *files], capture_output=True, text=True, check=False
+    )
+    if finished.returncode != 0:
+        [*_, why] = finished.stderr.strip().splitlines() or ["pip says nothing"]
+        raise CannotRun(f"the wheels of {wheels} cannot be installed for {sys.executable}: {why}")
+
+
+def require_packages() -> None:
+    """Raise CannotRun, in one sentence, where packages are missing."""
+    if missing := [name for name in NEEDED if not _is_there(name)]:
+        raise CannotRun(
+            f"{sys.executable} has no {', '.join(missing)}: install them there, bring them by --wheels, "
+            "or name another by PYTHON="
+        )
+
+
+def device_name() -> str:
+    """Return the name of the GPUs. Raises CannotRun, in one sentence, where packages or GPUs are missing."""
+    require_packages()
+    import torch  # takes seconds, and may be what is missing
+
+    if not torch.cuda.is_available():
+        raise CannotRun(f"PyTorch {torch.__version__} of {sys.executable} sees no GPU: nvidia-smi says what there is")
+    count = torch.cuda.device_count()
+    return torch.cuda.get_device_name() if count == 1 else f"{count} x {torch.cuda.get_device_name()}"
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # a package that would hold it
+        return False
+
+
+@dataclass
+class Record:
+    """What a run knows so far, in a file that is whole at any moment."""
+
+    run: Mapping[str, str]
+    file: Path
+    results: Sequence[Result] = ()
+    reports: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def write(self) -> None:
+        """Raises CannotRun where the file cannot be written."""
+        unfinished = self.file.with_suffix(".unfinished")
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            gpu_reference.write(
+                test_entries(gpu_reference.entries(), self.results, self.run),
+                benchmark_entries(gpu_reference.entries("benchmark"), self.reports, self.run),
+                unfinished,
+            )
+            unfinished.replace(self.file)
+        except OSError as error:
+            raise CannotRun(f"{self.file} cannot be written: {error}. Name another folder by --out") from error
+
+
+def run_tests(tests: Sequence[str], marker: str, seconds: float, packages: Sequence[str], record: Record) -> None:
+    """Run what the time allows of the tests, in their order; the record has each result soon after it is there."""
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "results"
+
+        def note() -> None:
+            record.results = run_results.read_results(file)
+            record.write()
+
+        program = [sys.executable, "-m", "pytest", "-p", "outcomes", "-m", marker, "--continue-on-collection-errors"]
+        _run_for(seconds, [*program, *tests], {**path_of_children(packages), run_results.FILE: str(file)}, note)
+        note()
+
+
+def path_of_children(packages: Sequence[str]) -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join([*(str(ROOT / source) for source in SOURCES), *packages])}
+
+
+def _run_for(
+    seconds: float, program: Sequence[str], environment: Mapping[str, str], meanwhile: Callable[[], None] = lambda: None
+) -> int:
+    """Run the program to its end or to the end of the time, and return its exit status.
+
+    The end of the time is a Ctrl-C first, so that servers that the program started end, too.
+    """
+    # A shell starts what runs in the background with SIGINT ignored, which a child inherits.
+    command = ["env", "--default-signal=INT", *program]
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, start_new_session=True)
+    ends_at = time.monotonic() + seconds
+    try:
+        while (left := ends_at - time.monotonic()) > 0:
+            if (status := _ended(process, min(left, NOTE_SECONDS))) is not None:
+                return status
+            meanwhile()
+    except BaseException:  # a Ctrl-C at this program reaches no other session, and the tests would run on
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    os.killpg(process.pid, signal.SIGINT)
+    if (status := _ended(process, END_SECONDS)) is not None:
+        return status
+    os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+def _ended(process: subprocess.Popen[bytes], patience_seconds: float) -> int | None:
+    try:
+        return process.wait(patience_seconds)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def run_benchmark(model: str, seconds: float, packages: Sequence[str]) -> dict[str, Any] | None:
+    """The report of dev/benchmarks/gpu_step.py; None, and why on standard error, where it fails or takes too long."""
+    program = [sys.executable, "dev/benchmarks/gpu_step.py", "--model", model, "--json"]
+    try:
+        told = subprocess.run(
+            program,
+            cwd=ROOT,
+            env={**os.environ, **path_of_children(packages)},
+            check=True,
+            timeout=seconds,
+            stdout=subprocess.PIPE,
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        print(f"the benchmark of {model} was not measured: {error}", file=sys.stderr)
+        return None
+    report: dict[str, Any] = json.loads(told.stdout)
+    return report
+
+
+def test_entries(
+    known: Sequence[Mapping[str, Any]], results: Sequence[Result], run: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """The entries, with this run where a test passed or failed. One that was skipped keeps its last run."""
+    counted = run_results.by_row([entry["name"] for entry in known], results)
+    return [{**entry, **_run_of(counted.get(entry["name"]), run)} for entry in known]
+
+
+def _run_of(result: Result | None, run: Mapping[str, str]) -> dict[str, Any]:
+    if result is None or result.outcome == "skipped":
+        return {}
+    return {"run": {**run, "failed": result.reason} if result.outcome == "failed" else dict(run)}
+
+
+def benchmark_entries(
+    known: Sequence[Mapping[str, Any]], reports: Sequence[Mapping[str, Any]], run: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """The entries, those of the reports' models anew. A side without figures makes no entry."""
+    measured = [benchmark_entry(report, run) for report in reports if not _error_of(report)]
+    models = {entry["model"] for entry in measured}
+    return sorted(
+        [*(dict(entry) for entry in known if entry["model"] not in models), *measured], key=lambda e: e["model"]
+    )
+
+
+def _error_of(report: Mapping[str, Any]) -> str | None:
+    error: str | None = report["bare"]["error"] or report["engine"]["error"]
+    return error
+
+
+def benchmark_entry(report: Mapping[str, Any], run: Mapping[str, str]) -> dict[str, Any]:
+    """`engine`, `samples`: tokens per second. `ratio`: the engine's as a multiple of the bare loop's."""
+    engine, bare = report["engine"], report["bare"]
+    return {
+        "model": report["model"],
+        "dtype": report["dtype"],
+        "shape": f"{report['rows']} x {report['tokens']} tokens",
+        "engine": round(engine["tokens_per_second"], 1),
+        "ratio": round(engine["tokens_per_second"] / bare["tokens_per_second"], 3),
+        "peak_gb": round(engine["peak_gb"] or 0.0, 1),
+        "samples": round(report["sampled_tokens_per_second"], 1),
+        "run": dict(run),
+    }
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--seconds", type=float, default=RUN_SECONDS, help=f"of the whole run; {RUN_SECONDS:g} unless told"
+    )
+    parser.add_argument("--model", choices=BENCHMARK_SECONDS, default="0.6B", help="of the benchmark")
+    parser.add_argument("--commit", default="", help="where the tree is no checkout")
+    parser.add_argument("--wheels", type=Path, help="a folder of wheels, as `make gpu-wheels` makes it")
+    parser.add_argument("--out", type=Path, help="a folder for gpu-runs.toml; unless told, the one in docs/ is written")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parse(arguments)
+    started = time.monotonic()
+    try:
+        with packages_of(given.wheels) as packages:
+            return _run(given, packages, started)
+    except CannotRun as error:
+        print(f"gpu-run: {error}", file=sys.stderr)
+        return NOTHING_RUN
+
+
+def _run(given: argparse.Namespace, packages: Sequence[str], started: float) -> int:
+    """Run tests and benchmark within the time, and return the exit status. Raises CannotRun."""
+    run = {
+        "device": device_name(),
+        "commit": given.commit or commit_of(ROOT, *WRITTEN),
+        "date": str(datetime.date.today()),
+    }
+    record = Record(run, given.out / gpu_reference.RUNS.name if given.out else gpu_reference.RUNS)
+    record.write()
+    print(f"{run['device']}, {', '.join(f'{name} {version(name)}' for name in TOLD)}", flush=True)
+    kept = BENCHMARK_SECONDS[given.model] + END_SECONDS
+    run_tests(TESTS, "gpu", given.seconds - kept - (time.monotonic() - started), packages, record)
+    report = run_benchmark(given.model, max(given.seconds - (time.monotonic() - started), END_SECONDS), packages)
+    record.reports = [report] if report else []
+    record.write()
+    counts = Counter(result.outcome for result in record.results)
+    told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "no test ran"
+    print(f"{run['device']}: {told} in {time.monotonic() - started:.0f} s, written to {record.file}")
+    return FAILED if counts["failed"] or not record.results or report is None else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

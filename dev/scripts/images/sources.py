@@ -1,0 +1,101 @@
+"""Which images there are, and what each is made of: its Dockerfile says it, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+IGNORED = "__pycache__"
+LOCAL_REGISTRY = "tinsmith.local"
+"""The domain is in no public DNS, so a node that lacks an image cannot pull a stranger's of the same name."""
+
+
+def version() -> str:
+    """The project's, which is the tag of its images."""
+    found = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert found is not None, "pyproject.toml names no version"
+    return found[1]
+
+
+@dataclass(frozen=True)
+class Image:
+    """One of the project's images."""
+
+    name: str
+    dockerfile: Path
+    root: Path = ROOT
+    tag: str = field(default_factory=version)
+
+    @property
+    def reference(self) -> str:
+        """As a pod names it."""
+        return f"{LOCAL_REGISTRY}/tinsmith/{self.name}:{self.tag}"
+
+    @cached_property
+    def instructions(self) -> list[list[str]]:
+        """The Dockerfile's lines, cut into words, continued ones joined, comments left out."""
+        text = re.sub(r"^\s*#.*\n", "", self.dockerfile.read_text(), flags=re.MULTILINE)
+        return [line.split() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+
+    @property
+    def stages(self) -> list[str]:
+        """The names of the stages that have one, in order."""
+        return [words[3] for words in self.instructions if words[0] == "FROM" and "AS" in words]
+
+    def stage_tag(self, stage: str) -> str:
+        """What a builder calls one of them."""
+        return f"localhost/tinsmith/{self.name}-{stage}:{self.tag}"
+
+    def copied(self) -> Iterator[Path]:
+        """Every file that the build takes from the checkout."""
+        for words in self.instructions:
+            if words[0] == "COPY" and not words[1].startswith("--from"):
+                for source in words[1:-1]:
+                    yield from _files(self.root / source)
+
+    def digest(self) -> str:
+        """Return a hash of the name and of every file in the checkout that is built in, without Debian's packages."""
+        digest = hashlib.sha256(self.reference.encode())
+        for file in [self.dockerfile, self.root / ".dockerignore", *self.copied()]:
+            content = hashlib.sha256(file.read_bytes()).hexdigest()
+            digest.update(f"{file.relative_to(self.root)}\0{content}\n".encode())
+        return digest.hexdigest()[:16]
+
+
+def _files(path: Path) -> list[Path]:
+    """Raises FileNotFoundError where there is nothing."""
+    if path.is_dir():
+        return sorted(file for file in path.rglob("*") if file.is_file() and IGNORED not in file.parts)
+    return [path]
+
+
+def images_of(root: Path, tag: str) -> dict[str, Image]:
+    """The project's images as they are in a checkout, by name."""
+    dockerfiles = {
+        "trainer": root / "trainer_image" / "Dockerfile.cpu",
+        "api-server": root / "api_server" / "Dockerfile",
+        "operator": root / "operator" / "Dockerfile",
+    }
+    return {name: Image(name, dockerfile, root, tag) for name, dockerfile in dockerfiles.items()}
+
+
+IMAGES = images_of(ROOT, version())
+OPTIONAL_IMAGES = {
+    "test-services": Image("test-services", ROOT / "tests" / "support" / "in_cluster" / "Dockerfile"),
+    "trainer-megatron": Image("trainer-megatron", ROOT / "trainer_image" / "Dockerfile.cpu-megatron"),
+}
+"""What tests install beside Tinsmith, and the worker that tries nemo-rl and miles on CPUs; built only when named."""
+GPU_IMAGES = {
+    name: Image(name, ROOT / "trainer_image" / dockerfile)
+    for name, dockerfile in (
+        ("trainer-nemo-rl", "Dockerfile.nemo-rl"),
+        ("trainer-miles", "Dockerfile.miles"),
+        ("trainer-gpu", "Dockerfile.gpu"),
+    )
+}
+"""On bases of tens of gigabytes, for machines with GPUs; `docker build` makes them, and nothing of ours."""

@@ -1,0 +1,118 @@
+"""Makes the image of kind's nodes where no registry can be reached: `make kind-node-image`.
+
+It is put together from kind's own files, which come with its Go module, Debian's packages, and programs that are built
+here; `make demo-kind` takes it where it was made. What kind's own image has and this one lacks is kindnet, which no Go
+module brings: the network knows one node, and enforces no NetworkPolicies.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from images.archives import build_images
+from images.commands import ImageError
+from images.sources import Image
+from testcluster import kind
+from testcluster.commands import run
+from testcluster.errors import ClusterError
+from testcluster.places import cache_directory
+from testcluster.programs.archives import PAUSE_IMAGE, write_archive
+from testcluster.programs.builds import KIND, KIND_STORAGE, KUBERNETES, KUBERNETES_VERSION, PAUSE, built
+
+RECIPE = Path(kind.__file__).parent / "kind_node"
+PODS_TAG = "1"
+"""The recipe's files name it."""
+ON_THE_NODE = ("kubeadm", "kubectl", "kubelet")
+IN_PODS = {
+    "coredns": "coredns",
+    # A module's path ends in its version, so its program has the name before that.
+    "etcd": "server",
+    "kube-apiserver": "kube-apiserver",
+    "kube-controller-manager": "kube-controller-manager",
+    "kube-proxy": "kube-proxy",
+    "kube-scheduler": "kube-scheduler",
+    "local-path-provisioner": "local-path-provisioner",
+}
+"""What pods call a program, and what its build does."""
+LOAD_SECONDS = 600
+
+
+def main() -> int:
+    try:
+        engine = kind.running_engine()
+        archive = make_archive()
+        print(f"bringing {archive.name} into {engine} …", flush=True)
+        run(engine, "load", "--input", archive, seconds=LOAD_SECONDS)
+    except (ClusterError, ImageError) as error:
+        print(f"make kind-node-image: {error}", file=sys.stderr)
+        return 1
+    print(f"{engine} has {kind.OWN_NODE_IMAGE}, and `make demo-kind` takes it")
+    return 0
+
+
+def make_archive() -> Path:
+    """The node image in a docker-archive; what is unchanged is not built again. Raises ClusterError and ImageError."""
+    programs = find_programs()
+    with build_context(RECIPE / "pods.Dockerfile") as context:
+        link(context / "pods", {name: programs[built_as] for name, built_as in IN_PODS.items()})
+        pods = build(Image("kind-pods", context / "Dockerfile", context, PODS_TAG))
+    with build_context(RECIPE / "Dockerfile") as context:
+        link(context / "programs", {name: programs[name] for name in ON_THE_NODE})
+        link(context / "images", {"pods.tar": pods})
+        write_archive(context / "images" / "pause.tar", PAUSE_IMAGE, programs["pause"])
+        copy_files(kind_files(), context / "kind")
+        copy_files(RECIPE / "files", context / "files")
+        (context / "files" / "kind" / "version").write_text(f"v{KUBERNETES_VERSION}")
+        name, _, tag = kind.OWN_NODE_IMAGE.rpartition("/")[2].partition(":")
+        return build(Image(name, context / "Dockerfile", context, tag))
+
+
+def find_programs() -> Mapping[str, Path]:
+    """All that the image takes, by name; those that are missing are built."""
+    folders = [built(program) for program in (KUBERNETES, KIND, KIND_STORAGE, PAUSE)]
+    return {file.name: file for folder in folders for file in folder.iterdir()}
+
+
+def kind_files() -> Path:
+    """What kind's base image adds to Debian, of the version that our `kind` is, checked against its go.sum."""
+    download = run("env", f"--chdir={KIND.source}", "go", "mod", "download", "-json", "sigs.k8s.io/kind", seconds=300)
+    return Path(json.loads(download)["Dir"]) / "images" / "base" / "files"
+
+
+@contextmanager
+def build_context(dockerfile: Path) -> Iterator[Path]:
+    """A folder with this as its Dockerfile, on the disk of the cache, so that what is there can be linked."""
+    with TemporaryDirectory(dir=cache_directory(), prefix="kind-node-") as directory:
+        context = Path(directory)
+        shutil.copyfile(dockerfile, context / "Dockerfile")
+        (context / ".dockerignore").touch()
+        yield context
+
+
+def link(folder: Path, files: Mapping[str, Path]) -> None:
+    folder.mkdir()
+    for name, file in files.items():
+        (folder / name).hardlink_to(file)
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Without their modes: a module's files are for nobody to write."""
+    for file in source.rglob("*"):
+        if file.is_file():
+            copy = target / file.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+
+
+def build(image: Image) -> Path:
+    return build_images([image])[image.name].path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

