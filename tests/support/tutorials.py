@@ -26,7 +26,9 @@ def notebooks() -> list[Path]:
 
 
 def sources_digest(notebook: nbformat.NotebookNode) -> str:
-    return hashlib.sha256("\0".join(cell.source for cell in notebook.cells).encode()).hexdigest()
+    """Return the digest of the code cells; text may change without a new run."""
+    code = (cell.source for cell in notebook.cells if cell.cell_type == "code")
+    return hashlib.sha256("\0".join(code).encode()).hexdigest()
 
 
 def executed(notebook: Path, folder: Path, variables: Mapping[str, str]) -> nbformat.NotebookNode:
