@@ -55,7 +55,7 @@ export PYTHONDONTWRITEBYTECODE =
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv light-venv test-light demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check docs golden format proto lock bench \
+.PHONY: help venv light-venv test-light demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check sizes docs golden format proto lock bench \
     test-nodes test-programs test-nodes-and-programs test-clusters test-faults test-clusters-and-units test-contracts test-contracts-and-recipes test-recipes test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
@@ -200,6 +200,9 @@ check: venv ## formatting, lint, types, import directions, reference tables
 	$(BIN)/mypy
 	PYTHONPATH=dev/testcluster:dev/scripts $(BIN)/lint-imports
 	$(BIN)/python dev/scripts/reference.py --check
+
+sizes: venv ## files, lines, words and docstrings that open with a fragment; AT=COMMIT measures a commit instead of the work tree
+	@$(BIN)/python dev/scripts/sizes.py $(AT:%=--at %)
 
 docs: venv ## write the tables of docs/ that the code knows
 	$(BIN)/python dev/scripts/reference.py

@@ -1,0 +1,78 @@
+"""Rules of plain English that ruff does not know: how a docstring opens, and which words are no names.
+
+tests/unit/test_prose.py holds them for every file; `make sizes` counts what breaks the first.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterable, Iterator
+
+# Words that open a fragment or a clause. A docstring opens with an imperative verb or a noun phrase.
+OPENINGS = frozenset(
+    """
+    After All Also And Anything As At Before Behind Beside Both But By Each Either Else Every Everybody Everything For
+    From How If In It Its Like Neither No Nobody None Nor Not Nothing Of On Only Or Otherwise Over Since So Somebody
+    That There They This Those Though To Together Under Unless Until What Whatever When Whenever Where Wherever Whether
+    Which While Who Whoever Whom Whose Why With Within Without
+    """.split()
+)
+# `Each` and `Every` are articles before a noun.
+NOT_OPENINGS = frozenset({"Each", "Every", "All", "No"})
+FRAGMENT_OF = re.compile(r"^(?:Each|One|Some|Any|None|Either) of\b")
+
+# A name says what a thing is; these say only that there is one.
+PRONOUNS = frozenset(
+    """
+    anybody anyone everybody everyone hers himself itself mine nobody ours ourselves somebody someone something theirs
+    themselves whatever whoever whom whose yours
+    """.split()
+)
+
+# Phrases that readers had to read twice, in comments, docstrings, messages and pages.
+PHRASES = re.compile(
+    r"\b(?:nobody|somebody|whoever|whomever|beside|for ever|goes on|go on|going on|went on|gone on|let go|lets go|"
+    r"be told|is told|are told|was told|were told)\b",
+    re.IGNORECASE,
+)
+
+
+def broken_docstrings(docstrings: Iterable[str]) -> Iterator[str]:
+    """Yield the first line of each docstring that opens with a fragment."""
+    for docstring in docstrings:
+        first = docstring.lstrip().partition("\n")[0]
+        word = re.match(r"[A-Za-z]+", first)
+        if FRAGMENT_OF.match(first) or (word and word[0] in OPENINGS - NOT_OPENINGS):
+            yield first
+
+
+def pronouns_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of each definition, parameter and variable that has a pronoun in it."""
+    for node in ast.walk(tree):
+        for name in _names_bound_by(node):
+            if PRONOUNS & set(name.lower().split("_")):
+                yield getattr(node, "lineno", 0), name
+
+
+def _names_bound_by(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            yield name
+        case ast.ClassDef(name=name):
+            yield re.sub(r"(?<!^)(?=[A-Z])", "_", name)
+        case ast.arg(arg=name):
+            yield name
+        case ast.Name(id=name, ctx=ast.Store()):
+            yield name
+        case ast.Attribute(attr=name, ctx=ast.Store()):
+            yield name
+
+
+def phrases_in(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the phrase for each phrase to avoid in the comments and strings of a Python file."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}:
+            yield from ((token.start[0], found[0]) for found in PHRASES.finditer(token.string))

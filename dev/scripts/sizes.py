@@ -1,0 +1,79 @@
+"""Print how large the project is and how it reads: files, lines, words, and docstrings that open with a fragment.
+
+`make sizes` runs it on the work tree; `--at COMMIT` measures a commit instead, so that two states can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import subprocess
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from prose import broken_docstrings
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("operator/", "api_server/", "trainer_image/", "client/", "rpc/")
+GENERATED = "_pb2"
+
+
+def sources_of(commit: str | None) -> Mapping[str, str]:
+    """Return the text of each tracked file, by its path; `None` stands for the work tree."""
+    if commit is None:
+        names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        return {
+            name: (ROOT / name).read_text(errors="replace") for name in names.split("\0") if (ROOT / name).is_file()
+        }
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        return {
+            member.name: content.read().decode(errors="replace")
+            for member in files
+            if member.isfile() and (content := files.extractfile(member)) is not None
+        }
+
+
+def measure(sources: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """Yield what is counted with its figure."""
+    python = {name: text for name, text in sources.items() if name.endswith(".py") and GENERATED not in name}
+    product = {name: text for name, text in python.items() if name.startswith(PRODUCT)}
+    tests = {name: text for name, text in python.items() if name.startswith("tests/")}
+    pages = {name: text for name, text in sources.items() if name.startswith("docs/") and name.endswith(".md")}
+    golden = {name: text for name, text in sources.items() if "/golden/" in name}
+    yield "product files", len(product)
+    yield "product lines", _lines(product)
+    yield "test files", len(tests)
+    yield "test lines", _lines(tests)
+    yield "lines of golden files", _lines(golden)
+    yield "words in docs", sum(len(text.split()) for text in pages.values())
+    yield "words in docs/design.md", len(pages.get("docs/design.md", "").split())
+    yield "pages over 200 lines", sum(text.count("\n") > 200 for text in pages.values())
+    docstrings = [docstring for text in python.values() for docstring in docstrings_of(text)]
+    yield "docstrings", len(docstrings)
+    yield "docstrings that open with a fragment", len(list(broken_docstrings(docstrings)))
+
+
+def docstrings_of(text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node)
+            if docstring is not None:
+                yield docstring
+
+
+def _lines(files: Mapping[str, str]) -> int:
+    return sum(text.count("\n") for text in files.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--at", metavar="COMMIT", help="measure this commit instead of the work tree")
+    for what, figure in measure(sources_of(parser.parse_args().at)):
+        print(f"{what:40}{figure:>9,}")
+
+
+if __name__ == "__main__":
+    main()
