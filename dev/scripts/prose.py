@@ -12,24 +12,22 @@ import tokenize
 from collections.abc import Iterable, Iterator
 
 # Words that open a fragment or a clause. A docstring opens with an imperative verb or a noun phrase.
-OPENINGS = frozenset(
-    """
-    After All Also And Anything As At Before Behind Beside Both But By Each Either Else Every Everybody Everything For
-    From How If In It Its Like Neither No Nobody None Nor Not Nothing Of On Only Or Otherwise Over Since So Somebody
-    That There They This Those Though To Together Under Unless Until What Whatever When Whenever Where Wherever Whether
-    Which While Who Whoever Whom Whose Why With Within Without
-    """.split()
+OPENING = re.compile(
+    r"(?:Each of|One of|Some of|Any of|"
+    r"After|Also|And|Anything|As|At|Before|Behind|Beside|Both|But|By|Either|Else|Everybody|Everything|For|"
+    r"From|How|If|In|It|Its|Like|Neither|Nobody|None|Nor|Not|Nothing|Of|On|Only|Or|Otherwise|Over|Since|So|"
+    r"Somebody|That|There|They|This|Those|Though|To|Together|Under|Unless|Until|What|Whatever|When|"
+    r"Whenever|Where|Wherever|Whether|Which|While|Who|Whoever|Whom|Whose|Why|With|Within|Without"
+    r")\b"
 )
-# `Each` and `Every` are articles before a noun.
-NOT_OPENINGS = frozenset({"Each", "Every", "All", "No"})
-FRAGMENT_OF = re.compile(r"^(?:Each|One|Some|Any|None|Either) of\b")
 
 # A name says what a thing is; these say only that there is one.
-PRONOUNS = frozenset(
-    """
-    anybody anyone everybody everyone hers himself itself mine nobody ours ourselves somebody someone something theirs
-    themselves whatever whoever whom whose yours
-    """.split()
+PRONOUN = re.compile(
+    r"(?:^|_)(?:"
+    r"anybody|anyone|everybody|everyone|hers|himself|itself|mine|nobody|ours|ourselves|somebody|someone|"
+    r"something|theirs|themselves|whatever|whoever|whom|whose|yours"
+    r")(?:_|$)",
+    re.IGNORECASE,
 )
 
 # Phrases that readers had to read twice, in comments, docstrings, messages and pages.
@@ -44,8 +42,7 @@ def broken_docstrings(docstrings: Iterable[str]) -> Iterator[str]:
     """Yield the first line of each docstring that opens with a fragment."""
     for docstring in docstrings:
         first = docstring.lstrip().partition("\n")[0]
-        word = re.match(r"[A-Za-z]+", first)
-        if FRAGMENT_OF.match(first) or (word and word[0] in OPENINGS - NOT_OPENINGS):
+        if OPENING.match(first):
             yield first
 
 
@@ -53,7 +50,7 @@ def pronouns_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield the line and the name of each definition, parameter and variable that has a pronoun in it."""
     for node in ast.walk(tree):
         for name in _names_bound_by(node):
-            if PRONOUNS & set(name.lower().split("_")):
+            if PRONOUN.search(name):
                 yield getattr(node, "lineno", 0), name
 
 
