@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import json
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import httpx
@@ -115,26 +112,3 @@ def test_an_adapter_that_leaves_and_comes_back_has_the_same_weights(
         tensors.append(load_file(tmp_path / name))
     assert tensors[0].keys() == tensors[1].keys()
     assert all(np.array_equal(tensors[0][name], tensor) for name, tensor in tensors[1].items())
-
-
-def test_an_archive_is_taken_like_a_folder(server: ServedInstallation, made_elsewhere: Path, tmp_path: Path) -> None:
-    archive = tmp_path / "archive.tar"
-    with tarfile.open(archive, "w") as opened:
-        for name in FILES:
-            opened.add(made_elsewhere / name, f"./{name}")
-        opened.addfile(tarfile.TarInfo("checkpoint_complete"), io.BytesIO())
-    brought_in = run_import(server, archive)
-    assert brought_in.stdout.startswith("tinker://"), brought_in.stderr
-
-
-def test_what_is_no_adapter_of_the_base_model_is_refused_with_the_reason(
-    server: ServedInstallation, made_elsewhere: Path
-) -> None:
-    config = json.loads((made_elsewhere / FILES[0]).read_text())
-    (made_elsewhere / FILES[0]).write_text(json.dumps({**config, "use_dora": True}))
-    refused = run_import(server, made_elsewhere)
-    assert refused.returncode == 1
-    assert "adapter_config.json: the adapter has DoRA" in refused.stderr
-    answer = import_by_calls(server, {FILES[0]: json.dumps(config).encode(), FILES[1]: b"\x80\x04pickle"}, rank=4)
-    assert answer.status_code == 422
-    assert "is not a whole safetensors file" in answer.json()["detail"]

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import random
-import re
 from pathlib import Path
 
 import pytest
 import tinker
-from safetensors.numpy import load_file
 from support.client.page_programs import PageProgram, page_program
 from support.client.sdk import adam, next_token_datum
 from support.server.serve_process import API_KEY, ServedInstallation
 from tinsmith.cli import main
 from tinsmith.training import CheckpointManager, Retention
-from tinsmith.training.errors import StateGone
 
 MODEL = "tiny/other-name"
 STEPS = 12
@@ -73,33 +70,6 @@ def test_a_checkpoint_that_is_removed_takes_its_state_with_it_and_exports_stay_n
         assert manager.store.steps() == [2, 3]
         kept = [manager.store.metadata(step).state_path for step in (2, 3)]
     assert sorted(states_of(server, model)) == sorted(kept)
-
-
-def test_the_optimizer_of_a_state_is_fetched_where_a_server_gives_it(
-    client: tinker.ServiceClient, tmp_path: Path
-) -> None:
-    import torch
-
-    model = client.create_lora_training_client(MODEL, rank=4).result()
-    train(model)
-    with manager_of(client, tmp_path, optimizer=True) as manager:
-        manager.save(model, 1, loop_state={})
-    moments = torch.load(tmp_path / "step-000001" / "optimizer.pt", weights_only=True)
-    adapter = load_file(tmp_path / "step-000001" / "adapter.safetensors")
-    assert sum(tensor.numel() for tensor in moments.values()) >= 2 * sum(tensor.size for tensor in adapter.values())
-
-
-def test_a_checkpoint_whose_state_is_gone_from_the_server_says_so(
-    server: ServedInstallation, client: tinker.ServiceClient, tmp_path: Path
-) -> None:
-    model = client.create_lora_training_client(MODEL, rank=4).result()
-    with manager_of(client, tmp_path, adapter=False) as manager:
-        manager.save(model, 1, loop_state={})
-        manager.wait()
-        [state] = states_of(server, model)
-        tinker.RestClient(base_url=server.url, api_key=API_KEY).delete_checkpoint_from_tinker_path(state).result()
-        with pytest.raises(StateGone, match=re.escape(state)):
-            manager.resume()
 
 
 def test_the_command_asks_the_server_and_removes_states_there(

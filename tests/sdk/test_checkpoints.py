@@ -50,15 +50,6 @@ def test_a_resumed_run_goes_on_bit_for_bit(client: tinker.ServiceClient, model: 
     assert logprobs(resumed) == logprobs(model)
 
 
-def test_a_load_without_the_optimizer_restarts_it(client: tinker.ServiceClient, model: tinker.TrainingClient) -> None:
-    path = model.save_state("weights-only").result().path
-    fresh = client.create_training_client_from_state(path).result()
-    assert logprobs(fresh) == logprobs(model)
-    for run in (model, fresh):
-        train(run, rounds=1)
-    assert logprobs(fresh) != logprobs(model)
-
-
 @pytest.mark.filterwarnings("ignore:DEPRECATED. TrainingClient.load_state:FutureWarning")
 def test_trap_24_the_deprecated_load_state_still_works(model: tinker.TrainingClient) -> None:
     before, path = logprobs(model), model.save_state("before").result().path
@@ -78,19 +69,6 @@ def test_saves_in_a_pipeline_hold_the_state_of_their_place(
     assert logprobs(resumed) == expected
 
 
-def test_a_taken_name_is_refused_and_overwrite_replaces_it(
-    client: tinker.ServiceClient, model: tinker.TrainingClient
-) -> None:
-    path = model.save_state("name").result().path
-    train(model, rounds=1)
-    with pytest.raises(tinker.RequestFailedError, match="exists already") as failure:
-        model.save_state("name").result()
-    assert failure.value.category == "user"
-    newer = logprobs(model)
-    assert model.save_state("name", overwrite=True).result().path == path
-    assert logprobs(client.create_training_client_from_state(path).result()) == newer
-
-
 def test_a_name_that_was_deleted_and_saved_again_samples_from_its_new_weights(
     client: tinker.ServiceClient, model: tinker.TrainingClient, rest: tinker.RestClient
 ) -> None:
@@ -105,72 +83,6 @@ def test_a_name_that_was_deleted_and_saved_again_samples_from_its_new_weights(
     newer = client.create_sampling_client(path).result().compute_logprobs(tokens).result()
     unnamed = model.save_weights_and_get_sampling_client().result()
     assert newer == unnamed.compute_logprobs(tokens).result() != older
-
-
-def test_two_saves_of_one_name_in_a_pipeline_are_told_apart(model: tinker.TrainingClient) -> None:
-    first, second = model.save_state("twice"), model.save_state("twice")
-    first.result()
-    with pytest.raises(tinker.RequestFailedError, match="exists already"):
-        second.result()
-
-
-def test_the_same_name_serves_a_state_and_a_sampler(model: tinker.TrainingClient, client: tinker.ServiceClient) -> None:
-    state, sampler = model.save_state("final"), model.save_weights_for_sampler("final")
-    assert state.result().path.endswith("/weights/final")
-    path = sampler.result().path
-    assert path is not None
-    assert path.endswith("/sampler_weights/final")
-    from_path = client.create_sampling_client(model_path=path).result()
-    trainer = model.forward(DATA, "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data
-    assert from_path.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()[1:] == pytest.approx(
-        trainer, abs=1e-4
-    )
-
-
-def test_a_state_is_no_sampler_and_the_refusal_says_which_call_makes_one(
-    model: tinker.TrainingClient, client: tinker.ServiceClient
-) -> None:
-    state, sampler = model.save_state("one").result().path, model.save_weights_for_sampler("one").result().path
-    assert sampler is not None
-    with pytest.raises(tinker.NotFoundError, match="is a training checkpoint; this needs one made by save_weights_for"):
-        client.create_sampling_client(state).result()
-    with pytest.raises(tinker.RequestFailedError, match="is a sampler checkpoint; this needs one made by save_state"):
-        client.create_training_client_from_state(sampler).result()
-
-
-@pytest.mark.parametrize("name", ["a/b", "a:b", ""], ids=["slash", "colon", "empty"])
-def test_trap_16_a_name_that_no_path_can_hold_is_refused(model: tinker.TrainingClient, name: str) -> None:
-    with pytest.raises(tinker.RequestFailedError, match="name") as failure:
-        model.save_state(name).result()
-    assert failure.value.category == "user"
-
-
-def test_a_checkpoint_that_does_not_exist_is_named(client: tinker.ServiceClient, model: tinker.TrainingClient) -> None:
-    run = model.save_state("there").result().path.split("/")[2]
-    with pytest.raises(tinker.RequestFailedError, match="nowhere"):
-        client.create_training_client_from_state(f"tinker://{run}/weights/nowhere").result()
-
-
-def test_a_truncated_checkpoint_is_refused(
-    server: ServedInstallation, client: tinker.ServiceClient, model: tinker.TrainingClient
-) -> None:
-    path = model.save_state("cut").result().path
-    [weights] = server.data.glob(
-        f"checkpoints/weights/{path.split('/')[2].replace(':', '.')}/*/adapter_model.safetensors"
-    )
-    weights.write_bytes(weights.read_bytes()[:-8])
-    with pytest.raises(tinker.RequestFailedError, match="damaged"):
-        client.create_training_client_from_state(path).result()
-
-
-@pytest.mark.filterwarnings("ignore:DEPRECATED. TrainingClient.load_state:FutureWarning")
-def test_an_adapter_of_another_shape_does_not_load_into_a_model(
-    client: tinker.ServiceClient, model: tinker.TrainingClient
-) -> None:
-    path = model.save_state("rank-8").result().path
-    other = client.create_lora_training_client(MODEL, rank=4).result()
-    with pytest.raises(tinker.RequestFailedError, match="rank 8"):
-        other.load_state(path).result()
 
 
 def test_listings_show_what_was_saved_and_deletes_remove_it(
@@ -262,13 +174,3 @@ def test_the_cookbook_downloads_a_training_checkpoint_that_only_it_can_read(
     )
     assert downloaded.keys() == expected.keys()
     assert all((downloaded[name] == expected[name]).all() for name in expected)
-
-
-def test_a_session_that_ended_refuses_new_work(server: ServedInstallation) -> None:
-    session = server.post("/api/v1/create_session", {"tags": [], "user_metadata": {}, "sdk_version": "0.38.0"}).json()
-    reason = {"reason": {"type": "success"}, "detail": None}
-    assert server.post(f"/api/v1/sessions/{session['session_id']}/finish", reason).status_code == 200
-    create = {"session_id": session["session_id"], "model_seq_id": 0, "base_model": MODEL, "lora_config": {"rank": 4}}
-    refused = server.post("/api/v1/create_model", create)
-    assert refused.status_code == 410
-    assert "finished" in refused.json()["detail"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,8 +10,7 @@ import pytest
 import tinker
 from support.client.sdk import adam, exact_logprobs, next_token_datum, service_client
 from support.server.s3 import s3_server, used_here
-from support.server.serve_process import API_KEY, ServedInstallation
-from tinker import types
+from support.server.serve_process import ServedInstallation
 from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 
 MODEL = "Qwen/Qwen3-8B"
@@ -75,47 +73,3 @@ def test_a_resumed_run_goes_on_bit_for_bit(client: tinker.ServiceClient, model: 
     for run in (model, resumed):
         train(run)
     assert logprobs(resumed) == logprobs(model)
-
-
-def test_a_worker_that_is_new_samples_what_an_older_one_saved(
-    served: Served, client: tinker.ServiceClient, model: tinker.TrainingClient
-) -> None:
-    path = model.save_weights_for_sampler("kept").result().path
-    trainer = model.forward(DATA, "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data
-    served.server.kill_workers()
-    sampler = client.create_sampling_client(model_path=path).result()
-    scores = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()
-    assert scores[1:] == pytest.approx(trainer, abs=1e-4)
-
-
-def test_an_object_that_was_altered_is_refused(
-    served: Served, client: tinker.ServiceClient, model: tinker.TrainingClient
-) -> None:
-    path = model.save_state("altered").result().path
-    run = path.split("/")[2].replace(":", ".")
-    [weights] = [file for file in served.objects(f"weights/{run}") if file.endswith("adapter_model.safetensors")]
-    served.alter(weights)
-    with pytest.raises(tinker.RequestFailedError, match="damaged") as failure:
-        client.create_training_client_from_state(path).result()
-    assert failure.value.category == "user"
-
-
-def test_a_checkpoint_is_listed_downloaded_and_deleted(served: Served, model: tinker.TrainingClient) -> None:
-    rest = tinker.RestClient(base_url=served.server.url, api_key=API_KEY)
-    run = model.save_weights_external("export").result().path.split("/")[2]
-    model.save_state("listed").result()
-    assert len(rest.list_checkpoints(run).result().checkpoints) == 2
-
-    links = f"/api/v1/training_runs/{run}/checkpoints/external_weights/export/external_weights_urls"
-    sizes = {}
-    for name, url in served.server.get(links).json()["urls"].items():
-        with urllib.request.urlopen(url) as answer:  # plain GET, no key
-            sizes[name] = len(answer.read())
-    assert sizes.keys() == {"adapter_config.json", "adapter_model.safetensors"}
-    assert sizes["adapter_model.safetensors"] > 10_000
-
-    folder = run.replace(":", ".")
-    assert served.objects(f"weights/{folder}") != []
-    rest.delete_checkpoint(run, "weights/listed").result()
-    assert served.objects(f"weights/{folder}") == []
-    assert served.objects(f"external_weights/{folder}") != []

@@ -125,26 +125,3 @@ def test_a_loss_in_the_worker_takes_one_call_where_the_sdk_takes_two(
         asked = [server.retrieve(f"{model.model_id}:op:{number}").status_code for number in (1, 2)]
         calls.append(asked.count(200))
     assert calls == [1, 2]
-
-
-def test_a_loss_that_no_worker_runs_is_refused_when_it_is_made(client: tinker.ServiceClient) -> None:
-    def noisy(logprobs: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        return (logprobs + torch.rand_like(logprobs)).sum(), {}
-
-    with pytest.raises(tinker.UnprocessableEntityError, match=r"torch.rand_like.*forward_backward_custom"):
-        client.create_custom_loss(noisy, input_ranks={"logprobs": 1}).result()
-
-
-def test_a_loss_that_comes_to_nothing_fails_its_call_and_the_next_round_works(client: tinker.ServiceClient) -> None:
-    def of_nothing(logprobs: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        return logprobs[kept > 1].mean(), {}
-
-    model = new_model(client)
-    handle = client.create_custom_loss(of_nothing, input_ranks={"logprobs": 1, "kept": 1}).result()
-    bad, step = model.forward_backward_custom([datum(4)], handle), model.optim_step(adam())
-    with pytest.raises(tinker.RequestFailedError, match="'of_nothing' is nan for a datum of 4 tokens"):
-        bad.result()
-    with pytest.raises(tinker.RequestFailedError):
-        step.result()
-    model.forward_backward([next_token_datum(range(1, 8))], "cross_entropy").result()
-    assert model.optim_step(adam()).result().metrics["grad_norm"] > 0

@@ -143,17 +143,6 @@ def test_a_prompt_is_scored_without_a_token_behind_it(
             oai.completions.create(max_tokens=1, **asked)
 
 
-def test_an_echo_is_streamed_as_it_is_told(oai: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "prompt": "Ada", "max_tokens": 4, "echo": True, "seed": 5, "n": 2}
-    whole = oai.completions.create(**asked)
-    texts = ["", ""]
-    for chunk in oai.completions.create(stream=True, **asked):
-        for choice in chunk.choices:
-            texts[choice.index] += choice.text
-    assert texts == [choice.text for choice in whole.choices]
-    assert all(text.startswith("Ada") for text in texts)
-
-
 def test_an_answer_comes_apart_and_its_stream_holds_the_same(oai: openai.OpenAI, taught: str) -> None:
     asked: dict[str, Any] = {"model": taught, "messages": QUESTION, "tools": TOOLS, "temperature": 0, "max_tokens": 80}
     whole: Any = oai.chat.completions.create(**asked)
@@ -208,26 +197,3 @@ def samples_at_work(server: ServedInstallation) -> float:
     """As of the server's latest look at its worker."""
     lines = httpx.get(f"{server.url}/metrics", **HTTP_OPTIONS).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if 'state="sampling"' in line)
-
-
-def test_a_stop_string_is_no_part_of_the_text(oai: openai.OpenAI, claude: anthropic.Anthropic) -> None:
-    greedy: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 40}
-    text = oai.completions.create(prompt="Ada has", **greedy).choices[0].text
-    stop = text[len(text) // 2 :][:2]
-    stopped = oai.completions.create(prompt="Ada has", stop=stop, **greedy).choices[0]
-    assert (stopped.text, stopped.finish_reason) == (text.partition(stop)[0], "stop")
-    asked: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 40, "extra_body": GREEDY}
-    said = claude.messages.create(**asked).content[0].text  # type: ignore[union-attr]
-    end = said[len(said) // 2 :][:2]
-    message = claude.messages.create(stop_sequences=[end], **asked)
-    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", end)
-
-
-def test_a_prompt_beyond_the_context_is_told_in_words(oai: openai.OpenAI, claude: anthropic.Anthropic) -> None:
-    long: list[Any] = [{"role": "user", "content": "Ada has " * 5000}]
-    with pytest.raises(openai.BadRequestError, match="leaves no room"):
-        oai.chat.completions.create(model=MODEL, messages=long)
-    with pytest.raises(anthropic.BadRequestError, match="leaves no room"):
-        claude.messages.create(model=MODEL, messages=long, max_tokens=8)
-    with pytest.raises(openai.BadRequestError, match="leaves no room"):
-        oai.chat.completions.create(model=MODEL, messages=long, stream=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import subprocess
 import sys
@@ -28,11 +27,10 @@ from tinsmith.training import (
     OfflineEvaluator,
     Retention,
     Task,
-    load_task,
 )
-from tinsmith.training.evaluation.loading import TaskOptions, find_tasks
+from tinsmith.training.evaluation.loading import find_tasks
 from tinsmith.training.evaluation.results import read_rows
-from tinsmith.training.evaluation.sources import at_path, in_root, of_base_model
+from tinsmith.training.evaluation.sources import at_path, in_root
 
 from .conftest import MODEL
 
@@ -103,29 +101,6 @@ def test_an_evaluation_beside_the_run_finds_what_one_of_the_same_saved_weights_d
 
 def session(server: ServedInstallation) -> tinker.ServiceClient:
     return tinker.ServiceClient(base_url=server.url, api_key=API_KEY)
-
-
-def test_a_file_of_examples_is_a_task(server: ServedInstallation, client: tinker.ServiceClient, tmp_path: Path) -> None:
-    """Rendered by the model's own chat template, or as raw text; by text and by logprobs of choices."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(server.models[MODEL])
-    rows = [{"prompt": "How much is 1 + 1?", "answer": "2"}, {"prompt": [5, 9, 2], "answer": 7, "id": "tokens"}]
-    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    choices = [{"messages": [{"role": "user", "content": "Hot or cold?"}], "choices": ["hot", "cold"], "answer": 1}]
-    (tmp_path / "choices.jsonl").write_text("\n".join(map(json.dumps, choices)))
-    short = types.SamplingParams(max_tokens=4, temperature=0.0)
-    sums = load_task(tmp_path / "sums.jsonl", TaskOptions(grader="number", params=short, tokenizer=tokenizer))
-    either = load_task(tmp_path / "choices.jsonl", TaskOptions(tokenizer=tokenizer))
-    sweep = OfflineEvaluator([sums, either], tmp_path / "out", connect=lambda: session(server)).run(
-        [of_base_model(MODEL)]
-    )
-    assert sweep.failures == []
-    assert [(one.name, one.estimate.examples) for one in sweep.summaries] == [
-        ("sums/score", 2),
-        ("choices/acc", 1),
-        ("choices/acc_norm", 1),
-    ]
 
 
 KILLED_TASKS = """
@@ -244,15 +219,6 @@ class HeldOutLoss(TrainingClientEvaluator):
     async def __call__(self, training_client: tinker.TrainingClient) -> dict[str, float]:
         done = await training_client.forward(HELD_OUT, "cross_entropy")
         return {"nll": done.metrics["loss:sum"] / 4}
-
-
-async def test_a_task_runs_in_a_loop_of_the_cookbook(client: tinker.ServiceClient) -> None:
-    from tinker_cookbook.supervised.train import run_evals
-
-    model = await client.create_lora_training_client(MODEL, rank=4, seed=1)
-    found = await run_evals([token_task()], model, 0)
-    assert found.keys() == {"eval/small/score"}
-    assert 0 < found["eval/small/score"] < 1
 
 
 def output_of(server: ServedInstallation, folder: Path, source: str) -> list[str]:

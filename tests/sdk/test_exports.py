@@ -15,9 +15,8 @@ from safetensors.torch import load_file
 from support.client.sdk import adam, next_token_datum, service_client
 from support.server.serve_process import API_KEY, ServedInstallation
 from tinsmith.cli import main
-from tinsmith.local_server import tinsmith_command
 from tinsmith.training import export_lora_weights
-from tinsmith.training.errors import ExportError, NoSuchWeights, NotOffered
+from tinsmith.training.errors import NotOffered
 from tinsmith.training.exports import export as export_module
 
 from .conftest import MODEL
@@ -115,51 +114,6 @@ def test_from_a_server_without_archives_a_state_comes_through_an_export_that_is_
     )
     assert same(dict(through.tensors), dict(export_lora_weights(saved["external"], service=client).tensors))
     assert exports_kept(client) == before
-
-
-@pytest.mark.usefixtures("without_archives")
-def test_a_server_that_gives_nothing_away_is_said_to_with_what_can_be_done(
-    client: tinker.ServiceClient, saved: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(NotOffered, match="save with save_state or save_weights_external, and export that"):
-        export_lora_weights(saved["sampler"], service=client)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise tinker.RequestFailedError("exports are switched off", request_id="r", category="user")
-
-    monkeypatch.setattr(tinker.TrainingClient, "save_weights_external", refuse)
-    with pytest.raises(
-        NotOffered, match=r"neither an archive nor an export of .*switched off.*ask whoever runs the server"
-    ):
-        export_lora_weights(saved["training"], service=client)
-
-
-def test_what_another_tenant_saved_is_not_there_unless_it_is_published(
-    server: ServedInstallation, client: tinker.ServiceClient, saved: dict[str, str]
-) -> None:
-    command = [*tinsmith_command(), "keys", "create", "theirs", "--tenant=exporter", f"--data={server.data}"]
-    key = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    rest, path = tinker.RestClient(client.holder), saved["sampler"]
-    with service_client(server, api_key=key) as theirs:
-        with pytest.raises(NoSuchWeights, match=f"shows no {path} to this key: .*somebody else's and not published"):
-            export_lora_weights(path, service=theirs)
-        rest.publish_checkpoint_from_tinker_path(path).result()
-        assert export_lora_weights(path, service=theirs).tensors
-    rest.unpublish_checkpoint_from_tinker_path(path).result()
-
-
-@pytest.mark.parametrize(
-    ("path", "kind", "sentence"),
-    [
-        ("tinker://run:train:0/weights/never", NoSuchWeights, "never saved or was deleted, its time has passed"),
-        ("tinker://run:train:0/never", ExportError, "is no path of a checkpoint, such as tinker://RUN/weights/NAME"),
-    ],
-)
-def test_a_path_that_leads_nowhere_is_said_to(
-    client: tinker.ServiceClient, path: str, kind: type[ExportError], sentence: str
-) -> None:
-    with pytest.raises(kind, match=sentence):
-        export_lora_weights(path, service=client)
 
 
 def test_the_command_says_failures_in_a_sentence(

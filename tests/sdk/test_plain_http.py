@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -111,23 +110,3 @@ def json_values(text: str) -> list[Any]:
 def test_without_keys_a_proxy_is_refused_whoever_it_speaks_for(server: tuple[str, str]) -> None:
     answer = httpx.get(f"{server[0]}/health", headers={"X-Forwarded-For": "127.0.0.1"}, **HTTP_OPTIONS)
     assert (answer.status_code, "through a proxy" in answer.json()["detail"]) == (403, True)
-
-
-def test_metrics_have_their_port_whoever_serves_the_application(server: tuple[str, str], metrics_port: int) -> None:
-    """And nothing else has it; a connection that is kept does not hold up the end."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{metrics_port}", **HTTP_OPTIONS) as client:
-        assert "tinsmith_polls_held 0.0" in client.get("/metrics").text
-        assert client.get("/api/v1/healthz").status_code == 404
-
-
-def test_a_port_of_metrics_that_somebody_else_has_is_one_sentence(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        model = str(make_tiny_model(tmp_path / "model"))
-        names = {"TINSMITH_METRICS_PORT": str(port), "TINSMITH_MODELS": model, "TINSMITH_DATA": str(tmp_path / "data")}
-        untouched = {name: value for name, value in os.environ.items() if not name.startswith("TINSMITH_")}
-        command = [sys.executable, "-m", "uvicorn", "tinsmith_server.asgi:app", "--port", str(free_port())]
-        done = subprocess.run(command, env={**untouched, **names}, capture_output=True, text=True, check=False)
-    assert done.returncode == os.EX_CONFIG
-    cure = "stop the other program, or set metrics_port to another"
-    assert done.stderr.splitlines() == [f"tinsmith: port {port} on 127.0.0.1 is in use; {cure}"]

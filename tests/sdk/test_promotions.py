@@ -15,8 +15,7 @@ from support.server.serve_process import API_KEY, ServedInstallation
 from tinsmith.cli import main
 from tinsmith.local_server import tinsmith_command
 from tinsmith.training import promote, promotion_history, promotions, remove_promotion, rollback
-from tinsmith.training.errors import NotOffered, PromotionRefused
-from tinsmith.training.promotion import names
+from tinsmith.training.errors import PromotionRefused
 
 from .conftest import MODEL
 
@@ -134,50 +133,3 @@ def test_the_sampler_of_a_run_is_promoted_by_its_folder_and_a_terminal_talks_to_
         assert capsys.readouterr().out == f"{expected}\n"
     status, _, err = run_promote(capsys, "assistant", "--run", str(tmp_path / "none"), "--expect", "x")
     assert (status, "has no summary.json" in err) == (1, True)
-
-
-@pytest.mark.usefixtures("service")
-def test_the_command_lists_for_people_and_for_scripts(saved: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = saved
-    assert json.loads(run_promote(capsys, "prod", first, "--json")[1])["number"] == 1
-    assert run_promote(capsys, "prod", second, "--expect", "")[0] == 1
-    assert run_promote(capsys, "prod", second, "--expect", first)[0] == 0
-    for arguments, shown in ((["--list"], [second]), (["prod", "--history"], [second, first])):
-        table = run_promote(capsys, *arguments)[1].splitlines()
-        assert table[0].split() == ["name", "since", "by", "stands", "for"]
-        assert [(line.split()[0], line.split()[-1]) for line in table[1:]] == [("prod", path) for path in shown]
-        told = json.loads(run_promote(capsys, *arguments, "--json")[1])["promotions"]
-        assert [one["path"] for one in told] == shown
-    assert run_promote(capsys, "prod", "--remove") == (0, "prod is removed\n", "")
-    code, _, err = run_promote(capsys, "prod", "--rollback")
-    assert (code, err) == (1, "tinsmith promote: you have promoted nothing as prod\n")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "",
-        "prod",
-        "prod --list",
-        "--rollback",
-        "prod tinker://a/b/c --rollback",
-        "prod --history --expect x",
-        "--run a",
-        "prod tinker://a/b/c --run a",
-        "prod --run a --rollback",
-    ],
-)
-def test_what_says_not_one_thing_is_a_misuse(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run_promote(capsys, *arguments.split())
-    assert code == 2
-    assert "Usage" in err
-
-
-def test_a_server_without_names_is_said_to(
-    server: ServedInstallation, saved: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(names, "PROMOTIONS", "/api/v1/of_no_server")
-    service = tinker.RestClient(base_url=server.url, api_key=API_KEY)
-    for ask in (lambda: promotions(service=service), lambda: promote("prod", saved[0], service=service)):
-        with pytest.raises(NotOffered, match="no names for saved samplers: programs name a sampler by its path"):
-            ask()

@@ -223,23 +223,3 @@ def test_a_run_at_its_end_is_at_its_end_and_another_run_is_kept_out_of_its_folde
         data.write('{"text": "more"}\n')
     assert train(*words) == 1
     assert "the data is not that which the run in run began with" in capsys.readouterr().err
-
-
-def test_a_model_that_is_not_served_is_told_with_those_that_are(
-    train: Train, server: ServedInstallation, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train("sft", "--example", ".")
-    assert train("sft", "--config", "run.yaml", "--model", "nobody/has-it") == 1
-    assert f"{server.url} does not serve nobody/has-it; it serves {MODEL}" in capsys.readouterr().err
-
-
-def test_a_rank_that_the_server_refuses_is_told_without_a_checkpoint_to_resume_from(
-    train: Train, server: ServedInstallation, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train("sft", "--example", ".")
-    assert train("sft", *here(server), "--rank", "4096") == 1
-    # The SDK logs there as well.
-    [said] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tinsmith train sft: ")]
-    assert "4096" in said
-    assert "resume" not in said
-    assert "checkpoint" not in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -51,22 +50,6 @@ def test_one_poll_for_all_brings_the_same_samples_with_fewer_polls(
     assert tokens_of(polled) == expected
     fetched, asked = polls(server, "retrieve_future") - before[0], polls(server, "retrieve_futures") - before[1]
     assert (fetched, 0 < asked <= SAMPLES) == (SAMPLES, True)
-
-
-def test_with_one_poll_a_sample_that_fails_says_why(polled: tinker.SamplingClient) -> None:
-    too_long = types.ModelInput.from_ints([1] * 100_000)
-    with pytest.raises(tinker.RequestFailedError, match="tokens"):
-        polled.sample(too_long, 1, params(1)).result()
-    assert polled.compute_logprobs(PROMPT).result()[1] is not None
-
-
-def test_with_one_poll_a_sample_can_be_cancelled_and_others_go_on(polled: tinker.SamplingClient) -> None:
-    async def cancelled() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(polled.sample(PROMPT, 1, types.SamplingParams(max_tokens=400)), 0.01)
-
-    asyncio.run(cancelled())
-    assert len(polled.sample(PROMPT, 1, params(1)).result().sequences) == 1
 
 
 def test_copies_of_a_sampling_client_number_their_samples_apart(

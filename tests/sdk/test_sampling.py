@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import tinker
 from support.client.sdk import adam, next_token_datum
@@ -13,7 +11,6 @@ from .conftest import MODEL
 
 TOKENS = [5, 9, 2, 14, 7, 11, 3, 8]
 PROMPT = types.ModelInput.from_ints(TOKENS[:4])
-LOW_STOPS = list(range(0, 512, 2))
 
 
 def params(**options: object) -> types.SamplingParams:
@@ -64,84 +61,6 @@ def test_a_sampling_client_keeps_its_weights_while_training_goes_on(trained: tin
     assert newer.compute_logprobs(PROMPT).result() != before
 
 
-def test_trap_3_every_sample_has_its_sequences_and_one_logprob_per_token(base: tinker.SamplingClient) -> None:
-    sequences = base.sample(PROMPT, 3, params()).result().sequences
-    assert [len(sequence.tokens) for sequence in sequences] == [8, 8, 8]
-    assert [len(sequence.logprobs or []) for sequence in sequences] == [8, 8, 8]
-    assert len({tuple(sequence.tokens) for sequence in sequences}) == 3, "samples of one request differ"
-
-
-def test_the_same_seed_draws_the_same_samples(base: tinker.SamplingClient) -> None:
-    first, second = (base.sample(PROMPT, 2, params()).result().sequences for _ in range(2))
-    assert [sequence.tokens for sequence in first] == [sequence.tokens for sequence in second]
-
-
-def test_stop_ids_end_a_sample_and_stay_in_it(base: tinker.SamplingClient) -> None:
-    sequence = base.sample(PROMPT, 1, params(stop=LOW_STOPS, max_tokens=64)).result().sequences[0]
-    assert sequence.stop_reason == "stop"
-    assert [token in LOW_STOPS for token in sequence.tokens] == [False] * (len(sequence.tokens) - 1) + [True]
-
-
-def test_stop_strings_end_a_sample_and_stay_in_it(client: tinker.ServiceClient, base: tinker.SamplingClient) -> None:
-    greedy = base.sample(PROMPT, 1, params(temperature=0, max_tokens=24, stop=[])).result().sequences[0]
-    tokenizer = load_tokenizer()
-    text = tokenizer.decode(greedy.tokens[:6])
-    stopped = base.sample(PROMPT, 1, params(temperature=0, max_tokens=24, stop=[text[-2:]])).result().sequences[0]
-    assert stopped.stop_reason == "stop"
-    assert text[-2:] in tokenizer.decode(stopped.tokens)
-    assert stopped.tokens == greedy.tokens[: len(stopped.tokens)]
-
-
-def load_tokenizer() -> object:
-    from tinsmith_trainer.torch_model.tiny_model import _make_tokenizer
-
-    return _make_tokenizer("qwen3", 512)
-
-
-def test_an_empty_stop_list_stops_at_nothing(base: tinker.SamplingClient) -> None:
-    sequence = base.sample(PROMPT, 1, params(stop=[], max_tokens=400, temperature=2.0)).result().sequences[0]
-    assert (sequence.stop_reason, len(sequence.tokens)) == ("length", 400)
-
-
-@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 0}], ids=["top-k", "top-p", "zero"])
-def test_narrow_draws_are_greedy(base: tinker.SamplingClient, options: dict[str, float]) -> None:
-    greedy, narrow = (
-        base.sample(PROMPT, 1, params(**given)).result().sequences[0] for given in ({"temperature": 0}, options)
-    )
-    assert narrow.tokens == greedy.tokens
-    assert narrow.logprobs == greedy.logprobs, "logprobs are those at temperature 1, before top-k and top-p"
-
-
-def test_prompt_logprobs_come_with_a_sample(base: tinker.SamplingClient) -> None:
-    response = base.sample(PROMPT, 1, params(), include_prompt_logprobs=True).result()
-    assert response.prompt_logprobs is not None
-    assert response.prompt_logprobs[0] is None
-    assert response.prompt_logprobs[1:] == base.compute_logprobs(PROMPT).result()[1:]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "options", "words"),
-    [
-        ([5, 99999], {}, "99999"),
-        ([5], {"temperature": -1.0}, "temperature"),
-        ([5], {"top_p": 0.0}, "top_p"),
-        ([5] * 5000, {}, "5000"),
-    ],
-    ids=["token", "temperature", "top-p", "too-long"],
-)
-def test_a_sample_that_cannot_be_fails_in_words(
-    base: tinker.SamplingClient, prompt: list[int], options: dict[str, float], words: str
-) -> None:
-    with pytest.raises(tinker.RequestFailedError, match=words) as failure:
-        base.sample(types.ModelInput.from_ints(prompt), 1, params(**options)).result()
-    assert failure.value.category == "user"
-
-
 def test_trap_21_four_hundred_samples_at_once_all_arrive(base: tinker.SamplingClient) -> None:
     futures = [base.sample(PROMPT, 1, params(max_tokens=2, seed=index)) for index in range(400)]
     assert all(len(future.result().sequences[0].tokens) == 2 for future in futures)
-
-
-def test_logprobs_of_samples_are_finite_and_negative(base: tinker.SamplingClient) -> None:
-    logprobs = base.sample(PROMPT, 1, params()).result().sequences[0].logprobs or []
-    assert all(math.isfinite(value) and value <= 0 for value in logprobs)

@@ -15,7 +15,6 @@ from support.client.page_programs import PLACE_OF_MODEL, example_program
 from support.client.sdk import adam, exact_logprobs, next_token_datum
 from support.server.serve_process import API_KEY, ServedInstallation
 from tinker import types
-from tinsmith.training.errors import MinibatchFailed
 from tinsmith.training.streams.rollouts import RolloutBuffer, RolloutGroup
 from tinsmith.training.streams.step import MinibatchPlan
 from tinsmith.training.streams.train import stream_minibatch_train
@@ -120,15 +119,6 @@ async def test_a_minibatch_is_trained_while_the_next_rollouts_are_sampled(client
         reports = [report async for report in steps]
     await sampling
     assert [report.minibatches for report in reports] == [2]
-
-
-async def test_what_the_server_refuses_is_named_and_no_step(client: tinker.ServiceClient) -> None:
-    model = new_model(client)
-    wrong = RolloutGroup([next_token_datum([1, 2, 3])], 0)
-    plan = MinibatchPlan(groups_per_step=2, groups_per_minibatch=1)
-    steps = stream_minibatch_train(model, arriving([RolloutGroup([rollout(1)], 0), wrong]), plan, adam())
-    with pytest.raises(MinibatchFailed, match=r"minibatch 1 of step 0: .*logprobs"):
-        await anext(steps)
 
 
 def test_the_example_trains_off_policy_to_its_bound(server: ServedInstallation) -> None:

@@ -6,23 +6,16 @@ import math
 
 import pytest
 import tinker
-from support.client.sdk import adam, exact_logprobs, next_token_datum
-from support.server.serve_process import ServedInstallation
+from support.client.sdk import adam, next_token_datum
 from tinker import types
 
 from .conftest import MODEL
 
-Round = tuple[tinker.APIFuture[types.ForwardBackwardOutput], tinker.APIFuture[types.OptimStepResponse]]
 TOKENS = [5, 9, 2, 14, 7, 11, 3, 8]
 
 
 def new_model(client: tinker.ServiceClient, **options: object) -> tinker.TrainingClient:
     return client.create_lora_training_client(MODEL, **{"rank": 8, "seed": 1, **options}).result()  # type: ignore[arg-type]
-
-
-def train(model: tinker.TrainingClient, data: list[types.Datum]) -> Round:
-    """One pipelined round: both are submitted, none is waited for."""
-    return model.forward_backward(data, "cross_entropy"), model.optim_step(adam())
 
 
 def test_a_pipelined_loop_lowers_the_loss(client: tinker.ServiceClient) -> None:
@@ -37,22 +30,6 @@ def test_a_pipelined_loop_lowers_the_loss(client: tinker.ServiceClient) -> None:
     assert all(step.result().metrics["grad_norm"] > 0 for _, step in rounds)
 
 
-def test_outputs_are_in_datum_order_and_as_long_as_the_targets(client: tinker.ServiceClient) -> None:
-    model = new_model(client)
-    data = [next_token_datum(TOKENS[: 3 + index]) for index in range(4)]
-    outputs = model.forward(data, "cross_entropy").result().loss_fn_outputs
-    assert [len(output["logprobs"].data) for output in outputs] == [2, 3, 4, 5]
-    longest = outputs[3]["logprobs"].data
-    for output in outputs:
-        assert output["logprobs"].data == pytest.approx(longest[: len(output["logprobs"].data)], abs=1e-4)
-
-
-def test_a_forward_leaves_no_gradient(client: tinker.ServiceClient) -> None:
-    model = new_model(client)
-    model.forward([next_token_datum(TOKENS)], "cross_entropy").result()
-    assert model.optim_step(adam()).result().metrics["grad_norm"] == 0.0
-
-
 def test_trap_10_two_calls_add_up_to_one(client: tinker.ServiceClient) -> None:
     """Losses are plain sums: however a batch is cut, the step is the same."""
     once, twice = new_model(client), new_model(client)
@@ -62,18 +39,6 @@ def test_trap_10_two_calls_add_up_to_one(client: tinker.ServiceClient) -> None:
         twice.forward_backward([datum], "cross_entropy").result()
     norms = [model.optim_step(adam()).result().metrics["grad_norm"] for model in (once, twice)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-6)
-
-
-def test_trap_2_chunks_that_arrive_first_chunk_last_train_as_one_call(client: tinker.ServiceClient) -> None:
-    """1030 datums are two chunks of the SDK: the second one arrives first."""
-    whole, cut = new_model(client), new_model(client)
-    data = [next_token_datum(TOKENS[:3])] * 1030
-    result = cut.forward_backward(data, "cross_entropy").result()
-    step = cut.optim_step(adam()).result()
-    assert len(result.loss_fn_outputs) == 1030
-    for start in range(0, 1030, 515):
-        whole.forward_backward(data[start : start + 515], "cross_entropy").result()
-    assert step.metrics["grad_norm"] == pytest.approx(whole.optim_step(adam()).result().metrics["grad_norm"], rel=1e-5)
 
 
 def test_trap_7_a_failed_forward_backward_fails_the_step_behind_it_and_the_next_round_works(
@@ -91,18 +56,6 @@ def test_trap_7_a_failed_forward_backward_fails_the_step_behind_it_and_the_next_
     assert model.optim_step(adam()).result().metrics["grad_norm"] > 0
 
 
-def test_a_refused_step_changes_nothing(client: tinker.ServiceClient) -> None:
-    model, untouched = new_model(client), new_model(client)
-    model.forward_backward([next_token_datum(TOKENS)], "cross_entropy").result()
-    bad = model.forward_backward([next_token_datum(TOKENS)], "no_such_loss")
-    step = model.optim_step(adam())
-    for future in (bad, step):
-        with pytest.raises(tinker.RequestFailedError):
-            future.result()
-    results = [m.forward([next_token_datum(TOKENS)], "cross_entropy").result() for m in (model, untouched)]
-    assert exact_logprobs(results[0]) == exact_logprobs(results[1])
-
-
 def test_models_of_different_rank_and_modules_train_side_by_side(client: tinker.ServiceClient) -> None:
     models = [
         new_model(client, rank=4, train_mlp=False),
@@ -116,16 +69,6 @@ def test_models_of_different_rank_and_modules_train_side_by_side(client: tinker.
     for index in range(len(models)):
         losses = [line[index][0].result().metrics["loss:sum"] for line in rounds]
         assert losses[-1] < losses[0]
-
-
-def test_the_same_seed_makes_the_same_model(client: tinker.ServiceClient) -> None:
-    losses = []
-    for model in (new_model(client, seed=3), new_model(client, seed=3)):
-        for _ in range(3):
-            model.forward_backward([next_token_datum(TOKENS)], "cross_entropy")
-            model.optim_step(adam())
-        losses.append(exact_logprobs(model.forward([next_token_datum(TOKENS)], "cross_entropy").result()))
-    assert losses[0] == losses[1]
 
 
 def test_a_custom_loss_gets_its_surrogate_gradient(client: tinker.ServiceClient) -> None:
@@ -144,23 +87,6 @@ def test_a_custom_loss_gets_its_surrogate_gradient(client: tinker.ServiceClient)
     assert "surrogate_loss:sum" in result.metrics
 
 
-def test_an_unknown_base_model_fails_the_future_with_the_names_there_are(client: tinker.ServiceClient) -> None:
-    with pytest.raises(tinker.RequestFailedError, match=MODEL):
-        client.create_lora_training_client("no/such-model", rank=8).result()
-
-
-def test_a_rank_above_the_limit_is_refused_in_words(client: tinker.ServiceClient) -> None:
-    with pytest.raises(tinker.RequestFailedError, match="4096"):
-        client.create_lora_training_client(MODEL, rank=4096).result()
-
-
-def test_an_infinite_learning_rate_fails_the_step(client: tinker.ServiceClient) -> None:
-    model = new_model(client)
-    model.forward_backward([next_token_datum(TOKENS)], "cross_entropy").result()
-    with pytest.raises(tinker.RequestFailedError, match="learning_rate"):
-        model.optim_step(adam(math.inf)).result()
-
-
 @pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo", "gspo", "dro", "stable_reinforce"])
 def test_every_rl_loss_trains(client: tinker.ServiceClient, loss: types.LossFnType) -> None:
     model = new_model(client)
@@ -169,9 +95,3 @@ def test_every_rl_loss_trains(client: tinker.ServiceClient, loss: types.LossFnTy
     result = model.forward_backward([datum], loss).result()
     assert "loss:sum" in result.metrics
     assert model.optim_step(adam()).result().metrics["grad_norm"] > 0
-
-
-def test_names_that_share_a_directory_share_a_worker(server: ServedInstallation, client: tinker.ServiceClient) -> None:
-    client.create_lora_training_client(MODEL, rank=4).result()
-    client.create_lora_training_client("tiny/other-name", rank=4).result()
-    assert len(server.worker_pids()) == 1

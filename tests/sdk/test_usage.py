@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,40 +91,3 @@ def test_a_known_number_of_tokens_is_what_the_sdk_and_its_command_line_report(
     assert tokens(printed["data"], session_id) == used()
     assert printed["sessions"][session_id] == {"user_metadata": {"program": "usage"}}
     assert "training" in command(server, "billing", "usage", *window(), "--csv", "-").stdout
-
-
-def test_stored_checkpoints_and_what_was_done_to_them_are_reported(
-    server: ServedInstallation, admin: tinker.AdminClient, session_id: str
-) -> None:
-    [stored] = [one for one in admin.get_current_checkpoint_storage_usage().result().data if one.project_id is None]
-    assert stored.checkpoint_count >= 1
-    assert stored.size_bytes > 0
-    printed = json.loads(command(server, "--format", "json", "billing", "checkpoint-storage").stdout)
-    counted = [one["checkpoint_count"] for one in printed["data"] if one.get("project_id") is None]
-    assert counted == [stored.checkpoint_count]
-    path = f"tinker://{session_id}:train:0/weights/used"
-    entries = admin.get_audit_log(day=datetime.now(UTC).date()).result().entries
-    assert [one.event for one in entries if one.event_details["tinker_path"] == path] == ["checkpoint_saved"]
-
-
-def test_a_trace_has_the_operations_and_samples_of_its_session_and_parts_lie_in_their_whole(
-    server: ServedInstallation, session_id: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "session.pftrace"
-    command(server, "session", "export-trace", session_id, "--output", str(file))
-    events = [event for event in json.loads(file.read_bytes())["traceEvents"] if event["ph"] == "X"]
-    assert all(event["args"]["request_id"].startswith(f"{session_id}:") for event in events)
-    # Its release may be there already, under way, or yet to come.
-    wholes = [event for event in events if event["name"] not in ("waiting", "computing", "release_model")]
-    assert sorted(event["name"] for event in wholes) == sorted(
-        ["create_model", "forward_backward", "optim_step", "forward", "save_weights", "sample"]
-    )
-    for whole in wholes:
-        parts = [event for event in events if event["args"] == whole["args"] and event is not whole]
-        assert [part["name"] for part in parts] == ["waiting", "computing"]
-        assert whole["ts"] == parts[0]["ts"]
-        assert sum(part["dur"] for part in parts) == whole["dur"]
-        assert {part["tid"] for part in parts} == {whole["tid"]}
-    url = command(server, "session", "export-trace", session_id, "--url-only").stdout.strip().splitlines()[-1]
-    with urllib.request.urlopen(url) as answer:
-        assert json.loads(answer.read())["otherData"] == {"session_id": session_id}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import tinker
-from support.client.sdk import next_token_datum, service_client
+from support.client.sdk import service_client
 from support.server.serve_process import API_KEY, ServedInstallation
 from tinsmith_trainer.torch_model.tiny_model import TinyShape, make_tiny_model
 from typing_extensions import override
@@ -46,13 +46,6 @@ def test_a_model_that_no_engine_can_run_fails_its_client_with_the_reason(broken:
         service.create_lora_training_client(MODEL, rank=4).result()
     assert f"{MODEL} cannot be served: The engine peft cannot load" in str(failed.value)
     assert "RuntimeError: The size of tensor" in str(failed.value)
-
-
-def test_a_worker_that_cannot_run_its_model_rests(broken: ServedInstallation) -> None:
-    """The next request that needs it tries again; nobody else does."""
-    with service_client(broken) as service, pytest.raises(tinker.RequestFailedError):
-        service.create_lora_training_client(MODEL, rank=4).result()
-    assert broken.worker_pids() == []
 
 
 def test_a_program_that_starts_on_a_full_volume_says_so(tmp_path: Path) -> None:
@@ -96,21 +89,6 @@ def said() -> Iterator[Said]:
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)
-
-
-@pytest.mark.timeout(300)
-def test_a_program_whose_volume_fills_up_says_so_and_goes_on_once_there_is_room(tmp_path: Path, said: Said) -> None:
-    with served(tmp_path) as server, service_client(server) as service:
-        client = service.create_lora_training_client(MODEL, rank=4).result()
-        server.stop()
-        server.settings = FULL
-        server.start()
-        step = client.forward_backward([next_token_datum(range(1, 9))], "cross_entropy")
-        assert "waiting: " in said.until("is full: make room", timeout_seconds=240.0)
-        server.stop()
-        server.settings = {}
-        server.start()
-        assert step.result().metrics["loss:sum"] > 0
 
 
 @pytest.mark.timeout(300)

@@ -46,19 +46,6 @@ async def test_names_that_share_a_directory_share_a_process_started_at_first_use
     assert worker_pid()
 
 
-async def test_a_worker_hears_the_settings_and_not_the_secrets(
-    local_fleet: LocalFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TINSMITH_API_KEY", "tml-secret")
-    await only_worker(local_fleet).connection(START_SECONDS)
-    told = seen(tmp_path)
-    assert "tml-secret" not in json.dumps(told)
-    arguments = told["arguments"]
-    assert arguments[arguments.index("--adapter-slots") + 1] == "8"
-    assert "--map-stable-reinforce" in arguments
-    assert arguments[arguments.index("--volume") + 1].startswith(str(tmp_path / "data" / "workers"))
-
-
 async def test_each_device_has_a_worker_process_that_sees_it_alone(settings: Settings, store: Store) -> None:
     fleet = LocalFleet(settings.model_copy(update={"devices": ("3", "cpu")}))
     await fleet.open(store)
@@ -209,25 +196,6 @@ async def test_a_model_loads_before_there_is_a_store_and_is_ready_once_there_is(
     await fleet.open(store)
     await worker.connection(START_SECONDS)
     assert worker_pid() == loading
-    await fleet.close()
-
-
-async def test_a_model_that_takes_long_is_heard_of_meanwhile(
-    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tinsmith_server.fleet.local.supervisor.WORD_EACH_SECONDS", 0.01)
-    fleet, told = await preloaded(settings, store)
-    assert f"loading base model {MODEL}, 0 s so far" in told[1:-1]
-    await fleet.close()
-
-
-async def test_a_model_that_cannot_be_preloaded_is_named_with_the_reason_and_the_fleet_stays_open(
-    settings: Settings, store: Store, tmp_path: Path
-) -> None:
-    (tmp_path / "model" / "refuse").write_text("model.safetensors is truncated")
-    fleet, told = await preloaded(settings, store)
-    assert told[-1] == f"{MODEL} cannot be served: model.safetensors is truncated"
-    assert only_worker(fleet).trouble == "model.safetensors is truncated"
     await fleet.close()
 
 

@@ -116,14 +116,6 @@ async def test_the_whole_cluster_is_one_fleet(
         await until(lambda: any(one.kind == "pool" for one in fleet.samplers(model)))
 
 
-async def test_what_is_in_no_namespace_of_the_fleet_is_not_seen(
-    cluster_settings: Settings, store: Store, operator: StandInOperator, other: StandInOperator
-) -> None:
-    await other.apply("tiny", model="org/unseen")
-    async with opened(cluster_settings, store, operator.namespace) as fleet:
-        assert fleet.model("org/unseen") is None
-
-
 async def test_the_catalogues_sessions_are_made_in_the_first_namespace_of_a_server_that_has_none_of_its_own(
     cluster_settings: Settings, store: Store, operator: StandInOperator, other: StandInOperator, tmp_path: Path
 ) -> None:

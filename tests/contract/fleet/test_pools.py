@@ -9,15 +9,13 @@ from contextlib import asynccontextmanager
 import pytest
 from support.server.fleet_under_test import START_SECONDS
 from support.server.http_server import API_KEY, TestedServer, running_server
-from support.server.operator_stand_in import MODEL, StandInOperator, StandInReplica, StandInWorker, reached_at
-from testcluster.ports import free_port
+from support.server.operator_stand_in import MODEL, StandInOperator, StandInReplica, reached_at
 from tinsmith_rpc import worker_pb2
-from tinsmith_server.errors import StartupError, WorkerUnavailable
+from tinsmith_server.errors import WorkerUnavailable
 from tinsmith_server.fleet.base import SamplerHandle
-from tinsmith_server.fleet.kubernetes.api import POOLS, KubernetesApi, Manifest, Resource
+from tinsmith_server.fleet.kubernetes.api import KubernetesApi, Manifest
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.store import Store
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -62,17 +60,6 @@ async def test_every_replica_is_a_sampler_of_its_own_and_no_worker(
         await client.sample(worker_pb2.SampleRequest(request_id=replica.pod_uid), "ada")
         assert list(replica.fake.samples) == [replica.pod_uid]
         assert replica.fake.epoch == 0  # nobody activates what keeps no journal
-
-
-async def test_pools_that_were_there_before_the_server_are_known_when_it_has_opened(
-    cluster_settings: Settings, operator: StandInOperator, store: Store
-) -> None:
-    await operator.apply_pool("fast")
-    replica = await operator.run_replica("fast")
-    fleet = KubernetesFleet(cluster_settings, reached_at)
-    await fleet.open(store)
-    assert holding(fleet) == {replica.pod_uid}
-    await fleet.close()
 
 
 async def test_replicas_come_before_workers_that_also_train_and_make_way_by_rank(
@@ -162,45 +149,6 @@ async def test_a_replica_that_no_watch_tells_of_is_found_by_looking_again(
     await cluster_fleet.refresh()
     await operator.remove_replica(unseen)
     await until(lambda: holding(cluster_fleet) == {known.pod_uid})  # watched again
-
-
-async def test_a_pod_with_anothers_certificate_is_not_spoken_to(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator
-) -> None:
-    await operator.apply_pool("fast")
-    impostor = StandInReplica("fast", 1, StandInWorker("somebody-else", operator.authority, free_port()))
-    operator.replicas.append(impostor)
-    await impostor.worker.start()
-    await operator.publish(impostor)
-    await until(lambda: holding(cluster_fleet) == {impostor.pod_uid})
-    [handle] = cluster_fleet.all_samplers
-    with pytest.raises(WorkerUnavailable, match="cannot be reached from here"):
-        await handle.connection(1)
-    assert accepting(cluster_fleet) == {}
-
-
-async def test_a_renewed_certificate_is_shown_to_replicas_too(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tinsmith_server.fleet.kubernetes.connector.CERTIFICATE_CHECK_SECONDS", 0.02)
-    await operator.apply_pool("fast")
-    replica = await running_replica(cluster_fleet, operator)
-    handle = accepting(cluster_fleet)[replica.pod_uid]
-    before = await handle.connection(START_SECONDS)
-    operator.renew_certificate()
-    while (after := await handle.connection(START_SECONDS)) is before:
-        await asyncio.sleep(0.01)
-    assert (await after.describe()).instance_id == replica.fake.instance_id
-
-
-async def test_endpoints_of_what_is_no_pool_are_nobodys(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator
-) -> None:
-    await operator.apply_pool("fast")
-    stranger = StandInReplica("unknown", 7, StandInWorker("x", operator.authority, free_port()))
-    await operator.publish(stranger)
-    replica = await running_replica(cluster_fleet, operator)
-    assert holding(cluster_fleet) == {replica.pod_uid}
 
 
 async def test_a_replica_that_takes_streams_reaches_the_workers_of_its_namespace(
@@ -308,14 +256,3 @@ async def settled(server: TestedServer, request_id: str) -> int:
     while (answer := await server.result(request_id)).status_code == 408:
         await asyncio.sleep(0.01)
     return answer.status_code
-
-
-async def test_a_definition_that_is_missing_is_named_at_the_start(
-    cluster_settings: Settings, operator: StandInOperator, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    missing = Resource(POOLS.group_version, "samplerlakes", "SamplerLake")
-    monkeypatch.setattr("tinsmith_server.fleet.kubernetes.fleet.POOLS", missing)
-    fleet = KubernetesFleet(cluster_settings, reached_at)
-    with pytest.raises(StartupError, match="is the definition of SamplerLake installed"):
-        await fleet.open(store)
-    await fleet.close()

@@ -36,13 +36,6 @@ async def test_a_sample_comes_back_by_its_id_any_number_of_times(sampling: Sampl
             assert len(wire_pb2.SampleResponse.FromString(answer.content).sequences) == 2
 
 
-async def test_a_sample_submitted_again_is_the_same_sample(sampling: SamplingInstallation) -> None:
-    async with sampling.serving() as server:
-        sampler = await server.sampler()
-        assert await sampled(server, sampler, 3) == await sampled(server, sampler, 3)
-        assert await sampled(server, sampler, 3) != await sampled(server, sampler, 4)
-
-
 async def test_a_sample_that_cannot_work_fails_and_is_not_pushed_back(sampling: SamplingInstallation) -> None:
     async with sampling.serving() as server:
         request_id = await sampled(server, await server.sampler(), sampling_params={"temperature": -1})
@@ -62,20 +55,6 @@ async def test_a_sample_whose_process_has_died_is_gone_and_the_next_one_is_taken
         assert (await settled(server, request_id)).status_code == 410
         again = await sampled(server, sampler, 1)
         assert (await settled(server, again)).status_code == 200
-
-
-async def test_a_cancelled_sample_may_be_asked_for_all_the_same(sampling: SamplingInstallation) -> None:
-    async with sampling.serving() as server:
-        request_id = await sampled(server, await server.sampler())
-        assert (await server.post("/cancel_future", {"request_id": request_id})).status_code == 200
-        assert (await settled(server, request_id)).status_code == 200
-
-
-async def test_the_metrics_say_where_samples_were_made(sampling: SamplingInstallation) -> None:
-    async with sampling.serving() as server:
-        await sampled(server, await server.sampler())
-        text = (await server.client.get("http://server/metrics")).text
-        assert f'tinsmith_samples_given_total{{base_model="org/tiny",kind="{sampling.kind}"}} 1.0' in text
 
 
 async def test_a_sample_that_one_server_has_given_is_retrieved_and_cancelled_at_another(

@@ -16,7 +16,6 @@ from testcluster.ports import free_port
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import StartupError, WorkerAbsent, WorkerUnavailable
 from tinsmith_server.fleet.base import SavesAddress
-from tinsmith_server.fleet.kubernetes import watching
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.store import Store
@@ -265,18 +264,6 @@ async def test_a_worker_that_is_leaving_is_reached_again_after_a_restart(
     await operator.let_go("tiny")
 
 
-async def test_sessions_that_do_not_sample_are_asked_for_training_alone(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator
-) -> None:
-    await running_session(cluster_fleet, operator, "trains", sampling="None")
-    served = cluster_fleet.model(MODEL)
-    assert served is not None
-    assert not served.sampling
-    assert list(cluster_fleet.samplers(MODEL)) == []
-    await running_session(cluster_fleet, operator, "both")
-    assert [worker.name for worker in cluster_fleet.samplers(MODEL)] == [operator.title("both")]
-
-
 async def test_two_servers_share_a_worker_under_one_epoch(
     cluster_fleet: KubernetesFleet, cluster_settings: Settings, operator: StandInOperator, store: Store
 ) -> None:
@@ -344,35 +331,6 @@ async def test_a_worker_with_anothers_certificate_is_not_spoken_to(
     assert impostor.fake.epoch == 0
 
 
-async def test_a_renewed_certificate_is_shown_without_a_pause_for_clients(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tinsmith_server.fleet.kubernetes.connector.CERTIFICATE_CHECK_SECONDS", 0.02)
-    worker = await running_session(cluster_fleet, operator, "tiny")
-    handle = cluster_fleet.worker(worker.worker_id)
-    before = await handle.connection(START_SECONDS)
-    operator.renew_certificate()
-    while (after := await handle.connection(START_SECONDS)) is before:
-        await asyncio.sleep(0.01)
-    assert (await after.describe()).epoch == 1
-
-
-async def test_what_a_watch_missed_is_found_by_listing_again(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The API forgets its history, as after hours of silence: deletions show in a list alone."""
-    await running_session(cluster_fleet, operator, "old")
-    [watch] = cluster_fleet._session_view.watches
-    await watch.close()
-    await operator.delete("old")
-    await operator.apply("new", model="org/new")
-    watch.start("1")
-    await until(cluster_fleet, lambda: cluster_fleet.model("org/new") is not None)
-    assert [worker.name for worker in cluster_fleet.workers] == []
-    await operator.apply("newer", model="org/newer")
-    await until(cluster_fleet, lambda: cluster_fleet.model("org/newer") is not None)
-
-
 async def test_an_api_that_refuses_is_a_sentence_at_the_start(
     crd: Cluster,
     operator: StandInOperator,
@@ -393,20 +351,3 @@ async def test_an_api_that_refuses_is_a_sentence_at_the_start(
     with pytest.raises(StartupError, match=r"is forbidden.*may this service account list them\?"):
         await fleet.open(store)
     await fleet.close()
-
-
-async def test_a_server_that_hears_nothing_for_long_says_so(
-    cluster_fleet: KubernetesFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert cluster_fleet.problem is None
-    monkeypatch.setattr(watching, "STALE_SECONDS", -1.0)
-    assert "cannot be read" in (cluster_fleet.problem or "")
-
-
-async def test_a_session_of_several_nodes_is_one_worker_like_any_other(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator
-) -> None:
-    """Its head stands behind the session's Service: what keeps the pods is no matter to the fleet."""
-    divided = {"parallelism": {"nodes": 2}, "modelCache": {"claimName": "models"}, "pod": {"image": "trainer:1"}}
-    worker = await running_session(cluster_fleet, operator, "wide", engine="nemo-rl", **divided)
-    assert [each.worker_id for each in cluster_fleet.trainers(MODEL, 1)] == [worker.worker_id]

@@ -49,30 +49,6 @@ async def test_a_worker_hears_for_whom_a_call_is(server: TestedServer) -> None:
     assert server.worker.tenants[3:] == ["other"]
 
 
-async def test_another_tenants_things_do_not_exist(server: TestedServer) -> None:
-    model_id = await server.model()
-    sampler = await server.sampler()
-    path = (await server.outcome(await server.save(model_id, 1, "ck")))["path"]
-    headers = await other_tenant(server)
-    session_id = model_id.split(":", maxsplit=1)[0]
-    run = f"/training_runs/{model_id}"
-    answers = [
-        await server.post("/session_heartbeat", {"session_id": session_id}, headers=headers),
-        await server.forward_backward(model_id, 2, headers=headers),
-        await server.post("/get_info", {"model_id": model_id}, headers=headers),
-        await server.result(f"{model_id}:op:1", headers=headers),
-        await server.post("/asample", {"sampling_session_id": sampler, "seq_id": 0}, headers=headers),
-        await server.post("/weights_info", {"tinker_path": path}, headers=headers),
-        await server.client.get(run, headers=headers),
-        await server.client.get(f"{run}/checkpoints", headers=headers),
-        await server.client.delete(f"{run}/checkpoints/weights/ck", headers=headers),
-        await server.client.get(f"/samplers/{sampler}", headers=headers),
-        await server.post("/cancel_future", {"request_id": f"{sampler}:asample:0"}, headers=headers),
-    ]
-    assert [answer.status_code for answer in answers] == [404] * len(answers)
-    assert (await server.client.get("/checkpoints", headers=headers)).json()["checkpoints"] == []
-
-
 @pytest.mark.core(
     "POST /api/v1/training_runs/{run_id}/checkpoints/{kind}/{name}/publish",
     "DELETE /api/v1/training_runs/{run_id}/checkpoints/{kind}/{name}/publish",
@@ -162,15 +138,6 @@ async def test_the_front_page_says_what_this_is_and_where_to_look(server: Tested
     page = await server.client.get("http://server/", headers={"X-API-Key": ""})
     assert page.status_code == 200
     assert all(word in page.json()["detail"] for word in ("Tinsmith", "/docs", "tinsmith doctor"))
-
-
-@one_server
-async def test_pages_are_counted_under_their_own_names(server: TestedServer) -> None:
-    for path in ("/", "/docs", "/openapi.json", "/no/such/page"):
-        await server.client.get(f"http://server{path}")
-    metrics = (await server.client.get("http://server/metrics")).text
-    for route, status in (("/", 200), ("/docs", 200), ("/openapi.json", 200), ("unknown", 404)):
-        assert f'tinsmith_http_requests_total{{route="{route}",status="{status}"}} 1.0' in metrics
 
 
 async def test_the_api_page_has_no_title_made_of_a_function_name(server: TestedServer) -> None:

@@ -115,23 +115,6 @@ async def test_what_the_worker_says_of_the_files_is_said_and_better_ones_can_fol
     assert (await finish(server, started)).status_code == 200
 
 
-async def test_refused_files_hold_no_place_for_uploads(tmp_path: Path, fleet: FakeFleet) -> None:
-    async with running_server(settings_for(tmp_path, uploads_per_tenant=2), fleet) as server:
-        server.worker.import_failure = (grpc.StatusCode.INVALID_ARGUMENT, "no adapter")
-        for _ in range(3):
-            assert (await finish(server, await uploaded(server))).status_code == 422
-        server.worker.import_failure = None
-        assert (await finish(server, await uploaded(server))).status_code == 200
-
-
-@one_server
-async def test_a_worker_of_an_earlier_release_is_named_as_the_reason(server: TestedServer) -> None:
-    server.worker.import_failure = (grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-    refused = await finish(server, await uploaded(server))
-    assert refused.status_code == 422
-    assert "of a release that brings in no adapters" in refused.json()["detail"]
-
-
 @one_server
 @pytest.mark.parametrize(
     ("fields", "said"),
@@ -158,16 +141,6 @@ async def test_a_link_ends_and_its_files_go_with_it(server: TestedServer) -> Non
     assert (await finish(server, started)).status_code == 404
 
 
-@one_server
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "..%2F..%2Ftinsmith.db", "manifest.json", ".part-1"])
-async def test_a_link_takes_the_files_of_an_adapter_alone(server: TestedServer, name: str) -> None:
-    started = (await start(server)).json()
-    url = started["urls"]["adapter_config.json"].replace("adapter_config.json", name)
-    assert (await server.client.put(url, content=b"{}")).status_code == 404
-    assert (await server.client.put(url.replace("/uploads/", "/uploads/x"), content=b"{}")).status_code == 404
-    assert files_in(server) == []
-
-
 async def test_a_file_over_the_limit_is_refused_and_leaves_nothing(tmp_path: Path, fleet: FakeFleet) -> None:
     async def parts() -> Any:
         for _ in range(2):
@@ -192,17 +165,6 @@ async def test_a_tenant_has_so_many_uploads_under_way(tmp_path: Path, fleet: Fak
         assert "setting uploads_per_tenant" in refused.json()["detail"]
         await finish(server, first)
         await send(server, second)
-
-
-async def test_imports_count_as_what_a_tenant_holds(tmp_path: Path, fleet: FakeFleet) -> None:
-    async with running_server(settings_for(tmp_path, checkpoint_bytes_per_tenant=1), fleet) as server:
-        started = [(await start(server)).json() for _ in range(2)]
-        for each in started:
-            await send(server, each)
-        assert (await finish(server, started[0])).status_code == 200
-        refused = [await finish(server, started[1]), await start(server)]
-        assert [each.status_code for each in refused] == [422, 422]
-        assert all("setting checkpoint_bytes_per_tenant" in each.json()["detail"] for each in refused)
 
 
 @one_server
@@ -277,8 +239,3 @@ async def test_one_file_of_an_upload_is_sent_once_at_a_time(server: TestedServer
     go_on.set()
     assert (second.status_code, "being sent already" in second.json()["detail"]) == (422, True)
     assert (await first).status_code == 200
-
-
-@one_server
-async def test_a_project_that_no_link_can_carry_is_refused(server: TestedServer) -> None:
-    assert (await start(server, destination_project_id="p" * 300)).status_code == 422

@@ -14,7 +14,6 @@ import pytest
 import zstandard
 from support.server.fake_fleet import BASE_MODEL, FakeFleet
 from support.server.http_server import PROTOBUF, TestedServer, one_server, running_server, settings_for, training_body
-from tinsmith_rpc import worker_pb2
 from tinsmith_server.routes import bodies
 from tinsmith_server.routes.uploads import BODY_BYTES, limit_of
 from tinsmith_server.wire.token_counts import trained_tokens
@@ -108,25 +107,6 @@ async def test_of_too_large_a_training_body_the_head_is_enough(server: TestedSer
     assert "over the limit of 67108864 bytes of /forward_backward (setting max_body_bytes)" in failed["error"]
 
 
-@pytest.fixture
-async def narrow_server(tmp_path: Path, fleet: FakeFleet) -> AsyncIterator[TestedServer]:
-    """With room for less than the body that a test sends twice."""
-    settings = settings_for(tmp_path, body_bytes_per_tenant=MIB, body_bytes_in_all=MIB)
-    async with running_server(settings, fleet) as server:
-        yield server
-
-
-async def test_bodies_over_the_budget_wait_for_each_other_and_all_arrive(narrow_server: TestedServer) -> None:
-    model_id = await narrow_server.model()
-
-    async def send(seq_id: int) -> int:
-        body = training_body(model_id, seq_id) + b"\x3a\x80\x80\x30" + bytes(786432)
-        return (await narrow_server.client.post("/forward_backward", content=in_parts(body))).status_code
-
-    assert await asyncio.gather(*(send(seq_id) for seq_id in range(1, 7))) == [200] * 6
-    assert narrow_server.services.admission.bodies.held_bytes == 0
-
-
 def unsized(body: bytes) -> bytes:
     packing = zstandard.ZstdCompressor().compressobj()
     return packing.compress(body) + packing.flush()
@@ -156,16 +136,6 @@ async def test_packed_bodies_whose_content_is_over_the_budget_do_not_wait_for_ea
 
 
 @one_server
-async def test_nothing_is_kept_of_a_frame_that_declares_too_much(server: TestedServer) -> None:
-    frame = zstandard.compress(training_body(await server.model(), 1) + bytes(2**26))
-    headers = {**PROTOBUF, "content-encoding": "zstd"}
-    submitted = await server.client.post("/forward_backward", content=frame, headers=headers)
-    assert "over the limit" in (await server.outcome(submitted))["error"]
-    [kept] = [each for each in server.worker.submits if each.kind == worker_pb2.FORWARD_BACKWARD]
-    assert (kept.payload, kept.zstd) == (b"", False)
-
-
-@one_server
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [(lambda packed: packed[:-4], "it ends before its checksum"), (lambda packed: packed * 2, "something follows")],
@@ -178,17 +148,6 @@ async def test_a_gzip_body_that_is_not_one_whole_member_is_not_trained_on(
     headers = {**PROTOBUF, "content-encoding": "gzip"}
     submitted = await server.client.post("/forward_backward", content=packed, headers=headers)
     assert words in (await server.outcome(submitted))["error"]
-
-
-async def test_what_finds_no_room_for_long_is_a_429_that_says_when_to_come_again(
-    narrow_server: TestedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(narrow_server.services.admission.bodies, "_wait_seconds", 0.05)
-    with narrow_server.services.admission.bodies.account("default") as other:
-        await other.take(MIB)
-        response = await narrow_server.post("/create_session", {"tags": []})
-    assert (response.status_code, response.headers["retry-after"]) == (429, "5")
-    assert "of yours are in flight" in response.json()["detail"]
 
 
 @one_server

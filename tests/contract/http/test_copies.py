@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -131,22 +130,6 @@ async def test_a_model_starts_from_another_tenants_weights_with_its_key_alone(se
     assert outcomes[1].get("error") is None
 
 
-async def test_a_copy_of_what_is_not_there_leaves_nothing(server: TestedServer) -> None:
-    source = await saved(server)
-    for file in server.newest_directory.iterdir():
-        file.unlink()
-    lost = await copied(server, source)
-    assert (lost.status_code, "was deleted while it was copied" in lost.json()["detail"]) == (404, True)
-    assert (await copied(server, "tinker://nobody/weights/ck")).status_code == 404
-    assert kept(server) == []
-
-
-async def test_copies_count_as_what_a_tenant_holds(tmp_path: Path, fleet: FakeFleet) -> None:
-    async with running_server(settings_for(tmp_path, checkpoint_bytes_per_tenant=1), fleet) as server:
-        refused = await copied(server, await saved(server))
-        assert (refused.status_code, "checkpoint_bytes_per_tenant" in refused.json()["detail"]) == (422, True)
-
-
 async def test_copies_that_are_asked_for_at_once_hold_no_more_than_one_after_the_other(
     tmp_path: Path, fleet: FakeFleet
 ) -> None:
@@ -164,13 +147,6 @@ async def test_a_place_in_a_session_is_refused_in_words(server: TestedServer, pl
     assert (await copied(server, await saved(server), **place)).status_code == 422
 
 
-async def test_a_repeated_request_has_its_answer_when_the_source_is_gone(server: TestedServer) -> None:
-    source, key = await saved(server), {"X-Idempotency-Key": "once"}
-    path = (await copied(server, source, key)).json()["tinker_path"]
-    (await server.client.delete(f"/training_runs/{source.split('/')[2]}/checkpoints/weights/ck")).raise_for_status()
-    assert (await copied(server, source, key)).json()["tinker_path"] == path
-
-
 @pytest.mark.parametrize("change", [{"ttl_seconds": HOUR}, {"destination_project_id": "there"}])
 async def test_a_key_that_returns_with_another_request_is_refused_and_makes_nothing(
     server: TestedServer, change: dict[str, Any]
@@ -181,24 +157,6 @@ async def test_a_key_that_returns_with_another_request_is_refused_and_makes_noth
         assert (refused.status_code, "has come with another request" in refused.json()["detail"]) == (422, True)
     assert len(kept(server)) == 1
     assert (await copied(server, source, key)).json()["tinker_path"] == path
-
-
-async def test_one_tenants_key_is_none_of_anothers(server: TestedServer) -> None:
-    own, key = server.client.headers["X-API-Key"], {"X-Idempotency-Key": "once"}
-    first = (await copied(server, await saved(server), key)).json()["tinker_path"]
-    stranger = {**key, "X-API-Key": await other_tenants_key(server), "X-Tinker-Weights-Access-Token": own}
-    second = await copied(server, await saved(server), stranger)
-    assert (second.status_code, second.json()["tinker_path"] == first) == (200, False)
-
-
-async def test_requests_that_come_at_once_with_one_key_make_one_copy(tmp_path: Path, fleet: FakeFleet) -> None:
-    """Each server copies into a directory of its own; the first record stands, and the others leave nothing."""
-    async with running_servers(settings_for(tmp_path), fleet) as (first, second):
-        source, key = await saved(first), {"X-Idempotency-Key": "once"}
-        answers = await asyncio.gather(*(copied(one, source, key) for one in (first, second) * 4))
-        assert len({answer.json()["tinker_path"] for answer in answers}) == 1
-        assert len(kept(first)) == 1
-        assert await first.services._store.list_garbage(first.time.now + timedelta(days=2)) == []
 
 
 async def test_a_loser_of_two_attempts_removes_its_own_files_alone(
@@ -255,11 +213,3 @@ async def test_a_checkpoint_that_is_not_as_it_was_saved_is_not_copied(server: Te
     refused = await copied(server, source)
     assert (refused.status_code, "use another checkpoint" in refused.json()["detail"]) == (422, True)
     assert kept(server) == []
-
-
-async def test_what_lies_beside_the_files_of_a_checkpoint_is_not_copied(server: TestedServer) -> None:
-    source = await saved(server)
-    (server.newest_directory / "stray").write_bytes(b"no file of the checkpoint")
-    await copied(server, source)
-    (directory,) = kept(server)
-    assert set(content_of(directory)) == {*server.worker.saved_files, "manifest.json"}

@@ -97,12 +97,6 @@ async def test_a_sample_goes_to_the_sampler_as_tinkers_own_does_but_is_read_as_t
     assert answer["usage"] == used | {"prompt_tokens_details": {"cached_tokens": 1}}
 
 
-async def test_several_prompts_are_several_samples_whose_choices_are_numbered_through(server: TestedServer) -> None:
-    answer = (await asked(server, COMPLETIONS, prompt=["a", "bc"], n=2)).json()
-    assert [len(request.prompt_tokens) for request in server.worker.samples.values()] == [4, 8]
-    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
-
-
 @pytest.mark.core("POST /oai/api/v1/completions")
 async def test_a_prompt_of_tokens_is_taken_as_it_is(server: TestedServer) -> None:
     await asked(server, COMPLETIONS, prompt=[5, 6])
@@ -203,23 +197,12 @@ async def test_sampled_tokens_are_counted_on_the_keys_rate(tmp_path: Path, fleet
         assert (await asked(server, COUNT, messages=HELLO)).status_code == 200, "counting samples nothing"
 
 
-async def test_a_body_over_the_limit_is_told_in_the_dialects_form(server: TestedServer) -> None:
-    refused = await asked(server, MESSAGES, system="x" * 9 * 2**20)
-    assert (refused.status_code, refused.json()["error"]["type"]) == (413, "request_too_large")
-
-
 OPENAI_MISSES = [
     *("/v1/responses", "/v1/embeddings", "/v1/", "/v1", "/v1/messages/batches", "/v1/chat/completions/more"),
     *("/oai/api/v1/responses", "/oai/api/v1", "/oai/v1/chat/completions", "/oai/chat/completions", "/oai"),
     *("/chat/completions", "/completions", "/responses", "/models", "/models/a/b", "/embeddings"),
     *("/api/v1/chat/completions", "/api/v1/completions", "/api/v1/responses", "/api/v1/embeddings"),
 ]
-ANTHROPIC_MISSES = [
-    *("/anthropic/api/v1/complete", "/anthropic/api/v1", "/anthropic/v1/messages", "/anthropic", "/messages"),
-    *("/anthropic/api/v1/messages/batches", "/api/v1/messages"),
-]
-
-
 HOST = {"Host": "tin.example:81"}
 
 
@@ -229,14 +212,6 @@ async def test_a_call_that_openais_clients_miss_names_the_base_url(server: Teste
         assert (refused.status_code, refused.json()["error"]["type"]) == (404, "not_found_error"), path
         assert message_of(refused).startswith(f"{method} {path} is no call of this server, which has /models, ")
         assert message_of(refused).endswith("the client's base URL is http://tin.example:81/v1")
-
-
-async def test_a_call_that_anthropics_clients_miss_names_the_base_url(server: TestedServer) -> None:
-    for method, path in product(("GET", "POST"), ANTHROPIC_MISSES):
-        refused = await server.client.request(method, f"http://server{path}", headers=HOST)
-        assert (refused.status_code, refused.json()["type"]) == (404, "error"), path
-        assert message_of(refused).startswith(f"{method} {path} is no call of this server, which has /v1/messages and ")
-        assert message_of(refused).endswith("the client's base URL is http://tin.example:81")
 
 
 async def test_a_path_that_only_begins_like_a_short_one_is_none(server: TestedServer) -> None:
@@ -251,12 +226,6 @@ async def test_short_paths_are_counted_as_the_paths_that_they_stand_for(server: 
         metrics = (await server.client.get("http://server/metrics")).text
         assert f'route="{path}"' in metrics
         assert f'route="{short}"' not in metrics
-
-
-async def test_short_paths_are_not_listed_twice_in_the_document(server: TestedServer) -> None:
-    document = server.app.openapi()
-    assert not [path for path in document["paths"] if path.startswith("/v1")]
-    assert "also served below /v1" in document["info"]["description"]
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])

@@ -14,7 +14,6 @@ from support.server.http_server import TestedServer, one_server, running_server,
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 from tinsmith_server.errors import WorkerUnstartable
 from tinsmith_server.fleet.base import ServedModel, WorkerClient
-from tinsmith_server.services.failures import why_evacuated
 from tinsmith_server.store.records import Model
 from tinsmith_server.store.store import Store, open_store
 
@@ -59,11 +58,6 @@ async def report_created(worker: FakeWorker, model_id: str) -> None:
     await worker.finish("its long poll")
 
 
-async def test_a_worker_is_filled_before_the_next_gets_a_model(server: TestedServer, fleet: FakeFleet) -> None:
-    made = [await server.model() for _ in range(3)]
-    assert (models_at(fleet, "w1"), models_at(fleet, "w2")) == (made[:2], made[2:])
-
-
 async def test_a_model_without_a_slot_waits_with_a_reason_that_a_human_understands(
     tmp_path: Path, fleet: FakeFleet
 ) -> None:
@@ -83,24 +77,6 @@ async def test_a_model_without_a_slot_waits_with_a_reason_that_a_human_understan
         assert sum(session_id in reason for session_id in sessions) == 3
         assert answer.headers["x-deprecation-note"] == f"waiting: {reason}"
         assert (BASE_MODEL, 4, False) in fleet.asked
-
-
-async def test_waiting_models_get_the_slots_that_come_free_in_the_order_of_their_arrival(
-    server: TestedServer, fleet: FakeFleet
-) -> None:
-    sessions = [await server.session() for _ in range(2 * SLOTS)]
-    for session_id in sessions:
-        await server.result((await server.create_model(session_id)).json()["request_id"])
-    waiting = []
-    for _ in range(2):
-        server.time.pass_seconds(1)
-        waiting.append((await server.create_model(await server.session())).json())
-    await until_asked(fleet)
-    for ended, admitted in zip(sessions, waiting, strict=False):
-        await server.post(f"/sessions/{ended}/finish", {"reason": {"type": "success"}, "detail": None})
-        await server.services.background.reap_now()
-        assert (await server.result(admitted["request_id"])).status_code == 200
-    assert models_at(fleet, "w1")[SLOTS:] == [one["model_id"] for one in waiting]
 
 
 async def test_a_new_worker_is_used_and_followed_at_once(server: TestedServer, fleet: FakeFleet) -> None:
@@ -266,43 +242,6 @@ async def test_a_worker_that_goes_and_comes_back_at_once_is_followed_again(
             await asyncio.sleep(0.01)
 
 
-async def test_a_model_that_its_worker_released_before_it_left_says_where_its_autosave_is(
-    server: TestedServer, fleet: FakeFleet
-) -> None:
-    """Whoever releases it first: another server's events are read by this one."""
-    model_id = await server.model()
-    handle = fleet.handles["w1"]
-    released = worker_pb2.ModelReleased(model_id=model_id, reason=why_evacuated(model_id, "its worker was deleted"))
-    handle.fake.events.append(worker_pb2.Event(event_id=9, model_released=released))
-    await server.services.background._reaper._events.drain("w1")
-    await server.forward_backward(model_id, 1)
-    late = await server.result(f"{model_id}:op:1")
-    assert late.status_code == 410
-    assert f"resume from tinker://{model_id}/weights/autosave" in late.text
-
-
-async def test_a_model_that_its_client_unloads_at_a_worker_that_leaves_promises_no_autosave(
-    server: TestedServer, fleet: FakeFleet
-) -> None:
-    model_id = await server.model()
-    fleet.handles["w1"].goes = True
-    unloaded = await server.post("/unload_model", {"model_id": model_id, "type": "unload_model"})
-    await server.outcome(unloaded)
-    await server.services.background.reap_now()
-    model = await server.services.models.owned("default", model_id)
-    assert (model.state, model.failure) == ("released", None)
-
-
-async def test_a_rank_above_every_workers_limit_fails_at_once(server: TestedServer, fleet: FakeFleet) -> None:
-    failed = await server.outcome(await server.create_model(await server.session(), lora_config={"rank": 65}))
-    assert failed == {
-        "error": "lora_config.rank: 65 is above 64, the highest for org/tiny; ask for less, or an administrator "
-        "can raise adapters.maxRank of its TrainingSession",
-        "category": "user",
-    }
-    assert fleet.asked == []
-
-
 async def test_models_at_a_worker_that_will_be_taken_away_are_saved_and_released(
     server: TestedServer, fleet: FakeFleet
 ) -> None:
@@ -400,19 +339,6 @@ async def sampled_at(server: TestedServer, fleet: FakeFleet, sampler: str, seq_i
     return worker_id
 
 
-async def test_samples_of_one_prompt_go_to_one_worker_and_those_of_many_to_all(
-    server: TestedServer, fleet: FakeFleet
-) -> None:
-    for handle in fleet.handles.values():
-        await handle.connection(5)
-    samplers = [await server.sampler() for _ in range(2)]
-    chosen = [
-        {await sampled_at(server, fleet, sampler, prompt, prompt) for sampler in samplers} for prompt in range(16)
-    ]
-    assert {len(workers) for workers in chosen} == {1}
-    assert set.union(*chosen) == {"w1", "w2"}
-
-
 async def test_samples_from_a_model_go_to_its_own_worker_while_it_runs_and_then_to_another(
     server: TestedServer, fleet: FakeFleet
 ) -> None:
@@ -436,18 +362,6 @@ async def test_a_sample_without_a_worker_is_pushed_back_while_capacity_is_asked_
     response = await server.sample(sampler)
     assert (response.status_code, response.json()) == (429, {"detail": "TrainingSession tiny is starting"})
     assert fleet.asked == [(BASE_MODEL, 0, True)]
-
-
-async def test_a_base_model_that_no_worker_samples_from_is_refused_with_the_reason(
-    server: TestedServer, fleet: FakeFleet
-) -> None:
-    fleet.served[BASE_MODEL] = ServedModel(BASE_MODEL, "tiny-1", sampling=False)
-    body = {"session_id": await server.session(), "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
-    response = await server.post("/create_sampling_session", body)
-    assert response.status_code == 422
-    assert "is served for training only" in response.json()["detail"]
-    [described] = (await server.client.get("/get_server_capabilities")).json()["supported_models"]
-    assert (described["trainable"], described["sampleable"]) == (True, False)
 
 
 async def test_weights_for_nothing_but_samples_are_not_saved_where_no_worker_samples(

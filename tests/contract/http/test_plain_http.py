@@ -13,7 +13,7 @@ from support.server.fake_fleet import BASE_MODEL, OTHER_MODEL, FakeFleet
 from support.server.http_server import TestedServer, one_server, running_servers, settings_for
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.routes.problems import UNKNOWN_CALL
-from tinsmith_server.services.accounts.sessions import ACTIVE_SECONDS, Sessions
+from tinsmith_server.services.accounts.sessions import ACTIVE_SECONDS
 
 pytestmark = pytest.mark.core
 
@@ -103,26 +103,9 @@ async def test_a_key_that_returns_with_another_request_is_refused(server: Tested
     assert (await server.post(path, other, **key("b"))).status_code == 200
 
 
-async def test_a_key_is_of_one_call_whatever_it_looks_like(server: TestedServer) -> None:
-    (session, _), (model, _) = KEYED["/create_session"], KEYED["/create_model"]
-    made = (await server.post("/create_model", model, **key("a"))).json()["model_id"]
-    for name in ("a", "/create_model:a"):
-        answer = await server.post("/create_session", session, **key(name))
-        assert (answer.status_code, made.startswith(answer.json()["session_id"])) == (200, False)
-
-
 async def test_without_a_key_each_call_is_an_operation_of_its_own(server: TestedServer) -> None:
     model_id = await a_model(server)
     assert [number(await server.post("/optim_step", {"model_id": model_id})) for _ in range(3)] == [1, 2, 3]
-
-
-async def test_two_servers_give_no_number_twice(tmp_path: Path, fleet: FakeFleet) -> None:
-    async with running_servers(settings_for(tmp_path), fleet) as servers:
-        model_id = await a_model(servers[0])
-        calls = (servers[n % 2].post("/optim_step", {"model_id": model_id}, **key(str(n // 2))) for n in range(20))
-        numbers = [number(answer) for answer in await asyncio.gather(*calls)]
-    assert sorted(set(numbers)) == list(range(1, 11))
-    assert numbers[::2] == numbers[1::2]
 
 
 async def test_a_key_outlives_the_worker_and_the_server(tmp_path: Path, fleet: FakeFleet) -> None:
@@ -140,15 +123,6 @@ async def test_a_model_with_numbers_takes_nothing_without_one(server: TestedServ
     await server.forward_backward(model_id, 1)
     refused = await server.post("/optim_step", {"model_id": model_id})
     assert (refused.status_code, "came with a seq_id" in refused.json()["detail"]) == (422, True)
-
-
-@one_server
-async def test_a_worker_of_an_earlier_release_is_named_and_runs_nothing(server: TestedServer) -> None:
-    model_id = await server.model()
-    server.worker.gives_numbers = False
-    refused = await server.post("/optim_step", {"model_id": model_id})
-    assert (refused.status_code, "numbers no operations" in refused.json()["detail"]) == (422, True)
-    assert list(server.worker.operations) == [(model_id, 0)]
 
 
 @one_server
@@ -181,11 +155,6 @@ async def test_a_model_without_a_session_is_made_once_for_a_key(server: TestedSe
     assert await a_model(server) not in made
 
 
-async def test_half_of_what_names_a_model_is_refused(server: TestedServer) -> None:
-    for half in ({"session_id": await server.session()}, {"model_seq_id": 0}):
-        assert (await server.post("/create_model", {"base_model": BASE_MODEL, **half})).status_code == 422
-
-
 @pytest.fixture
 async def servers(tmp_path: Path, fleet: FakeFleet) -> AsyncIterator[tuple[TestedServer, TestedServer]]:
     async with running_servers(settings_for(tmp_path, poll_hold_seconds=0.1), fleet) as servers:
@@ -206,17 +175,6 @@ async def test_calls_are_the_signs_of_life_of_a_model_without_a_session(
         assert (await server.client.get(f"/retrieve_future/{submitted.json()['request_id']}")).status_code == 408
         session = await server.services.sessions.owned("default", model_id.partition(":")[0])
         assert session.last_heartbeat_at == server.time.now
-
-
-@one_server
-async def test_signs_of_life_are_as_frequent_as_a_short_timeout_asks_for(server: TestedServer) -> None:
-    """By the wall clock only the calls of the last moment are forgotten: the timeout is shorter than that."""
-    sessions = Sessions(server.services._store, timeout_seconds=1e-9, clock=server.time)
-    session_id = (await sessions.create_for_one("default", None)).session_id
-    for _ in range(2):
-        server.time.pass_seconds(5)
-        await sessions.note_call(session_id)
-        assert (await sessions.owned("default", session_id)).last_heartbeat_at == server.time.now
 
 
 @one_server
@@ -274,13 +232,6 @@ async def test_a_deleted_model_is_over_and_so_is_its_own_session(server: TestedS
     session = await server.services.sessions.owned("default", model_id.partition(":")[0])
     assert session.finish_type == "success"
     assert (await server.post("/optim_step", {"model_id": model_id})).status_code == 410
-
-
-async def test_a_repeated_delete_is_answered_the_same(server: TestedServer) -> None:
-    """The first answer may have been lost."""
-    model_id = await a_model(server)
-    answers = [await server.post("/delete_model", {"model_id": model_id}) for _ in range(2)]
-    assert [answer.json() for answer in answers] == [{"model_id": model_id, "status": "deleted"}] * 2
 
 
 async def test_a_session_that_a_client_asked_for_outlives_its_deleted_model(server: TestedServer) -> None:

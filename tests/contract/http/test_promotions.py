@@ -9,7 +9,6 @@ import httpx
 import pytest
 from support.server.fake_fleet import BASE_MODEL
 from support.server.http_server import TestedServer, one_server
-from tinsmith_server.services.checkpoints import promotions
 from tinsmith_server.store.queries.checkpoints import CheckpointQueries
 
 pytestmark = pytest.mark.core
@@ -59,10 +58,6 @@ def sampled_from(server: TestedServer) -> str:
 async def directory_of(server: TestedServer, path: str) -> str:
     assert (await asked(server, path)).status_code == 200
     return sampled_from(server)
-
-
-async def strangers(server: TestedServer) -> dict[str, str]:
-    return {"X-API-Key": (await server.services.keys.create("stranger", "theirs")).secret}
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -160,26 +155,6 @@ async def test_a_name_is_set_only_from_what_is_expected_of_it(server: TestedServ
     assert "stands for nothing by now" in (await promoted(server, "beta", first, expected_path=first)).text
 
 
-async def test_what_a_name_stands_for_already_is_no_change_of_it(server: TestedServer) -> None:
-    """As when a client has not heard the first answer. A rollback would go back to the same."""
-    first, second = await saved(server, "one", "two")
-    await promoted(server, "prod", first)
-    made = await promoted(server, "prod", second, expected_path=first)
-    for fields in ({"expected_path": first}, {}):
-        assert (await promoted(server, "prod", second, **fields)).json() == made.json()
-    assert (await rolled_back(server, "prod")).json()["model_path"] == first
-
-
-async def test_promotions_at_the_same_moment_are_made_one_after_the_other(server: TestedServer) -> None:
-    paths = await saved(server, *"abcdef")
-    answers = await asyncio.gather(*(promoted(server, "prod", path) for path in paths))
-    assert sorted(answer.json()["number"] for answer in answers) == [1, 2, 3, 4, 5, 6]
-    last = next(answer.json() for answer in answers if answer.json()["number"] == 6)
-    assert await stands_for(server) == {"prod": last["model_path"]}
-    fresh = await asyncio.gather(*(promoted(server, "once", path, expected_path=None) for path in paths))
-    assert sorted(answer.status_code for answer in fresh) == [200, 422, 422, 422, 422, 422]
-
-
 @pytest.mark.core("DELETE /api/v1/promotions/{name}")
 async def test_what_a_name_stands_for_does_not_end_under_it(server: TestedServer) -> None:
     first, second = await saved(server, "one", "two")
@@ -221,68 +196,12 @@ async def test_a_name_whose_sampler_is_gone_all_the_same_says_so(server: TestedS
     assert answer.json()["error"]["message"] == said
 
 
-async def test_names_are_their_tenants_alone(server: TestedServer) -> None:
-    (path,) = await saved(server, "one")
-    await promoted(server, "prod", path)
-    headers = await strangers(server)
-    assert (await server.client.get("/promotions", headers=headers)).json() == {"promotions": []}
-    for method, call in (
-        ("GET", "/promotions/prod"),
-        ("DELETE", "/promotions/prod"),
-        ("POST", "/promotions/prod/rollback"),
-    ):
-        answer = await server.client.request(method, call, headers=headers)
-        assert (answer.status_code, answer.json()["detail"]) == (404, "you have promoted nothing as prod")
-    body = {"model": "prod", "messages": HELLO}
-    unknown = await server.client.post("http://server/oai/api/v1/chat/completions", json=body, headers=headers)
-    assert unknown.status_code == 404
-    assert unknown.json()["error"]["message"].startswith("there is no model 'prod'")
-    models = (await server.client.get("http://server/oai/api/v1/models", headers=headers)).json()["data"]
-    assert "prod" not in [one["id"] for one in models]
-
-
-async def test_what_is_another_tenants_is_not_promoted_even_when_it_is_published(server: TestedServer) -> None:
-    (path,) = await saved(server, "one")
-    headers, body = await strangers(server), {"model_path": path}
-    hidden = await server.client.put("/promotions/prod", json=body, headers=headers)
-    assert (hidden.status_code, hidden.json()["detail"]) == (404, f"there is no checkpoint {path}")
-    await server.post(f"/training_runs/{path.split('/')[2]}/checkpoints/sampler_weights/one/publish")
-    public = await server.client.put("/promotions/prod", json=body, headers=headers)
-    assert (public.status_code, "promote a copy of your own" in public.text) == (422, True)
-
-
 @pytest.mark.parametrize("name", ["a" * 65, "-a", ".a", "a b", "a:b", "ä", "a%2Fb"])
 async def test_what_cannot_be_a_name_is_refused(server: TestedServer, name: str) -> None:
     (path,) = await saved(server, "one")
     refused = await promoted(server, name, path)
     assert refused.status_code in (404, 422)
     assert await stands_for(server) == {}
-
-
-async def test_a_base_model_has_its_name_for_itself(server: TestedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    (path,) = await saved(server, "one")
-    monkeypatch.setattr(promotions, "NAME", promotions.re.compile(r".*"))
-    quoted = BASE_MODEL.replace("/", "%2F")
-    assert "/" in BASE_MODEL
-    with pytest.raises(promotions.Unprocessable, match="is a base model here"):
-        await server.services.promotions.promote("default", BASE_MODEL, path)
-    assert quoted not in await stands_for(server)
-
-
-@one_server
-async def test_there_are_so_many_names_and_so_many_of_their_changes(
-    server: TestedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(promotions, "NAMES_PER_TENANT", 2)
-    monkeypatch.setattr(promotions, "KEPT_PER_NAME", 3)
-    paths = await saved(server, "one", "two", "three", "four")
-    await promoted(server, "beta", paths[0])
-    for path in paths:
-        await promoted(server, "prod", path)
-    assert [name for name, _ in await history(server, "prod")] == ["four", "three", "two"]
-    refused = await promoted(server, "third", paths[0])
-    assert (refused.status_code, "you have 2 names" in refused.text) == (422, True)
-    assert (await promoted(server, "beta", paths[1])).status_code == 200
 
 
 @pytest.mark.core("GET /oai/api/v1/models/{name}", "GET /anthropic/api/v1/models/{name}")

@@ -14,7 +14,6 @@ from tinsmith_server.wire.ids import LAST_CLIENT
 pytestmark = pytest.mark.core
 
 one_server = pytest.mark.parametrize("server", ["one server"], indirect=True)
-NOBODYS = "sess-" + "0" * 32 + ":sample:0"
 
 
 @pytest.fixture(autouse=True)
@@ -90,15 +89,6 @@ async def test_a_poll_in_which_nothing_ends_comes_back_with_its_cursor(hasty_ser
 
 
 @one_server
-async def test_clients_that_share_a_sampling_session_are_told_of_their_own(server: TestedServer) -> None:
-    sampler = await server.sampler()
-    first, second = await submitted(server, sampler, 4, 3 * 10**9 + 1)
-    assert ids(await poll(server, sampler)) == {first}
-    assert ids(await poll(server, sampler, client=3)) == {second}
-    assert ids(await poll(server, sampler, client=1, timeout=0)) == set()
-
-
-@one_server
 async def test_a_sample_that_was_refused_is_told_as_ended_and_its_future_says_why(server: TestedServer) -> None:
     """Also of what cannot be a sample: it fails in its future, as for those that poll it alone."""
     sampler = await server.sampler()
@@ -156,14 +146,6 @@ async def test_a_sample_lost_with_its_replica_is_told_as_failed_and_is_to_be_sub
 
 
 @one_server
-async def test_what_was_fetched_already_is_not_told(server: TestedServer) -> None:
-    sampler = await server.sampler()
-    [request_id] = await submitted(server, sampler, 0)
-    await server.result(request_id)
-    assert (await poll(server, sampler, timeout=0))["completions"] == []
-
-
-@one_server
 async def test_a_sampler_that_cannot_tell_of_many_says_what_to_do(server: TestedServer) -> None:
     server.worker.tells_of_one_sample = True
     target = {"sampling_session_id": await server.sampler()}
@@ -202,18 +184,6 @@ async def test_each_client_that_joins_has_a_number_of_its_own(server: TestedServ
     assert sorted(answer.json()["client_counter"] for answer in answers) == [1, 2, 3, 4, 5]
     joined = await server.post("/join_sampling_session", {"sampling_session_id": other})
     assert joined.json() == {"client_counter": 1, "type": "join_sampling_session"}
-
-
-async def test_another_tenants_sampling_session_is_as_unknown_as_nobodys(server: TestedServer) -> None:
-    made = await server.services.keys.create("other", "theirs")
-    theirs = {"X-API-Key": made.secret}
-    for sampler in (await server.sampler(), NOBODYS):
-        polled = await server.post(
-            "/retrieve_futures", {"target": {"sampling_session_id": sampler}, "timeout": 0}, headers=theirs
-        )
-        joined = await server.post("/join_sampling_session", {"sampling_session_id": sampler}, headers=theirs)
-        for answer in (polled, joined):
-            assert (answer.status_code, answer.json()["detail"]) == (404, f"there is no sampling session {sampler}")
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -11,8 +11,6 @@ import pytest
 from support.server.fake_fleet import BASE_MODEL, FakeFleet, FakeReplica
 from support.server.http_server import TestedServer, running_server, settings_for
 from tinsmith_server.fleet.base import SavesAddress
-from tinsmith_server.services.sampling.adapter_hints import TOLD_REPLICAS
-from tinsmith_server.services.sampling.routing import BUSIER_FACTOR, FEW_SAMPLES
 from tinsmith_server.wire.ids import sampler_token
 
 pytestmark = pytest.mark.core
@@ -67,15 +65,6 @@ async def test_samples_go_to_the_pool_and_the_worker_that_trains_is_left_alone(
     assert server.worker.samples == {}
 
 
-async def test_samples_of_a_model_go_to_the_pool_though_its_worker_has_the_weights(
-    server: TestedServer, fleet: FakeFleet
-) -> None:
-    await add_pool(fleet, "p1")
-    body = {"model_id": await server.model(), "seq_id": 1, "sampling_session_seq_id": 0}
-    saved = await server.outcome(await server.post("/save_weights_for_sampler", body))
-    assert await taken_by(server, saved["sampling_session_id"]) == "p1"
-
-
 @pytest.mark.parametrize("trouble", ["down", "draining", "full", "only trains"])
 async def test_a_sample_that_its_sampler_does_not_take_goes_on_to_the_next_at_once(
     server: TestedServer, fleet: FakeFleet, trouble: str
@@ -100,16 +89,6 @@ async def test_a_sample_that_nobody_is_able_to_make_is_pushed_back_with_the_reas
         one.fake.only_trains = True
     response = await server.sample(await server.sampler())
     assert (response.status_code, response.json()) == (429, {"detail": "this worker does not sample"})
-
-
-async def test_only_when_every_replica_is_full_is_a_sample_pushed_back(server: TestedServer, fleet: FakeFleet) -> None:
-    """The worker that trains is no way out: it would be swamped by what a whole pool cannot do."""
-    replicas = await add_pool(fleet, "p1", "p2")
-    for replica in replicas:
-        replica.fake.sampler_full = True
-    response = await server.sample(await server.sampler())
-    assert (response.status_code, response.json()) == (429, {"detail": "too many samples are waiting"})
-    assert server.worker.samples == {}
 
 
 async def test_a_tenant_that_has_filled_its_share_of_every_replica_pushes_nobody_else_back(
@@ -177,13 +156,6 @@ async def test_a_sample_whose_replica_cannot_be_reached_just_now_is_waited_for(
     assert (await hasty_server.result(submitted)).status_code == 200
 
 
-async def test_a_sample_of_a_replica_that_was_restarted_is_gone(server: TestedServer, fleet: FakeFleet) -> None:
-    [replica] = await add_pool(fleet, "p1")
-    submitted = (await server.sample(await server.sampler())).json()["request_id"]
-    replica.fake.lose_memory()
-    assert (await server.result(submitted)).status_code == 410
-
-
 async def test_nothing_is_given_up_while_the_fleet_does_not_know_where_its_samplers_are(
     hasty_server: TestedServer, fleet: FakeFleet
 ) -> None:
@@ -240,18 +212,6 @@ async def test_a_cancelled_sample_is_stopped_where_it_is(server: TestedServer, f
     assert (await server.post("/cancel_future", {"request_id": submitted})).status_code == 200
 
 
-async def test_a_replica_that_says_that_it_is_busy_is_passed_over(one_server: TestedServer, fleet: FakeFleet) -> None:
-    await add_pool(fleet, "p1", "p2")
-    sampler = await one_server.sampler()
-    first = await taken_by(one_server, sampler, 0)
-    fleet.replicas[first].fake.samples_waiting = 10 * FEW_SAMPLES
-    await one_server.services.inspection.refresh()
-    assert await taken_by(one_server, sampler, 1) != first
-    fleet.replicas[first].fake.samples_waiting = 0
-    await one_server.services.inspection.refresh()
-    assert await taken_by(one_server, sampler, 2) == first
-
-
 async def test_a_replica_that_hangs_leaves_what_is_known_of_the_others_fresh(
     one_server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,16 +222,6 @@ async def test_a_replica_that_hangs_leaves_what_is_known_of_the_others_fresh(
         await one_server.services.inspection.refresh()
     assert "p2" in one_server.services.inspection.workers
     assert "p1" not in one_server.services.inspection.workers
-
-
-async def test_samples_of_one_prompt_spread_once_their_sampler_has_too_many(
-    one_server: TestedServer, fleet: FakeFleet
-) -> None:
-    await add_pool(fleet, "p1", "p2")
-    sampler = await one_server.sampler()
-    chosen = [await taken_by(one_server, sampler, seq_id) for seq_id in range(2 * FEW_SAMPLES)]
-    assert set(chosen[:FEW_SAMPLES]) == {chosen[0]}
-    assert max(chosen.count(one) for one in ("p1", "p2")) <= BUSIER_FACTOR * FEW_SAMPLES
 
 
 async def test_a_model_that_only_a_pool_serves_is_sampled_from_and_not_trained(
@@ -338,35 +288,6 @@ async def test_a_replica_that_hangs_is_followed_by_the_next_and_not_asked_again(
     assert hanging.asked == 1
 
 
-async def test_a_replica_that_does_not_say_how_it_does_is_asked_last(
-    one_server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tinsmith_server.services.background.inspection.DESCRIBE_SECONDS", 2.0)
-    await add_pool(fleet, "p1", "p2")
-    sampler = await one_server.sampler()
-    first = await taken_by(one_server, sampler, 0)
-    hanging = fleet.replicas[first].fake
-    hanging.hangs, hanging.asked = True, 0
-    await one_server.services.inspection.refresh()
-    assert await taken_by(one_server, sampler, 1) != first
-    assert hanging.asked == 0
-    hanging.hangs = False
-    await one_server.services.inspection.refresh()
-    assert await taken_by(one_server, sampler, 2) == first
-
-
-async def test_a_replica_that_was_not_connected_at_the_last_refresh_is_not_taken_for_silent(
-    one_server: TestedServer, fleet: FakeFleet
-) -> None:
-    await add_pool(fleet, "p1", "p2")
-    sampler = await one_server.sampler()
-    first = await taken_by(one_server, sampler, 0)
-    fleet.replicas[first].down = "it restarts"
-    await one_server.services.inspection.refresh()
-    fleet.replicas[first].down = None
-    assert await taken_by(one_server, sampler, 1) == first
-
-
 async def test_replicas_that_do_not_answer_hold_a_sample_for_a_while_and_not_one_after_the_other(
     one_server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,16 +320,6 @@ async def test_the_metrics_say_where_samples_went_and_name_no_client(
     ):
         assert line in text
     assert sampler.split(":")[0] not in text
-
-
-async def test_anothers_sample_does_not_exist(server: TestedServer, fleet: FakeFleet) -> None:
-    await add_pool(fleet, "p1")
-    submitted = (await server.sample(await server.sampler())).json()["request_id"]
-    other = await server.services.keys.create("other", "theirs")
-    answer = await server.result(submitted, headers={"X-API-Key": other.secret})
-    assert answer.status_code == 404
-    made_up = submitted.replace("sess-", "sess-x")
-    assert (await server.result(made_up)).status_code == 404
 
 
 async def until_told(replicas: list[FakeReplica], count: int, versions: int) -> None:
@@ -472,11 +383,3 @@ async def test_no_tenant_names_an_address_from_which_weights_would_be_taken(
     asked = [*replica.fake.prepared, *(sample.adapter for sample in replica.fake.samples.values())]
     assert not any(one.HasField("source") for one in asked)
     assert not any("169.254" in str(sample) for sample in replica.fake.samples.values())
-
-
-async def test_of_a_large_pool_some_replicas_hear_of_new_weights(server: TestedServer, fleet: FakeFleet) -> None:
-    replicas = await add_pool(fleet, *(f"p{number}" for number in range(TOLD_REPLICAS + 3)))
-    body = {"model_id": await server.model(), "seq_id": 1, "sampling_session_seq_id": 0}
-    await server.outcome(await server.post("/save_weights_for_sampler", body))
-    await until_told(replicas, TOLD_REPLICAS, versions=1)
-    assert [one.fake.prepared for one in replicas].count([]) == 3

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from support.server.http_server import TestedServer
-from tinsmith_server.services.accounts import session_search
 
 pytestmark = pytest.mark.core
 
@@ -56,32 +55,6 @@ async def test_sessions_are_found_by_each_thing_that_is_known_of_them(server: Te
     assert await ids(server, statuses=[{"type": "active"}]) == [first]
     assert await ids(server, statuses=[{"type": "client_finished", "reasons": ["success"]}]) == [second]
     assert await ids(server, statuses=[{"type": "client_finished", "reasons": ["errored"]}, {"type": "failed"}]) == []
-
-
-async def test_pages_have_every_session_once(server: TestedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_search, "AT_ONCE", 2)
-    monkeypatch.setattr(session_search, "LOOKED_THROUGH", 4)
-    sessions = [await made(server, user_metadata={"odd": str(number % 2)}) for number in range(9)]
-    found: list[str] = []
-    cursor: dict[str, Any] = {}
-    for _ in range(9):
-        page = await search(server, limit=3, user_metadata={"odd": "1"}, **cursor)
-        found += [session["session_id"] for session in page["sessions"]]
-        if "next_cursor" not in page:
-            break
-        cursor = {"cursor": page["next_cursor"]}
-    assert found == sessions[7::-2]
-
-
-async def test_another_tenants_sessions_are_nobodys(server: TestedServer) -> None:
-    session_id = await made(server)
-    stranger = {"X-API-Key": (await server.services.keys.create("stranger", "laptop")).secret}
-    own = {"owner_urns": ["tinsmith:tenant:default"], "type": "user"}
-    assert (await search(server, stranger, owner={"type": "accessible"}))["sessions"] == []
-    assert (await search(server, stranger, owner=own))["sessions"] == []
-    assert await ids(server, owner=own) == [session_id]
-    moved = await server.client.put(f"/sessions/{session_id}/project", json={"project_id": "p"}, headers=stranger)
-    assert moved.status_code == 404
 
 
 @pytest.mark.core("PUT /api/v1/sessions/{session_id}/project")

@@ -11,7 +11,6 @@ import httpx
 import pytest
 from support.server.fake_fleet import BASE_MODEL, OTHER_MODEL, FakeFleet
 from support.server.http_server import TestedServer, one_server, running_server, settings_for
-from tinsmith_server.services import tokenizers
 
 pytestmark = pytest.mark.core
 
@@ -63,18 +62,6 @@ async def test_the_files_cross_to_the_server_once_and_again_when_they_change(ser
 
 
 @one_server
-async def test_what_is_kept_is_bounded_in_bytes(server: TestedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizers, "CACHE_BYTES", 0)
-    before = (await asked(server)).content
-    server.worker.tokenizer["merges.txt"] = b"a b"
-    assert "merges.txt" in files_in(await asked(server))
-    assert len(server.services.tokenizers._archives) == 1
-    del server.worker.tokenizer["merges.txt"]
-    assert (await asked(server)).content == before
-    assert server.worker.tokenizers_sent == 3
-
-
-@one_server
 async def test_a_worker_that_does_not_answer_keeps_no_other_models_programs_waiting(server: TestedServer) -> None:
     server.worker.tokenizer_held = asyncio.Event()
     waiting = asyncio.create_task(asked(server))
@@ -83,13 +70,6 @@ async def test_a_worker_that_does_not_answer_keeps_no_other_models_programs_wait
     assert not waiting.done()
     server.worker.tokenizer_held.set()
     assert files_in(await waiting) == server.worker.tokenizer
-
-
-@one_server
-async def test_what_the_worker_refuses_is_told(server: TestedServer) -> None:
-    server.worker.tokenizer_refusal = "the base model's directory has no tokenizer"
-    refused = await asked(server)
-    assert (refused.status_code, refused.json()["detail"]) == (422, "the base model's directory has no tokenizer")
 
 
 async def test_while_no_worker_answers_it_is_a_503_that_can_be_repeated(tmp_path: Path, fleet: FakeFleet) -> None:

@@ -14,8 +14,6 @@ from support.server.fake_worker import SAVED_BYTES
 from support.server.http_server import TestedServer, one_server, running_server, settings_for
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.services.usage import reports
-from tinsmith_server.store.errors import StoreUnavailable
-from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core
 
@@ -87,26 +85,6 @@ async def test_what_a_worker_counted_is_told_once_to_its_tenant_alone(server: Te
     assert (theirs["session_id"], theirs["event_info"]["token_count"]) == ("other", 1)
 
 
-@one_server
-async def test_numbers_that_the_store_did_not_take_are_kept_and_no_more_are_taken(
-    server: TestedServer, hour: datetime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await server.model()
-
-    async def is_away(*_: object) -> None:
-        raise StoreUnavailable("the store is away")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "add_usage", is_away)
-        for amount in (1, 2):
-            server.worker.used = [used("s:train:0", worker_pb2.TRAINING_TOKENS, amount, hour)]
-            with pytest.raises(StoreUnavailable):
-                await server.services.background.collect_now()
-    assert [one.amount for one in server.worker.used] == [2]
-    await server.services.background.collect_now()
-    assert [event["event_info"]["token_count"] for event in (await usage(server, hour))["data"]] == [3]
-
-
 async def test_a_server_that_stops_takes_what_workers_have_counted(
     tmp_path: Path, fleet: FakeFleet, hour: datetime
 ) -> None:
@@ -116,19 +94,6 @@ async def test_a_server_that_stops_takes_what_workers_have_counted(
         server.worker.used = [used("s:train:0", worker_pb2.TRAINING_TOKENS, 7, hour)]
     async with running_server(settings_for(tmp_path), fleet) as server:
         assert [event["event_info"]["token_count"] for event in (await usage(server, hour))["data"]] == [7]
-
-
-@one_server
-async def test_usage_of_a_model_made_before_workers_heard_of_tenants_is_its_sessions_tenants(
-    server: TestedServer, hour: datetime
-) -> None:
-    model_id = await server.model()
-    server.worker.used = [
-        used(model_id, worker_pb2.TRAINING_TOKENS, 7, hour, tenant=""),
-        used(model_id, 99, 1, hour),  # type: ignore[arg-type]  # of a later release
-    ]
-    await server.services.background.collect_now()
-    assert [event["event_info"]["token_count"] for event in (await usage(server, hour))["data"]] == [7]
 
 
 @one_server
@@ -200,26 +165,6 @@ async def test_a_named_save_counts_once_and_what_is_stored_is_told_by_project(
     }
     assert (await server.client.get(current, params={"project_id": "p"})).json() == {"data": []}
     assert (await server.client.get(current, **await stranger(server))).json() == {"data": []}
-
-
-@one_server
-async def test_stored_bytes_are_usage_too_and_all_of_it_is_forgotten_after_90_days(
-    server: TestedServer, hour: datetime
-) -> None:
-    model_id = await server.model()
-    await server.outcome(await server.save(model_id, 1, "a"))
-    hour += HOUR
-    for minutes in (0, 30):
-        server.time.now = hour + timedelta(minutes=minutes)
-        await server.services.background.sweep_now()
-    storage = next(one for one in (await usage(server, hour))["data"] if one["event_info"]["type"] == "storage")
-    gigabyte_hours = SAVED_BYTES / 1e9 / 2
-    assert storage["event_info"] == {"type": "storage", "free": False, "gigabyte_hours": gigabyte_hours}
-    assert "session_id" not in storage
-    server.time.now = hour + timedelta(days=91)
-    await server.services.background.sweep_now()
-    assert (await usage(server, hour))["data"] == []
-    assert (await audit(server, day=f"{hour - HOUR:%Y-%m-%d}")) == []
 
 
 async def audit(server: TestedServer, options: dict[str, Any] | None = None, **query: str) -> list[dict[str, Any]]:

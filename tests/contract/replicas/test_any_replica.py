@@ -6,11 +6,10 @@ import asyncio
 import time
 
 import pytest
-from support.server.fake_fleet import BASE_MODEL, FakeFleet
+from support.server.fake_fleet import FakeFleet
 from support.server.http_server import TestedServer
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.services.accounts.keys import CACHE_SECONDS, Keys
-from tinsmith_server.services.accounts.sessions import ACTIVE_SECONDS
 from tinsmith_server.store.store import open_store
 
 Replicas = tuple[TestedServer, TestedServer]
@@ -36,45 +35,11 @@ async def test_a_save_sent_to_one_and_polled_at_the_other_is_listed_by_both_at_o
         assert [one["tinker_path"] for one in listed] == [saved["path"]]
 
 
-async def test_a_name_saved_through_one_is_taken_at_the_other(replicas: Replicas) -> None:
-    first, second = replicas
-    model_id = await first.model()
-    await first.save(model_id, 1, "a")
-    refused = await second.outcome(await second.save(model_id, 2, "a"))
-    assert "exists already" in refused["error"]
-
-
-async def test_one_create_session_told_to_both_at_once_is_one_session(replicas: Replicas) -> None:
-    key = {"X-Idempotency-Key": "retry-1"}
-    made = await asyncio.gather(*(replicas[number % 2].session(headers=key) for number in range(10)))
-    assert len(set(made)) == 1
-
-
-async def test_one_create_model_told_to_both_at_once_is_one_adapter(replicas: Replicas) -> None:
-    session_id = await replicas[0].session()
-    made = await asyncio.gather(*(replicas[number % 2].create_model(session_id) for number in range(10)))
-    [request_id] = {answer.json()["request_id"] for answer in made}
-    assert (await replicas[1].result(request_id)).status_code == 200
-    creations = [one for one in replicas[0].worker.operations.values() if one.kind == worker_pb2.CREATE_MODEL]
-    assert len(creations) == 1
-
-
 async def test_one_operation_told_to_both_at_once_runs_once(replicas: Replicas) -> None:
     model_id = await replicas[0].model()
     sent = await asyncio.gather(*(replicas[number % 2].forward_backward(model_id, 1) for number in range(10)))
     assert {answer.json()["request_id"] for answer in sent} == {f"{model_id}:op:1"}
     assert sorted(seq_id for _, seq_id in replicas[0].worker.operations) == [0, 1]
-
-
-async def test_a_session_finished_at_one_is_over_at_the_other(replicas: Replicas) -> None:
-    """A heartbeat hears it at once, new work within the second for which a session is remembered."""
-    first, second = replicas
-    model_id = await second.model()
-    session_id = model_id.split(":", maxsplit=1)[0]
-    await first.post(f"/sessions/{session_id}/finish", SUCCESS)
-    assert (await second.post("/session_heartbeat", {"session_id": session_id})).status_code == 410
-    await asyncio.sleep(ACTIVE_SECONDS)
-    assert (await second.forward_backward(model_id, 1)).status_code == 410
 
 
 @pytest.fixture
@@ -124,27 +89,6 @@ async def test_models_that_wait_are_served_in_the_order_of_their_arrival_whoever
         assert (await second.result(f"{following}:op:0")).status_code == 200
     creations = [one.model_id for one in first.worker.operations.values() if one.kind == worker_pb2.CREATE_MODEL]
     assert creations == [held, *waiting]
-
-
-async def test_tenants_that_wait_get_equal_shares_whichever_replica_accepted_and_placed_their_models(
-    replicas: Replicas, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tinsmith_server.services.training.line_keeper.RECHECK_SECONDS", 0.1)
-    fleet.handles["tiny-1"]._slots = 0
-    key = {"X-API-Key": (await replicas[0].services.keys.create("bo", "laptop")).secret}
-    tenant_of: dict[str, str] = {}
-    for number in range(9):
-        server, headers = replicas[number % 2], key if number > 5 else {}
-        body = {"session_id": await server.session(headers=headers), "model_seq_id": 0, "base_model": BASE_MODEL}
-        made = (await server.post("/create_model", body, headers=headers)).json()
-        tenant_of[made["model_id"]] = "bo" if headers else "default"
-
-    fleet.handles["tiny-1"]._slots = 4
-    async with asyncio.timeout(60):
-        while len(fleet.handles["tiny-1"].fake.operations) < 4:
-            await asyncio.sleep(0.01)
-    placed = [tenant_of[model_id] for model_id, _ in fleet.handles["tiny-1"].fake.operations]
-    assert sorted(placed) == ["bo", "bo", "default", "default"]
 
 
 async def test_of_replicas_that_start_at_once_on_an_empty_store_one_makes_the_first_key(postgres_url: str) -> None:

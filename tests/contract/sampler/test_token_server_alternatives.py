@@ -9,7 +9,6 @@ import pytest
 from support.sampler.jobs import all_logprobs, ask, ask_all, job, plain_model, prompt_of, random_adapter, submit
 from support.token_server.shared import ServerHand, SharedServer
 from support.waiting import until
-from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import EMPTY_LOGPROB, NO_TARGET, Sampler, TopkLogprobs
 from tinsmith_trainer.torch_model.loading import TorchModel
 
@@ -65,17 +64,6 @@ def test_the_likeliest_tokens_are_those_of_one_full_forward(sampler: Sampler, mo
         assert sequence.topk_logprobs is not None
         logprobs = expected(model, adapter, [*PROMPT, *sequence.tokens])[len(PROMPT) - 1 :]
         assert_likeliest(sequence.topk_logprobs, logprobs)
-
-
-@pytest.mark.parametrize("last_n", [0, 1, 16, 100])
-def test_of_the_last_tokens_only_the_likeliest_are_looked_for(sampler: Sampler, model: TorchModel, last_n: int) -> None:
-    found = ask(sampler, job(PROMPT, max_tokens=0, topk_prompt=2, last_n=last_n)).topk_prompt_logprobs
-    assert found is not None
-    first = max(1, len(PROMPT) - last_n)
-    assert (found.logprobs[:first] == np.float32(EMPTY_LOGPROB)).all()
-    assert_likeliest(
-        TopkLogprobs(found.token_ids[first:], found.logprobs[first:]), expected(model, "", PROMPT)[first - 1 :]
-    )
 
 
 def test_the_whole_vocabulary_can_be_named(sampler: Sampler) -> None:
@@ -152,33 +140,6 @@ def test_an_adapters_unembedding_is_in_the_scores_of_its_prompts_and_of_no_other
         topk = outcome.topk_prompt_logprobs
         assert topk is not None
         assert_likeliest(TopkLogprobs(topk.token_ids[first:], topk.logprobs[first:]), logprobs[first - 1 :])
-
-
-def test_alternatives_have_the_models_logprobs_and_repeat_with_their_seed(sampler: Sampler, model: TorchModel) -> None:
-    jobs = [job(PROMPT, max_tokens=0, temperature=2.0, alt_tokens=3, seed=seed) for seed in (1, 1, 2)]
-    one, again, other = (outcome.prompt_alt_tokens for outcome in ask_all(sampler, jobs))
-    assert one is not None
-    assert again is not None
-    assert other is not None
-    logprobs = np.take_along_axis(expected(model, "", PROMPT), one.tokens, axis=1)
-    np.testing.assert_allclose(one.logprobs, logprobs, atol=TOLERANCE)
-    assert one.tokens.tolist() == again.tokens.tolist() != other.tokens.tolist()
-    assert any(len(set(row)) > 1 for row in one.tokens.tolist()), "the draws of a position are independent"
-
-
-def test_greedy_alternatives_are_the_likeliest_token_each_time(sampler: Sampler) -> None:
-    outcome = ask(sampler, job(PROMPT, max_tokens=1, temperature=0.0, alt_tokens=2, topk_prompt=1))
-    assert outcome.prompt_alt_tokens is not None
-    assert outcome.topk_prompt_logprobs is not None
-    assert outcome.prompt_alt_tokens.tokens.tolist() == outcome.topk_prompt_logprobs.token_ids[1:].repeat(2, 1).tolist()
-
-
-def test_a_job_that_would_flood_its_server_is_refused_before_it_is_asked(sampler: Sampler, hand: ServerHand) -> None:
-    with hand.held():
-        answer = submit(sampler, job(prompt_of(1000), max_tokens=1, alt_tokens=5))
-        assert isinstance(answer.get().error, UserError)
-        assert "would take 4995 requests" in str(answer.get().error)
-        assert hand.state()["running"] == 0
 
 
 def test_a_cancelled_job_takes_its_named_tokens_from_the_server(sampler: Sampler, hand: ServerHand) -> None:

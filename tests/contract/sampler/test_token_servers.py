@@ -98,21 +98,6 @@ def test_adapters_of_jobs_at_the_same_time_do_not_mix(sampler: Sampler, model: T
         np.testing.assert_allclose(outcome.sequences[0].logprobs, expected, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("last_n", [None, 0, 1, 7, 19, 20, 99])
-def test_prompt_logprobs_of_the_last_tokens_only(sampler: Sampler, model: TorchModel, last_n: int | None) -> None:
-    scored = ask(sampler, job(PROMPT, max_tokens=1, prompt_logprobs=True, last_n=last_n)).prompt_logprobs
-    assert scored is not None
-    first = 1 if last_n is None else max(1, 20 - last_n)
-    assert np.isnan(scored[:first]).all()
-    np.testing.assert_allclose(scored[first:], full_logprobs(plain_model(model), PROMPT)[first - 1 :], atol=TOLERANCE)
-
-
-def test_a_prompt_of_one_token_has_nothing_to_score(sampler: Sampler) -> None:
-    scored = ask(sampler, job(prompt_of(1), max_tokens=0, prompt_logprobs=True)).prompt_logprobs
-    assert scored is not None
-    assert np.isnan(scored).tolist() == [True]
-
-
 def test_an_end_that_nobody_asked_for_is_gone_over(sampler: Sampler, model: TorchModel) -> None:
     """A list of stop tokens replaces the model's own, and the sequence has its logprobs all along."""
     rare = 500
@@ -155,14 +140,6 @@ def test_no_tenant_learns_whether_another_has_sent_a_prompt(sampler: Sampler) ->
 
 
 # --- adapters ---
-
-
-def test_a_known_adapter_version_is_left_alone(sampler: Sampler, model: TorchModel) -> None:
-    asked = job(PROMPT, adapter="v1")
-    sampler.load_adapter("v1", random_adapter(model, seed=1))
-    before = ask(sampler, asked)
-    sampler.load_adapter("v1", random_adapter(model, seed=2))
-    assert ask(sampler, asked).sequences[0].tokens.tolist() == before.sequences[0].tokens.tolist()
 
 
 def test_a_version_that_comes_back_under_its_key_is_another_one_to_the_server(
@@ -220,12 +197,6 @@ def test_an_adapter_whose_files_go_before_the_server_reads_them_is_no_fault_of_t
     assert not sampler.has_adapter("v1")
     sampler.load_adapter("v1", random_adapter(model))
     assert ask(sampler, job(PROMPT, adapter="v1")).sequences
-
-
-def test_a_job_for_an_adapter_that_is_not_loaded_gets_one_clear_user_error(sampler: Sampler) -> None:
-    answer = submit(sampler, job(PROMPT, adapter="gone"))
-    assert isinstance(answer.get().error, UserError)
-    assert "Adapter gone is not loaded" in str(answer.get().error)
 
 
 # --- the end ---
@@ -292,14 +263,3 @@ def test_close_ends_an_adapter_on_its_way_as_lost(sampler: Sampler, model: Torch
             loading.result(60)
     assert not sampler.has_adapter("slow")
     until(lambda: hand.state()["running"] == 0)
-
-
-def test_stats_tell_what_runs(sampler: Sampler, hand: ServerHand) -> None:
-    with hand.held():
-        answers = [submit(sampler, job(prompt_of(10, seed=n), max_tokens=4)) for n in range(5)]
-        stats = sampler.stats()
-        assert stats.active + stats.waiting == 5
-    for answer in answers:
-        answer.get()
-    stats = sampler.stats()
-    assert (stats.active, stats.waiting, stats.sampled_tokens) == (0, 0, 20)

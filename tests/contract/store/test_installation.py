@@ -67,22 +67,6 @@ async def test_a_directory_that_is_being_written_is_garbage_only_when_its_time_i
     assert await store.list_garbage(later(60)) == ["writing"]
 
 
-async def test_a_record_ends_the_reservation_of_its_directory(store: Store) -> None:
-    for name in ("new", "replaced"):
-        await store.reserve_directory(name, later(60))
-    await store.put_checkpoint(a_checkpoint(directory="new", event_id=1))
-    assert await store.list_garbage(later(60)) == ["replaced"]
-    await store.put_checkpoint(a_checkpoint(directory="replaced", event_id=2))
-    assert await store.list_garbage(later(60)) == ["new"]
-
-
-async def test_an_older_record_ends_no_reservation(store: Store) -> None:
-    await store.put_checkpoint(a_checkpoint(directory="first", event_id=2))
-    await store.reserve_directory("late", later(60))
-    await store.put_checkpoint(a_checkpoint(directory="late", event_id=1))
-    assert await store.list_garbage(later(60)) == ["late"]
-
-
 async def test_a_folder_in_which_a_record_has_its_directory_is_no_garbage(store: Store) -> None:
     """An attempt that came second reserves the folder of one that has been finished."""
     for folder in ("weights/run", "weights/run-2", "weights/run_3"):
@@ -94,18 +78,3 @@ async def test_a_folder_in_which_a_record_has_its_directory_is_no_garbage(store:
     assert sorted(await store.list_garbage(later(60))) == [
         *("weights/run", "weights/run-2", "weights/run/0-1", "weights/run_3")
     ]
-
-
-async def test_a_directory_that_is_reserved_again_is_kept_for_longer(store: Store) -> None:
-    await store.reserve_directory("writing", later(60))
-    await store.reserve_directory("writing", later(90))
-    assert await store.list_garbage(later(60)) == []
-    assert await store.list_garbage(later(90)) == ["writing"]
-
-
-async def test_what_lost_its_record_is_not_reserved_again(store: Store) -> None:
-    checkpoint = a_checkpoint(directory="lost")
-    await store.put_checkpoint(checkpoint)
-    await store.delete_checkpoint(checkpoint.run_id, checkpoint.type, checkpoint.name, NOW)
-    await store.reserve_directory("lost", later(60))
-    assert await store.list_garbage(NOW) == ["lost"]

@@ -30,19 +30,6 @@ async def test_a_revoked_key_is_not_found_but_listed(store: Store) -> None:
     assert [listed.revoked_at for listed in await store.list_keys()] == [later(1)]
 
 
-async def test_revoking_again_keeps_the_first_time(store: Store) -> None:
-    key = await store.add_key("ada", "laptop", "tml-abcd", "hash-1", NOW)
-    await store.revoke_key(key.key_id, later(1))
-
-    assert await store.revoke_key(key.key_id, later(2))
-
-    assert [listed.revoked_at for listed in await store.list_keys()] == [later(1)]
-
-
-async def test_revoking_an_unknown_key_is_false(store: Store) -> None:
-    assert not await store.revoke_key(12, NOW)
-
-
 async def test_keys_are_listed_in_the_order_they_were_made_and_by_tenant(store: Store) -> None:
     for number, tenant in enumerate(["ada", "grace", "ada"]):
         await store.add_key(tenant, f"key {number}", "tml-", f"hash-{number}", NOW)

@@ -62,10 +62,6 @@ async def test_nobody_counts_on_a_replica_that_left(store: Store) -> None:
     assert await store.hold_leases("b", {"reaper", "sweeper", "binder"}, 30) == {"reaper", "sweeper"}
 
 
-async def test_no_lease_is_held_by_asking_for_none(store: Store) -> None:
-    assert await store.hold_leases("a", [], 30) == frozenset()
-
-
 async def test_of_concurrent_takers_each_expired_lease_gets_one(replicas: tuple[Store, Store]) -> None:
     """In whichever order each of them names the leases: nobody waits for another crosswise."""
     names = [f"events of {number}" for number in range(40)]
@@ -101,12 +97,6 @@ async def test_those_that_are_long_gone_are_forgotten_and_no_others(store: Store
 async def test_rounds_without_a_gap_go_back_to_the_first_whoever_makes_them(replicas: tuple[Store, Store]) -> None:
     for number, seconds in enumerate((0, 30, 74, 119)):
         assert await replicas[number % 2].note_round("reaper", later(seconds), ABSENCE) == NOW
-
-
-async def test_after_a_gap_rounds_begin_anew(store: Store) -> None:
-    await store.note_round("reaper", NOW, ABSENCE)
-    assert await store.note_round("reaper", later(46), ABSENCE) == later(46)
-    assert await store.note_round("other", NOW, ABSENCE) == NOW
 
 
 async def test_a_replica_whose_clock_is_behind_makes_no_gap(store: Store) -> None:

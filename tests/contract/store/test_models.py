@@ -44,16 +44,6 @@ async def test_twenty_concurrent_creates_make_one_model(store: Store, replicas: 
     assert await store.live_models_of_session("session-1") == [made[0]]
 
 
-async def test_a_state_carries_its_failure(store: Store) -> None:
-    model = await store.add_model(a_model())
-
-    assert await store.bind_model(model.model_id, "worker-1")
-    assert await store.get_model(model.model_id) == a_model(state="bound")
-
-    await store.end_model(model.model_id, "corrupted", "its volume is lost")
-    assert await store.get_model(model.model_id) == a_model(state="corrupted", failure="its volume is lost")
-
-
 @pytest.mark.parametrize("final", get_args(FinalState))
 async def test_the_first_end_of_a_model_is_final(store: Store, final: FinalState) -> None:
     model = await store.add_model(a_model())
@@ -136,18 +126,6 @@ async def test_of_a_session_those_that_ended_live_no_more_and_those_that_were_ne
 
     assert [model.state for model in await store.live_models_of_session("session-1")] == ["accepted", "bound"]
     assert await store.model_ids_of_session("session-1") == [f"session-1:train:{number}" for number in range(4)]
-
-
-async def test_models_of_a_worker_by_state(store: Store) -> None:
-    states: list[ModelState] = ["accepted", "bound", "released"]
-    for number, state in enumerate(states):
-        await store.add_model(a_model(model_seq_id=number, state=state, created_at=later(number)))
-    await store.add_model(a_model("session-2", worker_id="worker-2"))
-
-    living = await store.models_of_worker("worker-1", ["accepted", "bound"])
-
-    assert [model.state for model in living] == ["accepted", "bound"]
-    assert await store.models_of_worker("worker-1", []) == []
 
 
 async def test_accepted_models_come_oldest_first_wherever_they_are_placed(store: Store) -> None:

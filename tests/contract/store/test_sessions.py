@@ -42,12 +42,6 @@ async def test_an_idempotency_key_belongs_to_its_tenant(store: Store) -> None:
     assert other.session_id == "session-2"
 
 
-async def test_sessions_without_an_idempotency_key_are_all_different(store: Store) -> None:
-    await store.create_session(a_session("session-1"), None)
-
-    assert (await store.create_session(a_session("session-2"), None)).session_id == "session-2"
-
-
 async def test_twenty_concurrent_creates_with_one_key_make_one_session(replicas: tuple[Store, Store]) -> None:
     attempts = [replicas[number % 2].create_session(a_session(f"session-{number}"), "retry-1") for number in range(20)]
 
@@ -105,10 +99,6 @@ async def test_the_first_finish_wins(store: Store) -> None:
     assert await store.get_session("session-1") == finished
 
 
-async def test_finishing_an_unknown_session_is_false(store: Store) -> None:
-    assert not await store.finish_session("unknown", "success", None, NOW)
-
-
 @pytest.mark.parametrize(
     ("heartbeat", "finished"), [(later(1), True), (later(2), False), (later(3), False)], ids=["older", "at", "younger"]
 )
@@ -122,15 +112,6 @@ async def test_a_silent_session_is_finished_only_while_it_is_silent(
     alive = a_session(last_heartbeat_at=heartbeat)
     reaped = replace(alive, finished_at=later(9), finish_type="reaped", finish_detail="no heartbeat")
     assert await store.get_session("session-1") == (reaped if finished else alive)
-
-
-async def test_a_silent_session_is_finished_once(store: Store) -> None:
-    await store.create_session(a_session(), None)
-    await store.finish_session("session-1", "success", None, later(1))
-
-    assert not await store.finish_silent_session("session-1", "reaped", None, later(9), later(2))
-    assert not await store.finish_silent_session("unknown", "reaped", None, later(9), later(2))
-    assert await store.get_session("session-1") == a_session(finished_at=later(1), finish_type="success")
 
 
 async def test_a_heartbeat_and_the_end_by_silence_exclude_each_other(replicas: tuple[Store, Store]) -> None:

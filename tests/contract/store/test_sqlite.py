@@ -207,22 +207,3 @@ async def test_a_closed_store_says_so(url: str) -> None:
     for asked in (store.get_worker("worker-1"), store.epoch_of("worker-1"), store.create_session(a_session(), None)):
         with pytest.raises(StoreUnavailable, match="is closed"):
             await asked
-
-
-async def test_a_missing_directory_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match=r"nowhere for the store does not exist\. Create it"):
-        await open_store(f"sqlite:///{tmp_path}/nowhere/store.db")
-
-
-async def test_a_directory_in_the_files_place_is_one_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "store.db").mkdir()
-
-    with pytest.raises(StoreUnavailable, match=r"store\.db is not available: unable to open database file"):
-        await open_store(f"sqlite:///{tmp_path}/store.db")
-
-
-async def test_a_file_that_is_no_database_is_one_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "store.db").write_text("a letter, not a database. " * 100)
-
-    with pytest.raises(StoreUnavailable, match=r"store\.db is not available: file is not a database"):
-        await open_store(f"sqlite:///{tmp_path}/store.db")

@@ -46,19 +46,6 @@ async def test_an_older_epoch_is_fenced_out(worker: Worker) -> None:
         await worker.service.submit(stale)
 
 
-async def test_the_epoch_outlives_the_process(start: StartWorker) -> None:
-    worker = await start()
-    await worker.service.activate(7)
-    with pytest.raises(NotActive, match="epoch 7"):
-        await start()
-
-
-async def test_repeating_an_epoch_is_harmless(worker: Worker) -> None:
-    await worker.service.activate(1)
-    await worker.submit(create())
-    assert (await worker.finished(0)).failure is None
-
-
 @pytest.mark.core("durability 2")
 async def test_a_full_volume_refuses_before_it_acknowledges(start: StartWorker) -> None:
     worker = await start(reserved_bytes=2**60)
@@ -87,13 +74,6 @@ async def test_a_full_volume_takes_the_release_that_empties_it(start: StartWorke
     assert [event.checkpoint_saved.name for event in await full.events() if event.HasField("checkpoint_saved")] == [
         "autosave"
     ]
-
-
-async def test_a_worker_that_drains_accepts_nothing(worker: Worker) -> None:
-    await worker.submit(create())
-    await worker.service.drain()
-    with pytest.raises(Draining):
-        await worker.submit(train(1))
 
 
 @pytest.mark.core("durability 6")
@@ -197,11 +177,6 @@ async def test_work_for_a_released_model_fails_in_words(worker: Worker, final: s
     assert [one.reason for one in released] == [reason]
 
 
-async def test_the_end_of_a_session_closes_its_gaps(worker: Worker) -> None:
-    await worker.submit(create(), train(2), release())
-    assert (await worker.finished(2)).failure is None
-
-
 async def test_a_create_that_fails_is_one_failure_and_leaves_no_place_taken(start: StartWorker) -> None:
     worker = await start(slots=1, places=1)
     lora = worker_pb2.LoraConfig(rank=999, alpha=32.0, seed=1)
@@ -227,13 +202,6 @@ async def test_a_base_in_fewer_bits_is_refused_while_models_depend_on_the_whole_
     await worker.finished(0)
     with pytest.raises(ModelChanged, match="without --quantization, and this worker has it with --quantization 4bit"):
         await start(quantization="4bit")
-
-
-async def test_other_base_weights_are_welcome_when_nothing_depends_on_the_old(start: StartWorker) -> None:
-    worker = await start()
-    await worker.submit(create(), release())
-    await worker.finished(RELEASE_SEQ_ID)
-    await start(seed=1)
 
 
 async def test_events_come_once_in_order_with_their_epoch(start: StartWorker) -> None:
@@ -394,13 +362,6 @@ async def test_calls_whose_clients_die_change_nothing_for_the_others(tmp_path: P
     saved = [event for event in await worker.events() if event.HasField("checkpoint_saved")]
     assert len(saved) == 1
     await worker.service.drain()
-
-
-async def test_of_two_activations_at_once_the_higher_epoch_stands(worker: Worker) -> None:
-    outcomes = await asyncio.gather(worker.service.activate(5), worker.service.activate(4), return_exceptions=True)
-    assert outcomes[0] is None
-    assert isinstance(outcomes[1], NotActive)
-    assert worker.service.epoch == 5
 
 
 async def test_a_result_is_not_declared_unknown_before_the_journal_was_read(tmp_path: Path) -> None:

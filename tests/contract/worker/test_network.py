@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import ssl
-import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -136,17 +134,8 @@ async def test_another_name_of_our_authority_is_refused_in_words(port: Port) -> 
     assert "somebody.else" in (refusal.details() or "")
 
 
-async def test_a_client_without_a_certificate_does_not_get_in(port: Port) -> None:
-    assert (await refused_as(port.client(None))).code() == grpc.StatusCode.UNAVAILABLE
-
-
 async def test_a_certificate_of_another_authority_does_not_get_in(port: Port) -> None:
     leaf = Authority().leaf(API_SERVER, usages=(CLIENT,))
-    assert (await refused_as(port.client(leaf))).code() == grpc.StatusCode.UNAVAILABLE
-
-
-async def test_a_server_certificate_is_no_ticket_for_a_client(port: Port) -> None:
-    leaf = port.authority.leaf(API_SERVER, usages=(SERVER,))
     assert (await refused_as(port.client(leaf))).code() == grpc.StatusCode.UNAVAILABLE
 
 
@@ -159,39 +148,6 @@ async def test_a_client_that_expects_another_worker_turns_away(port: Port) -> No
     leaf = port.authority.leaf(API_SERVER, usages=(CLIENT,))
     refusal = await refused_as(port.client(leaf, expects="uid-2.worker.tinsmith.internal"))
     assert "Hostname" in (refusal.details() or "")
-
-
-async def test_plain_text_gets_no_answer(port: Port) -> None:
-    async with grpc.aio.insecure_channel(port.address) as channel:
-        refusal = await refused_as(worker_pb2_grpc.WorkerStub(channel))  # type: ignore[arg-type]
-    assert refusal.code() == grpc.StatusCode.UNAVAILABLE
-
-
-async def test_old_tls_gets_no_answer(port: Port, tmp_path: Path) -> None:
-    folder = mount_secret(tmp_path / "client", port.authority.leaf(API_SERVER, usages=(CLIENT,)), port.authority)
-    assert await handshake(port, folder, ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
-    with pytest.raises((ssl.SSLError, ConnectionError)):
-        await handshake(port, folder, ssl.TLSVersion.TLSv1_1)
-
-
-async def handshake(port: Port, folder: Path, version: ssl.TLSVersion) -> str:
-    """The version that the worker agreed to, of a client that speaks no later one."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_ciphers("ALL:@SECLEVEL=0")  # else the client itself would not offer what is old
-    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
-    context.set_alpn_protocols(["h2"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        context.minimum_version = ssl.TLSVersion.TLSv1
-        context.maximum_version = version
-    host, _, number = port.address.partition(":")
-    _, writer = await asyncio.open_connection(host, int(number), ssl=context)
-    try:
-        agreed: str = writer.get_extra_info("ssl_object").version()
-        return agreed
-    finally:
-        writer.transport.abort()
 
 
 async def test_new_files_are_shown_to_new_connections_and_running_calls_go_on(port: Port) -> None:

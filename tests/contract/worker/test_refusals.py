@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -67,25 +66,12 @@ async def test_a_model_that_is_not_there(pod: StartPod) -> None:
     }
 
 
-async def test_a_model_that_cannot_be_loaded(pod: StartPod, tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    record = await refusal(pod(flags={"--engine": "peft", "--model": str(tmp_path / "model")}))
-    assert record["reason"] == "ModelInvalid"
-    assert "config.json is missing" in record["message"]
-
-
 async def test_a_model_whose_forward_raises(pod: StartPod, tmp_path: Path) -> None:
     """Its files are sound and its shapes are not: three key heads do not go into four."""
     model = make_tiny_model(tmp_path / "model", shape=TinyShape(kv_heads=3))
     record = await refusal(pod(flags={"--engine": "peft", "--model": str(model)}))
     assert record["reason"] == "ModelCannotLoad"
     assert f"The engine peft cannot load {model}: RuntimeError: The size of tensor" in record["message"]
-
-
-async def test_an_engine_that_cannot_be_imported(pod: StartPod) -> None:
-    record = await refusal(pod(flags={"--engine": "no.such.module:factory"}))
-    assert record["reason"] == "ModelCannotLoad"
-    assert "No module named 'no'" in record["message"]
 
 
 async def test_a_model_for_which_there_is_no_memory_may_fit_at_the_next_start(pod: StartPod) -> None:
@@ -114,38 +100,6 @@ async def test_another_image_before_a_clean_stop(pod: StartPod) -> None:
     assert (record["reason"], record["image"]) == ("ImageChanged", IMAGE)
     assert IMAGE in record["message"]
     assert "tinsmith/trainer@sha256:two" in record["message"]
-
-
-async def test_certificates_that_are_not_there(pod: StartPod, tmp_path: Path) -> None:
-    record = await refusal(pod(flags={"--tls-directory": str(tmp_path / "empty")}))
-    assert record["reason"] == "TlsInvalid"
-    assert "tls.crt" in record["message"]
-
-
-async def test_a_key_of_another_certificate(pod: StartPod) -> None:
-    worker = pod()
-    other = worker.authority.leaf("other", usages=())
-    (worker.secret / "tls.key").resolve().write_bytes(other.key)
-    assert (await refusal(worker))["reason"] == "TlsInvalid"
-
-
-async def test_a_longer_sequence_than_the_engine_keeps_to(pod: StartPod) -> None:
-    record = await refusal(pod(flags={"--max-sequence-length": "32"}))
-    assert record["reason"] == "CannotStart"
-    assert "64 tokens whatever --max-sequence-length says" in record["message"]
-
-
-async def test_an_address_that_is_taken(pod: StartPod) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        record = await refusal(pod(flags={"--listen": f"127.0.0.1:{taken.getsockname()[1]}"}))
-    assert record["reason"] == "CannotStart"
-    assert "Choose a free address" in record["message"]
-
-
-async def test_a_flag_that_is_not_known(pod: StartPod) -> None:
-    record = await refusal(pod(flags={"--from-a-newer-operator": "1"}), USAGE)
-    assert record["reason"] == "CannotStart"
-    assert "--from-a-newer-operator" in record["message"]
 
 
 async def test_something_that_nobody_thought_of(pod: StartPod) -> None:

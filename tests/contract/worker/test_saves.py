@@ -202,17 +202,6 @@ async def test_a_stop_ends_the_save_that_is_under_way_and_leaves_what_waits(star
     assert saved == ["a"]
 
 
-async def test_an_adapter_keeps_its_slot_while_its_save_is_written(start: StartWorker, gate: Gate) -> None:
-    worker = await start(slots=1, places=2, residency=AT_ONCE)
-    await worker.submit(create(), train(1), step(2), save(3, "a"))
-    await gate.entered()
-    await worker.submit(create(model_id=OTHER))
-    assert await worker.is_pending(0, OTHER)
-    gate.opened.set()
-    assert (await worker.finished(3)).failure is None
-    assert (await worker.finished(0, OTHER)).failure is None
-
-
 async def test_a_release_saves_beside_the_engine_and_then_frees_its_place(start: StartWorker, gate: Gate) -> None:
     worker = await start(slots=1, places=1)
     await worker.submit(create(), train(1), step(2))
@@ -264,17 +253,6 @@ async def test_a_save_at_which_a_process_ended_is_written_by_itself(
 
 
 # ---- what goes wrong beside the engine
-
-
-async def test_a_save_that_hangs_is_seen_by_whoever_asks(worker: Worker, gate: Gate) -> None:
-    """The operator restarts a worker by it."""
-    await worker.submit(create(), save(1, "a"))
-    await gate.entered()
-    await asyncio.sleep(0.01)
-    assert worker.service.scheduler.running_seconds() > 0.01
-    gate.opened.set()
-    await worker.finished(1)
-    assert worker.service.scheduler.running_seconds() == 0
 
 
 async def test_a_thread_that_cannot_be_had_fails_its_save_alone(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -125,31 +124,3 @@ async def test_an_error_that_the_engine_keeps_to_nobody_makes_the_others_begin_a
     assert [model_id for model_id, result in results.items() if result.failure is not None] == failed
     states = {state_bits(worker.engine.state(model_id)) for model_id in MODELS if model_id not in failed}
     assert len(states) == 1, "the same call on the same adapter: none has a microbatch twice"
-
-
-async def test_what_is_computed_at_the_end_of_a_call_counts_as_computing(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By this the worker knows when a snapshot is due, and what a step costs in tokens."""
-    finish = ReferenceEngine.finish
-
-    def slowly(engine: ReferenceEngine, call: ReferenceCall) -> object:
-        time.sleep(0.2)
-        return finish(engine, call)
-
-    monkeypatch.setattr(ReferenceEngine, "finish", slowly)
-    await worker.submit(create(), train_many(1, 8))
-    await worker.finished(1)
-    assert worker.service.scheduler.counters.train_seconds >= 0.2
-
-
-async def test_a_microbatch_larger_than_the_room_goes_alone(
-    worker: Worker, forwards: Forwards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TINSMITH_REFERENCE_SHARED_TOKENS", "5")
-    await create_all(worker)
-    with forwards.held():
-        await worker.submit(*(train_many(1, 30, model_id) for model_id in MODELS))
-    for model_id in MODELS:
-        await worker.finished(1, model_id)
-    assert all(len(models) == 1 for models in forwards)

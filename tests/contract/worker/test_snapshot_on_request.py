@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from support.certificates import CLIENT
 from support.engine.reference import ReferenceEngine
@@ -20,7 +19,6 @@ from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Call
 from tinsmith_trainer.errors import Draining
 from tinsmith_trainer.worker.peers import OPERATOR
-from tinsmith_trainer.worker.service import NotActive
 
 from .conftest import StartWorker
 
@@ -164,25 +162,3 @@ async def test_one_that_stops_says_so_to_who_asked(worker: Worker, monkeypatch: 
     await leaving
     with pytest.raises(Draining):
         await worker.service.snapshot()
-
-
-async def test_one_that_was_never_activated_has_nothing_to_save(tmp_path: Path) -> None:
-    worker = Worker(tmp_path)
-    with pytest.raises(NotActive):
-        await worker.service.snapshot()
-    await worker.service.drain()
-
-
-async def test_a_client_reads_the_reason_in_the_status(port: Port) -> None:
-    await port.worker.service.drain()
-    with pytest.raises(grpc.aio.AioRpcError) as refusal:
-        await port.api_server().Snapshot(worker_pb2.SnapshotRequest(), timeout=AWAIT_SECONDS)
-    assert refusal.value.code() == grpc.StatusCode.UNAVAILABLE
-
-
-async def test_one_for_which_nothing_has_changed_asks_nothing_of_the_journal(worker: Worker) -> None:
-    await trained(worker)
-    await worker.service.snapshot()
-    commits = worker.service.journal.stats.commits
-    await worker.service.snapshot()
-    assert worker.service.journal.stats.commits == commits

@@ -80,27 +80,6 @@ def test_one_message_prints_the_answer_alone_with_the_options_that_were_given(ru
     ]
 
 
-def test_a_pipe_is_one_message(run: Run) -> None:
-    received: list[Any] = []
-    with stub_server({CHAT: GREETING}, received=received) as url:
-        assert run("greeter", "--base-url", url, typed=io.StringIO("two\nlines\n")) == (0, "Good day\n", "")
-    assert received[0]["messages"] == [{"role": "user", "content": "two\nlines\n"}]
-
-
-def test_an_empty_message_is_a_misuse(run: Run) -> None:
-    for words, typed in ((["--message", " "], ""), ([], "\n")):
-        status, out, err = run("greeter", *words, typed=io.StringIO(typed))
-        assert (status, out) == (2, "")
-        assert "the message is empty" in err
-
-
-def test_an_answer_that_was_cut_says_so_beside_the_answer(run: Run) -> None:
-    with stub_server({CHAT: streamed(chunk("Good", "length"))}) as url:
-        status, out, err = run("greeter", "--message", "Hello", "--base-url", url)
-    assert (status, out) == (0, "Good\n")
-    assert "cut at its largest number of tokens" in err
-
-
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
@@ -155,13 +134,6 @@ def test_a_conversation_sends_what_was_said_before_and_ends_with_the_input(run: 
     assert path in err
     said = [[(one["role"], one["content"]) for one in body["messages"]] for body in received]
     assert said == [[("user", "Hello")], [("user", "Hello"), ("assistant", "Good day"), ("user", "Again")]]
-
-
-def test_a_model_that_there_is_not_is_told_before_anything_is_typed(run: Run) -> None:
-    with stub_server({"/oai/api/v1/models/greeter": refused(404, "there is no model")}) as url:
-        status, out, err = run("greeter", "--base-url", url, typed=Terminal("Hello\n"))
-    assert (status, out) == (1, "")
-    assert "there is no model" in err
 
 
 def test_an_error_costs_one_turn_of_a_conversation(run: Run) -> None:

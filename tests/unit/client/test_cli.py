@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -110,43 +109,12 @@ def completions(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return shown.out.split()
 
 
-def test_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["--version"])
-    assert end.value.code == 0
-    assert re.fullmatch(r"tinsmith \d+\.\d+\.\d+\n", capsys.readouterr().out)
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["models", "--help"], ["keys", "revoke", "--help"]], ids=" ".join)
-def test_help_shows_flags_without_a_type(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(arguments)
-    shown = capsys.readouterr().out
-    assert "--help" in shown
-    assert "bool" not in shown
-
-
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--help"])
     assert end.value.code == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in find_commands())
-
-
-def test_version_speaks_json_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["version", "--json"])
-    versions = json.loads(capsys.readouterr().out)
-    assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert versions["tinsmith"]
-
-
-def test_an_unknown_command_is_a_misuse(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["no-such-command"])
-    assert end.value.code == 2
-    assert "no-such-command" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -183,10 +151,6 @@ def test_a_module_missing_from_tinsmith_itself_is_not_blamed_on_an_extra(
     commands = command_in(tmp_path, monkeypatch, "import tinsmith.no_such_module")
     with pytest.raises(ModuleNotFoundError, match=r"tinsmith\.no_such_module"):
         run(commands, ["paint"])
-
-
-def test_a_command_whose_source_cannot_be_read_has_no_summary() -> None:
-    assert summary_of(EntryPoint("paint", "no_such_package.module:paint", GROUP)) == ""
 
 
 FRAGMENTS = re.compile(r"(And|At|By|For|From|Held|In|Of|Those|To|What|Which|Who|Whom|Whose) ")

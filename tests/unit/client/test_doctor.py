@@ -56,21 +56,6 @@ def test_a_healthy_installation_passes_every_check(well_server: str) -> None:
     assert {result.status for result in results.values()} == {Status.OK}
 
 
-@pytest.mark.usefixtures("tokenizer_here")
-def test_an_unset_address_sends_programs_to_the_vendor(well_server: str) -> None:
-    results = examine(well_server, environment_url=None)
-    assert failures(results) == ["address"]
-    assert f"export TINKER_BASE_URL={well_server}" in (results["address"].cure or "")
-
-
-def test_nothing_at_the_default_address_is_no_failure_of_its_own() -> None:
-    with stub_server() as url:
-        pass
-    results = examine(url, environment_url=None)
-    assert failures(results) == ["address"]
-    assert results["server"].status is Status.SKIPPED
-
-
 @pytest.mark.parametrize(
     ("written", "cure"),
     [
@@ -88,13 +73,6 @@ def test_a_mistake_in_the_address_is_corrected(written: str, cure: str) -> None:
     assert failures(results) == ["address"]
     assert cure in (results["address"].cure or "")
     assert results["server"].status is Status.SKIPPED
-
-
-def test_https_to_a_server_that_speaks_http_is_named(well_server: str) -> None:
-    results = examine(well_server.replace("http:", "https:"))
-    assert failures(results) == ["server"]
-    assert "speaks http, not https" in results["server"].detail
-    assert f"export TINKER_BASE_URL={well_server}" in (results["server"].cure or "")
 
 
 def test_a_certificate_that_is_not_trusted_is_told_from_a_server_that_is_not_there(tmp_path: Path) -> None:
@@ -173,14 +151,6 @@ def test_a_tokenizer_that_programs_would_not_find_has_a_cure(well_server: str) -
     assert "`tinsmith tokenizer org/tiny`" in (results["tokenizer of org/tiny"].cure or "")
 
 
-@pytest.mark.usefixtures("elsewhere")
-def test_a_directory_without_a_tokenizer_is_told_from_none(well_server: str) -> None:
-    Path("org/tiny").mkdir(parents=True)
-    result = examine(well_server)["tokenizer of org/tiny"]
-    assert result.status is Status.FAILED
-    assert f"{Path('org/tiny').resolve()} has no tokenizer.json" in result.detail
-
-
 @pytest.mark.usefixtures("tokenizer_here")
 @pytest.mark.parametrize(
     ("installed", "status"), [("0.37.1", Status.FAILED), ("0.38.0", Status.OK), ("1.2.0", Status.OK)]
@@ -190,21 +160,6 @@ def test_an_sdk_older_than_the_server_speaks_is_named(
 ) -> None:
     monkeypatch.setattr("tinsmith.checks.version", lambda _package: installed)
     assert examine(well_server)["SDK"].status is status
-
-
-@pytest.mark.usefixtures("tokenizer_here")
-def test_a_server_that_lists_no_models_is_reported() -> None:
-    answers = {**WELL, "/api/v1/get_server_capabilities": (500, "oh")}
-    with stub_server(answers) as url:
-        assert failures(examine(url)) == ["tokenizers"]
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_a_server_without_a_base_model_has_a_cure() -> None:
-    with stub_server({**WELL, "/api/v1/get_server_capabilities": (200, {"supported_models": []})}) as url:
-        results = examine(url)
-    assert failures(results) == ["models"]
-    assert "apply a TrainingSession" in (results["models"].cure or "")
 
 
 def model(**said: object) -> Answer:
@@ -233,13 +188,6 @@ def test_a_model_that_loads_is_waited_for_on_request_and_told_otherwise(seconds:
     assert ("model org/tiny" in found) is told
     if told:
         assert found["model org/tiny"].detail == "no worker has loaded it yet; requests wait until one has"
-
-
-@pytest.mark.usefixtures("tokenizer_here")
-def test_a_model_that_is_not_loaded_in_time_is_told() -> None:
-    with stub_server({**WELL, "/api/v1/get_server_capabilities": model()}) as url:
-        found = [one.check for one in diagnose(ClientEnvironment(url, url, GOOD_KEY), wait_seconds=0.3)]
-    assert found[-1] == "model org/tiny"
 
 
 def test_the_cure_for_a_key_names_the_data_directory_where_it_is_known(
@@ -289,12 +237,6 @@ def test_models_that_wait_are_shown_with_what_they_wait_for_and_are_no_failure()
     assert failures(results) == []
     assert results["model sess-1:train:0"].detail == "has waited for 63 s: 3rd of 7 waiting"
     assert results["model sess-2:train:0"].detail == "has waited for 1 s: on its way to a worker"
-
-
-@pytest.mark.usefixtures("tokenizer_here")
-def test_a_server_that_cannot_say_what_waits_is_reported() -> None:
-    with stub_server({**WELL, "/api/v1/waiting_models": (500, "oh")}) as url:
-        assert failures(examine(url)) == ["waiting models"]
 
 
 @pytest.mark.usefixtures("tokenizer_here")
@@ -356,10 +298,6 @@ def test_the_cure_of_a_key_with_white_space_around_it_works_in_a_shell(shell: st
     script = f"{cure}; printenv TINKER_API_KEY"
     shown = subprocess.run([shell, "-c", script], env=environment, capture_output=True, check=True)
     assert shown.stdout == b"tml-a\n"
-
-
-def test_a_key_with_other_white_space_around_it_is_copied_again() -> None:
-    assert cure_of("tml-a\u00a0").startswith("copy the key again")
 
 
 @pytest.mark.parametrize("key", ["tml-a\n", "tml-a b", "tml-\u00e9"])

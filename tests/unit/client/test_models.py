@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from support.client.stub_server import GOOD_KEY, stub_server
 from tinsmith.cli import main
@@ -21,36 +19,6 @@ def test_models_lists_names_and_lengths(capsys: pytest.CaptureFixture[str]) -> N
     shown = capsys.readouterr().out
     assert "org/tiny" in shown
     assert "4096 tokens" in shown
-
-
-def test_models_speaks_json_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
-    with stub_server() as url, pytest.raises(SystemExit):
-        main(["models", "--base-url", url, "--json"])
-    assert json.loads(capsys.readouterr().out) == [{"name": "org/tiny", "max_context_length": 4096}]
-
-
-def test_a_server_that_does_not_answer_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    with stub_server() as url:
-        pass
-    with pytest.raises(SystemExit) as end:
-        main(["models", "--base-url", url])
-    assert end.value.code == 1
-    assert f"nothing answers at {url}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("api_key", "sentence"),
-    [("tml-revoked", "refuses the key: no such key\n"), ("", "wants a key, and TINKER_API_KEY is not set\n")],
-    ids=["a bad key", "no key"],
-)
-def test_a_refused_key_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], api_key: str, sentence: str
-) -> None:
-    monkeypatch.setenv("TINKER_API_KEY", api_key)
-    with stub_server() as url, pytest.raises(SystemExit) as end:
-        main(["models", "--base-url", url])
-    assert end.value.code == 1
-    assert f"tinsmith models: {url} {sentence}" in capsys.readouterr().err
 
 
 def test_an_address_that_cannot_be_one_is_corrected(capsys: pytest.CaptureFixture[str]) -> None:

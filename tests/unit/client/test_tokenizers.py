@@ -45,23 +45,6 @@ def test_a_directory_of_that_name_holds_the_tokenizer(tmp_path: Path, monkeypatc
     assert find_tokenizer("demo/tiny") == Path("demo/tiny")
 
 
-def test_links_to_a_tokenizer_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "blob").touch()
-    (tmp_path / "snapshot").mkdir()
-    (tmp_path / "snapshot" / "tokenizer.json").symlink_to(tmp_path / "blob")
-    (tmp_path / "demo").mkdir()
-    (tmp_path / "demo" / "tiny").symlink_to(tmp_path / "snapshot")
-    monkeypatch.chdir(tmp_path)
-    assert find_tokenizer("demo/tiny") == Path("demo/tiny")
-
-
-def test_a_directory_without_a_tokenizer_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "demo" / "tiny").mkdir(parents=True)
-    (tmp_path / "demo" / "tiny" / "tokenizer_config.json").touch()
-    monkeypatch.chdir(tmp_path)
-    assert find_tokenizer("demo/tiny") is None
-
-
 @pytest.mark.parametrize("identifier", ["nobody/has-cached-this", "not a repository id", "/no/such/path"])
 def test_what_is_nowhere_is_not_found(identifier: str) -> None:
     assert find_tokenizer(identifier) is None

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from tinsmith_server.configuration import load_settings, notes_on
 from tinsmith_server.errors import StartupError
-from tinsmith_server.kgateway_names import NOBODY_ELSES, SETTING_OF_NAME, WITHOUT_EFFECT
-from tinsmith_server.settings import Settings
+from tinsmith_server.kgateway_names import SETTING_OF_NAME, WITHOUT_EFFECT
 
 MODELS = json.dumps([{"model_name": "org/a", "max_context_length": 512}, {"model_name": "/models/b"}])
 
@@ -32,11 +31,6 @@ def test_its_names_set_what_ours_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (settings.data, settings.log_level) == (Path("/data/metadata"), "warning")
 
 
-def test_all_of_them_set_settings_that_there_are() -> None:
-    assert set(SETTING_OF_NAME.values()) <= Settings.model_fields.keys()
-    assert set(NOBODY_ELSES) <= SETTING_OF_NAME.keys()
-
-
 def test_ours_go_before_them_and_the_note_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRAINING_HOST", "0.0.0.0")
     monkeypatch.setenv("TRAINING_PORT", "9001")
@@ -49,13 +43,6 @@ def test_ours_go_before_them_and_the_note_says_so(monkeypatch: pytest.MonkeyPatc
     assert f"TRAINING_HOST as host (but host in {config} goes before)" in note
     assert "TRAINING_PORT as port (but TINSMITH_PORT goes before)" in note
     assert "RAY_ADDRESS has no effect: workers are processes" in note
-
-
-def test_a_clients_own_key_alone_is_no_key_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINKER_API_KEY", "tml-of-a-client")
-    settings = load_settings({})
-    assert settings.api_key is None
-    assert notes_on(settings, {}) == []
 
 
 @pytest.mark.parametrize("models", ["org/a", "{}x", '["org/a"]', "[{}]", "7"])

@@ -39,36 +39,10 @@ def test_without_a_setting_an_adapter_may_have_the_rank_that_recipes_of_the_cook
     assert load_settings({}).max_rank == 128
 
 
-def test_an_engines_flags_are_split_as_a_shell_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINSMITH_ENGINE_FLAGS", "--ranks 2 --ray-address 'h:1'")
-    assert load_settings({}, None).engine_flags == ("--ranks", "2", "--ray-address", "h:1")
-    file = write(tmp_path / "c.yaml", {"engine_flags": ["--ranks", "4"]})
-    monkeypatch.delenv("TINSMITH_ENGINE_FLAGS")
-    assert load_settings({}, file).engine_flags == ("--ranks", "4")
-
-
 def test_a_quotation_without_an_end_among_an_engines_flags_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINSMITH_ENGINE_FLAGS", "--ranks '2")
     with pytest.raises(StartupError, match=r"TINSMITH_ENGINE_FLAGS.*no closing quotation"):
         load_settings({}, None)
-
-
-@pytest.mark.parametrize("suffix", [".yaml", ".json"])
-def test_a_file_may_be_yaml_or_json(tmp_path: Path, suffix: str) -> None:
-    file = write(tmp_path / f"c{suffix}", {"models": ["a=b", "c"], "poll_hold_seconds": 20})
-    assert load_settings({}, file).models == ("a=b", "c")
-
-
-def test_models_in_the_environment_are_split_at_commas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINSMITH_MODELS", "org/a=/x, org/b")
-    assert load_settings({}).models == ("org/a=/x", "org/b")
-
-
-def test_namespaces_in_the_environment_are_split_at_commas_and_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINSMITH_FLEET", "kubernetes")
-    monkeypatch.setenv("TINSMITH_CHECKPOINT_ROOT", "s3://bucket")
-    monkeypatch.setenv("TINSMITH_FLEET_NAMESPACES", "team, other,team")
-    assert load_settings({}).fleet_namespaces == ("team", "other")
 
 
 @pytest.mark.parametrize(
@@ -139,13 +113,6 @@ def test_a_refused_key_is_not_shown() -> None:
     assert "hunter2" not in str(refusal.value)
 
 
-def test_a_slip_in_a_file_is_said_in_one_line(tmp_path: Path) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text("port: 1\nmodels: [a\nhost: b\n")
-    with pytest.raises(StartupError, match=r"^[^\n]*neither YAML nor JSON: [^\n]* at line 3, column 5$"):
-        load_settings({}, file)
-
-
 def test_a_variable_that_sets_nothing_is_named_with_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unknown_variables() is None
     monkeypatch.setenv("TINSMITH_PROT", "8001")
@@ -163,29 +130,11 @@ def test_secrets_are_shown_as_comments_and_what_is_shown_can_be_read(tmp_path: P
     assert (again.api_key, again.database_url) == (None, None)
 
 
-def test_what_is_shown_is_a_configuration_file(tmp_path: Path) -> None:
-    given = {"data": tmp_path, "models": ("a=b",), "lora_alpha": 16.0, "database_url": "postgresql://host/db"}
-    settings = load_settings(given)
-    file = tmp_path / "c.yaml"
-    file.write_text(describe_settings(settings))
-    assert load_settings({}, file) == settings
-
-
 def test_what_is_shown_of_a_server_in_a_cluster_can_be_read_again(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     settings = load_settings(IN_A_CLUSTER)
     file.write_text(describe_settings(settings))
     assert load_settings({}, file) == settings
-
-
-def test_what_is_shown_goes_with_another_data_directory(tmp_path: Path) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text(describe_settings(load_settings({"data": tmp_path / "one"})))
-    other = load_settings({"data": tmp_path / "two"}, file)
-    assert (other.store_url, other.checkpoints_url) == (
-        f"sqlite:///{tmp_path / 'two' / 'tinsmith.db'}",
-        (tmp_path / "two" / "checkpoints").as_uri(),
-    )
 
 
 def test_trap_20_no_hold_can_be_set_that_outlives_the_sdks_poll() -> None:

@@ -60,18 +60,6 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return int(end.value.code or 0)
 
 
-def test_status_is_plain_text_where_nobody_looks_on(
-    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cluster.holds(trainingsessions=[made.session(conditions=made.unready("Suspended", "word " * 60))])
-    assert run(monkeypatch, "status") == 0
-    shown = capsys.readouterr()
-    assert shown.out.splitlines()[0] == "session/qwen, not ready: Suspended"
-    assert "word " * 60 in shown.out, "a long sentence stays on its line"
-    assert "\x1b" not in shown.out
-    assert shown.err == ""
-
-
 def test_the_cli_has_the_same_commands(cluster: SmallCluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.holds(samplerpools=[made.pool(conditions=made.ready())])
     with pytest.raises(SystemExit) as end:
@@ -80,15 +68,6 @@ def test_the_cli_has_the_same_commands(cluster: SmallCluster, capsys: pytest.Cap
     [item] = json.loads(capsys.readouterr().out)["items"]
     assert (item["kind"], item["name"]) == ("SamplerPool", "draws")
     assert all("--namespace=n" in words for words in cluster.asked("get"))
-
-
-def test_an_empty_namespace_says_so_and_is_no_failure(
-    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "status") == 0
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert "-A looks into all namespaces" in shown.err
 
 
 @pytest.mark.parametrize(
@@ -115,29 +94,6 @@ def test_a_failure_is_one_sentence_and_an_exit_status(
     )
     assert run(monkeypatch, *words) == exit_status
     assert sentence in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_a_word_too_many_is_a_misuse(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(monkeypatch, "why", "a", "b") == 2
-
-
-def test_without_waiting_a_command_asks_once(
-    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cluster.holds(trainingsessions=[made.session(conditions=made.ready())])
-    assert run(monkeypatch, "suspend", "qwen", "--no-wait") == 0
-    [words] = cluster.asked("patch")
-    assert words[1:3] == ["trainingsessions.tinsmith.dev", "qwen"]
-    assert '--patch={"spec": {"suspend": true}}' in words
-    assert "TrainingSession qwen is to take a snapshot and stop." in capsys.readouterr().err
-
-
-def test_what_has_happened_already_is_seen_at_once(
-    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cluster.holds(trainingsessions=[made.session(conditions=made.unready("Suspended"))])
-    assert run(monkeypatch, "suspend", "qwen") == 0
-    assert "TrainingSession qwen is suspended" in capsys.readouterr().out
 
 
 def test_logs_of_a_session_are_its_pods(

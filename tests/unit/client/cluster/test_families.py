@@ -50,21 +50,6 @@ def test_children_are_found_by_their_label_and_claims_by_their_name() -> None:
     assert (name_of(family.workload), name_of(family.claim)) == ("qwen", "qwen-journal")
 
 
-def test_a_pool_and_a_session_of_one_name_keep_their_children_apart() -> None:
-    children = [made.pod("qwen-0", of=SESSION), made.pod("qwen-sampler-x", of=POOL), made.claim(SESSION)]
-    session, pool = assemble({Kind.SESSION: [SESSION], Kind.POOL: [POOL]}, children)
-    assert [name_of(pod) for pod in session.pods] == ["qwen-0"]
-    assert [name_of(pod) for pod in pool.pods] == ["qwen-sampler-x"]
-    assert pool.claim is None
-
-
-def test_the_same_name_in_another_namespace_is_another_session() -> None:
-    elsewhere = made.pod("qwen-0", of=SESSION)
-    elsewhere["metadata"]["namespace"] = "elsewhere"
-    [family] = assemble({Kind.SESSION: [SESSION], Kind.POOL: []}, [elsewhere])
-    assert family.pods == ()
-
-
 @pytest.mark.parametrize(
     ("text", "target"),
     [
@@ -104,17 +89,6 @@ def test_what_may_not_be_read_is_named_and_the_rest_is_shown() -> None:
     found, unread = list_readable(Canned({"pods": pods, "events": Forbidden("You may not.")}), ("pods", "events"), None)
     assert found == pods
     assert unread == ["events not shown: You may not."]
-
-
-def test_an_installation_without_pools_shows_its_sessions() -> None:
-    cluster = Canned({Kind.SESSION.resource: [SESSION], Kind.POOL.resource: KindUnknown("no pools")})
-    assert [family.name for family in read_families(cluster).families] == ["qwen"]
-
-
-def test_a_cluster_that_knows_neither_kind_says_so() -> None:
-    cluster = Canned({kind.resource: KindUnknown(f"no {kind.word}s") for kind in Kind})
-    with pytest.raises(KindUnknown, match="no sessions"):
-        read_families(cluster)
 
 
 def group(name: str = "qwen") -> Manifest:
@@ -164,15 +138,6 @@ def test_what_converts_a_model_is_shown_until_there_is_a_worker(others: list[Man
     }
     [family] = read_families(Canned(answers)).families
     assert [name_of(pod) for pod in family.pods] == shown
-
-
-def test_a_conversion_that_is_done_is_no_pod_of_a_session_that_is_asked_why_it_has_none() -> None:
-    session = group()
-    first, second = conversions_of(session)
-    first["status"]["phase"], second["status"]["phase"] = "Failed", "Succeeded"
-    answers: dict[str, list[Manifest] | Exception] = {Kind.SESSION.resource: [session], "pods": [first, second]}
-    [family] = read_families(Canned(answers)).families
-    assert [name_of(pod) for pod in family.pods] == ["qwen-conversion-1"]
 
 
 @pytest.mark.parametrize("sessions", [[SESSION], [group()]], ids=["nobody needs it", "it is missing"])

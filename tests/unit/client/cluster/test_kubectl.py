@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from tinsmith.cluster.errors import (
     ClusterUnreachable,
@@ -14,7 +12,7 @@ from tinsmith.cluster.errors import (
     NotFound,
     PluginError,
 )
-from tinsmith.cluster.kubectl import Access, Kubectl, explain
+from tinsmith.cluster.kubectl import Kubectl, explain
 
 SAID = {
     'error: the server doesn\'t have a resource type "trainingsessions"': (KindUnknown, "knows no trainingsessions"),
@@ -49,33 +47,3 @@ def test_what_kubectls_library_logs_is_no_part_of_the_reason() -> None:
 def test_a_missing_kubectl_is_told() -> None:
     with pytest.raises(KubectlMissing, match="install kubectl"):
         Kubectl(program="/no/such/kubectl").find("pods")
-
-
-@pytest.fixture
-def echo(tmp_path: Path) -> str:
-    """A kubectl that answers with the words it was given."""
-    program = tmp_path / "kubectl"
-    program.write_text(
-        "#!/bin/sh\n"
-        """printf '{"items": ["%s"' "$1"; shift; for word in "$@"; do printf ', "%s"' "$word"; done; echo ']}'\n"""
-    )
-    program.chmod(0o755)
-    return str(program)
-
-
-def test_the_users_choice_of_a_cluster_goes_to_every_call(echo: str) -> None:
-    kubectl = Kubectl(Access(context="c", namespace="n", kubeconfig="f"), program=echo)
-    words = ["--context=c", "--namespace=n", "--kubeconfig=f", "get", "pods", "--selector=a=b", "--output=json"]
-    assert kubectl.find("pods", "a=b") == words
-    assert kubectl.within("m").find("pods")[1] == "--namespace=m"
-
-
-def test_all_namespaces_are_asked_for_where_lists_are_made(echo: str) -> None:
-    assert "--all-namespaces" in Kubectl(program=echo, all_namespaces=True).find("pods")
-    assert "--all-namespaces" in Kubectl(program=echo).everywhere().find("pods")
-    assert "--all-namespaces" not in Kubectl(program=echo, all_namespaces=True).within("n").find("pods")
-
-
-def test_a_patch_is_a_merge_of_that_object_alone(echo: str) -> None:
-    words = Kubectl(program=echo).merge_patch("pods", "x", {})["items"]
-    assert words == ["patch", "pods", "x", "--type=merge", "--patch={}", "--output=json"]

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.kubernetes import families as made
-from tinsmith.cluster.bundle import INDEX, Bundle, NotWritten
-from tinsmith.cluster.errors import ClusterUnreachable, Forbidden, NotFound
+from tinsmith.cluster.bundle import INDEX, Bundle
+from tinsmith.cluster.errors import Forbidden
 from tinsmith.cluster.families import Target
 from tinsmith.cluster.kubectl import Kubectl
 from tinsmith.cluster.manifests import Manifest
@@ -109,12 +109,6 @@ def test_no_planted_secret_is_in_any_file() -> None:
     assert files["research/session-qwen/qwen-0.worker.log"] == "logging in with <removed>\n"
 
 
-def test_one_name_alone_leaves_the_others_out() -> None:
-    files = report_of(Installation(), Target("draws", Kind.POOL))
-    assert not [path for path in files if "session-qwen" in path]
-    assert "research/pool-draws/samplerpool-draws.json" in files
-
-
 def test_what_may_not_be_read_is_in_the_index_and_the_rest_is_there() -> None:
     files = report_of(Installation(forbidden=("logs", "persistentvolumeclaims", "secrets", "events")))
     left_out = files[INDEX].partition("## Left out")[2]
@@ -122,27 +116,6 @@ def test_what_may_not_be_read_is_in_the_index_and_the_rest_is_there() -> None:
     assert "persistentvolumeclaims not shown: Your rights do not allow it" in left_out
     assert "secrets of the workers: Your rights do not allow it" in left_out
     assert "research/session-qwen/pod-qwen-0.json" in files
-
-
-def test_without_the_resources_the_installation_is_still_reported() -> None:
-    files = report_of(Installation(forbidden=(Kind.SESSION.resource,)))
-    assert "sessions and pools: Your rights do not allow it" in files[INDEX]
-    assert "research/installation/tinsmith-operator-x.worker.log" in files
-
-
-def test_a_name_that_is_not_there_is_no_missing_part() -> None:
-    with pytest.raises(NotFound):
-        report_of(Installation(), Target("nobody"))
-
-
-def test_a_cluster_that_does_not_answer_gives_no_report() -> None:
-    class Away(Installation):
-        @override
-        def text(self, *words: str) -> str:
-            raise ClusterUnreachable("No cluster answers.")
-
-    with pytest.raises(ClusterUnreachable):
-        report_of(Away())
 
 
 def test_of_a_long_log_the_newest_lines_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,11 +140,6 @@ def test_the_archive_is_its_owners_alone_and_unpacks_into_a_folder(tmp_path: Pat
         assert archive.getnames() == [f"help/{INDEX}", "help/a/b.json"]
         found: Any = archive.extractfile("help/a/b.json")
         assert json.load(found) == {"x": 1}
-
-
-def test_an_archive_that_cannot_be_written_says_where_it_should_have_been(tmp_path: Path) -> None:
-    with pytest.raises(NotWritten, match="choose another --output"):
-        Bundle(made.NOW).write(tmp_path / "no" / "such" / "folder.tar.gz")
 
 
 PASSWORDS = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=4, max_size=30).map("q7".__add__)

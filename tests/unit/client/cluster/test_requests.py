@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.kubernetes import families as made
 from tinsmith.cluster import requests
-from tinsmith.cluster.errors import ClusterUnreachable, DidNotHappen, Misused, NotFound
+from tinsmith.cluster.errors import DidNotHappen, Misused
 from tinsmith.cluster.families import Family
 from tinsmith.cluster.names import Kind
 from tinsmith.cluster.requests import Request, wait_for
@@ -48,12 +48,6 @@ def test_resuming_is_done_when_it_is_ready_again() -> None:
     assert request.patch == {"spec": {"suspend": False}}
     assert request.outcome(session(SUSPENDED)) is None
     assert "is ready" in (request.outcome(session(made.ready())) or "")
-
-
-def test_resuming_gives_up_where_a_person_has_to_act_first() -> None:
-    request = requests.resume(session(SUSPENDED))
-    with pytest.raises(DidNotHappen, match=r"ImagePullFailed\. Correct the image"):
-        request.outcome(session(made.unready("ImagePullFailed", "Correct the image.", stalled=True)))
 
 
 @pytest.mark.parametrize(
@@ -149,13 +143,6 @@ class Steps:
         )
 
 
-def test_each_reason_on_the_way_is_told_once() -> None:
-    on_the_way = session(made.unready("Suspending", "It stops.", moving=True))
-    steps = Steps(session(made.ready()), on_the_way, on_the_way, session(SUSPENDED))
-    assert "is suspended" in steps.wait(requests.suspend(session(made.ready())))
-    assert steps.told == ["WorkerReady: The worker serves Qwen/Qwen3-8B.", "Suspending: It stops."]
-
-
 @pytest.mark.parametrize("reason", [each for each in Reason if each.progress is Progress.MOVING], ids=str)
 def test_what_may_mend_itself_is_told_and_waited_for(reason: Reason) -> None:
     """An autoscaler may bring the node that an unschedulable pod waits for."""
@@ -167,26 +154,8 @@ def test_what_may_mend_itself_is_told_and_waited_for(reason: Reason) -> None:
     assert steps.told[1:] == [f"{reason}: {finding.message}"]
 
 
-def test_no_node_for_the_pod_may_mend_itself() -> None:
-    assert Reason.UNSCHEDULABLE.progress is Progress.MOVING
-
-
 def test_waiting_ends_with_the_reason_and_the_next_command() -> None:
     steps = Steps(session(made.unready("LoadingModel", moving=True)))
     with pytest.raises(DidNotHappen, match=r"within 10s\. Last seen: LoadingModel: .*why session/qwen`"):
         steps.wait(requests.resume(session(SUSPENDED)), timeout_seconds=10)
     assert 10 <= steps.seconds < 14
-
-
-def test_a_cluster_that_is_away_for_a_while_is_waited_for() -> None:
-    away = ClusterUnreachable("No cluster answers.")
-    steps = Steps(session(made.ready()), away, away, session(SUSPENDED))
-    assert "is suspended" in steps.wait(requests.suspend(session(made.ready())))
-    assert steps.told.count("No cluster answers.") == 1
-
-
-def test_what_is_deleted_meanwhile_is_not_waited_for() -> None:
-    steps = Steps(session(made.ready()), NotFound("There is no TrainingSession qwen here."))
-    with pytest.raises(NotFound):
-        steps.wait(requests.suspend(session(made.ready())))
-    assert steps.seconds < 5

@@ -42,16 +42,6 @@ def test_a_healthy_session_shows_what_it_is_made_of() -> None:
     )
 
 
-def test_a_session_of_several_nodes_counts_the_worker_with_the_others() -> None:
-    session = made.session(conditions=made.unready("WaitingForMembers", moving=True))
-    spec = {"workerGroupSpecs": [{"replicas": 2}]}
-    pods = [made.pod("qwen-head-x", of=session), made.pod("qwen-members-a", of=session, is_ready=False)]
-    cluster = made.child("RayCluster", "qwen", of=session, spec=spec)
-    assert "raycluster/qwen, 1 of 3 ready" in drawn(session, children=[*pods, cluster])
-    suspended = made.child("RayCluster", "qwen", of=session, spec={**spec, "suspend": True})
-    assert "raycluster/qwen, 0 of 0 ready" in drawn(session, children=[suspended])
-
-
 def test_a_session_that_needs_somebody_says_what_to_do() -> None:
     cure = "The image nowhere:1 cannot be pulled: not found; correct spec.pod.image."
     session = made.session(conditions=made.unready("ImagePullFailed", cure, stalled=True))
@@ -63,19 +53,6 @@ def test_a_session_that_needs_somebody_says_what_to_do() -> None:
         "├─ Stalled ImagePullFailed; not Ready, Reconciling, Degraded; unknown: SlotsAvailable\n"
         "├─ Qwen/Qwen3-8B on peft\n"
         "└─ pod/qwen-0 on node-1, ImagePullBackOff, 0 restarts, made 2h ago\n"
-    )
-
-
-def test_a_pool_shows_its_replicas() -> None:
-    pool = made.pool(conditions=made.ready("2 replicas serve."), replicas=2, readyReplicas=2)
-    pods = [made.pod(f"draws-sampler-{end}", of=pool) for end in "ba"]
-    assert drawn(pool, children=[*pods, made.workload(pool, wanted=2, are_ready=2)], with_namespaces=True) == (
-        "pool/draws in research, ready\n"
-        "├─ Ready WorkerReady, SlotsAvailable SlotsFree; not Reconciling, Stalled, Degraded\n"
-        "├─ Qwen/Qwen3-8B on builtin, 2 of 2 replicas ready\n"
-        "├─ deployment/draws-sampler, 2 of 2 ready\n"
-        "├─ pod/draws-sampler-a on node-1, Running, ready, 0 restarts, made 2h ago\n"
-        "└─ pod/draws-sampler-b on node-1, Running, ready, 0 restarts, made 2h ago\n"
     )
 
 
@@ -110,34 +87,6 @@ def test_a_session_that_no_operator_has_seen_says_where_to_look() -> None:
     assert "see whether Tinsmith's operator runs, and whether it watches the namespace research" in drawn(
         made.session()
     )
-
-
-def test_a_status_about_an_earlier_spec_is_told() -> None:
-    session = made.session(conditions=made.ready())
-    assert "the spec has changed since" not in drawn(session)
-    session["metadata"]["generation"] = 2
-    assert "the spec has changed since" in drawn(session)
-
-
-def test_an_upgrade_that_waits_for_a_restart_is_told() -> None:
-    cure = "0.2.0 is the new default image; restart it when it suits."
-    upgrade = made.condition("UpgradeAvailable", "True", "NewDefaultImage", cure)
-    shown = drawn(made.session(conditions=[*made.ready(), upgrade]))
-    assert shown.startswith("session/qwen, ready\n")
-    assert f"├─ {cure}\n" in shown
-
-
-def test_a_volume_that_grows_shows_both_sizes() -> None:
-    session = made.session(conditions=made.ready())
-    shown = drawn(session, children=[made.claim(session, size="10Gi", wanted="20Gi")])
-    assert "persistentvolumeclaim/qwen-journal, Bound, 10Gi, growing to 20Gi" in shown
-
-
-def test_a_pod_that_stops_says_so() -> None:
-    session = made.session(conditions=made.unready("Suspending", moving=True))
-    pod = made.pod("qwen-0", of=session)
-    pod["metadata"]["deletionTimestamp"] = made.time_ago(seconds=1)
-    assert "pod/qwen-0 on node-1, stopping," in drawn(session, children=[pod])
 
 
 def test_scripts_get_the_same_facts_in_the_same_order() -> None:

@@ -8,7 +8,7 @@ from support.kubernetes import families as made
 from tinsmith.cluster.families import Family, assemble
 from tinsmith.cluster.names import Kind
 from tinsmith.cluster.tree import draw
-from tinsmith.cluster.why import MOST_EVENTS, NamespaceFacts, explain
+from tinsmith.cluster.why import NamespaceFacts, explain
 
 Manifest = dict[str, Any]
 
@@ -70,32 +70,11 @@ def test_a_quota_is_evidence_where_no_pod_could_be_made() -> None:
     assert "resourcequota" not in answer(with_pod, quotas=(quota,))
 
 
-def test_a_ready_session_has_one_answer_and_nothing_to_prove() -> None:
-    session = made.session(conditions=made.ready())
-    family = family_of(session, made.pod("qwen-0", of=session), made.claim(session), made.workload(session))
-    assert answer(family) == "TrainingSession qwen is ready\nThe worker serves Qwen/Qwen3-8B.\n"
-
-
 def test_a_ready_session_that_is_threatened_says_so_first() -> None:
     conditions = made.ready()
     conditions[-1] = made.condition("Degraded", "True", "ClaimTerminating", "The claim is being deleted.")
     shown = answer(family_of(made.session(conditions=conditions)))
     assert shown.splitlines()[:2] == ["TrainingSession qwen is ready: ClaimTerminating", "The claim is being deleted."]
-
-
-def test_of_many_events_the_newest_are_shown() -> None:
-    session = made.session(conditions=made.unready("CrashLoop"))
-    events = tuple(made.event(session, f"E{minutes}", "again", minutes=minutes) for minutes in range(MOST_EVENTS + 5))
-    shown = answer(family_of(session), events=events)
-    assert [f"E{minutes} of" in shown for minutes in (0, MOST_EVENTS - 1, MOST_EVENTS)] == [True, True, False]
-
-
-def test_a_pod_that_is_gone_still_has_its_events_by_the_name_of_its_successor() -> None:
-    session = made.session(conditions=made.unready("LoadingModel", moving=True))
-    before, now = made.pod("qwen-0", of=session, uid="old"), made.pod("qwen-0", of=session, uid="new")
-    assert "Killing of pod/qwen-0" in answer(
-        family_of(session, now), events=(made.event(before, "Killing", "stopped", minutes=1),)
-    )
 
 
 def test_what_could_not_be_read_is_said_at_the_end() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tinsmith.training.json_lines import NoJson, numbered_lines, parse_line, without_empty
+from tinsmith.training.json_lines import NoJson, numbered_lines, parse_line
 from tinsmith.training.runs.json_lines import Text, parse_sft, read_examples
 
 # All that `str.splitlines` cuts at, besides the line feed.
@@ -30,19 +30,10 @@ def test_any_text_comes_back_under_its_line(
     assert [(number, parse_line(line)) for number, line in numbered_lines(file)] == list(enumerate(texts, 1))
 
 
-def test_empty_lines_are_none_and_count(tmp_path: Path) -> None:
-    (tmp_path / "lines.jsonl").write_text("1\n\n  \n2")
-    assert list(numbered_lines(tmp_path / "lines.jsonl")) == [(1, "1"), (4, "2")]
-
-
 @pytest.mark.parametrize("value", ["\ud83d", ["\udc00 a"], {"text": {"deep": ["\ud800"]}}, {"\udfff": 1}])
 def test_half_a_character_is_refused_by_its_escape(value: Any) -> None:
     with pytest.raises(NoJson, match=r"half of a character beyond U\+FFFF"):
         parse_line(json.dumps(value))
-
-
-def test_both_halves_are_a_character() -> None:
-    assert parse_line(r'"\ud83d\ude80"') == "\U0001f680"
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, "{", "nul"])
@@ -55,11 +46,6 @@ def test_what_is_no_json_is_said(line: str) -> None:
 def test_any_depth_of_nesting_is_a_value_or_a_sentence(depth: int) -> None:
     with suppress(NoJson):
         assert parse_line("[" * depth + "]" * depth) is not None
-
-
-def test_keys_that_say_nothing_are_left_out() -> None:
-    record = {"text": "", "tools": [], "name": None, "meta": {}, "weight": 0, "is_short": False}
-    assert without_empty(record, "text") == {"text": "", "weight": 0, "is_short": False}
 
 
 def test_an_example_may_have_an_id_and_keys_without_a_value(tmp_path: Path) -> None:

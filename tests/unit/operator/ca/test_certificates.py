@@ -44,13 +44,6 @@ def encoded(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def test_an_authority_lasts_ten_years_and_can_sign_leaves_alone(authority: Authority) -> None:
-    certificate = authority.certificate
-    assert certificate.not_valid_after_utc - NOW == timedelta(days=3650)
-    constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
-    assert (constraints.value.ca, constraints.value.path_length, constraints.critical) == (True, 0, True)
-
-
 def test_an_authority_comes_back_from_its_secret(authority: Authority) -> None:
     again = read_authority(secret(authority.secret_data()))
     assert again.fingerprint == authority.fingerprint
@@ -101,21 +94,6 @@ def test_a_leaf_has_its_use_and_thirty_days(
 def test_a_leaf_does_not_outlive_its_authority(authority: Authority) -> None:
     end = authority.certificate.not_valid_after_utc
     assert authority.issue(NAMES, Use.SERVER, end - timedelta(days=3)).not_after == end
-
-
-def test_facts_say_what_the_secret_holds(authority: Authority, leaf: Leaf) -> None:
-    facts = read_facts(secret(leaf.secret_data()))
-    assert facts is not None
-    assert facts.dns_names == NAMES
-    assert facts.not_after == NOW + LEAF_LIFETIME
-    assert facts.authority_fingerprint == authority.fingerprint
-
-
-def test_a_leaf_beside_an_authority_that_did_not_sign_it_belongs_to_none(leaf: Leaf) -> None:
-    other = new_authority("tinsmith", NOW)
-    facts = read_facts(secret({**leaf.secret_data(), "ca.crt": encoded(other.pem)}))
-    assert facts is not None
-    assert facts.authority_fingerprint == ""
 
 
 @pytest.mark.parametrize("missing", ["tls.crt", "tls.key", "ca.crt"])
@@ -187,11 +165,6 @@ def test_a_leaf_of_a_clock_that_was_set_back_since_is_not_fresh(authority: Autho
 def test_an_authority_that_has_ended_issues_nothing_and_says_so(authority: Authority) -> None:
     with pytest.raises(AuthorityInvalid, match=r"ended at 20.*Put another one"):
         authority.issue(NAMES, Use.SERVER, authority.certificate.not_valid_after_utc)
-
-
-def test_a_leaf_is_not_taken_for_an_authority(leaf: Leaf) -> None:
-    with pytest.raises(AuthorityInvalid, match="not an authority's"):
-        read_authority(secret(leaf.secret_data()))
 
 
 def test_openssl_accepts_the_chain_for_its_name_and_for_no_other() -> None:

@@ -8,7 +8,7 @@ import pytest
 from support.operator.fake_cluster import FakeCluster
 from tinsmith_operator.ca.certificates import new_authority, read_authority, read_facts
 from tinsmith_operator.ca.issuer import Issuer
-from tinsmith_operator.errors import AlreadyExists, AuthorityInvalid, NotFound, SecretTaken, Unavailable
+from tinsmith_operator.errors import AlreadyExists, AuthorityInvalid, NotFound, SecretTaken
 from tinsmith_operator.kube.resources import Ref
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -73,22 +73,6 @@ async def test_the_authoritys_key_is_in_its_own_secret_and_in_no_other(issuer: I
     assert decoded(cluster.objects[CLIENT], "ca.crt") == decoded(cluster.objects[AUTHORITY], "tls.crt")
 
 
-async def test_another_operator_reads_the_authority_that_is_there(cluster: FakeCluster, clock: Clock) -> None:
-    first, second = make_issuer(cluster, clock), make_issuer(cluster, clock)
-    await first.refresh()
-    await second.refresh()
-    assert second.authority.fingerprint == first.authority.fingerprint
-
-
-async def test_who_loses_the_race_to_make_it_takes_the_winners(cluster: FakeCluster, clock: Clock) -> None:
-    first, second = make_issuer(cluster, clock), make_issuer(cluster, clock)
-    await first.refresh()
-    # It looked before the other one wrote.
-    cluster.failures["get"] = [NotFound("not yet")]
-    await second.refresh()
-    assert second.authority.fingerprint == first.authority.fingerprint
-
-
 async def test_an_authority_that_is_deleted_comes_back_as_it_was(issuer: Issuer, cluster: FakeCluster) -> None:
     await issuer.refresh()
     before = cluster.objects.pop(AUTHORITY)
@@ -148,15 +132,6 @@ async def test_what_is_wrong_is_known_until_it_is_mended(issuer: Issuer, cluster
     cluster.put(good)
     await issuer.refresh()
     assert issuer.problem is None
-
-
-async def test_an_api_server_that_is_away_is_no_problem_of_the_certificates(
-    issuer: Issuer, cluster: FakeCluster
-) -> None:
-    cluster.failures["get"] = [Unavailable("away")]
-    with pytest.raises(Unavailable):
-        await issuer.refresh()
-    assert not issuer.is_known
 
 
 async def test_an_authority_whose_time_has_passed_is_a_problem_and_no_crash(

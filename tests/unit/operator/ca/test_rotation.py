@@ -6,7 +6,6 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +19,7 @@ from support.simulated_time import simulated_time
 from tinsmith_operator.api.names import worker_dns_name
 from tinsmith_operator.ca.certificates import Authority, Leaf, Use, new_authority, parse_facts, read_facts
 from tinsmith_operator.ca.issuer import ROTATION_LOOK_SECONDS, Issuer
-from tinsmith_operator.ca.rotation import BEFORE_ITS_END, ROTATE_ANNOTATION, State, is_due, read_stored
+from tinsmith_operator.ca.rotation import BEFORE_ITS_END, ROTATE_ANNOTATION, State, read_stored
 from tinsmith_operator.errors import AuthorityInvalid
 from tinsmith_operator.kube.resources import Ref
 from tinsmith_server.fleet.channels import TlsDirectory as ClientFiles
@@ -203,20 +202,6 @@ def test_a_rotation_that_is_asked_for_ends_with_another_authority_that_alone_is_
     in_simulated_time(live)
 
 
-def test_one_word_is_one_rotation_and_another_word_is_another() -> None:
-    async def live() -> None:
-        installation = await rests()
-        await all_states(installation)
-        first = installation.data
-        for _ in range(100):
-            await asyncio.sleep(await installation.look())
-        assert installation.data == first
-        installation.ask("again")
-        await goes_on_to(installation, State.TRUSTING)
-
-    in_simulated_time(live)
-
-
 def test_nothing_is_issued_by_the_next_one_before_every_leaf_trusts_it_and_was_read() -> None:
     async def live() -> None:
         installation = await rests()
@@ -269,20 +254,6 @@ def test_who_leads_next_goes_on_where_the_other_stopped_and_waits_anew(state: St
     in_simulated_time(live)
 
 
-@pytest.mark.parametrize("state", [State.TRUSTING, State.ISSUING])
-def test_an_authority_that_is_deleted_meanwhile_comes_back_with_the_other_one(state: State) -> None:
-    async def live() -> None:
-        installation = await rests()
-        installation.ask()
-        await goes_on_to(installation, state)
-        before = installation.data
-        del installation.cluster.objects[AUTHORITY]
-        await installation.look()
-        assert installation.data == before
-
-    in_simulated_time(live)
-
-
 def test_one_of_ones_own_takes_over_alike_when_it_is_put_beside_the_other() -> None:
     async def live() -> None:
         installation, own = await rests(), new_authority("ours", NOW)
@@ -313,19 +284,6 @@ def test_another_one_takes_over_before_the_end_and_certificates_never_stop() -> 
         assert facts.not_after >= installation.now + timedelta(days=29)
 
     in_simulated_time(live)
-
-
-LIVES = [(3650, 91, False), (3650, 90, True), (30, 11, False), (30, 10, True)]
-
-
-@pytest.mark.parametrize(("life_days", "left_days", "due"), LIVES)
-def test_a_short_lived_one_is_due_for_its_last_third(life_days: int, left_days: int, due: bool) -> None:
-    class Dates:
-        not_valid_before_utc = NOW
-        not_valid_after_utc = NOW + timedelta(days=life_days)
-
-    authority = replace(new_authority("tinsmith", NOW), certificate=cast(Any, Dates()))
-    assert is_due(authority, NOW + timedelta(days=life_days - left_days)) is due
 
 
 def test_an_authority_that_somebody_else_keeps_is_never_rotated() -> None:

@@ -38,24 +38,11 @@ def test_it_is_renewed_ten_days_before_its_end(days: int, renewed: bool) -> None
     assert bool(issued(world)) is renewed
 
 
-def test_it_looks_again_when_renewal_is_due() -> None:
-    assert settled_world().decide().requeue_after_seconds == timedelta(days=20).total_seconds()
-
-
-def test_another_authority_signs_it_anew() -> None:
-    assert issued(settled_world(), authority_fingerprint="authority-2")
-
-
 def test_what_cannot_be_read_is_replaced() -> None:
     world = settled_world()
     (action,) = issued(world, certificate=None)
     secret = world.objects["Secret", "qwen-tls"]["metadata"]
     assert (action.uid, action.resource_version) == (secret["uid"], secret["resourceVersion"])
-
-
-def test_another_name_in_it_is_replaced() -> None:
-    world = settled_world()
-    assert issued(world, certificate=replace(facts(world), dns_names=("another.worker.tinsmith.internal",)))
 
 
 def test_a_renewal_does_not_restart_the_worker() -> None:

@@ -66,14 +66,6 @@ def test_a_restart_is_a_clean_stop_and_is_done_once() -> None:
     assert told(world, "Restarted") == [f"The worker was started anew, as was asked for at {FIRST}."]
 
 
-def test_another_time_is_another_restart() -> None:
-    world = settled_world()
-    for at in (FIRST, SECOND, FIRST):
-        world.user_annotates(RESTART_REQUEST_ANNOTATION, at)
-        world.settle()
-    assert restarts(world) == 3
-
-
 def test_taking_the_annotation_away_restarts_nothing_and_nor_does_its_return() -> None:
     world = settled_world()
     for said in (FIRST, None, FIRST):
@@ -100,16 +92,6 @@ def test_a_session_that_comes_with_the_annotation_is_started_once() -> None:
     world.settle()
     assert restarts(world) == 0
     assert status(world)["requests"] == {"restart": FIRST}
-
-
-def test_a_suspended_session_is_restarted_when_it_is_resumed_and_not_once_more() -> None:
-    world = settled_world(suspend=True)
-    world.user_annotates(RESTART_REQUEST_ANNOTATION, FIRST)
-    world.settle()
-    assert POD not in world.objects
-    world.user_sets(suspend=False)
-    world.settle()
-    assert restarts(world) == 0
 
 
 def test_a_worker_in_a_crash_loop_can_be_restarted() -> None:
@@ -169,14 +151,6 @@ def test_the_time_stays_when_the_worker_reports_an_older_snapshot_because_nothin
     assert status(world)["lastSnapshotTime"] == after
 
 
-def test_the_answer_to_an_earlier_request_answers_no_later_one() -> None:
-    world = settled_world()
-    world.snapshot = SnapshotAnswer(FIRST, world.now)
-    world.user_annotates(SNAPSHOT_REQUEST_ANNOTATION, SECOND)
-    world.settle()
-    assert pending(world) == SECOND
-
-
 def test_a_worker_that_cannot_snapshot_is_quoted_once() -> None:
     world = settled_world()
     world.user_annotates(SNAPSHOT_REQUEST_ANNOTATION, FIRST)
@@ -206,33 +180,7 @@ def test_what_is_no_time_is_told_once_and_does_nothing(annotation: str, said: st
     assert "like 2026-01-31T12:00:00Z" in message
 
 
-def test_after_a_mistake_the_right_time_is_heeded() -> None:
-    world = settled_world()
-    for said in ("now", FIRST):
-        world.user_annotates(RESTART_REQUEST_ANNOTATION, said)
-        world.settle()
-    assert restarts(world) == 1
-
-
-@given(st.text(max_size=40))
-def test_any_text_is_a_time_or_is_not(text: str) -> None:
-    assert is_time(text) in (True, False)
-
-
 @given(st.datetimes(timezones=st.just(UTC)))
 def test_whatever_kubernetes_writes_is_a_time(moment: datetime) -> None:
     assert is_time(moment.strftime("%Y-%m-%dT%H:%M:%SZ").rjust(20, "0"))
     assert is_time(moment.isoformat(timespec="microseconds"))
-
-
-def test_a_long_text_is_noted_shortened_and_told_once() -> None:
-    world = settled_world()
-    world.user_annotates(RESTART_REQUEST_ANNOTATION, "x" * 5000)
-    world.settle()
-    world.settle()
-    assert len(told(world, "RequestUnreadable")) == 1
-    assert len(status(world)["requests"]["restart"]) <= 64
-
-
-def test_who_never_asked_for_anything_has_nothing_about_it_in_the_status() -> None:
-    assert "requests" not in status(settled_world())

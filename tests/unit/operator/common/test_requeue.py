@@ -75,15 +75,6 @@ def test_what_others_write_in_place_of_the_time_keeps_no_pod_waiting(said: str) 
     assert len(asked(world, timedelta(minutes=1))) == 1
 
 
-def test_nothing_is_asked_for_a_session_that_is_suspended_or_has_its_pod() -> None:
-    world = refused_session()
-    world.user_sets(suspend=True)
-    assert asked(world, timedelta(hours=1)) == []
-    world.user_sets(suspend=False)
-    world.settle()
-    assert asked(world, timedelta(hours=1)) == []
-
-
 def test_asking_again_restarts_nothing_and_says_nothing_new() -> None:
     world = refused_session()
     before = world.objects["StatefulSet", world.name]["spec"]

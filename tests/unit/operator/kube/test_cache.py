@@ -84,11 +84,6 @@ def test_an_event_from_before_our_own_write_changes_nothing(cache: Cache, enqueu
     assert enqueued == []
 
 
-def test_versions_are_compared_as_numbers(cache: Cache) -> None:
-    cache.note(manifest(SERVICES, version=9))
-    assert cache.note(manifest(SERVICES, version=10))
-
-
 def test_an_object_that_ended_does_not_come_back_by_a_late_answer(cache: Cache, enqueued: list[Key]) -> None:
     cache.note(manifest(SERVICES, version=5))
     cache.note_end(place(SERVICES), "u1", version=8)
@@ -115,12 +110,6 @@ def test_an_object_that_a_later_list_shows_had_not_ended_whatever_was_believed(
     assert cache.note({**living, "metadata": {**living["metadata"], "resourceVersion": "21"}})
 
 
-def test_a_list_from_before_the_end_of_an_object_does_not_bring_it_back(cache: Cache) -> None:
-    cache.note_end(place(SERVICES), "u1", version=8)
-    listed(cache, SERVICES, [manifest(SERVICES, version=5)], 7)
-    assert cache.peek(place(SERVICES)) is None
-
-
 def test_what_a_newer_list_lacks_is_gone_and_is_told(cache: Cache, enqueued: list[Key]) -> None:
     cache.note(manifest(SERVICES, version=5))
     cache.note(manifest(SERVICES, "kept", uid="u2", version=6))
@@ -134,12 +123,6 @@ def test_what_a_newer_list_lacks_is_gone_and_is_told(cache: Cache, enqueued: lis
 def test_what_was_written_after_the_list_was_made_stays(cache: Cache) -> None:
     cache.note(manifest(SERVICES, version=21))
     listed(cache, SERVICES, [], 20)
-    assert cache.peek(place(SERVICES)) is not None
-
-
-def test_a_list_of_one_kind_leaves_the_others_alone(cache: Cache) -> None:
-    cache.note(manifest(SERVICES, version=5))
-    listed(cache, SECRETS, [], 20)
     assert cache.peek(place(SERVICES)) is not None
 
 
@@ -158,12 +141,6 @@ def test_what_no_watch_shows_is_kept_through_a_list_and_dropped_when_asked(cache
     cache.drop_if_unwatched(place(SECRETS))
     assert cache.peek(place(SECRETS)) is None
     assert enqueued == [KEY]
-
-
-def test_what_a_watch_shows_is_not_dropped(cache: Cache) -> None:
-    cache.note(manifest(SECRETS, version=5, **{MANAGED_BY_LABEL: MANAGER}))
-    cache.drop_if_unwatched(place(SECRETS))
-    assert cache.peek(place(SECRETS)) is not None
 
 
 OF_A_POOL = {"tinsmith.dev/pool": "tiny", MANAGED_BY_LABEL: MANAGER}
@@ -193,28 +170,6 @@ def test_whoever_looked_at_a_group_hears_of_what_comes_changes_and_goes(cache: C
     cache.note(manifest(PODS, "a", uid="u1", version=3, **OF_A_POOL))
     cache.note_end(place(PODS, "a"), "u1", 4)
     assert enqueued == [KEY] * 3
-
-
-def test_whoever_looked_at_a_group_hears_of_what_leaves_it(cache: Cache, enqueued: list[Key]) -> None:
-    cache.note(manifest(PODS, "a", version=2, **OF_A_POOL))
-    cache.read_group(PODS_OF_THE_POOL, KEY)
-    cache.note(manifest(PODS, "a", version=3))
-    assert enqueued == [KEY]
-    assert cache.read_group(PODS_OF_THE_POOL, KEY) == []
-
-
-def test_a_reader_of_a_group_that_is_forgotten_hears_no_more(cache: Cache, enqueued: list[Key]) -> None:
-    cache.read_group(PODS_OF_THE_POOL, KEY)
-    cache.forget_reader(KEY)
-    cache.note(manifest(PODS, "a", **OF_A_POOL))
-    assert enqueued == []
-
-
-def test_a_session_and_a_pool_of_one_name_are_two_keys(cache: Cache, enqueued: list[Key]) -> None:
-    cache.note(manifest(SESSIONS, uid="u1"))
-    cache.note(manifest(POOLS, uid="u2"))
-    assert enqueued == [KEY, Key("tin", "tiny", "SamplerPool")]
-    assert cache.owners() == enqueued
 
 
 LABELS = st.dictionaries(

@@ -136,19 +136,6 @@ async def test_fields_are_made_ours_of_this_very_version_and_break_its_seal(
     assert seal == [{"op": "remove", "path": "/metadata/annotations/tinsmith.dev~1configuration"}] * sealed
 
 
-async def test_a_status_is_applied_at_its_subresource(cluster: Cluster, wire: Wire) -> None:
-    manifest = {"metadata": {"name": "tiny", "namespace": "tin", **GUARD}, "status": {}}
-    await cluster.apply(SESSIONS, manifest, "status")
-    assert wire.requests[0][1] == "/apis/tinsmith.dev/v1alpha1/namespaces/tin/trainingsessions/tiny/status"
-
-
-async def test_a_delete_names_the_uid(cluster: Cluster, wire: Wire) -> None:
-    await cluster.delete(SERVICES, "tin", "tiny", "u1", grace_period_seconds=7)
-    [(method, path, _, _, body)] = wire.requests
-    assert (method, path) == ("DELETE", "/api/v1/namespaces/tin/services/tiny")
-    assert body == {"preconditions": {"uid": "u1"}, "propagationPolicy": "Background", "gracePeriodSeconds": 7}
-
-
 async def test_finalizers_are_set_on_this_very_version(cluster: Cluster, wire: Wire) -> None:
     manifest = {"metadata": {"name": "tiny", "namespace": "tin", **GUARD}}
     await cluster.merge(SESSIONS, manifest, {"metadata": {"finalizers": ["tinsmith.dev/claim"]}})
@@ -339,12 +326,6 @@ async def test_the_pause_that_the_server_asks_for_is_told(cluster: Cluster, wire
     with pytest.raises(Unavailable) as raised:
         await cluster.get(SERVICES, "tin", "tiny")
     assert raised.value.retry_after_seconds == 9
-
-
-async def test_nobody_there_is_unavailable(cluster: Cluster, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, "http://127.0.0.1:9")))
-    with pytest.raises(Unavailable, match="did not answer GET"):
-        await cluster.get(SERVICES, "tin", "tiny")
 
 
 async def test_an_expired_token_is_read_anew_for_the_next_request(cluster: Cluster, wire: Wire, tmp_path: Any) -> None:

@@ -26,15 +26,6 @@ async def test_a_burst_goes_at_once_and_the_rest_at_the_rate() -> None:
 
 
 @simulated_time
-async def test_a_pause_fills_the_bucket_no_higher_than_the_burst() -> None:
-    limit, sent = RateLimit(per_second=10, burst=2), []  # type: ignore[var-annotated]
-    await limit.wait()
-    await asyncio.sleep(1000)
-    await asyncio.gather(*(send(limit, str(number), sent) for number in range(3)))
-    assert sent == [(1000_000, "0"), (1000_000, "1"), (1000_100, "2")]
-
-
-@simulated_time
 async def test_status_and_deletes_overtake_what_waits() -> None:
     limit, sent = RateLimit(per_second=1, burst=1), []  # type: ignore[var-annotated]
     await limit.wait()
@@ -56,18 +47,6 @@ async def test_nothing_is_sent_while_the_api_server_asked_for_a_pause() -> None:
     assert sent == [(7000, "late")]
 
 
-@simulated_time
-async def test_who_gives_up_waiting_takes_no_turn() -> None:
-    limit, sent = RateLimit(per_second=1, burst=1), []  # type: ignore[var-annotated]
-    await limit.wait()
-    impatient = asyncio.create_task(send(limit, "impatient", sent))
-    patient = asyncio.create_task(send(limit, "patient", sent))
-    await asyncio.sleep(0.5)
-    impatient.cancel()
-    await patient
-    assert sent == [(1000, "patient")]
-
-
 @given(ARRIVALS)
 def test_no_request_waits_longer_than_for_those_before_it_and_a_few_that_overtake_it(
     arrivals: list[Priority | None],
@@ -84,25 +63,3 @@ def test_no_request_waits_longer_than_for_those_before_it_and_a_few_that_overtak
             turns_left = {waiter: turns - 1 for waiter, turns in turns_left.items()}
             assert min(turns_left.values(), default=0) >= 0
     assert turns_left == {}
-
-
-@given(st.lists(st.sampled_from(Priority), max_size=MOST_OVERTAKEN + 1))
-def test_a_short_line_goes_by_priority_and_then_by_arrival(priorities: list[Priority]) -> None:
-    line: Line[int] = Line()
-    for number, priority in enumerate(priorities):
-        line.join(number, priority)
-    served = [line.next() for _ in priorities]
-    assert served == sorted(range(len(priorities)), key=lambda number: priorities[number])
-
-
-@simulated_time
-async def test_a_request_that_gives_up_leaves_the_line_and_counts_for_no_other() -> None:
-    limit, sent = RateLimit(per_second=1, burst=1), []  # type: ignore[var-annotated]
-    await limit.wait()
-    impatient = [asyncio.create_task(send(limit, "impatient", sent, Priority.STATUS)) for _ in range(100)]
-    patient = asyncio.create_task(send(limit, "patient", sent))
-    await asyncio.sleep(0.5)
-    for task in impatient:
-        task.cancel()
-    await patient
-    assert sent == [(1000, "patient")]

@@ -52,12 +52,6 @@ def test_autoscalers_find_the_replicas_and_their_selector_in_the_status() -> Non
     assert status["selector"] == "app.kubernetes.io/name=tinsmith-sampler,tinsmith.dev/pool=qwen"
 
 
-def test_a_pool_of_no_replicas_is_not_ready_and_not_stuck() -> None:
-    world = settled_world(replicas=0)
-    assert said(world)["Ready"] == ("False", "ScaledToZero")
-    assert said(world)["Stalled"][0] == said(world)["Reconciling"][0] == said(world)["Degraded"][0] == "False"
-
-
 def test_while_replicas_are_added_the_pool_is_ready_and_says_how_many_are_missing() -> None:
     world = settled_world(replicas=1)
     world.user_sets(replicas=3)
@@ -68,15 +62,6 @@ def test_while_replicas_are_added_the_pool_is_ready_and_says_how_many_are_missin
     assert said(world)["Reconciling"] == said(world)["Degraded"] == ("True", "WaitingForScheduler")
     assert message(world, "Degraded").startswith("1 of 3 replicas are ready, and 2 run as the spec says; pod qwen-")
     assert [each.type for each in world.events if each.reason == "WaitingForScheduler"][-1] is EventType.NORMAL
-
-
-def test_replicas_that_a_quota_forbids_are_said_to_be_missing_for_that() -> None:
-    world = PoolWorld(pool_manifest(replicas=3))
-    world.quota = 1
-    world.settle()
-    assert said(world)["Ready"] == ("True", "ReplicasReady")
-    assert said(world)["Stalled"] == said(world)["Degraded"] == ("True", "QuotaExceeded")
-    assert "exceeded quota: pods" in message(world, "Degraded")
 
 
 def test_an_image_that_cannot_be_pulled_stalls_the_roll_and_leaves_the_old_replicas_at_work() -> None:
@@ -150,25 +135,6 @@ def test_failures_that_are_over_are_not_told_and_are_removed(reason: str, hours_
     world.operate()
     assert said(world)["Ready"] == ("False", "RollingOut")
     assert len([pod for pod in world.pods() if "deletionTimestamp" not in pod["metadata"]]) == 3
-
-
-def test_a_pod_that_was_evicted_has_nothing_to_say_any_more() -> None:
-    world = settled_world(replicas=1)
-    world.a_model_is_missing()
-    evicted = world.pods()[0]
-    evicted["status"]["phase"] = "Failed"
-    world.objects["Deployment", "qwen-sampler"]["status"]["readyReplicas"] = 0
-    world.operate()
-    assert said(world)["Ready"] == ("False", "RollingOut")
-
-
-def test_a_replica_on_a_node_that_does_not_answer_is_waited_for() -> None:
-    world = settled_world(replicas=1)
-    world.a_node_is_lost()
-    world.objects["Deployment", "qwen-sampler"]["status"]["readyReplicas"] = 0
-    world.operate()
-    assert said(world)["Ready"] == ("False", "ReplicaNodeUnreachable")
-    assert said(world)["Stalled"][0] == "False"
 
 
 def refused(kind: str, message: str, replicas: int) -> list[Manifest]:

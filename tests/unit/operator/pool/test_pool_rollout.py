@@ -95,31 +95,6 @@ def test_another_default_image_waits_for_the_next_restart_and_says_so() -> None:
     assert condition(world, "UpgradeAvailable")["status"] == "False"
 
 
-def test_the_old_default_image_again_restarts_nothing() -> None:
-    world = settled_world()
-    before = names(world)
-    for image in (NEW_IMAGE, IMAGE):
-        world.change_installation(trainer_image=image)
-        world.settle()
-    assert (names(world), condition(world, "UpgradeAvailable")["status"]) == (before, "False")
-
-
-def test_scaling_brings_no_other_image() -> None:
-    world = settled_world()
-    world.change_installation(trainer_image=NEW_IMAGE)
-    world.user_sets(replicas=3)
-    world.settle()
-    assert images(world) == {IMAGE}
-
-
-def test_a_change_that_rolls_the_pods_anyway_brings_the_default_image() -> None:
-    world = settled_world()
-    world.change_installation(trainer_image=NEW_IMAGE)
-    world.user_sets(adapters={"maxLoaded": 8})
-    world.settle()
-    assert images(world) == {NEW_IMAGE}
-
-
 def test_an_operator_that_builds_other_templates_rolls_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     world = settled_world()
     before = names(world)
@@ -165,17 +140,6 @@ def test_a_restart_is_done_once_for_each_request_and_told_when_all_replicas_are_
     world.user_annotates(RESTART_REQUEST_ANNOTATION, None)
     world.settle()
     assert names(world) == after
-
-
-def test_a_request_that_is_no_time_does_nothing_and_is_told_once() -> None:
-    world = settled_world()
-    before = names(world)
-    world.user_annotates(RESTART_REQUEST_ANNOTATION, "now")
-    world.settle()
-    world.settle()
-    assert names(world) == before
-    [told] = [each for each in world.events if each.reason == "RequestUnreadable"]
-    assert "Write the time at which you ask" in told.message
 
 
 def test_a_pool_is_named_in_its_certificate_by_its_uid_which_its_samplers_are_told() -> None:

@@ -132,13 +132,6 @@ async def test_an_apply_that_fails_after_the_fields_were_made_ours_leaves_the_ob
     assert not holds(live, wanted)
 
 
-async def test_an_object_that_was_applied_before_takes_one_request(house: House) -> None:
-    ours = {"manager": MANAGER, "operation": "Apply", "fieldsV1": {"f:spec": {}}}
-    house.cache.note(house.cluster.put(manifest(SERVICE, managedFields=[ours])))
-    await house.act(Apply(manifest(SERVICE), *guard_of(house, SERVICE)))
-    assert [verb for verb, _, _ in house.cluster.requests] == ["apply"]
-
-
 async def test_an_apply_to_what_has_changed_changes_nothing_and_looks_again(house: House) -> None:
     house.cache.note(house.cluster.put(manifest(SERVICE)))
     uid, version = guard_of(house, SERVICE)
@@ -147,15 +140,6 @@ async def test_an_apply_to_what_has_changed_changes_nothing_and_looks_again(hous
         await house.act(Apply(manifest(SERVICE) | {"spec": {"ours": True}}, uid, version))
     assert house.cluster.objects[SERVICE] == newer
     assert house.cache.peek(SERVICE) == newer
-
-
-async def test_deleting_what_is_gone_is_done(house: House) -> None:
-    house.cache.note(house.cluster.put(manifest(SERVICE)))
-    uid, _ = guard_of(house, SERVICE)
-    del house.cluster.objects[SERVICE]
-    await house.act(Delete(SERVICE.kind, SERVICE.name, uid, "test"), WriteStatus({"epoch": 1}))
-    assert house.cache.peek(SERVICE) is None
-    assert house.cluster.objects[SESSION]["status"] == {"epoch": 1}
 
 
 @pytest.mark.parametrize(
@@ -221,12 +205,6 @@ async def test_a_child_made_anew_while_its_predecessor_is_looked_for_is_not_forg
     with pytest.raises(Conflict):
         await house.act(Apply(manifest(SERVICE), uid, version))
     assert house.cache.peek(SERVICE) == successor
-
-
-async def test_deleting_spares_another_object_of_the_name(house: House) -> None:
-    house.cluster.put(manifest(SERVICE))
-    await house.act(Delete(SERVICE.kind, SERVICE.name, "of-its-predecessor", "test"))
-    assert SERVICE in house.cluster.objects
 
 
 async def test_a_certificate_is_issued_into_the_secret_with_everything_a_worker_needs(house: House) -> None:
@@ -314,14 +292,6 @@ async def test_a_status_that_is_refused_keeps_no_child_from_being_kept(house: Ho
     assert house.actor.refusals(Key("tin", "tiny", "TrainingSession")) == {}, "it says nothing about a child"
 
 
-async def test_two_refusals_are_both_told(house: House) -> None:
-    house.cluster.failures["apply"] = [Refused("not declared in schema")]
-    house.cluster.failures["create"] = [Refused("exceeded quota")]
-    with pytest.raises(Refused, match="not declared in schema; exceeded quota"):
-        await house.act(WriteStatus({"epoch": 3}), Create(manifest(SERVICE)), Create(manifest(SECRET)))
-    assert SECRET not in house.cluster.objects
-
-
 async def test_the_same_decision_taken_again_tells_its_event_once(house: House) -> None:
     session = house.session
     await house.actor.act(session, [EVENT])
@@ -338,9 +308,3 @@ async def test_the_same_words_about_later_states_are_counted_in_one_event(house:
     [event] = [live for ref, live in house.cluster.objects.items() if ref.kind == "Event"]
     assert event["count"] == 3
     assert event["lastTimestamp"] >= event["firstTimestamp"]
-
-
-async def test_a_refused_event_stops_nothing(house: House) -> None:
-    house.cluster.failures["create"] = [Refused("the namespace is being deleted")]
-    await house.act(EVENT, WriteStatus({"epoch": 3}))
-    assert house.cluster.objects[SESSION]["status"] == {"epoch": 3}

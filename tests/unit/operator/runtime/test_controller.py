@@ -10,7 +10,7 @@ import structlog
 from structlog.testing import capture_logs
 from support.simulated_time import now, simulated_time
 from tinsmith_operator.api.owner import Unreadable
-from tinsmith_operator.errors import Conflict, NotLeading, Refused, Throttled, Unavailable
+from tinsmith_operator.errors import Conflict, NotLeading, Refused, Unavailable
 from tinsmith_operator.kube.rate_limit import MOST_OVERTAKEN, Priority, RateLimit
 from tinsmith_operator.kube.resources import Key
 from tinsmith_operator.logs import in_reconcile, outside_of_reconciles
@@ -146,13 +146,6 @@ async def test_what_is_asked_while_a_session_is_worked_on_for_the_last_time_is_n
 
 
 @simulated_time
-async def test_a_session_that_came_to_rest_at_last_is_heard_of_at_once_again() -> None:
-    run = Run(*[ACTED] * (ROUNDS_AT_ONCE + 3), SETTLED)
-    await run.go(3600, then=lambda: run.controller.enqueue(KEY))
-    assert run.at[-1] == 1800
-
-
-@simulated_time
 @pytest.mark.parametrize(
     ("error", "result"),
     [
@@ -171,20 +164,6 @@ async def test_a_failure_is_tried_again_with_growing_pauses(error: Exception, re
     assert pauses == sorted(pauses)
     assert f'tinsmith_operator_reconciles_total{{result="{result}"}} 3.0' in run.counted()
     assert "tinsmith_operator_retries_total 3.0" in run.counted()
-
-
-@simulated_time
-async def test_the_pause_that_the_api_server_asked_for_is_kept() -> None:
-    run = Run(Throttled("too many", 42), SETTLED)
-    await run.go(3600)
-    assert run.at == [0, 42]
-
-
-@simulated_time
-async def test_what_trying_again_cannot_mend_is_left_to_the_next_event() -> None:
-    run = Run(Unreadable("another CRD"))
-    await run.go(3600)
-    assert run.at == [0]
 
 
 @simulated_time
@@ -298,11 +277,6 @@ def test_every_line_of_a_reconcile_says_of_whom_it_is_and_of_which_one() -> None
         assert said == ["tin", "TrainingSession", "tiny", "u-1", 1]
     assert first["reconcile"] == second["reconcile"]
     assert structlog.contextvars.get_contextvars() == {}
-
-
-def test_the_next_reconcile_has_another_id() -> None:
-    lines = lines_of(Run(Conflict("changed"), Conflict("changed"), SETTLED), lambda _: {}, 1.0)
-    assert len({line["reconcile"] for line in lines}) == len(lines) == 2
 
 
 def test_what_a_reconcile_begins_and_outlives_it_is_of_no_reconcile() -> None:

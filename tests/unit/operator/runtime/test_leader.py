@@ -5,8 +5,6 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.simulated_time import now, simulated_time
 from tinsmith_operator.errors import AlreadyExists, Conflict, NotFound, NotLeading, Unavailable
 from tinsmith_operator.runtime.leader import Leader
@@ -84,70 +82,6 @@ async def test_the_first_one_leads_at_once_and_keeps_leading() -> None:
 
 
 @simulated_time
-async def test_the_second_waits_while_the_first_lives() -> None:
-    server = LeaseServer()
-    first, second = Candidate(server, "first"), Candidate(server, "second")
-    await asyncio.sleep(3600)
-    assert first.leader.is_leading
-    assert second.changes == []
-    with pytest.raises(NotLeading):
-        second.leader.permit()
-
-
-@simulated_time
-async def test_the_second_takes_over_when_the_first_has_died() -> None:
-    server = LeaseServer()
-    first = Candidate(server, "first")
-    await asyncio.sleep(1)
-    second = Candidate(server, "second")
-    await asyncio.sleep(9)
-    await first.die()
-    await asyncio.sleep(2 * LEASE_SECONDS)
-    [(at, leads)] = second.changes
-    assert leads
-    assert LEASE_SECONDS <= at - 9 <= LEASE_SECONDS * 1.5
-
-
-@given(dies_after=st.floats(0.1, 30), begins_after=st.floats(0, 8))
-@settings(max_examples=20, deadline=None)
-def test_the_lease_of_a_dead_leader_is_taken_within_its_duration_and_a_tenth(
-    dies_after: float, begins_after: float
-) -> None:
-    """With the lease of the chart that is under 20 s, whenever the leader dies and whenever the other looks."""
-
-    @simulated_time
-    async def hand_over() -> None:
-        server = LeaseServer()
-        first = Candidate(server, "first")
-        await asyncio.sleep(begins_after)
-        second = Candidate(server, "second")
-        await asyncio.sleep(dies_after)
-        died_at = now()
-        await first.die()
-        while not second.changes:
-            await asyncio.sleep(0.25)
-        [(at, _)] = second.changes
-        assert at - died_at <= LEASE_SECONDS * 1.1 + 0.001
-        await second.die()
-
-    hand_over()
-
-
-@simulated_time
-async def test_a_leader_that_is_cut_off_stops_before_the_other_begins() -> None:
-    server = LeaseServer()
-    first, second = Candidate(server, "first"), Candidate(server, "second")
-    await asyncio.sleep(100)
-    server.down_for = {"first"}
-    while first.leader.is_leading:
-        await asyncio.sleep(0.05)
-    stopped_at = now()
-    while not second.leader.is_leading:
-        await asyncio.sleep(0.05)
-    assert now() - stopped_at >= LEASE_SECONDS / 3 - 0.1
-
-
-@simulated_time
 async def test_no_two_ever_have_permission_whatever_fails_when() -> None:
     server = LeaseServer()
     candidates = [Candidate(server, name) for name in ("a", "b", "c")]
@@ -161,15 +95,6 @@ async def test_no_two_ever_have_permission_whatever_fails_when() -> None:
 
 
 @simulated_time
-async def test_the_time_counts_from_when_a_renewal_was_sent_not_from_its_answer() -> None:
-    server = LeaseServer()
-    server.delay_seconds = 4
-    first = Candidate(server, "first")
-    await asyncio.sleep(4.5)
-    assert first.leader.permit() == pytest.approx(LEASE_SECONDS - 4.5)
-
-
-@simulated_time
 async def test_a_write_may_last_until_the_lease_ends_and_no_longer() -> None:
     server = LeaseServer()
     first = Candidate(server, "first")
@@ -180,31 +105,6 @@ async def test_a_write_may_last_until_the_lease_ends_and_no_longer() -> None:
     await asyncio.sleep(0.2)
     with pytest.raises(NotLeading):
         first.leader.permit()
-
-
-@simulated_time
-async def test_a_released_lease_is_taken_at_once() -> None:
-    server = LeaseServer()
-    first = Candidate(server, "first")
-    await asyncio.sleep(1)
-    second = Candidate(server, "second")
-    await asyncio.sleep(9)
-    await first.die()
-    await first.leader.release()
-    assert first.changes[-1][1] is False
-    await asyncio.sleep(LEASE_SECONDS / 10 + 0.1)
-    assert second.leader.is_leading
-
-
-@simulated_time
-async def test_the_same_identity_takes_its_own_lease_back_at_once() -> None:
-    server = LeaseServer()
-    first = Candidate(server, "pod-uid")
-    await asyncio.sleep(10)
-    await first.die()
-    again = Candidate(server, "pod-uid")
-    await asyncio.sleep(0.1)
-    assert again.leader.is_leading
 
 
 @simulated_time

@@ -54,38 +54,6 @@ def automatic(budget: str = "1", window: str = "") -> RestartPolicy:
     return parse_policy(automatic=True, budget=budget, window=window)
 
 
-def test_nobody_restarts_unasked_where_nobody_opted_in() -> None:
-    sessions = Sessions(5, parse_policy(automatic=False, budget="5", window=""))
-    sessions.all_want()
-    assert (sessions.holders, sessions.enqueued) == ([], [])
-
-
-@pytest.mark.parametrize(("budget", "most"), [("1", 1), ("3", 3), ("10%", 2), ("100%", 20), ("1%", 1)])
-def test_no_more_than_the_budget_have_a_turn_at_the_same_time(budget: str, most: int) -> None:
-    sessions = Sessions(20, automatic(budget))
-    sessions.all_want()
-    sessions.all_want()
-    assert len(sessions.holders) == most
-    assert sessions.enqueued == sessions.keys[:most]
-
-
-def test_a_turn_goes_on_to_the_next_when_it_is_given_back_until_all_had_theirs() -> None:
-    sessions = Sessions(6, automatic("2"))
-    sessions.all_want()
-    for done in sessions.keys:
-        assert sessions.turns.has(done)
-        assert len(sessions.holders) <= 2
-        sessions.turns.note(done, wants=False)
-    assert (sessions.holders, sessions.enqueued) == ([], sessions.keys)
-
-
-def test_who_is_deleted_with_a_turn_passes_it_on() -> None:
-    sessions = Sessions(2, automatic())
-    sessions.all_want()
-    sessions.turns.forget(sessions.keys[0])
-    assert sessions.holders == ["s1"]
-
-
 def test_who_leads_next_counts_those_who_have_begun() -> None:
     sessions = Sessions(4, automatic("2"), taking=2)
     sessions.all_want()

@@ -39,27 +39,6 @@ async def run_for(seconds: float, worker: Worker, workers: int = 1) -> None:
 
 
 @simulated_time
-async def test_a_key_asked_for_many_times_runs_once() -> None:
-    queue: WorkQueue[str] = WorkQueue()
-    worker = Worker(queue)
-    for _ in range(5):
-        queue.add("a")
-    await run_for(10, worker)
-    assert worker.began == [(0, "a")]
-
-
-@simulated_time
-async def test_a_key_asked_for_while_it_runs_runs_once_more_afterwards() -> None:
-    queue: WorkQueue[str] = WorkQueue()
-    worker = Worker(queue)
-    queue.add("a")
-    asyncio.get_running_loop().call_later(0.5, queue.add, "a")
-    asyncio.get_running_loop().call_later(0.6, queue.add, "a")
-    await run_for(10, worker, workers=3)
-    assert worker.began == [(0, "a"), (1, "a")]
-
-
-@simulated_time
 async def test_keys_run_in_the_order_they_came_and_no_more_at_once_than_there_are_workers() -> None:
     queue: WorkQueue[str] = WorkQueue()
     worker = Worker(queue)
@@ -68,27 +47,6 @@ async def test_keys_run_in_the_order_they_came_and_no_more_at_once_than_there_ar
     await run_for(10, worker, workers=2)
     assert worker.began == [(0, "a"), (0, "b"), (1, "c"), (1, "d"), (2, "e")]
     assert worker.most_at_once == 2
-
-
-@simulated_time
-async def test_the_earliest_time_that_was_asked_for_wins() -> None:
-    queue: WorkQueue[str] = WorkQueue()
-    worker = Worker(queue)
-    queue.add_after("a", 60)
-    queue.add_after("a", 30)
-    queue.add_after("a", 90)
-    await run_for(200, worker)
-    assert worker.began == [(30, "a")]
-
-
-@simulated_time
-async def test_a_key_that_runs_now_need_not_run_later() -> None:
-    queue: WorkQueue[str] = WorkQueue()
-    worker = Worker(queue)
-    queue.add_after("a", 60)
-    queue.add("a")
-    await run_for(200, worker)
-    assert worker.began == [(0, "a")]
 
 
 @simulated_time
@@ -142,17 +100,6 @@ async def test_a_key_that_is_held_comes_back_at_its_time_whoever_asks_for_it() -
 
 
 @simulated_time
-async def test_a_key_that_was_held_is_like_any_other_afterwards() -> None:
-    queue: WorkQueue[str] = WorkQueue()
-    worker = Worker(queue)
-    queue.hold("a")
-    asyncio.get_running_loop().call_later(50, queue.add, "a")
-    await run_for(100, worker)
-    assert [key for _, key in worker.began] == ["a", "a"]
-    assert worker.began[-1][0] == 50
-
-
-@simulated_time
 async def test_a_key_that_is_released_runs_at_once_and_no_second_time_at_its_time() -> None:
     queue: WorkQueue[str] = WorkQueue()
     worker = Worker(queue)
@@ -162,17 +109,6 @@ async def test_a_key_that_is_released_runs_at_once_and_no_second_time_at_its_tim
     asyncio.get_running_loop().call_later(7, queue.release, "a")
     await run_for(1000, worker)
     assert worker.began == [(7, "a")]
-
-
-@simulated_time
-async def test_releasing_what_is_not_held_does_nothing() -> None:
-    queue: WorkQueue[str] = WorkQueue()
-    worker = Worker(queue)
-    queue.add_after("a", 60)
-    queue.release("a")
-    queue.release("b")
-    await run_for(200, worker)
-    assert worker.began == [(60, "a")]
 
 
 @simulated_time

@@ -40,14 +40,6 @@ def test_the_worker_is_named_after_its_claim() -> None:
     assert certificate.dns_names == (f"{uid}.worker.tinsmith.internal",)
 
 
-def test_a_larger_size_grows_the_claim_without_a_restart() -> None:
-    world = settled_world(size="10Gi")
-    world.user_sets(storage={"size": "20Gi"})
-    world.settle()
-    assert size(world) == "20Gi"
-    assert world.deleted == []
-
-
 def test_a_claim_whose_file_system_has_still_to_grow_gets_its_pod() -> None:
     """The kubelet resizes it once a pod mounts it, so a pod that waited for the size would wait for ever."""
     world = settled_world(size="10Gi")
@@ -64,13 +56,6 @@ def test_one_size_written_in_another_way_is_the_same(written: str | int) -> None
     world = settled_world(size="10Gi")
     world.user_sets(storage={"size": written})
     assert [action for action in world.decide().actions if isinstance(action, Apply)] == []
-
-
-def test_growth_is_asked_for_last_so_that_a_refusal_holds_up_nothing() -> None:
-    world = settled_world(size="10Gi")
-    world.user_sets(storage={"size": "20Gi"}, adapters={"slots": 2})
-    applied = [action.manifest["kind"] for action in world.decide().actions if isinstance(action, Apply)]
-    assert applied == ["StatefulSet", "PersistentVolumeClaim"]
 
 
 CORRECTIONS: dict[str, tuple[Manifest, Manifest]] = {
@@ -166,23 +151,6 @@ def test_a_growth_that_came_to_nothing_is_taken_back_above_what_the_volume_has(h
     assert asked["spec"]["resources"]["requests"]["storage"] == asks_then
 
 
-def test_the_status_says_what_the_volume_has() -> None:
-    world = settled_world(size="10Gi")
-    world.objects[CLAIM]["status"] = {"phase": "Bound", "capacity": {"storage": "12Gi"}}
-    world.operate()
-    assert world.session is not None
-    assert world.session["status"]["volumeSize"] == "12Gi"
-
-
-def test_a_larger_claim_from_before_is_not_shrunk() -> None:
-    world = settled_world(size="50Gi")
-    world.user_deletes_owner()
-    world.settle()
-    world.session = session_manifest(storage={"size": "10Gi"})
-    world.settle()
-    assert size(world) == "50Gi"
-
-
 def kept_in_class_fast(**spec: object) -> World:
     """And taken up by a session that names no storage class."""
     world = settled_world(storageClassName="fast", size="10Gi")
@@ -213,17 +181,6 @@ def test_of_a_claim_from_before_nothing_is_taken_away_that_the_api_server_keeps_
     for claim in claims:
         assert claim["spec"]["storageClassName"] == before["storageClassName"]
         assert "volumeName" not in claim["spec"]
-
-
-def test_a_storage_class_that_the_cluster_chose_does_not_become_ours() -> None:
-    """An operator that is rolled back to does not name it, and would be refused for taking away what is ours."""
-    world = settled_world()
-    world.objects[CLAIM]["spec"]["storageClassName"] = "local"
-    world.objects[CLAIM]["metadata"]["managedFields"] = [booked(MANAGER, "accessModes", "resources", "volumeMode")]
-    world.user_sets(pod={"image": "tinsmith.local/tinsmith/trainer:0.2.0"}, storage={"size": "20Gi"})
-    claims = [each.manifest for each in applied(world) if each.manifest["kind"] == "PersistentVolumeClaim"]
-    assert claims
-    assert all("storageClassName" not in claim["spec"] for claim in claims)
 
 
 def applied(world: World) -> list[Apply]:
@@ -264,18 +221,6 @@ def test_a_claim_that_others_replaced_between_two_looks_is_told() -> None:
     world.settle()
     world.settle()
     assert len(replaced_journals(world)) == 1
-
-
-def test_a_claim_that_stays_is_never_called_replaced() -> None:
-    world = settled_world(size="10Gi")
-    for spec in ({"suspend": True}, {"suspend": False}, {"storage": {"size": "20Gi"}}):
-        world.user_sets(**spec)
-        world.settle()
-    world.user_deletes_owner()
-    world.settle()
-    world.session = session_manifest(storage={"size": "20Gi"})
-    world.settle()
-    assert replaced_journals(world) == []
 
 
 @pytest.mark.parametrize("label", ["app.kubernetes.io/managed-by", "tinsmith.dev/session"])

@@ -15,12 +15,10 @@ from support.operator.session_world import World
 from tinsmith_operator.api.base import Manifest, format_time
 from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION
 from tinsmith_operator.common.actions import Create
-from tinsmith_operator.common.observed import KubernetesWarning
 
 JOB = ("Job", "qwen-conversion")
 NEW_IMAGE = {"pod": {"image": "tinsmith.local/tinsmith/trainer-nemo-rl:0.2.0"}}
 CACHE = {"modelCache": {"claimName": "models"}}
-GPUS = {"resources": {"limits": {"nvidia.com/gpu": 8}}, "sampling": "None"}
 
 
 def one_pod(**spec: Any) -> World:
@@ -83,16 +81,6 @@ def test_nothing_that_has_pods_is_made_before_the_model_is_converted(make: Any) 
     assert (world.workload_kind, "qwen") in world.objects
 
 
-@KINDS
-def test_what_converts_is_neither_the_worker_nor_a_member(make: Any) -> None:
-    world = settled(make())
-    observed = world.observe()
-    assert observed.pod is not None
-    others = {pod["metadata"]["name"] for pod in (observed.pod, *observed.members)}
-    assert others.isdisjoint(pod["metadata"]["name"] for pod in observed.converters)
-    assert said(world)[0] == "WorkerReady"
-
-
 @pytest.mark.parametrize(
     "spec",
     [{}, NEMO_RL, {**MILES, "source": FROM_HUB, **CACHE}],
@@ -153,15 +141,6 @@ def test_a_worker_that_runs_is_not_stopped_because_its_job_is_gone() -> None:
     assert JOB not in world.objects
 
 
-def test_a_worker_that_is_evicted_comes_back_without_a_conversion() -> None:
-    world = settled(one_pod())
-    world.someone_deletes(JOB)
-    world.someone_deletes(("Pod", "qwen-0"))
-    world.settle()
-    assert JOB not in world.objects
-    assert said(world)[0] == "WorkerReady"
-
-
 def test_a_suspended_session_stops_a_conversion_and_keeps_one_that_is_done() -> None:
     world = converting()
     world.user_sets(suspend=True)
@@ -176,27 +155,6 @@ def test_a_suspended_session_stops_a_conversion_and_keeps_one_that_is_done() -> 
     done.settle()
     assert JOB in done.objects
     assert said(done)[0] == "Suspended"
-
-
-def test_a_session_that_is_deleted_ends_the_conversion_before_anything_else() -> None:
-    world = converting(one_pod(storage={"retentionPolicy": {"whenDeleted": "Delete"}}))
-    world.user_deletes_owner()
-    world.operate(1)
-    assert JOB not in world.objects
-    world.settle()
-    assert world.session is None
-    assert world.objects == {}
-
-
-def test_a_change_of_what_its_pods_are_told_is_another_try() -> None:
-    world = converting()
-    before = uid_of(world)
-    world.user_sets(resources={"limits": {"memory": "64Gi"}})
-    world.operate()
-    world.operate()
-    assert uid_of(world) != before
-    world.settle()
-    assert said(world)[0] == "WorkerReady"
 
 
 def test_a_job_that_gave_up_is_told_with_its_last_words_and_tried_again_when_that_is_asked_for() -> None:
@@ -288,15 +246,6 @@ def test_the_trouble_of_its_pod_is_told_as_a_workers_is(status: Manifest, reason
     world = converting()
     converter(world)["status"] = status
     assert said(world)[0] == reason
-
-
-def test_a_pod_that_cannot_be_made_is_told() -> None:
-    world = converting()
-    for pod in world.converters():
-        del world.objects["Pod", pod["metadata"]["name"]]
-    refused = 'pods "x" is forbidden: exceeded quota: compute'
-    world.warnings.append(KubernetesWarning("Job", uid_of(world), "FailedCreate", refused, world.now))
-    assert said(world)[0] == "QuotaExceeded"
 
 
 def test_a_job_that_others_hold_back_is_told_and_left_to_them() -> None:

@@ -8,7 +8,7 @@ import pytest
 from support.operator.resources import IMAGE, session_manifest
 from support.operator.session_world import World
 from tinsmith_operator.api.names import CLAIM_FINALIZER
-from tinsmith_operator.common.actions import AddFinalizer, Delete, RemoveFinalizer
+from tinsmith_operator.common.actions import AddFinalizer, Delete
 
 DELETE = {"retentionPolicy": {"whenDeleted": "Delete"}}
 CLAIM = ("PersistentVolumeClaim", "qwen-journal")
@@ -38,12 +38,6 @@ def test_a_session_that_deletes_its_volume_is_held_before_anything_is_made() -> 
     assert world.decide().actions == (AddFinalizer(CLAIM_FINALIZER),)
 
 
-def test_the_finalizer_goes_when_the_volume_is_to_stay_after_all() -> None:
-    world = settled_world(storage=DELETE)
-    world.user_sets(storage={})
-    assert world.decide().actions == (RemoveFinalizer(CLAIM_FINALIZER),)
-
-
 def test_a_retained_volume_is_taken_up_again_by_the_next_session_of_that_name() -> None:
     world = settled_world()
     worker_id = world.objects[CLAIM]["metadata"]["uid"]
@@ -67,15 +61,6 @@ def test_the_worker_runs_on_until_its_adapters_are_saved() -> None:
     world.worker_reports(adapters_used=0)
     assert [type(action) for action in world.operate()][-1] is Delete
     assert ready_reason(world) == "Deleting"
-
-
-def test_a_report_from_before_the_deletion_says_nothing() -> None:
-    world = settled_world(storage=DELETE)
-    world.worker_reports(adapters_used=0)
-    world.time_passes(timedelta(seconds=5))
-    world.user_deletes_owner()
-    world.operate()
-    assert ready_reason(world) == "WaitingForCheckpoints"
 
 
 def test_a_deletion_does_not_wait_for_ever() -> None:
@@ -164,15 +149,6 @@ def test_a_worker_that_was_ready_once_is_waited_for_although_it_crashes_now() ->
     assert not deletes_without_waiting(world)
 
 
-def test_a_worker_that_is_first_ready_when_the_deletion_is_seen_is_waited_for() -> None:
-    world = never_ready()
-    world.kubelet_starts()
-    assert not deletes_without_waiting(world)
-    world.container_ends(exit_code=1)
-    world.operate()
-    assert ready_reason(world) == "WaitingForCheckpoints"
-
-
 def test_a_worker_that_was_ready_under_an_operator_that_noted_no_first_time_is_waited_for() -> None:
     world = settled_world(storage=DELETE)
     world.worker_reports()
@@ -196,14 +172,6 @@ def kept_and_taken_up_again(**spec: object) -> World:
     return world
 
 
-def test_adapters_on_a_volume_from_before_are_waited_for_although_this_worker_was_never_ready() -> None:
-    world = kept_and_taken_up_again(storage=DELETE)
-    for _ in range(4):
-        world.operate()
-        world.controller_works()
-    assert not deletes_without_waiting(world)
-
-
 @pytest.mark.parametrize("asked", [{"accessMode": "ReadWriteOnce"}, {"storageClassName": "fast"}])
 def test_a_volume_from_before_that_the_session_could_not_use_stays(asked: dict[str, str]) -> None:
     world = kept_and_taken_up_again(storage={**asked, **DELETE})
@@ -219,14 +187,6 @@ def test_a_volume_from_before_that_the_session_could_not_use_stays(asked: dict[s
 def test_adapters_on_a_volume_from_before_wake_a_session_that_was_suspended_all_along() -> None:
     world = kept_and_taken_up_again(storage=DELETE, suspend=True)
     world.settle()
-    world.user_deletes_owner()
-    saves_before_it_goes(world)
-
-
-def test_adapters_on_a_volume_from_before_wake_a_session_of_which_nothing_was_made_yet() -> None:
-    world = kept_and_taken_up_again(storage=DELETE)
-    world.operate()
-    assert ("StatefulSet", "qwen") not in world.objects
     world.user_deletes_owner()
     saves_before_it_goes(world)
 
@@ -355,14 +315,6 @@ def test_a_claim_that_somebody_else_made_stays() -> None:
     world.user_deletes_owner()
     world.settle()
     assert [name for _, name in world.objects] == ["mine"]
-
-
-def test_nothing_is_made_for_a_session_that_is_going() -> None:
-    world = World(session_manifest(storage=DELETE))
-    world.operate()
-    world.user_deletes_owner()
-    world.settle()
-    assert world.objects == {}
 
 
 def test_a_worker_that_lost_its_stateful_set_is_waited_for_and_stopped_all_the_same() -> None:

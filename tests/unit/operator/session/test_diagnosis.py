@@ -280,31 +280,6 @@ def test_a_silent_node_is_named_with_the_cure(happen: Callable[[World], None]) -
     assert "out-of-service" in found["Degraded"].message
 
 
-def test_a_pod_that_has_just_become_unready_is_not_on_a_lost_node() -> None:
-    world = ready_world()
-    for condition in world.objects[POD]["status"]["conditions"]:
-        condition["status"] = "False" if condition["type"] in {"Ready", "ContainersReady"} else "True"
-    assert conditions(world)["Degraded"].status == "False"
-
-
-def test_suspending_ends_in_suspended() -> None:
-    world = ready_world()
-    world.user_sets(suspend=True)
-    assert conditions(world)["Reconciling"].reason == "Suspending"
-    world.settle()
-    found = conditions(world)
-    assert (found["Ready"].status, found["Ready"].reason) == ("False", "Suspended")
-    assert (found["Reconciling"].status, found["Stalled"].status) == ("False", "False")
-
-
-def test_a_ready_session_that_is_not_yet_as_the_spec_says_reconciles() -> None:
-    world = ready_world()
-    world.user_sets(adapters={"slots": 2})
-    found = conditions(world)
-    assert (found["Ready"].status, found["Reconciling"].status) == ("True", "True")
-    assert found["Reconciling"].observed_generation == 2
-
-
 @pytest.mark.parametrize(
     ("used", "status", "reason"), [(0, "True", "SlotsFree"), (8, "False", "AllSlotsUsed")], ids=["free", "full"]
 )
@@ -314,10 +289,6 @@ def test_free_slots_are_a_condition_of_their_own(used: int, status: str, reason:
     found = conditions(world)
     assert (found["SlotsAvailable"].status, found["SlotsAvailable"].reason) == (status, reason)
     assert found["Ready"].status == "True"
-
-
-def test_slots_are_unknown_until_a_worker_has_reported() -> None:
-    assert conditions(ready_world())["SlotsAvailable"].status == "Unknown"
 
 
 def test_a_report_that_says_nothing_new_writes_nothing() -> None:

@@ -61,13 +61,6 @@ def test_a_worker_that_begins_anew_gets_members_anew_and_keeps_its_pod(world: Gr
     assert members(world).isdisjoint(before)
 
 
-def test_members_of_a_run_that_has_ended_do_not_wait_for_a_head_that_is_there_again(world: GroupWorld) -> None:
-    """Their hook waits until nobody listens where the head was."""
-    world.container_ends(exit_code=1)
-    graces = [deletion.grace_period_seconds for deletion in deletions(world)]
-    assert graces == [5, 5]
-
-
 def test_a_lost_member_ends_the_run_of_all(world: GroupWorld) -> None:
     before = members(world)
     world.member_is_lost()
@@ -92,12 +85,6 @@ def test_a_change_of_the_spec_stops_all_pods_and_members_by_their_own_grace(worl
     assert [deletion.grace_period_seconds for deletion in stopped] == [300, None, None]
 
 
-def test_a_worker_that_hangs_stops_with_its_members(world: GroupWorld) -> None:
-    everybody = uids(world)
-    world.worker_reports(running_seconds=10_000)
-    assert {deletion.uid for deletion in deletions(world)} == everybody
-
-
 def test_without_kuberay_the_session_says_how_to_get_it_and_asks_for_nothing() -> None:
     world = a_world()
     world.kuberay = False
@@ -108,13 +95,6 @@ def test_without_kuberay_the_session_says_how_to_get_it_and_asks_for_nothing() -
     world.kuberay = True
     world.settle()
     assert ready(world)["reason"] == "WorkerReady"
-
-
-def test_a_suspended_session_is_suspended_also_without_kuberay() -> None:
-    world = a_world(suspend=True)
-    world.kuberay = False
-    world.settle()
-    assert ready(world)["reason"] == "Suspended"
 
 
 def test_while_pods_are_missing_it_says_how_many_run(world: GroupWorld) -> None:

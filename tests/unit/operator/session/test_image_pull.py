@@ -101,16 +101,6 @@ def test_whoever_takes_a_bad_image_back_is_where_they_were() -> None:
     assert condition(world, "Stalled")["status"] == "False"
 
 
-def test_another_image_than_the_one_that_is_pulled_is_pulled_instead() -> None:
-    world = settled()
-    world.unpullable_images = {BAD}
-    name_in_the_spec(world, BAD)
-    world.settle()
-    name_in_the_spec(world, NEW)
-    world.settle()
-    assert image_of(world) == NEW
-
-
 def test_what_else_changes_with_the_image_costs_one_restart() -> None:
     world = settled()
     world.user_sets(pod={"image": NEW}, resources={"requests": {"cpu": "2"}})
@@ -205,27 +195,6 @@ def test_warnings_about_the_pull_are_looked_for_although_the_worker_is_ready() -
     assert at_rest.requeue_after_seconds == 20
 
 
-def test_a_pod_that_its_node_ended_does_not_speak_against_the_image() -> None:
-    evicted = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
-    world = with_puller(NEW, evicted)
-    world.objects[JOB]["status"] = {"conditions": [{"type": "Failed", "status": "True", "message": "too many tries"}]}
-    world.operate()
-    stalled = condition(world, "Stalled")
-    assert (stalled["status"], stalled["reason"]) == ("True", "CannotStart")
-    assert "Evicted: The node was low on resource: ephemeral-storage" in stalled["message"]
-    assert "Python" not in stalled["message"]
-    assert "delete the Job" in stalled["message"]
-
-
-def test_a_worker_that_does_not_serve_has_nothing_to_wait_for() -> None:
-    world = settled()
-    world.container_ends(exit_code=1)
-    name_in_the_spec(world, NEW)
-    world.operate()
-    assert JOB not in world.objects
-    assert condition(world, "Ready")["reason"] == "Upgrading"
-
-
 def test_a_worker_that_crashes_while_its_next_image_cannot_be_pulled_stays_on_the_old_one() -> None:
     world = settled()
     world.unpullable_images = {BAD}
@@ -262,17 +231,6 @@ def test_a_worker_whose_node_is_drained_while_its_next_image_cannot_be_pulled_co
     assert image_of(world) == BAD
 
 
-def test_suspending_a_session_ends_the_pull() -> None:
-    world = settled()
-    world.unpullable_images = {BAD}
-    name_in_the_spec(world, BAD)
-    world.settle()
-    world.user_sets(suspend=True)
-    world.settle()
-    assert JOB not in world.objects
-    assert POD not in world.objects
-
-
 def test_deleting_a_session_ends_the_pull_before_the_worker_has_stopped() -> None:
     world = settled(storage={"retentionPolicy": {"whenDeleted": "Delete"}})
     world.unpullable_images = {BAD}
@@ -307,12 +265,3 @@ def test_the_pod_that_pulls_gets_the_image_as_the_worker_would_on_its_node_under
     assert QUEUE_LABEL not in template["metadata"]["labels"]
     assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
     assert template["metadata"]["labels"]["app.kubernetes.io/name"] == "tinsmith-image-pull"
-
-
-def test_a_stopped_worker_is_not_said_to_run_the_image_that_it_will_start_with() -> None:
-    world = settled()
-    world.user_sets(suspend=True)
-    world.settle()
-    name_in_the_spec(world, NEW)
-    world.settle()
-    assert condition(world, "UpgradeAvailable")["message"] == f"It starts with {NEW}."

@@ -67,16 +67,6 @@ def test_a_running_session_keeps_its_image_and_says_that_there_is_another() -> N
     assert "restart-requested-at" in condition["message"]
 
 
-def test_that_there_is_another_is_told_once() -> None:
-    world = with_new_default()
-    world.settle()
-    assert [event.reason for event in world.events].count("NewDefaultImage") == 1
-
-
-def test_without_another_one_the_condition_says_so() -> None:
-    assert (available(settled_world())["status"], available(settled_world())["reason"]) == ("False", "ImageCurrent")
-
-
 WAYS: dict[str, Callable[[World], Any]] = {
     "asked to restart": ask_for_a_restart,
     "another spec": lambda world: world.user_sets(adapters={"slots": 4}),
@@ -90,15 +80,6 @@ def test_the_next_clean_restart_brings_it(restart: Callable[[World], Any]) -> No
     world.settle()
     assert running_image(world) == NEW
     assert available(world)["status"] == "False"
-
-
-def test_suspending_and_resuming_brings_it() -> None:
-    world = with_new_default()
-    world.user_sets(suspend=True)
-    world.settle()
-    world.user_sets(suspend=False)
-    world.settle()
-    assert running_image(world) == NEW
 
 
 def test_the_new_image_waits_until_the_old_pod_has_stopped() -> None:
@@ -155,34 +136,12 @@ def test_who_has_taken_the_new_image_keeps_it_when_the_default_goes_back() -> No
     assert (running_image(world), available(world)["status"], world.deleted) == (NEW, "True", [])
 
 
-def test_an_image_that_the_spec_names_is_not_touched_by_the_default() -> None:
-    world = with_new_default(pod={"image": OWN})
-    assert (running_image(world), available(world)["status"]) == (OWN, "False")
-
-
 @pytest.mark.parametrize("image", [NEW, NEWER])
 def test_an_image_that_somebody_writes_into_the_spec_is_taken_at_once(image: str) -> None:
     world = with_new_default()
     world.user_sets(pod={"image": image})
     world.settle()
     assert running_image(world) == image
-
-
-def test_taking_the_image_out_of_the_spec_is_a_change_too() -> None:
-    world = with_new_default(pod={"image": OWN})
-    world.user_sets(pod={})
-    world.settle()
-    assert running_image(world) == NEW
-
-
-def test_the_running_image_can_be_written_into_the_spec_to_keep_it() -> None:
-    world = with_new_default()
-    world.user_sets(pod={"image": IMAGE})
-    world.settle()
-    assert (running_image(world), available(world)["status"]) == (IMAGE, "False")
-    ask_for_a_restart(world)
-    world.settle()
-    assert running_image(world) == IMAGE
 
 
 def test_who_chose_the_image_is_said_on_the_claim_only_where_it_was_the_session() -> None:

@@ -82,22 +82,6 @@ def test_a_hung_worker_is_replaced_and_counted_once() -> None:
     assert restarts(world) == {"crash": 0, "outOfMemory": 0, "hang": 1}
 
 
-def test_a_worker_at_work_is_left_alone() -> None:
-    world = settled_world()
-    world.worker_reports(running_seconds=600)
-    assert deleted_pods(world.operate()) == []
-
-
-def test_the_report_of_an_earlier_pod_says_nothing_about_this_one() -> None:
-    world = settled_world()
-    world.worker_reports(running_seconds=9999)
-    world.someone_deletes(POD)
-    world.kubelet_stops()
-    world.controller_works()
-    world.kubelet_starts()
-    assert deleted_pods(world.operate()) == []
-
-
 def test_a_pod_on_a_silent_node_is_never_deleted_by_force() -> None:
     world = settled_world()
     for condition in world.objects[POD]["status"]["conditions"]:
@@ -124,16 +108,6 @@ def test_restarts_are_counted_once_by_cause(exit_code: int, reason: str, counted
     world.operate()
     world.settle()
     assert restarts(world) == {cause: int(cause == counted) for cause in ("crash", "outOfMemory", "hang")}
-
-
-def test_counts_go_on_over_pods() -> None:
-    world = settled_world()
-    for _ in range(2):
-        world.container_ends(exit_code=1)
-        world.settle()
-        world.someone_deletes(POD)
-        world.settle()
-    assert restarts(world)["crash"] == 2
 
 
 def test_it_looks_again_before_an_overdue_pod_becomes_news() -> None:

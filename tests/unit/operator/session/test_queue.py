@@ -18,8 +18,6 @@ from tinsmith_operator.build.workload import build_workload
 
 DIVIDED: Manifest = {**NEMO_RL, "parallelism": {"nodes": 3}, "modelCache": {"claimName": "models"}}
 CLUSTER = ("RayCluster", "qwen")
-HEAD = ("Pod", "qwen-head-x7k2p")
-OTHER_NODES: Manifest = {"pod": {**NEMO_RL["pod"], "tolerations": [{"key": "ours", "operator": "Exists"}]}}
 
 
 def queued(**spec: Any) -> GroupWorld:
@@ -66,37 +64,6 @@ def test_what_the_queue_adds_when_it_admits_stays_and_nobody_fights() -> None:
     template = world.objects[CLUSTER]["spec"]["headGroupSpec"]["template"]
     assert FLAVOUR.items() <= template["spec"]["nodeSelector"].items()
     assert TOLERATION in template["spec"]["tolerations"]
-
-
-def test_tolerations_of_the_spec_stand_beside_those_of_the_queue() -> None:
-    world = admitted(**OTHER_NODES)
-    assert world.decide().actions == ()
-    said = world.objects[HEAD]["spec"]["tolerations"]
-    assert [each["key"] for each in said] == ["ours", "gpus"]
-
-
-def test_a_session_that_its_queue_preempts_waits_and_comes_back_on_the_same_image() -> None:
-    world = admitted()
-    before = uid(world)
-    world.change_installation(trainer_image="tinsmith.local/tinsmith/trainer:9")
-    world.queue_preempts()
-    world.settle()
-    assert HEAD not in world.objects
-    assert ready(world)["reason"] == "Queued"
-    world.queue_admits()
-    world.settle()
-    assert (ready(world)["reason"], uid(world)) == ("WorkerReady", before)
-
-
-def test_a_template_of_a_newer_operator_waits_for_the_next_start_and_keeps_what_the_queue_added() -> None:
-    world = admitted()
-    before, head = uid(world), world.objects[HEAD]["metadata"]["uid"]
-    world.objects[CLUSTER]["spec"]["headGroupSpec"]["template"]["spec"]["enableServiceLinks"] = True
-    world.settle()
-    template = world.objects[CLUSTER]["spec"]["headGroupSpec"]["template"]
-    assert template["spec"]["enableServiceLinks"] is False
-    assert FLAVOUR.items() <= template["spec"]["nodeSelector"].items()
-    assert (uid(world), world.objects[HEAD]["metadata"]["uid"]) == (before, head)
 
 
 def test_a_change_of_the_spec_queues_anew_instead_of_changing_what_was_admitted() -> None:

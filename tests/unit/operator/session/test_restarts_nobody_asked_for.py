@@ -97,13 +97,6 @@ def test_a_pod_that_cannot_get_its_image_takes_another_way_at_once() -> None:
     assert "deletionTimestamp" in world.objects[POD]["metadata"]
 
 
-def test_a_change_of_what_runs_restarts_beside_another_way_to_the_image() -> None:
-    world = settled()
-    world.user_sets(pod={"imagePullPolicy": "Always", "env": [{"name": "A", "value": "1"}]})
-    world.settle()
-    assert [each["kind"] for each in world.deleted] == ["Pod"]
-
-
 # ---- what only the installation says
 
 
@@ -161,25 +154,6 @@ def test_what_the_user_asks_for_needs_no_turn_and_brings_the_rest_with_it(asks: 
         world.user_annotates(RESTART_REQUEST_ANNOTATION, "2026-02-01T12:00:00Z")
     world.settle()
     assert "--checkpoint-root=s3://elsewhere" in arguments(world)
-    assert not world.decide().wants_turn
-
-
-def test_settings_that_are_taken_back_leave_nothing_behind() -> None:
-    world = settled()
-    before = {name: getattr(world.installation, name) for name in ROOT}
-    world.change_installation(**ROOT)
-    world.settle()
-    world.change_installation(**before)
-    world.settle()
-    assert (upgrade(world)["status"], world.deleted) == ("False", [])
-
-
-@pytest.mark.parametrize("suspended", [True, False])
-def test_who_is_suspended_or_is_as_it_should_be_wants_no_turn(suspended: bool) -> None:
-    world = settled(suspend=suspended)
-    if suspended:
-        world.change_installation(**ROOT, trainer_image=NEW)
-        world.settle()
     assert not world.decide().wants_turn
 
 

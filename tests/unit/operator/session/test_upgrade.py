@@ -10,7 +10,6 @@ from support.operator.session_world import World
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import (
     IMAGE_ANNOTATION,
-    IMAGE_CHOICE_ANNOTATION,
     IMAGE_DIGEST_ANNOTATION,
     PREVIOUS_IMAGE_ANNOTATION,
 )
@@ -52,13 +51,6 @@ def test_the_digest_of_the_first_run_is_pinned_without_a_restart() -> None:
     assert pins(world)[IMAGE_ANNOTATION] == IMAGE
     assert pins(world)[IMAGE_DIGEST_ANNOTATION].startswith("tinsmith.local/tinsmith/trainer@sha256:")
     assert world.deleted == []
-
-
-def test_the_next_pod_runs_the_pinned_digest() -> None:
-    world = settled_world()
-    world.someone_deletes(("Pod", "qwen-0"))
-    world.settle()
-    assert pod_image(world) == pins(world)[IMAGE_DIGEST_ANNOTATION]
 
 
 @pytest.mark.parametrize("image_id", ["sha256:" + "ab" * 32, "docker.io/library/import-2026@sha256:" + "ab" * 32])
@@ -146,27 +138,6 @@ def test_a_foreign_statefulset_of_the_sessions_name_starts_no_worker_of_ours() -
     theirs = {"kind": "StatefulSet", "metadata": {"name": "qwen", "generation": 2}}
     observed = replace(settled_world().observe(), workload=theirs, pod=None)
     assert has_stopped(observed, owned_objects(observed))
-
-
-def test_once_the_new_image_is_ready_nothing_is_said_of_the_way_there() -> None:
-    world = settled_world()
-    world.refused_images = {NEW: IMAGE}
-    world.user_sets(pod={"image": NEW})
-    world.settle()
-    assert {name for name in pins(world) if name.startswith("tinsmith.dev/")} == {
-        IMAGE_ANNOTATION,
-        IMAGE_CHOICE_ANNOTATION,
-        IMAGE_DIGEST_ANNOTATION,
-    }
-
-
-def test_a_suspended_session_is_upgraded_on_the_spot() -> None:
-    world = World(session_manifest(suspend=True))
-    world.settle()
-    world.user_sets(pod={"image": NEW})
-    world.settle()
-    assert pins(world)[IMAGE_ANNOTATION] == NEW
-    assert ("Pod", "qwen-0") not in world.objects
 
 
 def test_after_a_refusal_the_old_image_replays_and_the_upgrade_is_tried_again() -> None:

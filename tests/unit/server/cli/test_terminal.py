@@ -6,11 +6,10 @@ import socket
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tinsmith_server.cli.announcing import announce, reachable_host, say_stopped, tell_person, url_at
+from tinsmith_server.cli.announcing import announce, tell_person, url_at
 from tinsmith_server.cli.serving import listen, quiet_on_a_terminal
 from tinsmith_server.configuration import load_settings
 from tinsmith_server.services.accounts.keys import NewKey
@@ -64,16 +63,6 @@ def test_the_line_to_paste_has_the_address_that_clients_use(
     assert "TINKER_BASE_URL=https://train.example " in capsys.readouterr().err
 
 
-def test_a_server_that_has_keys_shows_none(
-    listener: socket.socket, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on_a_terminal(monkeypatch)
-    announce(listener, None, public_url=None)
-    url = url_at(*listener.getsockname())
-    *_, exported, doctor = lines_of(capsys)
-    assert (exported, doctor) == (f"export TINKER_BASE_URL={url}", "tinsmith doctor")
-
-
 @pytest.mark.parametrize("terminals", [[], ["stderr"], ["stderr", "stdout"]], ids=["none", "errors", "both"])
 def test_the_url_is_alone_on_standard_output_unless_a_person_reads_both(
     terminals: list[str],
@@ -125,13 +114,6 @@ def test_the_warning_is_for_plain_http_that_others_reach(
     assert ("unencrypted" in capsys.readouterr().err) is warns
 
 
-def test_an_address_that_was_chosen_is_named_as_it_is() -> None:
-    assert reachable_host("10.1.2.3") == "10.1.2.3"
-    assert reachable_host("::1") == "::1"
-    assert reachable_host("::") != "::"
-    assert url_at("::1", 80) == "http://[::1]:80"
-
-
 def test_a_script_finds_the_url_alone_and_the_key_on_standard_error(
     listener: socket.socket, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,19 +135,6 @@ def test_a_terminal_has_warnings_alone_unless_more_is_asked_for(
         on_a_terminal(monkeypatch)
     settings = load_settings({"models": ("a=b",), **given})
     assert quiet_on_a_terminal(settings).log_level == level
-
-
-def test_a_person_hears_that_everything_is_kept(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on_a_terminal(monkeypatch)
-    say_stopped(Path("tinsmith-data"))
-    assert capsys.readouterr().err == "stopped; everything is kept in tinsmith-data\n"
-
-
-def test_a_script_hears_nothing_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
-    say_stopped(Path("tinsmith-data"))
-    assert capsys.readouterr() == ("", "")
 
 
 def test_a_person_hears_how_far_the_loading_of_models_is(

@@ -21,14 +21,6 @@ def test_a_row_is_kept_for_its_time_and_no_longer() -> None:
     assert cache.get("a") is None
 
 
-def test_a_row_can_be_forgotten_before_its_time() -> None:
-    cache: RowCache[str, int] = RowCache(seconds=2.0)
-    cache.put("a", 1)
-    cache.forget("a")
-    cache.forget("never there")
-    assert cache.get("a") is None
-
-
 def test_a_cache_never_grows_over_its_limit() -> None:
     cache: RowCache[int, int] = RowCache(seconds=100.0, entries=3)
     for key in range(10):

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from tinsmith_rpc import wire_pb2
 from tinsmith_server.wire.head import Head, HeadUnreadable, read_head
 
-texts = st.text(min_size=1, max_size=100)
-
 
 def body(model_id: str = "s:train:0", seq_id: int = 1, datums: int = 0, loss_fn: str = "ppo") -> bytes:
     datum = wire_pb2.Datum()
@@ -46,22 +44,6 @@ def test_a_body_of_very_many_fields_is_not_read_to_its_end() -> None:
     assert read_head(body(loss_fn="") + b"\x38\x01" * 200_000 + body()) == Head("s:train:0", 1)
     with pytest.raises(HeadUnreadable, match="more than 4096 fields"):
         read_head(b"\x38\x01" * 200_000 + body())
-
-
-def test_of_a_compressed_body_its_beginning_is_enough() -> None:
-    whole = zstandard.compress(body(loss_fn="") + b"\x3a\x80\x80\x80\x10" + bytes(32_000_000))
-    assert read_head(whole[: len(whole) // 2], "zstd") == Head("s:train:0", 1)
-
-
-def test_fields_may_come_in_any_order() -> None:
-    parts = [wire_pb2.ForwardBackwardRequest(loss_fn="dro"), wire_pb2.ForwardBackwardRequest(seq_id=7)]
-    parts.append(wire_pb2.ForwardBackwardRequest(model_id="m"))
-    assert read_head(b"".join(part.SerializeToString() for part in parts)).model_id == "m"
-
-
-def test_a_body_cut_off_behind_its_head_still_has_one() -> None:
-    whole = body(datums=2)
-    assert read_head(whole[:-200]) == Head("s:train:0", 1)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from tinsmith_server.wire.ids import (
     check_name,
     parse_request_id,
     parse_sampling_session_id,
-    parse_tinker_path,
     sampler_token,
     sampling_session_id_of,
 )
@@ -80,25 +79,6 @@ def test_no_text_breaks_the_parser(text: str) -> None:
 def test_a_sampling_session_says_whether_it_is_inflight(inflight: bool) -> None:
     made = sampling_session_id_of("sess-1", 3, inflight=inflight)
     assert parse_sampling_session_id(made) == SamplingSessionName("sess-1", 3, inflight)
-
-
-def test_a_tinker_path_has_three_segments() -> None:
-    path = parse_tinker_path("tinker://sess-1:train:0/sampler_weights/a.b")
-    assert (path.run_id, path.type, path.name) == ("sess-1:train:0", "sampler", "a.b")
-    assert str(path) == "tinker://sess-1:train:0/sampler_weights/a.b"
-
-
-@pytest.mark.parametrize(
-    "text", ["", "a/weights/b", "tinker://a/weights", "tinker://a/weights/b/c", "tinker://a//b", "tinker://a/other/b"]
-)
-def test_anything_else_is_no_tinker_path(text: str) -> None:
-    with pytest.raises(ValueError, match="checkpoint"):
-        parse_tinker_path(text)
-
-
-@pytest.mark.parametrize("name", ["a", "step-000010", "Größe 3", "x" * 200, ".hidden"])
-def test_a_name_may_be_nearly_anything(name: str) -> None:
-    assert check_name(name) == name
 
 
 @pytest.mark.parametrize(

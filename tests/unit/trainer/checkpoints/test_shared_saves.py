@@ -104,20 +104,6 @@ def test_the_newest_are_kept_as_many_as_were_allowed(door: SavesDoor, tmp_path: 
     assert found == [False, True, True]
 
 
-def test_room_is_made_before_a_save_is_copied(door: SavesDoor, tmp_path: Path) -> None:
-    keep(door.saves, "a", state())
-    keep(door.saves, "b", state())
-    with door.saves.copying(state(), BASE.revision):
-        assert taken_from(tmp_path / "saves", "a", BASE.revision) is None
-        assert taken_from(tmp_path / "saves", "b", BASE.revision) is not None
-
-
-def test_a_save_that_is_larger_than_what_is_allowed_is_not_copied() -> None:
-    saves = SharedSaves(size_bytes=STATE_BYTES - 1)
-    keep(saves, "a", state())
-    assert sealed_files() == 0
-
-
 def test_a_save_that_could_not_be_written_is_not_kept() -> None:
     saves = SharedSaves()
     with pytest.raises(OSError, match="full"), saves.copying(state(), BASE.revision):
@@ -154,10 +140,6 @@ def test_the_socket_is_its_users_alone_and_takes_the_place_of_an_ended_workers(t
     assert not path.exists()
     with pytest.raises(ServerError, match="cannot be shared at"):
         SavesDoor(tmp_path / "nowhere" / "saves")
-
-
-def test_without_a_worker_there_is_nothing(tmp_path: Path) -> None:
-    assert taken_from(tmp_path / "saves", "a", BASE.revision) is None
 
 
 def test_a_worker_that_ends_before_it_answers_gives_nothing(tmp_path: Path) -> None:

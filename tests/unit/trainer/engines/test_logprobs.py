@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine.logprob_cases import AMPLE, Case, assert_alike, leaves, logprobs_of, some_loss
 from tinsmith_trainer.engines.peft import vocabulary_tiles
-from tinsmith_trainer.engines.peft.vocabulary_tiles import tokens_per_block
 from tinsmith_trainer.torch_model.architecture import LogitTransform
 from tinsmith_trainer.torch_model.device import WarmMemory
 from torch import Tensor
@@ -41,20 +40,6 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 @given(cases)
 def test_logprobs_and_gradients_are_those_of_a_log_softmax(case: Case) -> None:
     assert_alike(case)
-
-
-@settings(deadline=None)
-@given(cases, st.integers(1, 40))
-def test_products_of_any_length_make_the_same_sums(case: Case, product_tokens: int) -> None:
-    assert_alike(case, product_tokens=product_tokens)
-
-
-@settings(deadline=None)
-@given(cases, st.integers(1, 2000))
-def test_tiles_of_any_width_make_the_same_sums(case: Case, logits: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vocabulary_tiles, "TILE_LOGITS", logits)
-        assert_alike(case)
 
 
 @settings(deadline=None)
@@ -140,15 +125,3 @@ def test_without_gradients_the_bits_are_those_of_training() -> None:
 
 def test_logits_beyond_the_range_of_an_exponential_are_fine() -> None:
     assert_alike(Case(spread=400.0))
-
-
-def test_a_logprob_is_never_above_zero() -> None:
-    hidden, targets, head, delta = Case(tokens=1000, vocab_size=5, spread=60.0).drawn()
-    assert logprobs_of(hidden, targets, head, delta).max() <= 0
-
-
-@given(st.integers(1, 100_000))
-def test_blocks_are_equal(tokens: int) -> None:
-    block = tokens_per_block(tokens)
-    assert tokens % block == 0
-    assert block <= vocabulary_tiles.BLOCK_TOKENS or block % 2 == 1

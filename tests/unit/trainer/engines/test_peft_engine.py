@@ -19,10 +19,10 @@ from support.engine.contract import (
     group,
     state_bits,
 )
-from support.engine.datums import policy_datum, sft_datum, with_inputs, without_input
+from support.engine.datums import policy_datum, sft_datum
 from support.engine.peft import DATUMS, new_engine
 from support.tiny_models import SMALL, TIED, tiny_model
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, Datum, LoraProducts, LoraSpec, LossSpec, Work
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraProducts, LoraSpec, LossSpec, Work
 from tinsmith_trainer.engines.batching import PACKED_BELOW_TOKENS
 from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, build_peft_engine, shared_forward
 from tinsmith_trainer.engines.peft import engine as engine_module
@@ -33,8 +33,6 @@ from tinsmith_trainer.process import exit as process_exit
 from tinsmith_trainer.torch_model import device
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import DeltasApart, OwnDelta, StackedLoraLinear, routed
-
-LORA = LoraSpec(rank=8, alpha=32.0, seed=1)
 
 
 def assert_close(left: PeftEngine, right: PeftEngine, tolerance: float = 1e-5) -> None:
@@ -58,22 +56,6 @@ def test_layers_recomputed_in_backward_train_bit_for_bit_as_layers_kept() -> Non
     keeping = new_engine(PeftEngineSettings(recompute_above_tokens=PACKED_BELOW_TOKENS - 1))  # in rows, too
     assert bits(forward_backward(recomputing, DATUMS)) == bits(forward_backward(keeping, DATUMS))
     assert state_bits(recomputing.state("a")) == state_bits(keeping.state("a"))
-
-
-def test_a_recomputed_layer_runs_twice() -> None:
-    calls: list[bool] = []
-    layer = tiny_model().model.get_decoder().layers[0]
-    handle = layer.mlp.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
-    with_recomputation = new_engine(PeftEngineSettings(recompute_above_tokens=0))
-    calls.clear()
-    forward_backward(with_recomputation, DATUMS[:1])
-    handle.remove()
-    assert len(calls) == 2
-
-
-def test_the_patched_layers_are_as_before_afterwards() -> None:
-    new_engine(PeftEngineSettings(recompute_above_tokens=0))
-    assert all("forward" not in vars(layer) for layer in tiny_model().model.get_decoder().layers)
 
 
 @pytest.fixture
@@ -178,33 +160,6 @@ def test_a_microbatch_that_runs_out_of_memory_fails_its_works_and_leaves_no_trac
     assert state_bits(engine.state("b")) != before["b"]
 
 
-@pytest.mark.parametrize(
-    ("datum", "loss", "message"),
-    [
-        pytest.param(
-            with_inputs(sft_datum(3), target_tokens=[0, 1, 512]), "cross_entropy", "Datum 1.*512", id="target"
-        ),
-        pytest.param(
-            Datum(np.array([0, -1], np.int32), sft_datum(2).loss_inputs), "cross_entropy", "Datum 1.*-1", id="token"
-        ),
-        pytest.param(sft_datum(513), "cross_entropy", "Datum 1 has 513 tokens.*512", id="too-long"),
-        pytest.param(sft_datum(0), "cross_entropy", "Datum 1 has no tokens", id="empty"),
-        pytest.param(with_inputs(sft_datum(3), weights=[1.0]), "cross_entropy", "Datum 1: weights", id="lengths"),
-        pytest.param(without_input(policy_datum(3), "advantages"), "ppo", "Datum 0.*advantages", id="missing"),
-    ],
-)
-def test_bad_input_names_the_datum_and_the_value(datum: Datum, loss: str, message: str) -> None:
-    engine = new_engine()
-    first = sft_datum(3) if loss == "cross_entropy" else datum
-    with pytest.raises(UserError, match=message):
-        engine.start(Work("a", [first, datum], LossSpec(loss)))
-
-
-def test_a_call_without_datums_is_refused() -> None:
-    with pytest.raises(UserError):
-        new_engine().start(Work("a", [], CROSS_ENTROPY))
-
-
 class Ended(BaseException):
     """Instead of the end of the process."""
 
@@ -236,28 +191,6 @@ def test_a_step_that_stops_in_the_middle_ends_the_process(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.optim.AdamW, "step", fault)
     with pytest.raises(Ended):
         engine.optim_step("a", AdamParams(learning_rate=1e-3))
-
-
-def test_a_call_on_an_adapter_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ServerError, match="gone"):
-        new_engine().start(Work("gone", DATUMS, CROSS_ENTROPY))
-
-
-@pytest.mark.parametrize(
-    ("lora", "message"),
-    [
-        pytest.param(LoraSpec(8, 32.0, 1, False, False, False), "train nothing", id="no-family"),
-        pytest.param(LoraSpec(8, 32.0, 2**64), "64 bits", id="seed"),
-    ],
-)
-def test_an_impossible_adapter_is_the_users_error(lora: LoraSpec, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        new_engine().create_adapter("c", lora)
-
-
-def test_an_adapter_id_is_given_once() -> None:
-    with pytest.raises(ServerError, match="exists"):
-        new_engine().create_adapter("a", LORA)
 
 
 @pytest.mark.parametrize(
@@ -324,13 +257,6 @@ def test_stable_reinforce_trains_as_cispo_and_says_so() -> None:
     assert asked.metrics == stand_in.metrics | {"stable_reinforce_as_cispo:max": 1.0}
     penalised = forward_backward(engine, datums, loss=LossSpec("stable_reinforce", {"kl_coeff": 0.1}))
     assert penalised.metrics["loss:sum"] > asked.metrics["loss:sum"]
-
-
-def test_stable_reinforce_is_unknown_where_the_mapping_is_off() -> None:
-    engine = new_engine(PeftEngineSettings(map_stable_reinforce=False))
-    assert "stable_reinforce" not in engine.capabilities().losses
-    with pytest.raises(UserError):
-        engine.start(Work("a", [policy_datum(9)], LossSpec("stable_reinforce")))
 
 
 def test_a_model_that_caps_its_logits_is_refused() -> None:

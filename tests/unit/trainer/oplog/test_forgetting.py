@@ -30,7 +30,6 @@ from tinsmith_trainer.oplog.tidying import CLOCK_TOLERANCE_SECONDS, KEEP_RESULTS
 Retention = partial(OfAll, closed_models=10**9)
 MODEL = "sess:train:0"
 NOW = 1_000_000.0
-KEEPS_ALL = Retention(seconds=math.inf, result_bytes=2**40, operations=10**9, least_seconds=0.0)
 FAILED = Failure("user", "no")
 
 
@@ -226,40 +225,9 @@ def test_a_round_that_was_cut_off_ends_alike_in_the_next(
 # ---- in examples
 
 
-def test_below_the_snapshot_the_newest_stay_and_above_it_all() -> None:
-    with journal_of([Row(number) for number in range(10)], applied=7) as journal:
-        forget(journal, Retention(math.inf, 2**40, operations=3, least_seconds=0.0))
-        assert kept(journal) == [5, 6, 7, 8, 9]
-
-
-def test_however_many_there_are_none_goes_before_its_least_time() -> None:
-    rows = [Row(number, age_seconds=100.0 - number) for number in range(10)]
-    with journal_of(rows, applied=9) as journal:
-        forget(journal, Retention(math.inf, 2**40, operations=0, least_seconds=95.0))
-        assert kept(journal) == [6, 7, 8, 9]
-
-
 def readable(journal: Journal, model_id: str = MODEL) -> list[int]:
     query = "SELECT seq_id FROM operations WHERE model_id = ? AND result IS NOT NULL ORDER BY seq_id"
     return [seq_id for (seq_id,) in journal.read(lambda db: db.execute(query, (model_id,)).fetchall()).result()]
-
-
-def test_the_oldest_results_go_until_the_rest_fits() -> None:
-    rows = [Row(number, age_seconds=100.0 - number, result_bytes=10) for number in range(10)]
-    with journal_of(rows, applied=4) as journal:
-        forget(journal, Retention(math.inf, 35, operations=100, least_seconds=0.0))
-        assert kept(journal) == list(range(10))
-        assert readable(journal) == [7, 8, 9]
-
-
-def test_large_results_of_one_tenant_drop_none_of_another() -> None:
-    small = [Row(number, age_seconds=5000.0, result_bytes=10) for number in range(5)]
-    large = [Row(number, age_seconds=4000.0 - number, result_bytes=1000) for number in range(8)]
-    with journal_of([], -1) as journal:
-        for tenant, rows in (("small", small), ("large", large)):
-            journal.write(partial(fill, rows=rows, applied=-1, model_id=tenant, tenant=tenant)).result()
-        forget(journal, Retention(math.inf, 2100, operations=100, least_seconds=900.0))
-        assert (readable(journal, "small"), readable(journal, "large")) == ([0, 1, 2, 3, 4], [6, 7])
 
 
 @pytest.mark.parametrize("is_short", [False, True])
@@ -356,14 +324,6 @@ def test_of_a_released_model_every_trace_goes_with_its_last_row() -> None:
         assert not journal.read(lambda db: db.execute("SELECT * FROM forgotten").fetchall()).result()
 
 
-def test_one_model_forgets_nothing_of_another() -> None:
-    rows = [Row(number) for number in range(4)]
-    with journal_of(rows, applied=3) as journal:
-        journal.write(lambda db: fill(db, rows, 3, "sess:train:1")).result()
-        forget(journal, Retention(math.inf, 2**40, operations=3, least_seconds=0.0))
-        assert kept(journal) == [1, 2, 3, 1, 2, 3]
-
-
 def test_of_a_tenants_closed_models_the_newest_stay_and_another_tenants_all() -> None:
     """Creates that fail cost a client nothing, and every one is a model."""
     with journal_of([], -1) as journal:
@@ -398,12 +358,6 @@ def test_results_that_are_large_are_forgotten_few_at_a_time(monkeypatch: pytest.
         forget(journal, Retention(0.0, 2**40, operations=0, least_seconds=0.0))
         assert kept(journal) == list(range(10, 20))
         assert max(journal.rows_changed) <= 2 + 2
-
-
-def test_a_round_with_nothing_to_forget_changes_nothing() -> None:
-    with journal_of([Row(number) for number in range(10)], applied=9) as journal:
-        forget(journal, KEEPS_ALL)
-        assert sum(journal.rows_changed) == 0
 
 
 async def test_who_writes_meanwhile_waits_for_a_step_and_not_for_the_round() -> None:

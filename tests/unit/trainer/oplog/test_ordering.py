@@ -14,33 +14,6 @@ def run_all(order: OperationOrder) -> list[Turn]:
     return turns
 
 
-def test_chunks_that_arrive_first_chunk_last_run_in_sequence() -> None:
-    order = OperationOrder(applied=0)
-    for seq_id in (2, 3, 4):
-        order.accept(seq_id, is_forward_backward=True)
-        assert order.next_turn() is None
-    order.accept(1, is_forward_backward=True)
-    assert [turn.seq_id for turn in run_all(order)] == [1, 2, 3, 4]
-
-
-def test_an_operation_that_is_no_forward_backward_closes_the_gaps_below_it() -> None:
-    order = OperationOrder(applied=0)
-    order.accept(2, is_forward_backward=True)
-    order.accept(5, is_forward_backward=False)
-    assert run_all(order) == [Turn(2, range(1, 2)), Turn(5, range(3, 5))]
-    assert order.is_late(1)
-    assert order.is_late(4)
-
-
-def test_a_gap_below_a_forward_backward_stays_open_until_it_is_closed() -> None:
-    order = OperationOrder(applied=0)
-    order.accept(3, is_forward_backward=True)
-    assert order.open_gap() == 3
-    order.close_below(3)
-    assert order.open_gap() is None
-    assert run_all(order) == [Turn(3, range(1, 3))]
-
-
 def test_a_turn_cannot_be_finished_twice() -> None:
     order = OperationOrder(applied=0)
     order.accept(1, is_forward_backward=True)

@@ -29,25 +29,6 @@ def test_of_very_many_results_only_the_latest_stay(result: OperationResult) -> N
     assert kept == list(range(1000 - len(kept), 1000))
 
 
-def test_a_failures_message_takes_the_room_that_it_needs() -> None:
-    cache = ResultCache(100 * RESULT_ENTRY_BYTES)
-    for seq_id in range(3):
-        message = "x" * (60 * RESULT_ENTRY_BYTES)
-        cache.put(("m", seq_id), OperationResult(None, protobuf=False, failure=Failure("server", message)))
-
-    assert [cache.get(("m", seq_id)) is not None for seq_id in range(3)] == [False, False, True]
-
-
-def test_a_result_that_is_put_again_is_counted_once() -> None:
-    cache = ResultCache(4 * RESULT_ENTRY_BYTES)
-    cache.put(("m", 0), OperationResult(b"first", protobuf=False, failure=None))
-    for _ in range(1000):
-        cache.put(("m", 1), FAILED)
-
-    assert cache.get(("m", 0)) is not None
-    assert cache.get(("m", 1)) == FAILED
-
-
 def test_the_latest_result_is_kept_however_large_it_is() -> None:
     """Asked for in a loop, it would be read each time by the thread that all submissions wait for."""
     cache = ResultCache(1000)

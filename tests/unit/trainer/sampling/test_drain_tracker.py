@@ -29,31 +29,6 @@ async def fetch_at(drain_tracker: DrainTracker, request_id: str, at: float) -> N
     drain_tracker.settled(request_id)
 
 
-async def gone_at(drain_tracker: DrainTracker, *events: object) -> float:
-    """When it went; `events` happen meanwhile."""
-    await asyncio.gather(drain_tracker.complete(), *events)  # type: ignore[call-overload]
-    return now()
-
-
-@simulated_time
-async def test_who_has_nothing_goes_at_once() -> None:
-    assert await gone_at(DrainTracker()) == 0
-
-
-@simulated_time
-async def test_it_goes_when_the_last_result_was_fetched() -> None:
-    drain_tracker = DrainTracker()
-    for request_id in ("a", "b"):
-        drain_tracker.took(request_id)
-    events = (
-        finish_at(drain_tracker, "a", 3),
-        fetch_at(drain_tracker, "a", 4),
-        finish_at(drain_tracker, "b", 500),
-        fetch_at(drain_tracker, "b", 507),
-    )
-    assert await gone_at(drain_tracker, *events) == 507
-
-
 @simulated_time
 async def test_what_nobody_fetches_keeps_it_for_a_minute_after_the_last_finish() -> None:
     drain_tracker = DrainTracker()
@@ -65,26 +40,6 @@ async def test_what_nobody_fetches_keeps_it_for_a_minute_after_the_last_finish()
     await fetch_at(drain_tracker, "b", 41)
     await left
     assert now() == 40 + UNFETCHED_SECONDS
-
-
-@simulated_time
-async def test_results_that_nobody_came_for_before_do_not_keep_it() -> None:
-    drain_tracker = DrainTracker()
-    drain_tracker.took("long ago")
-    drain_tracker.finished("long ago")
-    await asyncio.sleep(UNFETCHED_SECONDS)
-    assert drain_tracker.remaining_seconds() == 0
-    await drain_tracker.complete()
-    assert now() == UNFETCHED_SECONDS
-
-
-@simulated_time
-async def test_a_sample_that_was_lost_keeps_nobody() -> None:
-    drain_tracker = DrainTracker()
-    drain_tracker.took("a")
-    drain_tracker.lost("a")
-    await drain_tracker.complete()
-    assert now() == 0
 
 
 STEPS = st.lists(

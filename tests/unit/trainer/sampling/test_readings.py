@@ -63,12 +63,6 @@ async def test_a_text_is_the_same_however_its_tokens_were_told(language: ModelLa
     assert (end.reason, end.stop_string, end.tokens) == (wire_pb2.STOP, "", len(tokens))
 
 
-async def test_plain_text_shows_no_tokens_that_stand_for_no_text(language: ModelLanguage) -> None:
-    reading = begun(language, PLAIN)
-    await reading.finish(outcome(tokens_of(language, "a<|im_start|>b<|im_end|>")))
-    assert whole(reading.behind(0))[0] == "ab"
-
-
 async def test_a_text_that_runs_to_its_length_in_the_middle_of_a_character_says_so(language: ModelLanguage) -> None:
     reading = begun(language, PLAIN)
     await reading.finish(outcome(tokens_of(language, "a漢")[:-1], stopped=False))
@@ -128,33 +122,6 @@ async def test_an_echo_is_the_prompt_with_its_logprobs_and_what_is_drawn_to_its_
         ("<|im_end|>", -1.0),
     ]
     assert [one.logprob for one in scored[1].likeliest] == [-0.25]
-
-
-async def test_an_echo_without_logprobs_is_the_text_alone(language: ModelLanguage) -> None:
-    job = SampleJob("r", "", np.array(tokens_of(language, "<|im_start|>ab"), np.int32), AT_THE_END)
-    reading = Reading()
-    reading.begin(language, job, worker_pb2.Reading(echo=True))
-    await reading.finish(outcome(tokens_of(language, "c<|im_end|>")))
-    assert whole(reading.behind(0))[0] == "abc"
-    assert not any(piece.tokens for piece in reading.behind(0))
-    with pytest.raises(ValueError, match="needs prompt_logprobs"):
-        Reading().begin(language, job, worker_pb2.Reading(echo=True, logprobs=True))
-
-
-async def test_the_tokens_of_an_echo_are_as_wide_as_what_they_add_to_its_text(language: ModelLanguage) -> None:
-    """Those that stand for no text nothing, and of those that make a character together the last."""
-    prompt, drawn = tokens_of(language, "<|im_start|>a 漢b"), tokens_of(language, "c漢<|im_end|>")
-    job = SampleJob("r", "", np.array(prompt, np.int32), AT_THE_END, prompt_logprobs=True)
-    reading = Reading()
-    reading.begin(language, job, worker_pb2.Reading(logprobs=True, echo=True))
-    await reading.finish(replace(outcome(drawn), prompt_logprobs=np.zeros(len(prompt), np.float32)))
-    pieces = reading.behind(0)
-    text, rest = whole(pieces)[0], "a 漢bc漢"
-    assert text == rest
-    for token in [token for piece in pieces for token in piece.tokens]:
-        grown, rest = rest[: token.width], rest[token.width :]
-        assert (grown == token.text) or grown in ("", "漢")
-    assert rest == ""
 
 
 async def test_the_text_of_an_echo_that_ends_within_a_character_is_its_last_tokens(language: ModelLanguage) -> None:

@@ -112,13 +112,6 @@ def saved_adapter(root: Path) -> worker_pb2.AdapterRef:
     return worker_pb2.AdapterRef(directory=written.directory, manifest_digest=written.manifest_digest)
 
 
-async def test_the_same_id_again_is_the_same_sample(samples: Samples, sampler: ScriptedSampler) -> None:
-    for _ in range(3):
-        samples.submit(request("a"), TENANT)
-    assert isinstance(await samples.wait("a", WAIT_SECONDS), bytes)
-    assert len(sampler.jobs) == 1
-
-
 @pytest.mark.parametrize("limits", [QueueLimits(result_bytes=1)])
 async def test_results_that_nobody_fetched_make_room_without_another_request(samples: Samples) -> None:
     for name in "abcdef":
@@ -136,12 +129,6 @@ def test_what_an_answer_may_take_counts_before_it_is_there() -> None:
     asking = request("a")
     asking.topk_prompt_logprobs, asking.topk_sample_logprobs, asking.max_tokens = 20, 10, 100
     assert unpacked_bytes(asking) - unpacked_bytes(plain) == 8 * (20 * 1 + 10 * 100)
-
-
-async def test_a_finished_sample_is_there_for_who_does_not_wait(samples: Samples) -> None:
-    samples.submit(request("a"), TENANT)
-    first = await samples.wait("a", WAIT_SECONDS)
-    assert await samples.wait("a", 0) is first
 
 
 @pytest.mark.parametrize("with_adapter", [False, True], ids=["at-submit", "at-load"])
@@ -229,12 +216,6 @@ async def test_a_tenant_with_many_results_loses_its_own_oldest_and_nobody_elses(
         await samples.wait("flood-0", 0)
     assert isinstance(await samples.wait("flood-99", 0), bytes)
     assert isinstance(await samples.wait("small", 0), bytes)
-
-
-async def test_the_sampler_hears_for_whom_a_sample_is(samples: Samples, sampler: ScriptedSampler) -> None:
-    samples.submit(request("a"), "somebody")
-    await samples.wait("a", WAIT_SECONDS)
-    assert [job.tenant for job in sampler.jobs] == ["somebody"]
 
 
 @pytest.mark.parametrize("limits", [QueueLimits(waiting_bytes=1000)])

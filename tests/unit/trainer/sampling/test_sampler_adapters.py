@@ -22,7 +22,7 @@ from tinsmith_trainer.checkpoints.checkpoint_root import (
 )
 from tinsmith_trainer.checkpoints.shared_saves import SavesDoor
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
-from tinsmith_trainer.errors import CheckpointInvalid, OutOfMemory, UserError
+from tinsmith_trainer.errors import CheckpointInvalid, OutOfMemory
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.sampler_adapters import MOST_PREPARING, AdapterInUse, AdapterLimits, SamplerAdapters
 from tinsmith_trainer.sampling.weight_sources import WeightSources
@@ -124,14 +124,6 @@ async def test_what_nobody_uses_goes_when_it_takes_too_much() -> None:
     assert memory.held == ["d", "e"]
 
 
-async def test_the_latest_stays_however_much_it_takes() -> None:
-    memory = Memory(limit=9, max_idle_bytes=STATE_BYTES - 1)
-    adapters = memory.adapters()
-    for name in ("a", "b", "b"):
-        await used(adapters, name)
-    assert (memory.held, memory.reads) == (["b"], ["a", "b"])
-
-
 async def test_without_memory_for_another_those_that_nobody_uses_make_room() -> None:
     memory = Memory(limit=9, room=3)
     adapters = memory.adapters()
@@ -226,13 +218,6 @@ async def test_one_that_could_not_be_read_is_read_again_for_the_next_sample() ->
     assert memory.reads == ["a", "a"]
 
 
-async def test_a_rank_above_the_limit_is_refused_in_words() -> None:
-    memory = Memory(max_rank=8, ranks={"wide": 16})
-    with pytest.raises(UserError, match="rank 16; this sampler's limit is 8, its max_rank"):
-        await taken(memory.adapters(), "wide")
-    assert memory.held == []
-
-
 async def test_weights_that_were_just_saved_are_not_read_back() -> None:
     memory = Memory()
     adapters = memory.adapters()
@@ -282,39 +267,6 @@ async def test_a_sample_waits_for_the_announced_adapter_that_is_being_read() -> 
     memory.gate.set()
     await sample
     assert memory.reads == ["a"]
-
-
-async def test_an_announced_adapter_takes_no_place_that_is_in_use_or_waited_for() -> None:
-    memory = Memory(limit=1)
-    adapters = memory.adapters()
-    in_use = await taken(adapters, "in use")
-    adapters.prepare(reference("announced"))
-    waiting = asyncio.create_task(taken(adapters, "waiting"))
-    await settle()
-    adapters.prepare(reference("announced"))
-    adapters.give_back(in_use, TENANT)
-    await waiting
-    assert memory.reads == ["in use", "waiting"]
-
-
-async def test_many_announced_adapters_take_one_place_from_those_that_are_sampled() -> None:
-    memory = Memory(limit=3)
-    adapters = memory.adapters()
-    for name in ("a", "b", "c"):
-        await used(adapters, name)
-    for number in range(5):
-        await announced(adapters, f"announced-{number}")
-    assert memory.held == ["b", "c", "announced-4"]
-
-
-async def test_one_that_was_announced_and_sampled_is_as_good_as_any() -> None:
-    memory = Memory(limit=2)
-    adapters = memory.adapters()
-    await announced(adapters, "a")
-    await used(adapters, "a")
-    await announced(adapters, "b")
-    await announced(adapters, "c")
-    assert memory.held == ["a", "c"]
 
 
 async def test_announced_adapters_are_read_two_at_a_time() -> None:

@@ -67,14 +67,6 @@ def test_a_save_runs_beside_its_caller(saves: BackgroundSaves) -> None:
     saves.wait()
 
 
-def test_the_next_save_begins_after_the_one_before(saves: BackgroundSaves) -> None:
-    order: list[int] = []
-    for step in range(20):
-        saves.start(step, lambda step=step: order.append(step))  # type: ignore[misc]
-    saves.wait()
-    assert order == list(range(20))
-
-
 def test_a_failure_is_raised_at_the_next_save_which_then_does_not_begin(saves: BackgroundSaves) -> None:
     failed(saves, 4)
     begun: list[int] = []
@@ -85,20 +77,6 @@ def test_a_failure_is_raised_at_the_next_save_which_then_does_not_begin(saves: B
     saves.start(6, lambda: begun.append(6))
     saves.wait()
     assert begun == [6]
-
-
-def test_a_failure_is_raised_once(saves: BackgroundSaves) -> None:
-    failed(saves, 4)
-    with pytest.raises(SaveFailed):
-        saves.wait()
-    saves.wait()
-
-
-def test_an_end_raises_a_failure() -> None:
-    saves = BackgroundSaves()
-    failed(saves, 4)
-    with pytest.raises(SaveFailed, match="step 4"):
-        saves.close()
 
 
 def test_who_waits_for_a_save_that_is_left_is_told(saves: BackgroundSaves) -> None:

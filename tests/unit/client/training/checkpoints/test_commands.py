@@ -84,12 +84,6 @@ def test_verify_fails_for_a_damaged_file(run: Run, root: Path) -> None:
     assert [(one["step"], one["whole"]) for one in verified] == [(10, True), (20, False), (30, True)]
 
 
-def test_a_mistyped_folder_is_not_taken_for_a_whole_run(run: Run, tmp_path: Path) -> None:
-    sentence = f"tinsmith checkpoints: there are no checkpoints in {tmp_path / 'typo'}\n"
-    assert run("verify", tmp_path / "typo") == (1, "", sentence)
-    assert run("list", tmp_path / "typo") == (0, "", sentence)
-
-
 def test_verify_names_what_was_cut_off(run: Run, root: Path) -> None:
     (root / ".writing-step-000040").mkdir()
     assert ".writing-step-000040 was cut off" in run("verify", root)[2]
@@ -104,17 +98,6 @@ def test_prune_removes_what_no_rule_keeps(run: Run, root: Path, server: FakeServ
     assert "its state stays at the server: tinker://" in said
     assert sorted(path.name for path in root.iterdir()) == ["step-000020", "step-000030"]
     assert len(server.states) == 3
-
-
-def test_prune_removes_states_if_told_to(run: Run, root: Path, server: FakeServer) -> None:
-    assert run("prune", root, "--keep-last", 1, "--delete-states")[0] == 0
-    assert list(server.states.values()) == [bytes([10, 20, 30])]
-
-
-def test_rules_that_cannot_be_meant_are_a_misuse(run: Run, root: Path) -> None:
-    status, _, said = run("prune", root, "--keep-last", 1, "--keep-best", 1)
-    assert status == 2
-    assert "keep_best and metric come together" in said
 
 
 def test_export_makes_an_adapter_of_the_newest_or_any(run: Run, root: Path, tmp_path: Path) -> None:

@@ -92,13 +92,6 @@ def test_a_directory_has_all_that_is_needed_to_go_on(
     assert resumed.training_client.weights == bytes([7])  # type: ignore[attr-defined]
 
 
-def test_adapter_and_tokenizer_can_be_left_out(manage: Manage, server: FakeServer, model: Any) -> None:
-    with manage(adapter=False, tokenizer=False) as manager:
-        train(manager, model, range(1, 2))
-    assert manager.store.metadata(1).files.keys() == {"config.yaml", "trainer_state.pt"}
-    assert server.exports == {}
-
-
 def test_a_save_does_not_hold_the_loop_up(
     manage: Manage, server: FakeServer, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,21 +136,6 @@ def test_what_fails_in_a_save_comes_to_light_at_the_next_step_and_leaves_no_stat
     assert manager.store.steps() == [4]
 
 
-def test_what_fails_in_the_last_save_comes_to_light_at_the_end(manage: Manage, server: FakeServer, model: Any) -> None:
-    server.failure = ConnectionError("no route to host")
-    manager = manage()
-    manager.save(model, 1, loop_state={})
-    with pytest.raises(SaveFailed, match="saving step 1"):
-        manager.close()
-
-
-def test_what_ended_the_loop_is_not_hidden_by_a_failed_save(manage: Manage, server: FakeServer, model: Any) -> None:
-    server.failure = ConnectionError("no route to host")
-    with pytest.raises(ZeroDivisionError) as error:
-        save_and_fail(manage(), model)
-    assert error.value.__notes__ == ["saving step 1: no route to host"]
-
-
 def test_an_interrupt_waits_for_no_save_and_what_was_under_way_is_no_checkpoint(
     manage: Manage, server: FakeServer, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,13 +175,6 @@ def test_a_checkpoint_that_no_rule_keeps_goes_and_its_state_if_it_may(
     assert len(server.states) == (3 if delete_states else 5)
     for metadata in manager.store.readable():
         assert server.states[metadata.state_path] == bytes(range(1, metadata.step + 1))
-
-
-def test_the_best_by_a_metric_stays(manage: Manage, model: Any) -> None:
-    with manage(retention=Retention(keep_last=1, keep_best=1, metric="reward", mode="max")) as manager:
-        for step, reward in enumerate([0.1, 0.9, 0.3, float("nan")]):
-            manager.save(model, step, loop_state={}, metrics={"reward": reward})
-    assert manager.store.steps() == [1, 3]
 
 
 def test_what_is_measured_after_a_save_counts_for_which_ones_stay(manage: Manage, model: Any) -> None:
@@ -313,17 +284,6 @@ def test_a_state_that_is_gone_is_an_error_and_no_older_one_is_taken(
     server.delete(manager.store.metadata(2).state_path)
     with pytest.raises(StateGone):
         manage().resume()
-
-
-def test_a_step_that_is_there_is_refused_before_anything_is_saved(
-    manage: Manage, server: FakeServer, model: Any
-) -> None:
-    with manage() as manager:
-        train(manager, model, range(1, 2))
-        manager.wait()
-        with pytest.raises(CheckpointExists):
-            manager.save(model, 1, loop_state={})
-    assert len(server.states) == 1
 
 
 def test_a_loop_state_holds_numbers_strings_and_tensors(manage: Manage, model: Any) -> None:

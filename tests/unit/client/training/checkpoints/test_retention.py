@@ -78,21 +78,6 @@ def test_the_newest_stays_and_what_stayed_once_stays_again(run: list[Saved], ret
     assert retention.kept([one for one in run if one.step in kept]) == kept
 
 
-@given(RUNS, retentions())
-def test_to_remove_after_each_save_is_to_remove_at_the_end(run: list[Saved], retention: Retention) -> None:
-    """A rule that forgets what it needs later would lose the best of a run."""
-    there: list[Saved] = []
-    for one in sorted(run, key=lambda each: each.step):
-        kept = retention.kept([*there, one])
-        there = [each for each in [*there, one] if each.step in kept]
-    assert {one.step for one in there} == retention.kept(run)
-
-
-@given(RUNS)
-def test_without_keep_last_all_stay(run: list[Saved]) -> None:
-    assert Retention().kept(run) == {one.step for one in run}
-
-
 @pytest.mark.parametrize(
     ("rules", "sentence"),
     [

@@ -12,7 +12,7 @@ import fsspec
 import pytest
 from support.client.checkpoints import cut_off_bucket, killed_writes
 from support.client.checkpoints.cut_off_bucket import CutOffBucket, Killed
-from support.client.checkpoints.writing import described, state_path, write
+from support.client.checkpoints.writing import state_path, write
 from tinsmith.training import Retention
 from tinsmith.training.checkpoints.store import CheckpointStore
 from tinsmith.training.errors import CheckpointDamaged, CheckpointExists, NoCheckpoint
@@ -51,12 +51,6 @@ def test_what_was_written_is_listed_read_and_verified(store: CheckpointStore) ->
     with store.open(10, "adapter.safetensors") as stream:
         assert stream.read() == bytes([10]) * 1000
     assert store.leftovers() == []
-
-
-def test_other_things_below_the_root_are_left_alone(store: CheckpointStore, url: str) -> None:
-    change(url, "step-notes/metadata.json", b"mine") if url == BUCKET else Path(url, "step-notes").mkdir(parents=True)
-    write(store, 1)
-    assert (store.steps(), store.leftovers()) == ([1], [])
 
 
 def test_a_checkpoint_that_is_whole_is_never_replaced(store: CheckpointStore) -> None:
@@ -107,14 +101,6 @@ def test_a_changed_metric_is_damage_too(store: CheckpointStore, url: str) -> Non
     assert store.readable() == []
 
 
-def test_metrics_come_beside_those_that_are_there(store: CheckpointStore) -> None:
-    write(store, 1, loss=0.5, reward=1.0)
-    store.add_metrics(1, {"reward": 2.0, "eval/accuracy": float("nan")})
-    metadata = store.verify(1)
-    assert str(metadata.metrics) == str({"loss": 0.5, "reward": 2.0, "eval/accuracy": float("nan")})
-    assert store.leftovers() == []
-
-
 def test_metrics_make_no_checkpoint_of_one_that_is_being_removed(store: CheckpointStore) -> None:
     write(store, 1)
 
@@ -131,14 +117,6 @@ def test_metrics_do_not_cover_damage_up(store: CheckpointStore, url: str) -> Non
     change(url, "step-000001/metadata.json", b"{}")
     with pytest.raises(CheckpointDamaged):
         store.add_metrics(1, {"reward": 1.0})
-
-
-def test_the_directory_of_another_step_is_damage(store: CheckpointStore, url: str) -> None:
-    write(store, 1)
-    filesystem, root = fsspec.core.url_to_fs(url)
-    filesystem.copy(f"{root}/step-000001", f"{root}/step-000002", recursive=True)
-    with pytest.raises(CheckpointDamaged, match="holds the checkpoint of step 1"):
-        store.verify(2)
 
 
 def test_what_no_rule_keeps_is_removable_and_damaged_ones_are_not(store: CheckpointStore, url: str) -> None:
@@ -163,29 +141,6 @@ def test_a_removal_without_its_end_is_no_checkpoint_and_is_found_with_its_files(
     assert store.read_leftover(name, "optimizer.pt") is None
     store.remove_leftover(name)
     assert store.leftovers() == []
-
-
-def test_a_failed_write_leaves_nothing(store: CheckpointStore) -> None:
-    def fail(folder: Path) -> None:
-        (folder / "adapter.safetensors").write_bytes(b"half")
-        raise ConnectionError
-
-    with pytest.raises(ConnectionError):
-        store.write(1, fail)  # type: ignore[arg-type]
-    assert (store.steps(), store.leftovers()) == ([], [])
-
-
-def test_what_is_not_there_is_named(store: CheckpointStore) -> None:
-    with pytest.raises(NoCheckpoint, match="no checkpoint of step 7 in"):
-        store.verify(7)
-    write(store, 1)
-    with pytest.raises(NoCheckpoint, match=r"step-000001 has no optimizer\.pt"):
-        store.open(1, "optimizer.pt")
-
-
-def test_a_step_below_zero_is_refused(store: CheckpointStore) -> None:
-    with pytest.raises(ValueError, match="counted from 0"):
-        store.write(-1, lambda _: described(-1))
 
 
 @pytest.mark.slow("starts and kills a program for each operation on files")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Generator
 from typing import Any
 
@@ -130,14 +129,3 @@ async def test_a_prompt_of_the_other_kind_is_refused_with_a_sentence(
     [builder] = from_functions([1], lambda _: prompt, later, group_size=2, renderer=renderer)
     with pytest.raises(TypeError, match=complaint):
         await play(builder, [1], [1])
-
-
-async def test_groups_of_functions_can_be_sent_to_another_process() -> None:
-    [builder] = from_functions([1], prompt_of, with_metrics, group_size=2)
-    group, _ = await play(pickle.loads(pickle.dumps(builder)), [7], [9])
-    assert group.get_total_rewards() == [0.5, 0.5]
-
-
-def test_a_group_of_one_has_nothing_to_compare() -> None:
-    with pytest.raises(ValueError, match="give 2 or more"):
-        from_functions([1], prompt_of, later, group_size=1)

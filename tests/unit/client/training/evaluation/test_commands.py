@@ -56,29 +56,11 @@ def test_a_comparison_is_json_for_scripts(run: Run, runs: list[Path]) -> None:
     assert compared[1]["difference"]["mean"] == 0.5
 
 
-def test_a_directory_without_results_is_said(run: Run, runs: list[Path], tmp_path: Path) -> None:
-    status, _, said = run("compare", runs[0], tmp_path / "typo")
-    assert (status, said) == (1, f"tinsmith eval: there are no results in {tmp_path / 'typo'}\n")
-    assert run("compare", runs[0])[0] == 1
-
-
-def test_what_to_evaluate_must_be_said(run: Run, tmp_path: Path) -> None:
-    status, _, said = run(tmp_path / "sums.jsonl")
-    assert status == 2
-    assert "--checkpoints, --path, --run or --model" in " ".join(said.split())
-
-
 def test_a_wrong_line_is_a_sentence(run: Run, tmp_path: Path) -> None:
     (tmp_path / "sums.jsonl").write_text('{"prompt": "1 + 1"}')
     status, _, said = run(tmp_path / "sums.jsonl", "--model", "Some/Model", "--out", tmp_path / "out")
     assert (status, said) == (1, f"tinsmith eval: {tmp_path}/sums.jsonl:1: answer is missing\n")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_root_without_checkpoints_is_said(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "sums.jsonl").write_text('{"prompt": [1], "answer": "2"}')
-    status, _, said = run(tmp_path / "sums.jsonl", "--checkpoints", tmp_path / "typo")
-    assert (status, said) == (1, f"tinsmith eval: there are no checkpoints in {tmp_path}/typo\n")
 
 
 def test_help_names_both_commands(run: Run) -> None:

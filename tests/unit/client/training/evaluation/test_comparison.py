@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from tinsmith.training.errors import EvaluationError
 from tinsmith.training.evaluation.comparison import compare, csv_of_comparison, read_runs
-from tinsmith.training.evaluation.curves import base_model_at_start, draw_curves
+from tinsmith.training.evaluation.curves import base_model_at_start
 from tinsmith.training.evaluation.results import Results, Row, read_rows
-from tinsmith.training.evaluation.summary import csv_of, shown, summaries_of
+from tinsmith.training.evaluation.summary import shown, summaries_of
 
 BASE = "Some/Model"
 
@@ -31,23 +28,10 @@ def evaluation(
     return directory
 
 
-def test_summaries_are_by_step_with_base_models_first(tmp_path: Path) -> None:
-    directory = evaluation(tmp_path / "a", {10: [1, 1], 5: [0, 1], None: [0, 0]})
-    summaries = summaries_of(read_rows(directory))
-    assert [(one.step, one.estimate.mean) for one in summaries] == [(None, 0.0), (5, 0.5), (10, 1.0)]
-    assert {one.name for one in summaries} == {"sums/score"}
-
-
 def test_an_example_that_was_asked_again_counts_once(tmp_path: Path) -> None:
     rows = [Row("p", "p", 1, "sums", "0", {"score": score}) for score in (0.0, 1.0)]
     [summary] = summaries_of(rows)
     assert (summary.estimate.mean, summary.estimate.examples) == (1.0, 1)
-
-
-def test_a_table_of_csv_leaves_unknown_bounds_empty() -> None:
-    [header, line] = csv.reader(io.StringIO(csv_of(summaries_of([Row("p", "l", None, "theirs", None, {"nll": 0.5})]))))
-    told = dict(zip(header, line, strict=True))
-    assert (told["mean"], told["low"], told["step"], told["examples"]) == ("0.5", "", "", "0")
 
 
 def test_the_same_examples_at_the_same_step_are_paired(tmp_path: Path) -> None:
@@ -101,29 +85,3 @@ def test_a_base_model_is_where_training_began_if_nothing_else_can_be(
     rows = [*read_rows(evaluation(tmp_path / "a", by_step)), *others]
     start = base_model_at_start(summaries_of(rows))
     assert (start.label if start else None) == (BASE if at_start else None)
-
-
-def test_a_picture_has_a_panel_for_each_metric(tmp_path: Path) -> None:
-    """Of all that a summary can be: no step, no interval, a single step."""
-    evaluation(tmp_path / "a", {None: [0, 1, 0], 5: [0, 1, 1], 10: [1, 1, 1]})
-    with Results(tmp_path / "a", {}) as results:
-        results.add(Row("tinker://a/sampler_weights/5", "step 5", 5, "theirs", None, {"nll": 0.5, "bpb": 0.2}))
-    summaries = summaries_of(read_rows(tmp_path / "a"))
-    draw_curves({"": summaries}, tmp_path / "one.png")
-    draw_curves({"a": summaries, "b": summaries[:3]}, tmp_path / "two.png")
-    sizes = [png_size(tmp_path / name) for name in ("one.png", "two.png")]
-    assert sizes == [(1200, 816), (1200, 816)]
-    with pytest.raises(ValueError, match="no results"):
-        draw_curves({"": []}, tmp_path / "none.png")
-
-
-def png_size(path: Path) -> tuple[int, int]:
-    content = path.read_bytes()
-    assert content.startswith(b"\x89PNG")
-    return int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
-
-
-def test_results_are_plain_json_lines(tmp_path: Path) -> None:
-    directory = evaluation(tmp_path / "a", {5: [0.25]})
-    [line] = (directory / "results.jsonl").read_text().splitlines()
-    assert json.loads(line)["scores"] == {"score": 0.25}

@@ -13,10 +13,9 @@ import pytest
 import tinker
 from support.client.scripted_sampling import ScriptedSampling
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator, TrainingClientEvaluator
-from tinsmith.training.errors import EvaluationError
 from tinsmith.training.evaluation import inline
 from tinsmith.training.evaluation.examples import Answer, Example, ExampleResult
-from tinsmith.training.evaluation.inline import Evaluated, InlineEvaluator
+from tinsmith.training.evaluation.inline import InlineEvaluator
 from tinsmith.training.evaluation.results import read_rows
 from tinsmith.training.evaluation.tasks import Task
 
@@ -60,30 +59,6 @@ class Saved:
         return ScriptedSampling()
 
 
-class Log:
-    """What a newer cookbook's logger has."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[dict[str, float], int, str]] = []
-        self.by: set[str] = set()
-        self.event_steps = False
-
-    def enable_event_steps(self) -> None:
-        self.event_steps = True
-
-    def log_metrics_event(self, metrics: dict[str, float], step: int, step_metric: str) -> None:
-        self.told.append((metrics, step, step_metric))
-        self.by.add(threading.current_thread().name)
-
-
-class OlderLog:
-    def __init__(self) -> None:
-        self.told: list[tuple[dict[str, float], int | None]] = []
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.told.append((metrics, step))
-
-
 class HeldOut(TrainingClientEvaluator):
     async def __call__(self, training_client: Any) -> dict[str, float]:
         await asyncio.sleep(0.01)
@@ -112,24 +87,6 @@ def test_every_so_many_steps_the_weights_are_saved_in_their_turn() -> None:
     assert sorted(one.step for one in evaluator.finished) == [0, 3, 6]
 
 
-def test_metrics_are_logged_to_their_own_step_by_the_caller() -> None:
-    """Loggers are not made for two threads."""
-    log = Log()
-    with InlineEvaluator([task()], every=1, at_once=3, logger=cast(Any, log)) as evaluator:
-        for step in (1, 2):
-            evaluator.maybe_evaluate(Run().client, step)
-    assert log.event_steps
-    assert sorted(log.told, key=lambda told: told[1]) == [({"eval/ones/score": 1.0}, n, "eval/step") for n in (1, 2)]
-    assert log.by == {threading.current_thread().name}
-
-
-def test_a_logger_of_an_older_cookbook_is_told_the_step() -> None:
-    log = OlderLog()
-    with InlineEvaluator([task()], every=1, logger=cast(Any, log)) as evaluator:
-        evaluator.maybe_evaluate(Run().client, 4)
-    assert log.told == [({"eval/ones/score": 1.0}, 4)]
-
-
 def test_what_is_due_while_too_many_are_under_way_is_left_out_and_saves_nothing() -> None:
     release, run = threading.Event(), Run()
 
@@ -152,12 +109,6 @@ def test_a_task_that_fails_costs_its_result_alone() -> None:
     assert evaluated.failures == {"broken": "RuntimeError: no luck"}
     assert evaluated.metrics == {"eval/ones/score": 1.0}
     assert evaluated.estimates["eval/ones/score"].examples == 2
-
-
-def test_weights_that_were_not_saved_are_said() -> None:
-    with InlineEvaluator([task()], every=1) as evaluator:
-        evaluator.maybe_evaluate(Run(RuntimeError("no disk")).client, 1)
-    assert evaluator.finished[0].failures == {"ones": "its weights were not saved: no disk"}
 
 
 def test_calls_of_a_training_clients_evaluator_come_before_the_next_step() -> None:
@@ -231,16 +182,3 @@ def test_an_answer_that_cannot_be_kept_costs_its_row_alone_and_is_said(
     assert evaluated.failures["answers"].startswith("example 0 of ones was not written: Out of range float")
     assert evaluated.metrics == {"eval/ones/score": 1.0}
     assert [row.example for row in read_rows(tmp_path)] == ["1"]
-
-
-def test_metrics_can_go_where_the_caller_wants_them() -> None:
-    told: list[Evaluated] = []
-    with InlineEvaluator([task()], every=1, on_result=told.append) as evaluator:
-        evaluator.maybe_evaluate(Run().client, 1)
-    assert [(one.step, one.metrics) for one in told] == [(1, {"eval/ones/score": 1.0})]
-
-
-@pytest.mark.parametrize("wrong", [{"every": 0}, {"every": 1, "at_once": 0}, {"every": 1, "waiting": -1}])
-def test_numbers_that_cannot_be_meant_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(EvaluationError, match="they count from"):
-        InlineEvaluator([task()], **wrong)

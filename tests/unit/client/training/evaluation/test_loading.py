@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tinsmith.training.errors import TaskFileError
 from tinsmith.training.evaluation.loading import TaskOptions, find_tasks, load_task
-from tinsmith.training.evaluation.tasks import ChoiceTask, Task
+from tinsmith.training.evaluation.tasks import Task
 
 pytestmark = pytest.mark.pytorch
 
@@ -47,11 +47,6 @@ def test_a_line_is_an_example(tmp_path: Path) -> None:
         ("2", [1], "x"),
     ]
     assert len(load_task(path, TaskOptions(limit=2)).examples) == 2
-
-
-def test_examples_with_choices_are_chosen_from(tmp_path: Path) -> None:
-    assert isinstance(load_task(file_of(tmp_path, CHOOSING)), ChoiceTask)
-    assert isinstance(load_task(file_of(tmp_path, CHOOSING), TaskOptions(grader="exact")), Task)
 
 
 @pytest.mark.parametrize(

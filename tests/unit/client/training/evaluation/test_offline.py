@@ -15,11 +15,9 @@ from support.client.scripted_sampling import ScriptedSampling, ScriptedService
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinsmith.training.checkpoints.metadata import directory_name
 from tinsmith.training.checkpoints.server_states import start_save
-from tinsmith.training.errors import EvaluationError, ResultsUnfit
 from tinsmith.training.evaluation.examples import Answer, Example
 from tinsmith.training.evaluation.offline import OfflineEvaluator
-from tinsmith.training.evaluation.results import read_rows
-from tinsmith.training.evaluation.sources import at_path, of_base_model
+from tinsmith.training.evaluation.sources import at_path
 from tinsmith.training.evaluation.tasks import Task
 
 pytestmark = pytest.mark.pytorch
@@ -72,11 +70,6 @@ def test_what_is_there_already_is_not_asked_again(tmp_path: Path) -> None:
     assert (third.sessions, theirs.calls) == (0, 2)
 
 
-def test_an_evaluator_of_others_gives_its_numbers(tmp_path: Path) -> None:
-    sweep = OfflineEvaluator([Theirs()], tmp_path, connect=server().connect).run(BOTH[:1])
-    assert {one.name: one.estimate.mean for one in sweep.summaries} == {"Theirs/nll": 1.5, "Theirs/bpb": 0.5}
-
-
 def test_a_checkpoint_that_is_gone_is_said_and_passed_over(tmp_path: Path) -> None:
     gone = at_path("tinker://run/sampler_weights/step-7")
     sweep = OfflineEvaluator([task()], tmp_path, connect=server().connect).run([BOTH[0], gone, BOTH[1]])
@@ -119,19 +112,6 @@ def test_no_more_examples_and_checkpoints_are_under_way_than_are_allowed(tmp_pat
     assert (sampling.most_under_way, most) == (3, 2)
 
 
-def test_other_examples_are_not_mixed_with_what_is_there(tmp_path: Path) -> None:
-    OfflineEvaluator([task()], tmp_path, connect=server().connect).run(BOTH)
-    with pytest.raises(ResultsUnfit, match="another task first"):
-        OfflineEvaluator([task(examples=5)], tmp_path, connect=server().connect).run(BOTH)
-
-
-def test_a_base_model_has_no_step(tmp_path: Path) -> None:
-    service = ScriptedService({"Some/Model": ScriptedSampling()})
-    sweep = OfflineEvaluator([task()], tmp_path, connect=service.connect).run([of_base_model("Some/Model")])
-    assert [(one.label, one.step, one.estimate.mean) for one in sweep.summaries] == [("Some/Model", None, 7.0)]
-    assert {row.checkpoint for row in read_rows(tmp_path)} == {"Some/Model"}
-
-
 @pytest.mark.parametrize(
     ("path", "step"),
     [("step-000012", 12), ("step-000012-9f03c77e", 12), ("000040", 40), ("epoch2-7.final", 7), ("final", None)],
@@ -144,9 +124,3 @@ def test_the_step_of_a_state_that_a_checkpoint_manager_saved_is_the_managers() -
     server = FakeServer()
     saved = start_save(FakeModel(server), directory_name(12), adapter=False, ttl_seconds=None)  # type: ignore[arg-type]
     assert at_path(saved.state.result().path).step == 12
-
-
-def test_what_is_no_path_of_weights_is_refused() -> None:
-    for path, sentence in (("run/1", "Invalid"), ("tinker://run/external_weights/1", "is an export")):
-        with pytest.raises(EvaluationError, match=sentence):
-            at_path(path)

@@ -83,12 +83,6 @@ async def test_a_task_is_an_evaluator_of_the_cookbook() -> None:
     assert sorted(sampling.asked) == [[1, 2], [3], [4, 5, 6]]
 
 
-async def test_answers_are_kept_with_their_scores() -> None:
-    results = await task(num_samples=2).results(ScriptedSampling().client)
-    assert [one.example for one in results] == ["0", "three", "2"]
-    assert results[0].answers == [Answer("", [7, 8, 9], "stop", -1.5, {"score": 3.0})] * 2
-
-
 async def test_each_example_draws_from_a_seed_of_its_own_that_is_the_same_next_time() -> None:
     seeds = []
     for seed in (None, None, 1):
@@ -97,14 +91,6 @@ async def test_each_example_draws_from_a_seed_of_its_own_that_is_the_same_next_t
         seeds.append([params.seed for params in sampling.params])
     assert len(set(seeds[0])) == len(EXAMPLES)
     assert seeds[0] == seeds[1] != seeds[2]
-
-
-async def test_a_grader_may_be_a_coroutine_and_give_several_metrics() -> None:
-    async def grade(_example: Example, answer: Answer) -> dict[str, float]:
-        await asyncio.sleep(0)
-        return {"short": len(answer.tokens) < 5, "length": len(answer.tokens)}
-
-    assert await task(grade)(ScriptedSampling().client) == {"eval/lengths/short": 1.0, "eval/lengths/length": 3.0}
 
 
 @pytest.mark.parametrize("graded", [float("nan"), None, "good", {}, {"a": float("inf")}])
@@ -116,13 +102,6 @@ async def test_what_is_no_number_is_not_averaged(graded: Any) -> None:
 async def test_a_grader_that_raises_is_named_with_its_example() -> None:
     with pytest.raises(GradeFailed, match="example 0: the grader raised ZeroDivisionError"):
         await task(lambda *_: 1 / 0)(ScriptedSampling().client)
-
-
-async def test_no_more_are_under_way_than_are_let_through() -> None:
-    sampling = ScriptedSampling()
-    many = Task("many", [Example([number]) for number in range(20)], length, tokenizer=False)
-    await many.results(sampling.client, asyncio.Semaphore(3))
-    assert sampling.most_under_way == 3
 
 
 async def test_words_go_through_the_chat_template_and_end_as_it_ends() -> None:
@@ -165,16 +144,6 @@ async def test_a_renderer_of_the_cookbook_renders_and_reads() -> None:
     assert said == ["2"]
     with pytest.raises(EvaluationError, match="gives no renderer nobodys"):
         await Task("colon", [Example("a")], note, tokenizer=Letters(), renderer="nobodys")(sampling.client)
-
-
-async def test_a_tokenizer_that_is_not_found_says_what_to_do() -> None:
-    with pytest.raises(EvaluationError, match=r"tokenizer of scripted is not found.*tokenizer=False"):
-        await Task("words", [Example("a")], length)(ScriptedSampling().client)
-
-
-async def test_words_without_a_tokenizer_are_refused() -> None:
-    with pytest.raises(EvaluationError, match="needs a tokenizer"):
-        await Task("words", [Example("a")], length, tokenizer=False)(ScriptedSampling().client)
 
 
 async def test_choices_are_held_against_each_other_by_logprobs() -> None:

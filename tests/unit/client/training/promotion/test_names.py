@@ -101,16 +101,6 @@ def test_a_server_that_has_names_says_what_is_wrong(status: int, sentence: str) 
     assert str(error) == sentence
 
 
-@pytest.mark.parametrize("status", [401, 429, 500, 503])
-def test_other_failures_are_the_sdks(status: int) -> None:
-    assert explained(status, {"detail": "later"}) is None
-
-
-def test_the_sampler_of_a_run_is_the_one_in_its_summary(tmp_path: Path) -> None:
-    (tmp_path / "summary.json").write_text('{"sampler": "tinker://r/sampler_weights/step-9"}')
-    assert sampler_of_run(tmp_path) == "tinker://r/sampler_weights/step-9"
-
-
 @pytest.mark.parametrize(
     ("content", "told"),
     [

@@ -38,14 +38,6 @@ def taken(order: DataOrder, count: int) -> list[tuple[int, str]]:
     return [(place.number, group.name) for place, group in found if isinstance(group, Group)]
 
 
-def test_a_run_goes_over_the_data_again_and_numbers_go_on() -> None:
-    assert taken(DataOrder(DATA), 5) == [(0, "a"), (1, "b"), (2, "c"), (3, "a"), (4, "b")]
-
-
-def test_a_sequence_of_groups_is_data_as_well() -> None:
-    assert taken(DataOrder([Group("a"), Group("b")]), 3) == [(0, "a"), (1, "b"), (2, "a")]
-
-
 def test_a_resumed_run_goes_on_after_what_was_trained_on() -> None:
     order = DataOrder(DATA)
     for _ in range(4):
@@ -99,10 +91,3 @@ def test_a_shuffled_run_resumes_with_what_was_under_way_in_the_epoch_before() ->
             order.finished(place)
     again = DataOrder(LETTERS, order.state(), shuffle_seed=1)
     assert taken(again, 4) == [expected[5], expected[9], *expected[10:]]
-
-
-def test_data_without_a_group_is_said_to_be_empty() -> None:
-    with pytest.raises(ValueError, match="no group in the 2 batches"):
-        next(DataOrder(Batches("", "")))
-    with pytest.raises(ValueError, match="no group in the 0 batches"):
-        next(DataOrder([]))

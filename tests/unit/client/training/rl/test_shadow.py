@@ -46,13 +46,6 @@ async def test_what_is_too_much_passes_by_and_is_counted() -> None:
     assert ([step.step for step in shadow.steps], shadow.missed_steps) == ([0, 1, 4], 2)
 
 
-async def test_one_that_does_not_finish_is_left_behind() -> None:
-    shadow = shadow_of(Held(), 2)
-    shadow.offer(0, [DATUM])
-    await shadow.finish(within_seconds=0)
-    assert (shadow.steps, shadow.missed_steps) == ([], 1)
-
-
 async def test_one_that_is_cancelled_in_the_middle_of_a_step_makes_no_other_of_its_gradient() -> None:
     model = Held()
     shadow = shadow_of(model, 3)
@@ -74,8 +67,3 @@ async def test_one_that_is_cancelled_between_two_steps_goes_on() -> None:
     assert shadow.offer(1, [DATUM])
     await shadow.finish(within_seconds=60)
     assert ([step.step for step in shadow.steps], shadow.failure) == ([0, 1], None)
-
-
-def test_a_shadow_without_a_queue_is_none() -> None:
-    with pytest.raises(ValueError, match="1 or more"):
-        shadow_of(Held(), 0)

@@ -106,12 +106,6 @@ async def test_a_seed_makes_a_run_the_same_and_no_two_samples() -> None:
     assert len(set(first)) == len(first) == 18
 
 
-async def test_without_a_seed_the_server_draws() -> None:
-    sampler = SimulatedSampler(lambda prompt, seed: [random.randrange(1000)])
-    await trainer_of(SimulatedModel(sampler), seed=None, temperature=0.7).run(1)
-    assert {(asked.seed, asked.temperature, asked.max_tokens) for _, asked in sampler.asked} == {(None, 0.7, 1)}
-
-
 async def test_a_failure_costs_its_group_and_is_told_by_its_kind(caplog: pytest.LogCaptureFixture) -> None:
     model, log = SimulatedModel(SimulatedSampler(drawn)), Log()
     with caplog.at_level(logging.WARNING):
@@ -129,13 +123,6 @@ async def test_groups_of_equal_rewards_are_counted_and_rewarded_but_not_trained_
     assert [data[0].model_input.to_ints()[1] for data in model.trained] == [0]
     [(step, line)] = log.lines
     assert (step, line["progress/groups_with_equal_rewards"], line["env/all/total_episodes"]) == (0, 1, 6)
-
-
-async def test_a_step_of_groups_without_data_is_none_and_the_run_goes_on() -> None:
-    model, log = SimulatedModel(SimulatedSampler(drawn)), Log()
-    await trainer_of(model, fails_at(0, 1), logger=log).run(1)
-    assert [data[0].model_input.to_ints()[1] for data in model.trained] == [2, 3]
-    assert [step for step, _ in log.lines] == [0]
 
 
 @pytest.mark.parametrize("most_stale", [0, 2])
@@ -157,18 +144,6 @@ async def test_a_run_that_has_nothing_left_to_learn_ends_and_is_saved(caplog: py
     assert [each.step for each in manager.saved] == [2]
     assert "the run ends after 2 of 10 steps: 9 groups in a row" in caplog.text
     assert await trainer.run(2) == 2
-
-
-async def test_a_run_that_never_learns_is_an_error() -> None:
-    with pytest.raises(NothingToTrainOn, match=r"after 0 steps: equal rewards \(16\)"):
-        await trainer_of(SimulatedModel(SimulatedSampler(drawn)), lambda example, answer: 0).run(10)
-
-
-async def test_the_last_step_is_saved_whatever_its_number() -> None:
-    manager = Manager(save_every=2)
-    await trainer_of(SimulatedModel(SimulatedSampler(drawn)), checkpoints=manager).run(3)
-    await trainer_of(SimulatedModel(SimulatedSampler(drawn)), checkpoints=manager).run(2)
-    assert [each.step for each in manager.saved] == [2, 3, 2]
 
 
 async def test_a_reward_that_is_no_number_costs_its_group_not_the_weights() -> None:
@@ -269,16 +244,6 @@ def test_a_checkpoint_of_another_loop_is_refused_with_a_sentence() -> None:
     other: Any = Resumed(3, model, {"batch": 1}, {}, ())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="step 3 is another loop's"):
         trainer_of(model, resumed=other)
-
-
-async def test_a_shadow_is_given_every_batch_and_logged_beside() -> None:
-    main, beside, log = SimulatedModel(SimulatedSampler(drawn)), SimulatedModel(SimulatedSampler(drawn)), Log()
-    shadow = ShadowClient("cautious", beside, ADAM, loss_fn="ppo", most_steps_waiting=9)  # type: ignore[arg-type]
-    await trainer_of(main, logger=log, shadows=[shadow]).run(3)
-    by_step = [[*first, *second] for first, second in zip(main.trained[::2], main.trained[1::2], strict=True)]
-    assert beside.trained == by_step
-    assert [step.step for step in shadow.steps] == [0, 1, 2]
-    assert log.lines[-1][1]["shadow/cautious/progress/steps_missed"] == 0
 
 
 async def test_a_shadow_that_fails_is_told_of_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:

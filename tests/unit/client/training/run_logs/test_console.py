@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
-from tinsmith.training.run_logs.console import ConsoleLogger, headlines
-from tinsmith.training.run_logs.scalars import Plain
+from tinsmith.training.run_logs.console import ConsoleLogger
 
 pytestmark = pytest.mark.pytorch
 
@@ -36,23 +35,6 @@ def test_in_a_file_each_step_is_a_line_with_what_matters(written: io.StringIO) -
     ]
 
 
-def test_a_loops_own_rate_is_the_one_that_is_told(written: io.StringIO) -> None:
-    logger = in_file(written, None)
-    logger.log_metrics({"num_tokens": 10, "time/tokens_per_second": 5.5}, 1)
-    assert written.getvalue() == "step 1  tokens/s 5.5\n"
-
-
-def test_evaluations_have_a_line_of_their_own_with_their_names(written: io.StringIO) -> None:
-    logger = in_file(written, 4)
-    logger.log_metrics({"train/nll": 2.0, "eval/held_out/nll": 2.5}, 1)
-    logger.log_metrics({"eval/[math]/accuracy": 0.5}, None)
-    assert written.getvalue().splitlines() == [
-        "step 1/4  nll 2",
-        "step 1  eval/held_out/nll 2.5",
-        "eval/[math]/accuracy 0.5",
-    ]
-
-
 def test_on_a_terminal_there_is_a_bar_that_ends_with_the_run(written: io.StringIO) -> None:
     console = Console(file=written, force_terminal=True, width=100)
     logger = ConsoleLogger(2, console)
@@ -62,8 +44,3 @@ def test_on_a_terminal_there_is_a_bar_that_ends_with_the_run(written: io.StringI
     shown = written.getvalue()
     assert re.search(r"step 2/2 .*━.*loss 1\.5", shown)
     assert shown.endswith("\x1b[?25h"), "the cursor is back"
-
-
-def test_metrics_of_a_loop_with_names_of_its_own_are_the_first_few_numbers() -> None:
-    metrics: dict[str, Plain] = {"kind": "a", "mine": 1.0, "other": 2, "third": 3, "fourth": 4}
-    assert headlines(metrics) == {"mine": "1", "other": "2", "third": "3"}

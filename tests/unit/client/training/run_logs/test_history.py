@@ -21,25 +21,12 @@ def history(tmp_path: Path) -> MetricsHistory:
     return MetricsHistory(tmp_path)
 
 
-def test_a_run_that_has_logged_nothing_has_no_step(tmp_path: Path) -> None:
-    history = MetricsHistory(tmp_path)
-    assert history.last_step() is None
-    history.forget_from(1)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_steps_that_come_again_are_replaced_and_kept_beside(history: MetricsHistory, tmp_path: Path) -> None:
     assert history.last_step() == 3
     history.forget_from(2)
     assert (tmp_path / METRICS_FILE).read_text().splitlines() == LINES[:2]
     assert (tmp_path / REPLACED_FILE).read_text().splitlines() == LINES[2:]
     assert history.last_step() == 1
-
-
-def test_a_later_step_replaces_nothing(history: MetricsHistory, tmp_path: Path) -> None:
-    history.forget_from(4)
-    assert (tmp_path / METRICS_FILE).read_text().splitlines() == LINES
-    assert not (tmp_path / REPLACED_FILE).exists()
 
 
 def test_a_line_that_a_kill_cut_off_goes_even_where_nothing_is_replaced(

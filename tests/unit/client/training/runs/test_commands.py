@@ -49,22 +49,6 @@ def test_help_tells_every_setting_as_a_flag(run: Run, kind: type[RunConfig]) -> 
     assert told >= {name.replace("_", "-") for name in kind.model_fields} | {"config", "example"}
 
 
-def test_a_mistake_in_settings_is_a_line(run: Run) -> None:
-    status, _, said = run("sft", "--model", "demo/tiny", "--data", "a.jsonl", "--rank", "many")
-    assert status == 1
-    assert said.startswith("tinsmith train sft: rank is 'many': input should be a valid integer")
-
-
-def test_bad_lines_are_told_before_a_server_is_asked(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"test": "b"}\n')
-    status, _, said = run("sft", "--model", "demo/tiny", "--data", "a.jsonl")
-    assert status == 1
-    assert said == (
-        "tinsmith train sft: a.jsonl:2: neither messages, nor prompt and completion, nor text; it has test\n"
-    )
-    assert not (tmp_path / "run").exists()
-
-
 def test_where_no_server_answers_the_command_that_starts_one_is_told(run: Run, tmp_path: Path) -> None:
     assert run("sft", "--example", ".")[0] == 0
     status, shown, said = run("sft", "--config", "run.yaml", "--max-steps", 3)
@@ -151,10 +135,3 @@ def test_a_run_begins_with_four_lines(done: int, counted: dict[str, int], data: 
         f"steps    {steps}",
         "output   sft-run, all settings in sft-run/config.yaml",
     ]
-
-
-def test_a_run_in_an_environment_counts_groups() -> None:
-    lines = heading(
-        RlConfig(model="demo/tiny", environment="guessing:environment"), Begun(30, 0, {"groups": 64, "held_out": 16})
-    )
-    assert lines[1] == "data     guessing:environment: 64 groups, 16 held out"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tinker_cookbook.rl.types import EnvGroupBuilder
-from tinsmith.training.errors import BadConfig, BadData
+from tinsmith.training.errors import BadConfig
 from tinsmith.training.evaluation.examples import Answer, Example
 from tinsmith.training.evaluation.graders import GRADERS
 from tinsmith.training.runs.config import RlConfig
@@ -88,11 +88,6 @@ def test_a_reward_is_what_an_evaluation_by_the_same_grader_says(
     assert grader(name)(said, answer) == reward == GRADERS[name](Example("?", answer), Answer(said))
 
 
-def test_a_grader_that_there_is_not_is_told() -> None:
-    with pytest.raises(BadConfig, match="grader is 'nice': it must be exact, contains, number or module:function"):
-        grader("nice")
-
-
 def test_prompts_are_split_or_held_out_in_a_file_of_their_own(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"{n}?", "answer": n}) + "\n" for n in range(10)))
@@ -101,19 +96,3 @@ def test_prompts_are_split_or_held_out_in_a_file_of_their_own(tmp_path: Path) ->
     assert {one.place for one in prompts.train}.isdisjoint(one.place for one in prompts.held_out)
     apart = read_prompts(config(environment="jsonl", data=file, eval_data=file, eval_groups=4))
     assert (len(apart.train), len(apart.held_out)) == (10, 4)
-
-
-def test_data_and_environment_that_do_not_go_together_are_told(tmp_path: Path) -> None:
-    with pytest.raises(BadConfig, match="environment is jsonl, and data is not given"):
-        read_prompts(config(environment="jsonl"))
-    with pytest.raises(BadConfig, match="data is of the environment jsonl, and environment is my_games:game"):
-        read_prompts(config(environment="my_games:game", data=tmp_path))
-    with pytest.raises(BadConfig, match="renderer none does not go with it"):
-        make_groups(config(environment="jsonl"), Prompts(), None)
-
-
-def test_an_answer_that_is_no_number_is_told_where_numbers_are_graded(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text('{"prompt": "a", "answer": "1,000"}\n{"prompt": "b", "answer": "two"}\n')
-    with pytest.raises(BadData, match=r"a\.jsonl:2: the answer 'two' is no number, and grader is number"):
-        read_prompts(config(environment="jsonl", data=file, grader="number"))

@@ -13,7 +13,6 @@ from tinsmith.training.runs.json_lines import (
     BadExample,
     Completion,
     Conversation,
-    Preference,
     Text,
     digest_of_files,
     parse_answered,
@@ -61,16 +60,6 @@ def test_what_is_wrong_with_an_example_is_told(record: dict[str, Any], told: str
         parse_sft(record)
 
 
-def test_preferences_are_strings_or_messages() -> None:
-    assert parse_dpo({"prompt": "a", "chosen": "b", "rejected": "c"}) == Preference(
-        Completion("a", "b"), Completion("a", "c")
-    )
-    asked = {"prompt": [USER], "chosen": "Good day", "rejected": [{**ANSWER, "content": "What?"}]}
-    assert parse_dpo(asked) == Preference(
-        Conversation([USER, ANSWER]), Conversation([USER, {"role": "assistant", "content": "What?"}])
-    )
-
-
 @pytest.mark.parametrize(
     ("record", "told"),
     [
@@ -105,32 +94,6 @@ def test_every_bad_line_is_told_with_its_file_and_number(tmp_path: Path) -> None
         f"{file}:4: no JSON object",
         f"{file}:5: text is no string",
     ]
-
-
-def test_of_many_bad_lines_ten_are_told(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text("1\n" * 25)
-    with pytest.raises(BadData) as raised:
-        read_examples(file, parse_sft)
-    assert len(str(raised.value).splitlines()) == 11
-    assert str(raised.value).endswith("and 15 lines more")
-
-
-def test_examples_know_their_place_and_empty_lines_are_none(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text('\n{"text": "a"}\n\n{"text": "b"}')
-    assert [(one.place, one.example) for one in read_examples(file, parse_sft)] == [
-        (f"{file}:2", Text("a")),
-        (f"{file}:4", Text("b")),
-    ]
-
-
-def test_a_file_that_is_not_there_or_has_nothing_is_told(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match=r"a\.jsonl cannot be read: No such file"):
-        read_examples(tmp_path / "a.jsonl", parse_sft)
-    (tmp_path / "b.jsonl").write_text("\n")
-    with pytest.raises(BadData, match=r"b\.jsonl has no examples"):
-        read_examples(tmp_path / "b.jsonl", parse_sft)
 
 
 def test_the_digest_is_of_what_files_hold(tmp_path: Path) -> None:

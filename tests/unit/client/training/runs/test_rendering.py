@@ -45,10 +45,6 @@ def learned(
     return [tokenizer.decode(run) for run in runs]
 
 
-def test_a_model_that_the_cookbook_knows_has_its_renderer(tokenizer: Any) -> None:
-    assert choose_rendering("auto", tokenizer, "Qwen/Qwen3-8B").name == "qwen3"
-
-
 def test_another_model_has_its_chat_template_and_one_without_is_plain(tokenizer: Any) -> None:
     assert choose_rendering("auto", tokenizer, "demo/tiny").name == "chat_template"
     tokenizer_without = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
@@ -56,11 +52,6 @@ def test_another_model_has_its_chat_template_and_one_without_is_plain(tokenizer:
     assert choose_rendering("auto", tokenizer_without, "demo/tiny").name == "plain"
     with pytest.raises(BadConfig, match="the tokenizer of demo/tiny has none: use plain"):
         choose_rendering("chat_template", tokenizer_without, "demo/tiny")
-
-
-def test_a_renderer_that_there_is_not_is_told(tokenizer: Any) -> None:
-    with pytest.raises(BadConfig, match="renderer qwen99 does not go with the tokenizer of demo/tiny: "):
-        choose_rendering("qwen99", tokenizer, "demo/tiny")
 
 
 def test_a_chat_template_learns_answers_with_their_ends(tokenizer: Any) -> None:
@@ -141,12 +132,6 @@ def test_what_is_too_long_is_dropped_and_counted() -> None:
     assert prepared.described() == {"examples": 2, "held_out": 0, "dropped": 2, "truncated": 0, "tokens": 7}
 
 
-def test_what_is_truncated_stays_if_there_is_something_to_learn() -> None:
-    prepared = prepare(config(max_length=4, too_long="truncate"), of_lengths(3, 5, 9), render_length)
-    assert [len(one.tokens) for (one,) in prepared.train] == [3, 4]
-    assert (prepared.truncated, prepared.dropped) == (2, 1)
-
-
 def test_of_several_answers_those_are_left_that_fit_but_of_a_comparison_none() -> None:
     def render(length: int) -> tuple[Tokens, ...]:
         return (*render_length(length), *render_length(length + 4))
@@ -156,13 +141,3 @@ def test_of_several_answers_those_are_left_that_fit_but_of_a_comparison_none() -
     assert left == render_length(4)[0]
     with pytest.raises(BadData, match="no example"):
         prepare(truncated, of_lengths(4), render, are_compared=True)
-
-
-def test_what_is_too_long_is_refused_where_that_is_asked_for() -> None:
-    with pytest.raises(BadData, match=r"a.jsonl:5: 5 tokens, and max_length is 4"):
-        prepare(config(max_length=4, too_long="refuse"), of_lengths(3, 5), render_length)
-
-
-def test_data_of_which_nothing_fits_is_told() -> None:
-    with pytest.raises(BadData, match=r"no example of a.jsonl fits into max_length, 4 tokens"):
-        prepare(config(max_length=4), of_lengths(5), render_length)

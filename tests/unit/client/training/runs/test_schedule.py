@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from tinsmith.training.runs.schedule import Schedule, ShuffledBatches, held_out_split, learning_rate_at
 
@@ -21,10 +19,6 @@ def test_a_schedule_rises_and_falls(schedule: Schedule, expected: list[float]) -
     assert rates == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_warm_up_as_long_as_the_run_never_falls() -> None:
-    assert [learning_rate_at(step, 2, 3.0, "linear", warmup_steps=2) for step in range(2)] == [1.0, 2.0]
-
-
 def test_each_epoch_has_every_example_once_in_an_order_of_its_own() -> None:
     batches = ShuffledBatches(count=10, batch_size=4, epochs=3, seed=1)
     order = [place for number in range(len(batches)) for place in batches[number]]
@@ -32,21 +26,6 @@ def test_each_epoch_has_every_example_once_in_an_order_of_its_own() -> None:
     epochs = [order[first : first + 10] for first in (0, 10, 20)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2] != list(range(10))
-
-
-def test_a_batch_does_not_depend_on_which_were_asked_for_before() -> None:
-    asked_in_order = ShuffledBatches(10, 4, 3, seed=1)
-    expected = [asked_in_order[number] for number in range(8)]
-    assert [ShuffledBatches(10, 4, 3, seed=1)[number] for number in (5, 2, 7)] == [expected[n] for n in (5, 2, 7)]
-    assert ShuffledBatches(10, 4, 3, seed=2)[0] != expected[0]
-
-
-def test_a_batch_that_is_larger_than_the_data_goes_through_it_more_than_once() -> None:
-    batches = ShuffledBatches(count=3, batch_size=5, epochs=2, seed=0)
-    assert Counter(batches[0] + batches[1]) == {0: 2, 1: 2, 2: 2}
-    assert [batches.epoch_after(number) for number in (0, 1)] == [5 / 3, 2.0]
-    with pytest.raises(IndexError):
-        batches[2]
 
 
 @pytest.mark.parametrize(

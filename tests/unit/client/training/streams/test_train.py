@@ -11,7 +11,6 @@ import pytest
 import tinker
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.progress import Progress
 from tinker import types
 from tinsmith.training.errors import MinibatchFailed
 from tinsmith.training.streams.rollouts import RolloutBuffer, RolloutGroup
@@ -87,20 +86,6 @@ async def test_each_minibatch_is_sent_when_its_groups_are_there() -> None:
     assert [output["logprobs"].data for output in report.outputs] == [[1.0], [2.0], [3.0], [4.0]]
 
 
-async def test_a_report_says_how_long_the_step_waited_for_rollouts() -> None:
-    """For each of them, also while the server computes the gradient of those before."""
-    pause = 0.05
-
-    async def slow() -> AsyncIterator[RolloutGroup]:
-        for name in (1, 2, 3):
-            await asyncio.sleep(pause)
-            yield group(name)
-
-    steps = stream_minibatch_train(cast(tinker.TrainingClient, RecordingClient()), slow(), MinibatchPlan(3, 1), ADAM)
-    [report] = [report async for report in steps]
-    assert report.waited_seconds >= 3 * pause * 0.9
-
-
 async def test_no_more_minibatches_are_under_way_than_the_plan_says() -> None:
     client = RecordingClient(held=asyncio.Event())
     plan = MinibatchPlan(groups_per_step=4, groups_per_minibatch=1, minibatches_in_flight=2)
@@ -123,25 +108,11 @@ async def test_what_is_too_old_trains_nothing_and_is_counted() -> None:
     assert [(report.staleness, report.dropped_groups) for report in reports] == [([0], 0), ([1], 0), ([1], 1), ([0], 0)]
 
 
-async def test_weights_that_are_not_there_yet_have_sampled_nothing() -> None:
-    with pytest.raises(ValueError, match="sampled after 1 steps, and 0 were done"):
-        await trained(RecordingClient(), [group(1, policy_step=1)], MinibatchPlan(1, 1))
-
-
 async def test_a_failed_minibatch_is_no_step() -> None:
     client = RecordingClient(refused=3)
     with pytest.raises(MinibatchFailed, match=r"minibatch 1 of step 7: this loss needs advantages; .*load the last"):
         await trained(client, [group(1), group(3, policy_step=7)], MinibatchPlan(2, 1, 7), first_step=7)
     assert client.calls == [[1], [3]]
-
-
-async def test_the_last_step_has_what_is_left_and_one_without_data_is_none() -> None:
-    client = RecordingClient()
-    reports = await trained(
-        client, [group(), group(), group(1), group(2), group(3, policy_step=1)], MinibatchPlan(2, 2)
-    )
-    assert client.calls == [[1, 2], ADAM.learning_rate, [3], ADAM.learning_rate]
-    assert [report.step for report in reports] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -172,11 +143,3 @@ async def test_every_datum_trains_once_and_in_order(
     assert sent == list(range(sum(sizes)))
     assert [datum.model_input.to_ints()[0] for report in reports for datum in report.data] == sent
     assert client.calls.count(ADAM.learning_rate) == len(reports)
-
-
-async def test_the_bar_says_how_far_the_step_is() -> None:
-    with Progress(disable=True) as progress:
-        await trained(RecordingClient(), [group(1), group(2), group(3)], MinibatchPlan(2, 1, 1), progress=progress)
-        [task] = progress.tasks
-    assert (task.completed, task.total) == (1, 2)
-    assert task.description == "step 1, up to 1 behind, 0 dropped"

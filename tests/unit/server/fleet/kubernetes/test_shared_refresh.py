@@ -43,16 +43,6 @@ async def test_those_who_want_one_at_once_share_it_and_its_failure() -> None:
     assert refreshes.count == 1
 
 
-async def test_one_that_is_too_old_is_made_again() -> None:
-    refreshes = Refreshes()
-    shared = SharedRefresh(refreshes, age_seconds=0.01, timeout_seconds=SOON_SECONDS)
-    refreshes.let_go.set()
-    await shared.recent()
-    await asyncio.sleep(0.05)
-    await shared.recent()
-    assert refreshes.count == 2
-
-
 async def test_one_that_began_too_early_is_waited_for_and_followed_by_another() -> None:
     """Its answer may be older than what is asked for."""
     refreshes = Refreshes()
@@ -77,21 +67,6 @@ async def test_who_gives_up_does_not_take_it_from_the_others() -> None:
     refreshes.let_go.set()
     await patient
     assert (impatient.cancelled(), refreshes.count) == (True, 1)
-
-
-async def test_one_that_hangs_ends() -> None:
-    shared = SharedRefresh(Refreshes(), age_seconds=60, timeout_seconds=0.01)
-    with pytest.raises(TimeoutError):
-        await shared.recent()
-
-
-async def test_none_goes_on_after_the_end() -> None:
-    refreshes = Refreshes()
-    shared = SharedRefresh(refreshes, age_seconds=60, timeout_seconds=SOON_SECONDS)
-    waiting = asyncio.create_task(shared.recent())
-    await asyncio.sleep(0.01)
-    await shared.close()
-    assert (await asyncio.gather(waiting, return_exceptions=True)) != [None]
 
 
 async def test_a_server_that_stops_begins_no_new_refresh() -> None:

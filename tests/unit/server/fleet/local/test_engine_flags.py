@@ -45,10 +45,6 @@ def test_a_flag_that_the_server_gives_is_not_one_of_the_engines(tmp_path: Path, 
         fleet(tmp_path, "nemo-rl", flag)
 
 
-def test_flags_that_go_together_are_taken(tmp_path: Path) -> None:
-    fleet(tmp_path, "nemo-rl", "--ranks", "4", "--tensor-parallel", "2", "--dtype", "float32")
-
-
 OF_A_SAMPLER = "sampler, sampler_environment, sampler_flags"
 
 
@@ -69,13 +65,6 @@ def test_a_sampler_is_looked_for_on_the_path_where_no_environment_is_named(
         fleet(tmp_path, "peft", sampler="vllm")
     (tmp_path / "vllm").touch(0o755)
     fleet(tmp_path, "peft", sampler="vllm")
-
-
-def test_flags_that_a_sampler_refuses_end_the_start(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=f"^{OF_A_SAMPLER}: --gpus must be positive$"):
-        fleet(tmp_path, "peft", sampler="vllm", sampler_flags=("--gpus", "0"))
-    with pytest.raises(StartupError, match=r"^sampler_flags: --scratch is given to the worker by the server itself"):
-        fleet(tmp_path, "peft", sampler="vllm", sampler_flags=("--scratch=/s",))
 
 
 def test_a_python_without_a_worker_is_said_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

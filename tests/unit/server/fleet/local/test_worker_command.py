@@ -32,14 +32,6 @@ def value(command: list[str], flag: str) -> str:
     return command[command.index(flag) + 1]
 
 
-def test_an_engine_gets_its_flags(tmp_path: Path) -> None:
-    worker, _ = commands(tmp_path, engine="nemo-rl", engine_flags="--ranks 2")
-    assert value(worker, "--engine") == "nemo-rl"
-    assert worker[-2:] == ["--ranks", "2"]
-    assert "--no-sampling" not in worker
-    assert "--saves-socket" not in worker
-
-
 def test_a_worker_is_told_in_how_few_bits_it_keeps_weights(tmp_path: Path) -> None:
     worker, _ = commands(tmp_path, quantization="4bit")
     assert value(worker, "--quantization") == "4bit"
@@ -71,12 +63,6 @@ def test_a_sampler_serves_the_base_model_as_the_worker_trains_it(tmp_path: Path,
     assert " ".join(sampler).replace("=", " ").endswith("--dtype float32")
 
 
-def test_a_sampler_may_be_told_otherwise(tmp_path: Path) -> None:
-    _, sampler = commands(tmp_path, sampler="vllm", engine_flags="--dtype float32", sampler_flags="--dtype=bfloat16")
-    assert "--dtype" not in sampler
-    assert sampler[-1] == "--dtype=bfloat16"
-
-
 def test_each_device_has_a_worker_with_a_volume_of_its_own(tmp_path: Path) -> None:
     settings, [directory] = settings_and_directory(tmp_path, devices="1,GPU-5f,cpu,cpu")
     found = places(settings.devices)
@@ -86,19 +72,6 @@ def test_each_device_has_a_worker_with_a_volume_of_its_own(tmp_path: Path) -> No
     assert [place.environment["CUDA_VISIBLE_DEVICES"] for place in found] == ["1", "GPU-5f", "", ""]
     told = [WorkerCommand(settings, directory, place)(tmp_path / "socket", 3) for place in found]
     assert [value(command, "--device") for command in told] == ["cuda", "cuda", "cpu", "cpu"]
-
-
-def test_workers_on_processors_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinsmith_server.fleet.local.devices.worker_threads", lambda: 7)
-    threads = [place.environment.get("OMP_NUM_THREADS") for place in places(("0", "cpu", "cpu", "cpu"))]
-    assert threads == [None, "2", "2", "2"]
-
-
-def test_without_devices_a_worker_takes_what_it_finds(tmp_path: Path) -> None:
-    settings, [directory] = settings_and_directory(tmp_path)
-    [place] = places(settings.devices)
-    assert place.environment == {}
-    assert "--device" not in WorkerCommand(settings, directory, place)(tmp_path / "socket", 3)
 
 
 def test_a_sampler_is_on_its_workers_device(tmp_path: Path) -> None:
@@ -128,10 +101,3 @@ def test_what_is_no_device_is_refused(devices: str, sentence: str) -> None:
 def test_an_engine_that_places_its_own_ranks_takes_no_devices() -> None:
     with pytest.raises(StartupError, match="a worker of nemo-rl chooses its GPUs by itself"):
         load_settings({"devices": "0,1", "engine": "nemo-rl"}, None)
-
-
-def test_a_file_may_number_devices(tmp_path: Path) -> None:
-    file = tmp_path / "settings.yaml"
-    for text, devices in (("[0, 1]", ("0", "1")), ("0", ("0",)), ("cpu,cpu", ("cpu", "cpu"))):
-        file.write_text(f"devices: {text}")
-        assert load_settings({}, file).devices == devices

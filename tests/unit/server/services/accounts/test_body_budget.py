@@ -22,14 +22,6 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_fits_is_had_at_once_and_given_back_at_the_end(budget: BodyBudget) -> None:
-    with budget.account("a") as first, budget.account("b") as second:
-        await first.take(100)
-        await second.take(50)
-        assert budget.held_bytes == 150
-    assert budget.held_bytes == 0
-
-
 async def test_a_tenants_next_body_waits_for_the_one_before(budget: BodyBudget) -> None:
     with budget.account("a") as first, budget.account("a") as second:
         await first.take(90)
@@ -39,15 +31,6 @@ async def test_a_tenants_next_body_waits_for_the_one_before(budget: BodyBudget) 
         first.give_back(10)
         await waiting
         assert second.held_bytes == 20
-
-
-async def test_another_tenant_does_not_wait_for_it(budget: BodyBudget) -> None:
-    with budget.account("a") as first, budget.account("a") as second, budget.account("b") as other:
-        await first.take(100)
-        waiting = asyncio.create_task(second.take(100))
-        await settled()
-        await asyncio.wait_for(other.take(50), 5)
-        waiting.cancel()
 
 
 async def test_who_waits_too_long_is_told_what_is_full(budget: BodyBudget) -> None:

@@ -31,16 +31,6 @@ async def test_operations_count_from_their_submission_until_a_worker_says_that_t
     await queued.admit("a", "m", 3)
 
 
-async def test_who_waits_for_a_place_gets_it_with_the_next_news() -> None:
-    queued = Queued(most=1)
-    queued.note("a", "m", 1)
-    waiting = asyncio.create_task(queued.admit("a", "m", 2))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    await queued.refresh(described())
-    await waiting
-
-
 async def test_what_fills_a_gap_is_let_through_since_all_behind_it_waits_for_it() -> None:
     queued = Queued(most=1)
     queued.note("a", "m", 5)

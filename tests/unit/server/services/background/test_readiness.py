@@ -38,10 +38,6 @@ def readiness_of(rows: Rows, fleet: Workers) -> Readiness:
     return Readiness(rows, fleet, "a")  # type: ignore[arg-type]
 
 
-async def test_a_replica_whose_store_and_fleet_answer_is_ready() -> None:
-    assert await readiness_of(Rows("a", "b"), Workers()).problem() is None
-
-
 async def test_a_replica_that_does_not_know_its_workers_leaves_requests_to_one_that_does() -> None:
     fleet = Workers()
     fleet.problem = LOST
@@ -56,12 +52,6 @@ async def test_requests_are_never_left_to_nobody(attending: list[str]) -> None:
     assert await replica.problem() is None
     rows.there = ["b"]
     assert await replica.problem() == LOST
-
-
-async def test_a_replica_whose_store_is_away_is_not_ready_whoever_else_is_there() -> None:
-    rows = Rows()
-    rows.down = True
-    assert await readiness_of(rows, Workers()).problem() == "the database does not answer"
 
 
 async def test_a_store_that_does_not_answer_in_time_is_as_good_as_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,21 +19,6 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def test_files_are_listed_by_relative_path_without_the_workers_manifest(root: Path) -> None:
-    assert CheckpointFiles(root.as_uri()).list("runs/1") == {"a.bin": 5, "deep/b.bin": 1}
-
-
-def test_a_file_is_read_in_parts(root: Path) -> None:
-    assert b"".join(CheckpointFiles(root.as_uri()).read("runs/1", "a.bin")) == b"12345"
-
-
-def test_removing_twice_is_fine(root: Path) -> None:
-    files = CheckpointFiles(root.as_uri())
-    for _ in range(2):
-        files.remove("runs/1")
-    assert not (root / "runs" / "1").exists()
-
-
 @pytest.mark.parametrize("path", ["", ".", "..", "../outside", "runs/../..", "/etc", "runs/1/../../../outside"])
 def test_nothing_outside_the_root_is_touched(root: Path, path: str) -> None:
     files = CheckpointFiles(root.as_uri())

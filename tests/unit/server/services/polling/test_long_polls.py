@@ -13,12 +13,6 @@ async def forever() -> str:
     return "never"
 
 
-async def test_a_result_is_passed_on() -> None:
-    polls = LongPolls()
-    assert await polls.hold(asyncio.sleep(0, "done"), released="released") == "done"
-    assert len(polls) == 0
-
-
 async def test_release_lets_all_go_at_once_and_holds_nobody_after() -> None:
     polls = LongPolls()
     held = [asyncio.create_task(polls.hold(forever(), released="released")) for _ in range(3)]
@@ -37,14 +31,6 @@ async def test_a_client_that_hangs_up_ends_the_work() -> None:
     with pytest.raises(asyncio.CancelledError):
         await poll
     assert len(polls) == 0
-
-
-async def test_an_error_reaches_the_poll() -> None:
-    async def fails() -> str:
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        await LongPolls().hold(fails(), released="released")
 
 
 class Calls:
@@ -77,14 +63,6 @@ async def test_many_who_ask_the_same_make_one_call_and_the_next_one_another() ->
     calls.answer.set()
     assert await asyncio.gather(*asked) == ["answer 1"] * 5
     assert await calls.shared.result("a", calls.call) == "answer 2"
-
-
-async def test_those_who_ask_something_else_make_a_call_of_their_own() -> None:
-    calls = Calls()
-    asked = await calls.asking(2) + await calls.asking(2, "b")
-    assert calls.made == 2
-    calls.answer.set()
-    await asyncio.gather(*asked)
 
 
 async def test_a_call_goes_on_for_those_who_stay_and_ends_with_the_last() -> None:

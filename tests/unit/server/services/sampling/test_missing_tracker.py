@@ -53,9 +53,3 @@ def test_what_nobody_missed_for_long_may_have_been_there(clock: Clock) -> None:
     assert not tracker.is_over("a")
     clock.go_on(301)
     assert not tracker.is_over("a")
-
-
-def test_things_have_a_time_each(clock: Clock) -> None:
-    tracker: MissingTracker[str] = MissingTracker(LENGTH, clock)
-    assert missed(tracker, clock, 310)
-    assert not tracker.is_over("b")

@@ -24,16 +24,6 @@ def idle(ids: list[str]) -> list[Load]:
     return [Load(one, 0) for one in ids]
 
 
-@given(keys, loads)
-def test_every_sampler_is_asked_once(key: bytes, given: list[Load]) -> None:
-    assert sorted(preference(key, given)) == sorted(load.sampler_id for load in given)
-
-
-@given(keys, loads)
-def test_every_server_asks_in_the_same_order_whatever_it_heard_of_first(key: bytes, given: list[Load]) -> None:
-    assert preference(key, given[::-1]) == preference(key, given)
-
-
 @given(st.lists(keys, max_size=20), names, st.data())
 def test_a_sampler_that_goes_moves_only_its_own_keys(some: list[bytes], ids: list[str], data: st.DataObject) -> None:
     gone = data.draw(st.sampled_from(ids))
@@ -68,12 +58,6 @@ def test_the_samples_of_a_group_stay_together(key: bytes, ids: list[str]) -> Non
     for _ in range(16):
         unfinished[preference(key, [Load(one, unfinished[one]) for one in ids])[0]] += 1
     assert sorted(unfinished.values())[-1] == 16
-
-
-def test_many_prompts_are_spread_over_all() -> None:
-    ids = [f"sampler-{number}" for number in range(4)]
-    chosen = [preference(cache_key("", number.to_bytes(4, "little")), idle(ids))[0] for number in range(400)]
-    assert all(60 < chosen.count(one) < 140 for one in ids)
 
 
 @given(st.binary(max_size=8), st.binary(max_size=8))

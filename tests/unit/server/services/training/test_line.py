@@ -45,37 +45,11 @@ def test_a_tenant_that_holds_more_comes_after_one_that_holds_less() -> None:
     assert names(fair_order(line)) == ["bo1", "bo2", "ada1", "bo3", "ada2"]
 
 
-def test_a_thousand_models_of_one_tenant_keep_nobody_elses_waiting() -> None:
-    line = Line(waiting(*(f"ada{number}" for number in range(1000)), "bo1"), holding(ada=8))
-    assert names(fair_order(line))[0] == "bo1"
-    assert share_out(line, places(w1=9)) == {"bo1": "w1"}
-
-
-def test_one_tenant_alone_gets_every_place() -> None:
-    line = Line(waiting("ada1", "ada2", "ada3"), holding(ada=1), tenants_at_work=frozenset({"ada"}))
-    assert share_out(line, places(kept=1, w1=3)) == {"ada1": "w1", "ada2": "w1"}
-
-
 def test_the_last_place_is_left_to_a_tenant_that_has_none_while_it_is_at_work() -> None:
     line = Line(waiting("ada1"), holding(ada=1), tenants_at_work=frozenset({"ada", "bo"}))
     assert share_out(line, places(kept=1, w1=2)) == {}
     newcomer = Line(waiting("ada1", "bo1"), line.holders, line.tenants_at_work)
     assert share_out(newcomer, places(kept=1, w1=2)) == {"bo1": "w1"}
-
-
-def test_no_place_is_kept_when_everybody_at_work_has_one() -> None:
-    line = Line(waiting("ada1"), holding(ada=1, bo=1), tenants_at_work=frozenset({"ada", "bo"}))
-    assert share_out(line, places(kept=1, w1=3)) == {"ada1": "w1"}
-
-
-def test_a_worker_of_one_slot_keeps_it_for_nobody() -> None:
-    line = Line(waiting("ada1"), tenants_at_work=frozenset({"ada", "bo"}))
-    assert share_out(line, places(kept=1, w1=1)) == {"ada1": "w1"}
-
-
-def test_a_tenant_without_a_place_may_have_the_one_that_is_kept() -> None:
-    line = Line(waiting("bo1", "bo2"), holding(ada=3), tenants_at_work=frozenset({"ada", "bo", "cy"}))
-    assert share_out(line, places(kept=1, w1=5)) == {"bo1": "w1"}
 
 
 @pytest.mark.parametrize("rounds", [1, 7])
@@ -127,12 +101,6 @@ def test_of_many_sessions_the_idlest_are_named() -> None:
     assert told == (
         "waiting for one of 200 places of org/tiny; 181 held by your sessions session-ada180, session-ada179, "
         "session-ada178 and 178 more, the first of them idle for 3 min; ask your administrator"
-    )
-
-
-def test_without_a_worker_there_is_no_talk_of_slots() -> None:
-    assert sentence(Wait(1, 1, 0, "org/tiny", "ada"), next_step="TrainingSession tiny is starting") == (
-        "waiting for a worker of org/tiny; TrainingSession tiny is starting"
     )
 
 

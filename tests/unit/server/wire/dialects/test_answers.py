@@ -126,13 +126,6 @@ def test_a_streamed_message_adds_up_to_the_whole_one(
     assert all(isinstance(block["input"], dict) for block in content if block["type"] == "tool_use")
 
 
-def test_an_empty_message_has_an_empty_text_streamed_or_whole() -> None:
-    assert anthropic_answers.message("m", ended(), USAGE)["content"] == [{"type": "text", "text": ""}]
-    events = anthropic_answers.MessageEvents("m")
-    content, _ = added_up(list(events.of(worker_pb2.TextPiece(end=END))))
-    assert content == [{"type": "text", "text": ""}]
-
-
 @pytest.mark.parametrize("limit", [1, 2, 3, 20])
 def test_pages_of_models_have_each_model_once_from_either_end(limit: int) -> None:
     models = [(f"org/{number}", number) for number in range(7)]
@@ -182,17 +175,3 @@ def test_logprobs_of_a_streamed_completion_are_those_of_a_whole_one() -> None:
     chunks = openai_answers.CompletionChunks(head)
     streamed = [chunk["choices"][0]["logprobs"] for piece in pieces for chunk in chunks.of(0, piece)]
     assert {name: [value for one in streamed for value in one[name]] for name in answer} == answer
-
-
-def test_a_token_with_nothing_before_it_has_neither_logprob_nor_likeliest_ones() -> None:
-    tokens = [worker_pb2.TokenText(text="a"), worker_pb2.TokenText(text="b", logprob=0.0)]
-    message = whole([worker_pb2.TextPiece(tokens=tokens)])
-    answer = openai_answers.completion(openai_answers.Head("m", "cmpl"), [message], USAGE)["choices"][0]["logprobs"]
-    assert (answer["token_logprobs"], answer["top_logprobs"]) == ([None, 0.0], [None, {}])
-
-
-def test_a_token_that_holds_a_part_of_a_character_has_no_bytes() -> None:
-    tokens = [worker_pb2.TokenText(text="é"), worker_pb2.TokenText(text="\ufffd")]
-    message = whole([worker_pb2.TextPiece(tokens=tokens)])
-    answer = openai_answers.chat_completion(openai_answers.Head("m", "x"), [message], USAGE)
-    assert [one["bytes"] for one in answer["choices"][0]["logprobs"]["content"]] == [[195, 169], None]

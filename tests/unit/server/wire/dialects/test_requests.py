@@ -87,13 +87,6 @@ def test_what_would_change_the_answer_and_is_not_done_is_refused_in_words(
     assert words in sentence(refused.value)
 
 
-def test_what_has_no_effect_may_be_named() -> None:
-    quiet = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "user": "me", "store": False}
-    chat(**quiet, response_format={"type": "text"}, tool_choice="auto", parallel_tool_calls=True, modalities=["text"])
-    completion(**quiet, echo=False, best_of=1)
-    chat(prompt_cache_key="a", prompt_cache_options={"mode": "explicit"})
-
-
 @pytest.mark.parametrize("make", [chat, completion, messages, count])
 @pytest.mark.parametrize("empty", [None, [], {}])
 def test_an_empty_field_of_another_server_asks_for_nothing(make: Callable[..., Any], empty: object) -> None:
@@ -214,26 +207,6 @@ def test_tools_of_both_dialects_are_one_to_the_model() -> None:
     assert rendered(ours.prompts[0]).tools == ours.tools
 
 
-def test_tools_that_may_not_be_chosen_are_not_shown() -> None:
-    assert chat(tools=[{"type": "function"}], tool_choice="none").text_request().tools == ""
-    tool = {"name": "add", "input_schema": SCHEMA}
-    assert messages(tools=[tool], tool_choice={"type": "none"}).text_request().tools == ""
-
-
-def test_an_answer_that_anthropics_client_has_begun_is_gone_on_with() -> None:
-    begun = [*HELLO, {"role": "assistant", "content": "Good"}]
-    assert rendered(messages(messages=begun).prompt()).continue_last
-    assert not rendered(messages().prompt()).continue_last
-    assert not rendered(chat(messages=begun).text_request().prompts[0]).continue_last
-
-
-def test_what_templates_may_ask_for_reaches_them() -> None:
-    asked = chat(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False}).text_request()
-    assert json.loads(rendered(asked.prompts[0]).variables) == {"reasoning_effort": "low", "enable_thinking": False}
-    told = CountTokensRequest.model_validate({"model": "m", "messages": HELLO, "thinking": {"type": "disabled"}})
-    assert json.loads(rendered(told.prompt()).variables) == {"enable_thinking": False}
-
-
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [("ab", ["ab"]), (["a", "b"], ["a", "b"]), ([5, 6], [[5, 6]]), ([[5], [6, 7]], [[5], [6, 7]])],
@@ -244,11 +217,6 @@ def test_a_prompt_may_be_one_or_several_texts_or_lists_of_tokens(prompt: Any, ex
         one.rendered.text if one.rendered else memoryview(one.tokens).cast("i").tolist() for one in found.prompts
     ] == expected
     assert found.params.max_tokens == 16
-
-
-def test_a_conversation_has_all_of_the_context_unless_it_says_how_much() -> None:
-    assert chat().text_request().params.max_tokens is None
-    assert chat(max_tokens=5, max_completion_tokens=6).text_request().params.max_tokens == 6
 
 
 @pytest.mark.parametrize("make", [chat, completion])

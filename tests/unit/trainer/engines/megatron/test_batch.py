@@ -17,14 +17,12 @@ from tinsmith_trainer.engines.losses import VALID, DatumResult, PreparedLoss, lo
 from tinsmith_trainer.engines.megatron.batch import (
     INPUT_IDS,
     TARGET_IDS,
-    TOKEN_MASK,
     Batch,
     RowResults,
     encode,
     gather,
     is_shifted,
     row_results,
-    rows_in,
     scored,
     total_loss,
 )
@@ -189,25 +187,6 @@ def test_a_shifted_datum_means_the_same_in_both_alignments(length: int, seed: in
     beside = scored(encode([datum, other], loss.arrays))
     assert alone.targets[0].tolist() == beside.targets[0, :length].tolist()
     assert alone.inputs["weights"][0].tolist() == beside.inputs["weights"][0, :length].tolist()
-
-
-def test_the_token_mask_is_one_from_the_second_column_on_as_nemo_rl_reads_it() -> None:
-    datum = with_shifted_targets(sft_datum(3))
-    batch = encode([datum], prepare_loss(LossSpec("cross_entropy"), [datum]).arrays, multiple_of=6)
-    assert batch[TOKEN_MASK].tolist() == [[0, 1, 1, 1, 0, 0]]
-
-
-def test_every_column_has_rows_first_and_the_sequence_second() -> None:
-    datums = [sft_datum(5, targets=2), sft_datum(3)]
-    batch = encode(datums, prepare_loss(LossSpec("cross_entropy"), datums).arrays)
-    assert {column.shape[:2] for column in batch.values() if column.ndim > 1} == {(2, 6)}
-    assert {len(column) for column in batch.values()} == {2}
-
-
-def test_read_only_arrays_of_a_client_are_taken() -> None:
-    datum = sft_datum(4)
-    datum.tokens.setflags(write=False)
-    assert rows_in(encode([datum], prepare_loss(LossSpec("cross_entropy"), [datum]).arrays)) == 1
 
 
 def results(*row_ids: int) -> RowResults:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tinsmith_trainer.engines.megatron.flags import RanksWanted, rank_recompute, ranks_wanted
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.options import UsageError, WorkerOptions, parse_options
@@ -22,25 +18,11 @@ def wanted(*flags: str) -> RanksWanted:
     return ranks_wanted("nemo-rl", parsed("--engine=nemo-rl", *flags))
 
 
-def test_without_flags_the_rank_is_this_process() -> None:
-    assert wanted() == RanksWanted(Parallelism(), in_process=True, nodes=1, gpus_per_node=0, ray_address=None)
-
-
 def test_ranks_are_processes_on_cpus_that_flags_divide() -> None:
     found = wanted("--ranks=8", "--tensor-parallel=2", "--pipeline-parallel=2", "--distributed-optimizer", "--nodes=2")
     assert found.parallelism == Parallelism(8, tensor=2, pipeline=2, distributed_optimizer=True)
     assert found.parallelism.data == 2
     assert (found.in_process, found.nodes, found.gpus_per_node) == (False, 2, 0)
-
-
-def test_ranks_of_miles_always_divide_the_optimizers_state() -> None:
-    assert ranks_wanted("miles", parsed("--engine=miles", "--ranks=2")).parallelism == Parallelism(
-        2, distributed_optimizer=True
-    )
-
-
-def test_ranks_on_cpus_can_share_experts() -> None:
-    assert wanted("--ranks=4", "--expert-parallel=2").parallelism == Parallelism(4, expert=2)
 
 
 def test_a_log_says_how_many_ranks_there_are_what_they_divide_and_where() -> None:
@@ -96,21 +78,3 @@ def test_every_gpu_has_one_rank(ranks: tuple[str, ...]) -> None:
 def test_what_cannot_be_is_refused_by_a_sentence(flags: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         parsed(*flags)
-
-
-def test_a_sampler_has_no_ranks() -> None:
-    with pytest.raises(UsageError, match="a sampler knows no engine 'nemo-rl'"):
-        parse_options(["--role=sampler", "--model=m", "--socket=s", "--checkpoint-root=c", "--engine=nemo-rl"])
-
-
-@given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 3))
-def test_the_ranks_that_a_refusal_names_are_taken(ranks: int, tensor: int, pipeline: int) -> None:
-    division = [f"--tensor-parallel={tensor}", f"--pipeline-parallel={pipeline}"]
-    try:
-        wanted(f"--ranks={ranks}", *division)
-    except UsageError as error:
-        named = re.findall(r"\d+", str(error).rpartition("give --ranks ")[2])
-        assert named
-        assert [wanted(f"--ranks={number}", *division).parallelism.world_size for number in named] == [
-            int(number) for number in named
-        ]

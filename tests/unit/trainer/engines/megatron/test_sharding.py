@@ -27,13 +27,10 @@ from tinsmith_trainer.engines.megatron.batch import (
 )
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.sharding import (
-    MAX_ROWS,
     SHORTEST_BESIDE,
-    cut_by_length,
     equal_shards,
     fill_up,
     length_multiple,
-    row_count,
     rows_of_microbatch,
     shards_of,
 )
@@ -85,17 +82,6 @@ def test_a_microbatch_is_no_longer_than_its_own_longest_datum_needs(
 
 
 @settings(deadline=None)
-@given(lengths_of_calls, st.integers(1, 4))
-def test_copies_of_the_model_get_datums_in_equal_numbers_and_of_about_equal_length(
-    lengths: list[int], data_parallel: int
-) -> None:
-    shards = sharded(lengths, Parallelism(data_parallel))
-    dealt = [[lengths[row] for batch in shard for row in batch[ROW_ID].tolist() if row != NO_ROW] for shard in shards]
-    assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
-    assert max(map(sum, dealt)) - min(map(sum, dealt)) <= max(lengths)
-
-
-@settings(deadline=None)
 @given(lengths_of_calls, st.sampled_from([Parallelism(4, context=2), Parallelism(8, pipeline=2, context=2)]))
 def test_context_ranks_get_microbatches_of_one_shape(lengths: list[int], layout: Parallelism) -> None:
     shards = sharded(lengths, layout)
@@ -138,17 +124,6 @@ def test_all_microbatches_of_a_call_have_the_same_columns(lengths: list[int], sh
     assert len({frozenset(batch) for batch in shard}) == 1
 
 
-@given(st.integers(1, 5000), st.integers(1, 5000))
-def test_rows_stay_within_the_token_budget_unless_one_row_is_above_it(length: int, budget: int) -> None:
-    rows = row_count(length, budget)
-    assert 1 <= rows <= MAX_ROWS
-    assert rows == 1 or rows * length <= budget
-
-
-def test_short_datums_are_computed_together_and_never_too_many_at_a_time() -> None:
-    assert [len(part) for part in cut_by_length(range(20), [4] * 20, 1024)] == [MAX_ROWS, MAX_ROWS, 4]
-
-
 @settings(deadline=None)
 @given(lengths_of_calls, st.sampled_from([2, 4]))
 def test_copies_that_share_experts_have_equally_many_microbatches(lengths: list[int], data_parallel: int) -> None:
@@ -174,10 +149,6 @@ def test_a_row_that_fills_up_has_one_token_and_counts_for_nothing() -> None:
     assert filled[INPUT_LENGTHS].tolist() == [4, 1, 1]
     assert not filled[TOKEN_MASK][1:].any()
     assert not filled[f"{LOSS_PREFIX}weights"][1:].any()
-
-
-def test_a_batch_that_divides_gets_no_row_more() -> None:
-    assert rows_in(fill_up(batch_of(6), 3)) == 6
 
 
 @given(st.integers(1, 200), st.integers(1, 5), st.integers(1, 16))

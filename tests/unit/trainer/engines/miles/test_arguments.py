@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.miles.ranks import arguments_of, stand_in
-from support.tiny_models import TIED, tiny_model
+from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
 from tinsmith_trainer.engines.megatron.model.ranked_model import ranked_model
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
@@ -17,7 +17,6 @@ from tinsmith_trainer.engines.miles.arguments import check_dense, miles_argument
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.options import parse_options
 from tinsmith_trainer.worker.engine_factories import build_on_ranks
-from transformers import AutoConfig
 
 SETTINGS = MegatronSettings(max_rank=8)
 
@@ -39,35 +38,12 @@ def test_the_model_is_read_from_its_own_folder_and_its_sizes_are_said_again() ->
     assert "--untie-embeddings-and-output-weights" in arguments
 
 
-def test_a_model_that_unembeds_by_its_embeddings_is_said_to() -> None:
-    assert "--untie-embeddings-and-output-weights" not in arguments_of(
-        tiny_model("llama3", TIED), SETTINGS, Parallelism()
-    )
-
-
-def test_ranks_are_divided_as_the_parallelism_says() -> None:
-    model = tiny_model()
-    layout = Parallelism(8, tensor=2, pipeline=2, distributed_optimizer=True)
-    ranked = ranked_model(model.directory, model.info, SETTINGS)
-    arguments = miles_arguments(ranked, sizes_of(model.directory), layout, nodes=2)
-    assert (of(arguments, "--actor-num-nodes"), of(arguments, "--actor-num-gpus-per-node")) == ("2", "4")
-    assert of(arguments, "--tensor-model-parallel-size") == of(arguments, "--pipeline-model-parallel-size") == "2"
-    assert "--sequence-parallel" in arguments
-    assert "--sequence-parallel" not in arguments_of(model, SETTINGS, Parallelism())
-
-
 @pytest.mark.parametrize("copies", [1, 2, 3])
 def test_one_rollout_fills_a_batch_of_all_copies(copies: int) -> None:
     """Else Miles has no step to schedule, and its actors do not start."""
     arguments = arguments_of(tiny_model(), SETTINGS, Parallelism(copies))
     of_a_rollout = int(of(arguments, "--rollout-batch-size")) * int(of(arguments, "--n-samples-per-prompt"))
     assert of_a_rollout * int(of(arguments, "--num-rollout")) == int(of(arguments, "--global-batch-size")) == copies
-
-
-def test_every_projection_has_a_padded_adapter_of_scale_one() -> None:
-    arguments = arguments_of(tiny_model(), SETTINGS, Parallelism())
-    assert of(arguments, "--lora-rank") == of(arguments, "--lora-alpha") == "8"
-    assert set(of(arguments, "--target-modules").split(",")) >= {"linear_q", "linear_fc1_gate", "output_layer"}
 
 
 @pytest.mark.parametrize(
@@ -98,14 +74,6 @@ def test_a_family_that_says_its_sizes_otherwise_is_refused(tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(ModelDirectoryInvalid, match=r"has no intermediate_size, which Miles asks for: .* engine peft"):
         sizes_of(tmp_path)
-
-
-def test_a_model_without_rotary_positions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = AutoConfig.from_pretrained(tiny_model().directory)
-    config.rope_parameters = None
-    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda _: config)
-    with pytest.raises(ModelDirectoryInvalid, match="has no rope_theta, which Miles asks for"):
-        sizes_of(tiny_model().directory)
 
 
 def test_rotary_positions_of_a_base_that_is_no_whole_number_are_refused(tmp_path: Path) -> None:

@@ -104,26 +104,6 @@ def test_secrets_of_the_driver_reach_neither_workers_nor_ray_and_it_keeps_them(
 
 
 @pytest.mark.usefixtures("fake_nemo_rl")
-def test_a_ray_of_its_own_has_no_dashboard_and_a_key(ray: FakeRay, image: Path) -> None:
-    build()
-    [policy] = Policy.made
-    assert ray.joined["address"] == "local"
-    assert not ray.joined["include_dashboard"]
-    assert ray.joined["_system_config"] == {"worker_niceness": 0}, "ranks do not give way to other programs"
-    assert policy.environment["RAY_AUTH_MODE"] == "token"
-    assert len(policy.environment["RAY_AUTH_TOKEN"]) == 64
-
-
-@pytest.mark.usefixtures("fake_nemo_rl", "ray")
-def test_ranks_are_told_where_the_converted_model_is_and_convert_nothing(image: Path) -> None:
-    build()
-    [policy] = Policy.made
-    [folder] = conversions_begun(image / "converted")
-    assert policy.config["pretrained_checkpoint"] == {"format": "megatron_bridge", "path": f"{folder}/iter_0000000"}
-    assert Path(folder).name.startswith(tiny_model("qwen3").info.revision)
-
-
-@pytest.mark.usefixtures("fake_nemo_rl")
 def test_what_cannot_be_is_refused_before_it_is_converted_and_ray_is_asked(
     ray: FakeRay, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,30 +114,6 @@ def test_what_cannot_be_is_refused_before_it_is_converted_and_ray_is_asked(
         build()
     assert ray.joined == {}
     assert conversions_begun(image / "converted") == []
-
-
-@pytest.mark.usefixtures("fake_nemo_rl", "ray")
-def test_ranks_that_die_leave_the_conversion_to_their_successors(image: Path) -> None:
-    """Policy returns before its workers are made: here one dies while it loads the model."""
-    with pytest.raises(ServerError, match=r"did not start: .*the GPU fell off"):
-        build(behaviour=lambda rank, _: RayActorError(error_msg="the GPU fell off the bus") if rank == 3 else SILENCE)
-    build()
-    assert len(conversions_begun(image / "converted")) == 1
-
-
-@pytest.mark.usefixtures("fake_nemo_rl")
-def test_a_model_that_cannot_be_converted_leaves_the_gpus_to_others(ray: FakeRay, image: Path) -> None:
-    write_rank_python(image / "venvs", "sys.exit(3)")
-    with pytest.raises(ServerError, match="could not be converted"):
-        build()
-    assert ray.joined == {}
-
-
-@pytest.mark.usefixtures("fake_nemo_rl")
-def test_workers_that_do_not_start_leave_no_ray_behind(ray: FakeRay, image: Path) -> None:
-    with pytest.raises(ModelDirectoryInvalid):
-        build(behaviour=lambda *_: as_ray_raises(ModelDirectoryInvalid("no name")))
-    assert ray.is_shut_down
 
 
 @pytest.mark.usefixtures("fake_nemo_rl", "image")
@@ -186,12 +142,6 @@ def test_a_ray_that_was_too_slow_to_start_is_started_once_more_and_its_folder_go
     assert [folder.exists() for folder in folders] == [False, True]
     ranks.close()
     assert not folders[1].exists()
-
-
-@pytest.mark.usefixtures("ray")
-def test_every_rank_gets_the_same_call_and_its_results_come_by_rank() -> None:
-    ranks = group(echo)
-    assert ranks.all("ts_drop", "a") == [(rank, None, "ts_drop", ("a",)) for rank in range(8)]
 
 
 @pytest.mark.usefixtures("ray")

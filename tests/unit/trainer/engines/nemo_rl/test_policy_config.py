@@ -12,7 +12,7 @@ from tinsmith_trainer.engines.megatron.flags import RankRecompute
 from tinsmith_trainer.engines.megatron.model.ranked_model import RankedModel
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.sharding import length_multiple
-from tinsmith_trainer.engines.nemo_rl.policy_config import policy_config, starting_from
+from tinsmith_trainer.engines.nemo_rl.policy_config import policy_config
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 
 KEYS = Path(__file__).parent / "policy_keys.txt"
@@ -63,33 +63,12 @@ def test_nothing_but_the_callers_loss_reaches_gradients() -> None:
     assert (megatron["peft"]["dropout"], megatron["optimizer"]["clip_grad"]) == (0.0, 0.0)
 
 
-def test_nothing_communicates_ahead_or_frees_gradients() -> None:
-    config = policy_config(MODEL, Parallelism(2, distributed_optimizer=True))
-    reduction = config["megatron_cfg"]["distributed_data_parallel_config"]
-    assert not reduction["overlap_grad_reduce"]
-    assert not reduction["overlap_param_gather"]
-    assert reduction["grad_reduce_in_fp32"]
-    assert not config["offload_optimizer_for_logprob"]
-    assert config["megatron_cfg"]["optimizer"]["use_distributed_optimizer"]
-
-
-def test_packing_is_on_only_where_context_ranks_need_it() -> None:
-    assert not policy_config(MODEL, Parallelism(8, tensor=4))["sequence_packing"]["enabled"]
-    assert policy_config(MODEL, Parallelism(8, tensor=2, context=2))["sequence_packing"]["enabled"]
-
-
 def test_a_mixture_has_adapters_of_its_experts_in_the_place_of_a_feed_forwards() -> None:
     dense, mixture = (policy_config(model, Parallelism())["megatron_cfg"] for model in (MODEL, MIXTURE))
     attention = ["linear_q", "linear_k", "linear_v", "linear_proj"]
     feed_forward = ["linear_fc1_gate", "linear_fc1_up", "linear_fc2"]
     assert dense["peft"]["target_modules"] == [*attention, *feed_forward, "output_layer"]
     assert mixture["peft"]["target_modules"] == [*attention, "experts", "output_layer"]
-
-
-def test_of_a_mixture_experts_are_what_is_computed_again_of_a_feed_forward() -> None:
-    """A layer of one has nothing that Megatron calls mlp there."""
-    megatron = policy_config(replace(MIXTURE, recompute="mlp"), Parallelism())["megatron_cfg"]
-    assert megatron["recompute_modules"] == ["moe"]
 
 
 @pytest.mark.parametrize(
@@ -140,14 +119,3 @@ def test_ranks_that_could_not_hold_the_model_are_refused_with_a_sentence(
 ) -> None:
     with pytest.raises(ModelDirectoryInvalid, match=sentence):
         policy_config(replace(MODEL, **change), parallelism)
-
-
-def test_ranks_start_from_a_checkpoint_of_megatron_bridges_where_one_is_named() -> None:
-    """`validate_model_paths` takes a folder with a run_config.yaml as it is; else it names one after the model."""
-    config = policy_config(MODEL, Parallelism())
-    started = starting_from(config, Path("/converted/iter_0000000"))
-    assert "pretrained_checkpoint" not in config
-    assert started == {
-        **config,
-        "pretrained_checkpoint": {"format": "megatron_bridge", "path": "/converted/iter_0000000"},
-    }

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.engine.contract import forward, forward_backward, spec
+from support.engine.contract import forward_backward, spec
 from support.engine.datums import policy_datum, sft_datum
 from support.nemo_rl.engines import engine_over, in_process_engine
-from support.nemo_rl.fakes import CanonicalLoRA, MegatronPolicyWorkerImpl
 from support.nemo_rl.one_worker import ONE, OneWorker, one_worker, tiny_sizes
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import AdamParams, Engine, LossSpec
@@ -41,12 +39,6 @@ def engine(worker: Any) -> Engine:
     return engine_over(OneWorker(worker), tiny_model("qwen3"), SETTINGS)
 
 
-def test_nemo_rl_finds_its_class_by_its_dotted_name(worker: Any) -> None:
-    ours = type(worker).__mro__[1]  # under the class that Ray made of it
-    assert f"{ours.__module__}.{ours.__qualname__}" == WORKER
-    assert MegatronPolicyWorkerImpl in ours.__bases__
-
-
 def test_ray_offers_its_methods_to_the_driver_by_the_names_and_keywords_that_are_called(fake_nemo_rl: None) -> None:
     module, _, name = WORKER.rpartition(".")
     actor = getattr(importlib.import_module(module), name)
@@ -58,10 +50,6 @@ def test_ray_offers_its_methods_to_the_driver_by_the_names_and_keywords_that_are
     assert keywords[START] == {"parallelism"}
     assert keywords[CALL] == {"method", "arguments"}
     assert keywords[CALL_SHARDED] == {"shard", "method", "arguments"}
-
-
-def test_it_is_built_with_an_adapter_for_each_projection(worker: Any) -> None:
-    assert isinstance(worker.peft, CanonicalLoRA)
 
 
 def test_it_compiles_nothing_where_it_may_not_write(worker: Any, fake_nemo_rl: None) -> None:
@@ -102,15 +90,6 @@ def test_several_steps_of_two_adapters_are_those_of_ranks_on_the_cpu(engine: Eng
             np.testing.assert_allclose(states[0].tensors[key], values, atol=2e-5, err_msg=key)
 
 
-def test_a_forward_alone_leaves_the_open_gradients_as_they_were(engine: Engine) -> None:
-    engine.create_adapter("a", spec(engine))
-    forward_backward(engine, [sft_datum(5)])
-    before = engine.state("a").tensors
-    forward(engine, [sft_datum(9)])
-    after = engine.state("a").tensors
-    assert all(np.array_equal(before[key], after[key]) for key in before)
-
-
 def test_a_call_that_fails_within_nemo_rl_leaves_no_trace(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.create_adapter("a", spec(engine))
     forward_backward(engine, [sft_datum(5)])
@@ -131,10 +110,3 @@ def test_what_a_client_did_wrong_comes_back_as_such(engine: Engine) -> None:
     engine.create_adapter("a", spec(engine))
     with pytest.raises(UserError, match="learning_rate"):
         engine.optim_step("a", AdamParams(learning_rate=float("nan")))
-
-
-def test_the_driver_needs_no_nemo_rl_before_its_ranks_are_made() -> None:
-    """Nothing but the actor imports it where a module is read, and only Ray imports that."""
-    package = Path(schedule.__file__).parent
-    importing = {path.name for path in package.glob("*.py") if "\nfrom nemo_rl" in path.read_text()}
-    assert importing == {"actor.py"}

@@ -18,7 +18,6 @@ from tinsmith_trainer.engines.tensor_files import (
 )
 from tinsmith_trainer.sampling.builtin.adapters import (
     BASE_MODEL,
-    AdapterShape,
     LoadedAdapter,
     RowAdapters,
     load_adapter,
@@ -84,22 +83,6 @@ def test_weights_that_lie_askew_or_may_not_be_written_are_copied(model: TorchMod
         assert torch.equal(lora_A, torch.from_numpy(tensor))
 
 
-def test_versions_are_never_confused(model: TorchModel) -> None:
-    assert len({loaded(model).serial, loaded(model).serial, BASE_MODEL.serial}) == 3
-
-
-def test_the_base_model_routes_nothing() -> None:
-    assert BASE_MODEL.shape == AdapterShape(0, ())
-    assert RowAdapters(4, fixed=True).route([BASE_MODEL, None, BASE_MODEL, None], 4) == {}
-
-
-def test_one_adapter_in_all_rows_is_not_copied(model: TorchModel) -> None:
-    adapter = loaded(model)
-    delta = RowAdapters(4, fixed=True).route([None, adapter, adapter, None], 4)[UNEMBED]
-    assert delta.lora_A.shape[0] == 4
-    assert delta.lora_A.data_ptr() == adapter.deltas[UNEMBED].lora_A.data_ptr()
-
-
 def test_each_row_gets_its_adapter_as_rows_change_hands(model: TorchModel) -> None:
     a, b, c = (loaded(model, rank=rank, seed=rank) for rank in (2, 5, 8))
     rows = RowAdapters(3, fixed=True)
@@ -129,13 +112,6 @@ def test_products_of_runs_are_those_of_stacked_rows(model: TorchModel) -> None:
     ]
     expected = torch.cat([*each[:4], base(x[4:5]), each[4]])
     torch.testing.assert_close(apply_delta(x, base, route[UNEMBED]), expected)
-
-
-def test_the_product_of_one_adapter_takes_as_many_tokens_as_come(model: TorchModel) -> None:
-    """The output projection is asked for fewer positions than the layers before it."""
-    adapter, base, x = loaded(model), model.layers[UNEMBED].base, torch.randn(1, 5, 64)
-    route = route_by_products([(adapter, 9)], [UNEMBED])
-    torch.testing.assert_close(apply_delta(x, base, route[UNEMBED]), apply_delta(x, base, adapter.deltas[UNEMBED]))
 
 
 @given(st.lists(st.none() | st.integers(0, 4), max_size=20))

@@ -41,11 +41,6 @@ def test_who_has_most_rows_takes_everybody_along(rows: dict[str, int], fixed: fl
     assert company(rows, max(rows, key=lambda name: rows[name]), ForwardCost(fixed).of) == set(rows)
 
 
-@given(ROWS)
-def test_where_a_step_costs_the_same_for_any_rows_all_go_together(rows: dict[str, int]) -> None:
-    assert all(company(rows, tenant, lambda _: 37.0) == set(rows) for tenant in rows)
-
-
 def test_one_row_does_not_wait_for_the_thirty_one_of_another_on_a_cpu_and_does_not_notice_them_on_a_gpu() -> None:
     rows = {"flood": 31, "small": 1}
     assert company(rows, "small", ForwardCost.on("cpu").of) == {"small"}
@@ -72,19 +67,9 @@ def test_rows_move_until_nobody_who_waits_has_two_less_and_then_stay(
     assert all(held.get(name, 0) >= most - 1 for name in waiting if held.get(name, 0) < most)
 
 
-@given(USED)
-def test_a_single_row_changes_hands_only_when_its_tenant_has_had_more_by_a_credit(used: dict[str, float]) -> None:
-    giver = gives_up_a_row({"a": 1}, "b", lead_of(used), CREDIT)
-    assert giver == ("a" if used["a"] - used["b"] >= CREDIT else None)
-
-
 def test_reading_keys_costs_as_much_a_byte_as_reading_weights() -> None:
     cost = ForwardCost.on("cpu", key_bytes_per_weight_byte=1 / 1000)
     assert cost.of(1, positions_read=1000) - cost.of(1) == pytest.approx(cost.of(0))
-
-
-def test_a_tenant_alone_gives_up_nothing() -> None:
-    assert gives_up_a_row({"a": 32}, "a", lambda *_: 0.0, CREDIT) is None
 
 
 HELD = st.lists(

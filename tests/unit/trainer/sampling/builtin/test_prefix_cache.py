@@ -29,19 +29,6 @@ def test_prompts_share_keys_as_far_as_their_blocks_are_equal(first: list[int], s
     assert shared == expected
 
 
-def test_a_key_belongs_to_one_adapter_version() -> None:
-    assert not set(keys_of([1, 2, 3])) & set(keys_of([1, 2, 3], OTHER_ADAPTER))
-
-
-def test_a_key_belongs_to_one_tenant() -> None:
-    assert not set(keys_of([1, 2, 3])) & set(keys_of([1, 2, 3], tenant="bob"))
-
-
-def test_ends_of_blocks_cover_the_prompt() -> None:
-    assert [end for _, end in prefix_keys(ADAPTER, TENANT, np.arange(10, dtype=np.int32), 4)] == [4, 8, 10]
-    assert list(prefix_keys(ADAPTER, TENANT, np.arange(0, dtype=np.int32), 4)) == []
-
-
 def test_the_longest_known_prefix_is_found() -> None:
     cache = PrefixCache(10 * BLOCK.nbytes)
     keys = keys_of(list(range(12)))
@@ -49,13 +36,6 @@ def test_the_longest_known_prefix_is_found() -> None:
         cache.put(key, BLOCK)
     assert len(cache.find(keys)) == 2
     assert cache.find(keys_of([5, 6])) == []
-
-
-def test_a_block_without_those_before_it_is_not_a_prefix() -> None:
-    cache = PrefixCache(10 * BLOCK.nbytes)
-    keys = keys_of(list(range(12)))
-    cache.put(keys[1], BLOCK)
-    assert cache.find(keys) == []
 
 
 @given(st.lists(tokens, max_size=20), st.integers(0, 5))

@@ -57,48 +57,6 @@ async def test_those_that_bear_each_other_are_inside_together_and_a_foe_waits_fo
     await asyncio.gather(*(task for task, _ in started))
 
 
-async def test_who_has_no_foe_waits_for_nobody() -> None:
-    watch = Watch()
-    started = [watch.start(traits) for traits in ("a", "b", "")]
-    await settle()
-    assert watch.inside == ["a", ""]
-    for _, done in started:
-        done.set()
-    await asyncio.gather(*(task for task, _ in started))
-
-
-async def test_who_comes_later_does_not_overtake_who_waits() -> None:
-    watch = Watch()
-    first, waiting, late = watch.start("a"), watch.start("b"), watch.start("a")
-    await settle()
-    assert watch.inside == ["a"]
-    for _, done in (first, waiting, late):
-        done.set()
-        await settle()
-    assert watch.order == ["a", "b", "a"]
-
-
-async def test_who_gives_up_waiting_holds_up_nobody() -> None:
-    watch = Watch()
-    first, waiting, behind = watch.start("a"), watch.start("b"), watch.start("a")
-    await settle()
-    waiting[0].cancel()
-    await settle()
-    assert watch.inside == ["a", "a"]
-    for task, done in (first, behind):
-        done.set()
-        await task
-
-
-async def test_who_fails_inside_leaves() -> None:
-    turns = Turns(FOES)
-    with pytest.raises(ZeroDivisionError):
-        async with turns.turn("a"):
-            raise ZeroDivisionError
-    async with asyncio.timeout(10), turns.turn("b"):
-        pass
-
-
 @pytest.mark.parametrize("seed", range(20))
 async def test_foes_never_meet_and_everybody_gets_in_whoever_gives_up(seed: int) -> None:
     draw, watch = random.Random(seed), Watch()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.sampler.jobs import job, prompt_of
 from support.tiny_models import tiny_directory
 from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.sampling.base import EMPTY_LOGPROB, Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.base import Sequence
 from tinsmith_trainer.sampling.token_server.base import SEED_RANGE, Generation
 from tinsmith_trainer.sampling.token_server.generation_requests import (
     MOST_NAMED_TOKENS,
@@ -78,11 +78,6 @@ def test_no_seed_is_asked_for_that_has_no_effect(model: ServedModel, params: dic
     assert request.seed is None
 
 
-def test_a_prompt_is_scored_once(model: ServedModel) -> None:
-    plan = plan_generation_requests(job(PROMPT, num_samples=3, prompt_logprobs=True, last_n=5), None, model)
-    assert [request.scored_from for request in plan.requests] == [15, None, None]
-
-
 def test_a_prompt_is_scored_by_a_request_whose_token_nobody_gets(model: ServedModel) -> None:
     plan = plan_generation_requests(job(PROMPT, max_tokens=0, num_samples=3, prompt_logprobs=True), None, model)
     [request] = plan.requests
@@ -107,12 +102,6 @@ def test_no_server_is_sent_a_prompt_without_room_for_the_token_that_it_draws(
     assert max(len(request.prompt) + request.max_tokens for request in sent) == context
     assert len(plan.requests) == (0 if by_prefixes else wholes)
     assert plan.prefixes[0].request.candidates == (int(asked.prompt[-1]),)
-
-
-def test_nothing_to_draw_asks_no_server(model: ServedModel) -> None:
-    plan = plan_generation_requests(job(PROMPT, max_tokens=0, num_samples=2), None, model)
-    assert plan.requests == ()
-    assert len(outcome_of(plan, [], [], model).sequences) == 2
 
 
 def test_unset_stops_are_the_models_own(model: ServedModel) -> None:
@@ -147,35 +136,6 @@ def test_weights_that_have_diverged_are_the_users_error(model: ServedModel) -> N
 
 
 # --- the most likely tokens ---
-
-
-def test_the_likeliest_tokens_of_a_prompt_are_asked_for_once_and_those_of_samples_of_each(model: ServedModel) -> None:
-    asked = replace(job(PROMPT, num_samples=2, last_n=5), topk_prompt_logprobs=3, topk_sample_logprobs=2)
-    requests = plan_generation_requests(asked, None, model).requests
-    assert [(one.scored_from, one.topk_prompt, one.topk) for one in requests] == [(15, 3, 2), (None, 0, 2)]
-
-
-def test_the_likeliest_tokens_of_a_sequence_end_where_it_does(model: ServedModel) -> None:
-    asked = replace(job(PROMPT, max_tokens=12, stop_tokens=(7,)), topk_sample_logprobs=2)
-    topk = TopkLogprobs(np.arange(6, dtype=np.int32).reshape(3, 2), np.zeros((3, 2), np.float32))
-    one = drawn([1, 7, 2])
-    one = replace(one, sequence=replace(one.sequence, topk_logprobs=topk))
-    [sequence] = outcome_of(plan_generation_requests(asked, None, model), [one], [], model).sequences
-    assert sequence.topk_logprobs is not None
-    assert sequence.topk_logprobs.token_ids.tolist() == [[0, 1], [2, 3]]
-
-
-@pytest.mark.parametrize("length", [1, 4])
-def test_what_is_not_scored_has_empty_rows_of_the_width_that_was_asked(model: ServedModel, length: int) -> None:
-    asked = replace(job(prompt_of(length), max_tokens=0, last_n=0), topk_prompt_logprobs=3, topk_sample_logprobs=2)
-    plan = plan_generation_requests(asked, None, model)
-    assert plan.requests == ()
-    outcome = outcome_of(plan, [], [], model)
-    assert outcome.topk_prompt_logprobs is not None
-    assert outcome.topk_prompt_logprobs.logprobs.tolist() == [[EMPTY_LOGPROB] * 3] * length
-    topk = outcome.sequences[0].topk_logprobs
-    assert topk is not None
-    assert topk.token_ids.shape == (0, 2)
 
 
 @pytest.mark.parametrize("name", ["topk_prompt_logprobs", "topk_sample_logprobs"])

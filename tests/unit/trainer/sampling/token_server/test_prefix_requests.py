@@ -6,19 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from support.sampler.jobs import job, prompt_of
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import EMPTY_LOGPROB, NO_TARGET, SampleJob, Sequence
-from tinsmith_trainer.sampling.token_server.base import MOST_CANDIDATES, Generation, GenerationRequest, top_logprobs
+from tinsmith_trainer.sampling.token_server.base import Generation, GenerationRequest, top_logprobs
 from tinsmith_trainer.sampling.token_server.prefix_requests import (
     MOST_PREFIX_REQUESTS,
     alternative_tokens,
     plan_prefixes,
     prompt_logprobs,
-    target_logprobs,
     topk_prompt_logprobs,
 )
 
@@ -43,17 +39,6 @@ def asking(targets: np.ndarray) -> SampleJob:
     return replace(job(PROMPT), target_prompt_logprobs=targets)
 
 
-@given(targets=arrays(np.int64, (5, 4), elements=st.integers(NO_TARGET, 6)))
-def test_each_target_has_the_logprob_of_its_place_and_nothing_has_none(targets: np.ndarray) -> None:
-    planned = plan_prefixes(asking(targets), "version")
-    assert {one.row for one in planned} == {row for row in range(5) if (targets[row] != NO_TARGET).any()}
-    found = target_logprobs(asking(targets), planned, [drawn(one.request) for one in planned])
-    expected = [
-        [0.0 if token == NO_TARGET else logprob_of(row + 1, token) for token in targets[row]] for row in range(5)
-    ]
-    np.testing.assert_array_equal(found, expected)
-
-
 def test_a_target_is_asked_for_behind_all_that_comes_before_its_place() -> None:
     targets = np.full((5, 1), NO_TARGET, np.int64)
     targets[1], targets[3] = 8, 9
@@ -65,20 +50,6 @@ def test_a_target_is_asked_for_behind_all_that_comes_before_its_place() -> None:
     assert {(one.request.adapter, one.request.max_tokens, one.request.seed) for one in planned} == {
         ("version", 1, None)
     }
-
-
-def test_more_targets_of_a_place_than_a_server_takes_are_asked_for_in_parts() -> None:
-    targets = np.full((5, 300), NO_TARGET, np.int64)
-    targets[4] = np.arange(300)[::-1]
-    planned = plan_prefixes(asking(targets), None)
-    assert [len(one.request.candidates) for one in planned] == [
-        MOST_CANDIDATES,
-        MOST_CANDIDATES,
-        300 - 2 * MOST_CANDIDATES,
-    ]
-    found = target_logprobs(asking(targets), planned, [drawn(one.request) for one in planned])
-    assert found is not None
-    np.testing.assert_array_equal(found[4], [logprob_of(5, token) for token in targets[4]])
 
 
 def test_alternatives_are_drawn_in_each_place_but_the_first_from_all_tokens_at_the_jobs_temperature() -> None:
@@ -98,34 +69,11 @@ def test_alternatives_are_drawn_in_each_place_but_the_first_from_all_tokens_at_t
         assert found.logprobs[one.row, one.draw] == logprob_of(one.row + 1, token)
 
 
-def test_greedy_alternatives_are_drawn_once_as_they_are_all_alike() -> None:
-    asked = replace(job(PROMPT, temperature=0.0), prompt_alt_tokens_k=4)
-    planned = plan_prefixes(asked, None)
-    assert len(planned) == 5
-    found = alternative_tokens(asked, planned, [drawn(one.request) for one in planned])
-    assert found is not None
-    np.testing.assert_array_equal(found.tokens, np.arange(1, 6)[:, None].repeat(4, 1))
-
-
 def test_the_longest_beginning_of_the_prompt_comes_first_so_that_the_server_has_the_others() -> None:
     targets = np.array([[3], [NO_TARGET], [3], [3], [3]])
     planned = plan_prefixes(replace(asking(targets), prompt_alt_tokens_k=2), None)
     lengths = [len(one.request.prompt) for one in planned]
     assert lengths == sorted(lengths, reverse=True)
-
-
-def test_a_prompt_of_one_token_has_no_place_for_alternatives() -> None:
-    asked = replace(job(prompt_of(1)), prompt_alt_tokens_k=2)
-    assert plan_prefixes(asked, None) == ()
-    found = alternative_tokens(asked, (), ())
-    assert found is not None
-    assert found.tokens.shape == found.logprobs.shape == (0, 2)
-
-
-def test_who_asks_for_nothing_of_this_gets_nothing() -> None:
-    assert plan_prefixes(job(PROMPT), None) == ()
-    assert target_logprobs(job(PROMPT), (), ()) is None
-    assert alternative_tokens(job(PROMPT), (), ()) is None
 
 
 def test_a_job_that_would_flood_its_server_is_refused_with_what_to_do() -> None:
@@ -158,16 +106,6 @@ def test_a_prompt_is_scored_by_what_is_drawn_behind_its_beginnings(last_n: int |
     topk = topk_prompt_logprobs(asked, planned, results)
     assert topk.logprobs[:first].tolist() == [[EMPTY_LOGPROB] * 2] * first
     assert topk.token_ids[first:].tolist() == [[place, place + 1] for place in range(first, 6)]
-
-
-def test_a_place_that_is_scored_and_has_targets_is_asked_about_once() -> None:
-    targets = np.array([[PROMPT[place]] for place in range(1, 6)])
-    asked = replace(job(PROMPT, prompt_logprobs=True, last_n=2), target_prompt_logprobs=targets)
-    planned = plan_prefixes(asked, None, 4)
-    assert len(planned) == 5
-    results = [drawn(one.request) for one in planned]
-    assert np.isnan(prompt_logprobs(asked, planned, results)).tolist() == [True] * 4 + [False] * 2
-    assert target_logprobs(asked, planned, results) is not None
 
 
 def test_a_prompt_that_is_too_long_for_that_is_refused_with_the_reason() -> None:

@@ -74,30 +74,6 @@ async def test_a_server_that_never_serves_is_given_up_with_its_last_words() -> N
             await process.until_healthy(answer(False), timeout_seconds=1)
 
 
-async def test_a_program_that_is_not_there_is_named() -> None:
-    async with started(ServerCommand(["no-such-server"])) as process:
-        assert "no-such-server cannot be started: No such file or directory." in str(await process.ended())
-
-
-async def test_only_the_last_of_what_it_said_is_kept() -> None:
-    async with started(program("for n in range(100): print(f'line {n}.')")) as process:
-        words = str(await process.ended())
-    assert "line 99." in words
-    assert "line 9." not in words
-
-
-async def test_a_line_beyond_all_measure_is_taken_in_parts() -> None:
-    async with started(program("print('x' * 3_000_000); print('end')")) as process:
-        assert str(await process.ended()).endswith("end")
-
-
-async def test_it_has_its_variables_beside_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OURS", "kept")
-    code = "import os; print(os.environ['OURS'], os.environ['ITS'])"
-    async with started(program(code, ITS="told")) as process:
-        assert "kept told" in str(await process.ended())
-
-
 async def test_a_stop_ends_its_own_processes_too() -> None:
     async with started(program(WITH_A_WORKER)) as process:
         worker = await asyncio.to_thread(said_number, process)
