@@ -39,14 +39,6 @@ class Program:
         named = {name for name in MODELS for word in self.command if word.rpartition("=")[2] == name}
         return named | {*self.defaults}
 
-    @property
-    def arguments(self) -> str:
-        """As docs/reference/recipes.md has them, without what differs from run to run."""
-        command = [word for word in self.command if word not in WITH_EXTRAS]
-        words = command[2:] if command[0] == "-m" else command[1:]
-        shown = (word.replace(f"{SCRIPTS}/", "") for word in words if "{folder}" not in word and word != str(SCRIPTS))
-        return " ".join(word.replace("{third_party}/bin/", "").replace("{sources}/", "") for word in shown)
-
     def run(self, runner: Runner) -> Run:
         """Raises AssertionError with all that does not hold, or with the program's last words where it fails."""
         run = runner.run(self.name, self._command(runner), self.typed)

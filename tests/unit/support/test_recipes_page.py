@@ -1,4 +1,4 @@
-"""docs/reference/recipes.md says what `make recipes` runs: programs, arguments and checks."""
+"""docs/reference/recipes.md lists what `make recipes` runs: programs and checks."""
 
 from __future__ import annotations
 
