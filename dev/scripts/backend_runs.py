@@ -11,7 +11,7 @@ from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
 KEYS = ("test", "what", "tolerance", "deviation", "commit", "date")
-HEADER = ("What", "May differ by", "Differed by", "At commit", "On")
+HEADER = ("What", "Differed by", "At commit", "On")
 
 Run = dict[str, str]
 
@@ -39,7 +39,7 @@ class BackendRuns:
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         for run in self.runs():
-            yield run["what"], run["tolerance"], run["deviation"], run["commit"], run["date"]
+            yield run["what"], run["deviation"], run["commit"], run["date"]
 
     def note(self, run: Run, pin: str) -> None:
         """In the place of the test's last run; runs of another commit of the backend go."""

@@ -126,7 +126,6 @@ TOKENS = (8192, 32_768)
 HEADER = (
     "Model",
     "Highest rank",
-    "Tokens",
     "GPUs for a copy",
     "tensor x pipeline",
     "GiB on each",
@@ -141,15 +140,17 @@ RECOMPUTE_HEADER = (
 
 
 def rows() -> Iterator[tuple[str, ...]]:
-    for sizes, rank, tokens in product(MODELS, RANKS, TOKENS):
+    """Return a row for each model and rank, at the larger number of tokens."""
+    tokens = TOKENS[-1]
+    for sizes, rank in product(MODELS, RANKS):
         layout = smallest(sizes, rank, tokens)
         slot = f"{SLOT_BYTES * sizes.adapter_parameters(rank) / GIB:.1f}"
         if layout is None:
-            yield sizes.name, str(rank), str(tokens), "more than 32", "", "", slot
+            yield sizes.name, str(rank), "more than 32", "", "", slot
             continue
         used = layout.gpu_bytes(sizes, rank, tokens) / GIB
         shape = f"{layout.tensor} x {layout.pipeline}"
-        yield sizes.name, str(rank), str(tokens), str(layout.gpus), shape, f"{used:.0f}", slot
+        yield sizes.name, str(rank), str(layout.gpus), shape, f"{used:.0f}", slot
 
 
 def recompute_rows() -> Iterator[tuple[str, ...]]:

@@ -12,8 +12,6 @@ from tinsmith_operator.kube.resources import ApiCall
 from tinsmith_operator.metrics import Metrics
 from tinsmith_operator.settings import Settings
 
-PREFIX = "TINSMITH_OPERATOR_"
-
 
 def setting_fields() -> Mapping[str, FieldInfo]:
     return Settings.model_fields

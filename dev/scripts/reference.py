@@ -17,6 +17,7 @@ import chart_reference
 import evidence_reference
 import gpu_reference
 import limits_reference
+import message_reference
 import nemo_rl_sizing
 import operator_reference
 import parser_memory
@@ -47,12 +48,6 @@ def settings_table(fields: Mapping[str, FieldInfo]) -> str:
     """Return the table of settings; the page says how variables are called."""
     rows = [(f"`{name}`", _default_of(field), _meaning_of(field)) for name, field in fields.items()]
     return table(("Setting", "Default", "Meaning"), rows)
-
-
-def environment_table(fields: Mapping[str, FieldInfo], prefix: str) -> str:
-    """Return the table of settings that only the environment holds, by variable."""
-    rows = [(f"`{prefix}{name.upper()}`", _default_of(field), _meaning_of(field)) for name, field in fields.items()]
-    return table(("Variable", "Default", "Meaning"), rows)
 
 
 def _meaning_of(field: FieldInfo) -> str:
@@ -146,11 +141,11 @@ def gpu_benchmarks_table() -> str:
 
 
 def conditions_table() -> str:
-    return table(("Condition", "When it is True"), resource_reference.condition_rows())
+    return table(("Condition", "When it is True"), message_reference.condition_rows())
 
 
 def reasons_table(progress: Progress) -> str:
-    return table(("Reason", "What it means", "What to do"), resource_reference.reason_rows(progress))
+    return table(("Reason", "What it means", "What to do"), message_reference.reason_rows(progress))
 
 
 def calls_table() -> str:
@@ -180,11 +175,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "body-limits": ("reference/limits.md", lambda: table(("Call", "Bytes of its body"), limits_reference.body_rows())),
     "parsers": ("reference/limits.md", lambda: table(parser_memory.PARSER_HEADER, parser_memory.parser_rows())),
     "metrics": ("reference/metrics.md", lambda: metrics_table(_server_families())),
-    "operator-settings": (
-        "explanation/operator.md",
-        lambda: environment_table(operator_reference.setting_fields(), operator_reference.PREFIX),
-    ),
-    "operator-metrics": ("explanation/operator.md", lambda: metrics_table(operator_reference.metric_families())),
+    "operator-settings": ("reference/operator.md", lambda: settings_table(operator_reference.setting_fields())),
+    "operator-metrics": ("reference/operator.md", lambda: metrics_table(operator_reference.metric_families())),
     "commands": ("reference/commands.md", commands_table),
     "statuses": ("reference/errors.md", statuses_table),
     "evidence": ("reference/evidence.md", lambda: table(evidence_reference.HEADER, evidence_reference.rows())),
@@ -209,6 +201,11 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "stuck": ("reference/conditions.md", lambda: reasons_table(Progress.STUCK)),
     "moving": ("reference/conditions.md", lambda: reasons_table(Progress.MOVING)),
     "done": ("reference/conditions.md", lambda: reasons_table(Progress.DONE)),
+    "events": ("reference/conditions.md", lambda: table(("Reason", "Type", "Message"), message_reference.event_rows())),
+    "alerts": (
+        "reference/conditions.md",
+        lambda: table(("Alert", "Severity", "After", "Message"), message_reference.alert_rows()),
+    ),
 }
 
 

@@ -1,8 +1,6 @@
-"""The tables of the fields of TrainingSessions and SamplerPools, from their CRDs, and of conditions and reasons, from
-the operator.
+"""The rows of the fields of TrainingSessions and SamplerPools, from their CRDs.
 
-`reference.py` calls it, and puts them into docs/reference/training-session.md, docs/reference/sampler-pool.md and
-docs/reference/conditions.md.
+`reference.py` calls it, and writes docs/reference/training-session.md and docs/reference/sampler-pool.md.
 """
 
 from __future__ import annotations
@@ -12,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tinsmith_operator.api.conditions import ConditionType
-from tinsmith_operator.api.reasons import Progress, Reason
 
 Schema = dict[str, Any]
 
@@ -42,14 +38,6 @@ def field_rows(crd: Path, part: str) -> Iterator[tuple[str, ...]]:
 
 def status_rows(crd: Path) -> Iterator[tuple[str, ...]]:
     return ((place, kind, meaning) for place, kind, _, meaning in field_rows(crd, "status"))
-
-
-def condition_rows() -> Iterator[tuple[str, ...]]:
-    return ((f"`{condition}`", condition.meaning) for condition in ConditionType)
-
-
-def reason_rows(progress: Progress) -> Iterator[tuple[str, ...]]:
-    return ((f"`{reason}`", reason.meaning, reason.cure) for reason in Reason if reason.progress is progress)
 
 
 def _walk(schema: Schema, path: str) -> Iterator[tuple[str, Schema, bool]]:

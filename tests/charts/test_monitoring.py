@@ -33,7 +33,7 @@ OF_THE_TARGET = {"namespace", "job", "pod"}
 def documented_metrics() -> dict[str, set[str]]:
     """Labels by metric, from the tables that `make docs` writes from the registries."""
     found = {}
-    for page in ("reference/metrics.md", "explanation/operator.md"):
+    for page in ("reference/metrics.md", "reference/operator.md"):
         text = (ROOT / "docs" / page).read_text()
         for name, kind, labels in re.findall(r"^\| `(tinsmith_\w+)` \| (\w+) \| ([^|]*) \|", text, re.MULTILINE):
             own = {"exported_namespace" if label == "namespace" else label for label in re.findall(r"`(\w+)`", labels)}

@@ -1,0 +1,75 @@
+"""The rows of docs/reference/conditions.md: conditions, their reasons, Events and alerts.
+
+`reference.py` calls it. Events are read from the operator's source, alerts from the chart.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+from tinsmith_operator.api.conditions import ConditionType
+from tinsmith_operator.api.reasons import Progress, Reason
+
+ROOT = Path(__file__).parents[2]
+ALERTS = ROOT / "charts" / "tinsmith" / "files" / "alerts.yaml"
+OPERATOR = ROOT / "operator" / "tinsmith_operator"
+RUNBOOKS = "../how-to/runbooks.md"
+
+
+def condition_rows() -> Iterator[tuple[str, ...]]:
+    return ((f"`{condition}`", condition.meaning) for condition in ConditionType)
+
+
+def reason_rows(progress: Progress) -> Iterator[tuple[str, ...]]:
+    return ((f"`{reason}`", reason.meaning, reason.cure) for reason in Reason if reason.progress is progress)
+
+
+def alert_rows() -> Iterator[tuple[str, ...]]:
+    for group in yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]:
+        for rule in group["rules"]:
+            name, texts = rule["alert"], rule["annotations"]
+            message = f"{texts['summary']} {texts['description']}".replace("{{ ", "{").replace(" }}", "}")
+            yield (
+                f"[{name}]({RUNBOOKS}#{name.lower()})",
+                rule["labels"]["severity"],
+                rule.get("for", "at once"),
+                message,
+            )
+
+
+def event_rows() -> Iterator[tuple[str, ...]]:
+    """Return the Events that no condition has, each with its type and its message."""
+    for file in sorted(OPERATOR.rglob("*.py")):
+        for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef):
+                yield from _events_in(function)
+
+
+def _events_in(function: ast.FunctionDef) -> Iterator[tuple[str, ...]]:
+    texts = {
+        node.targets[0].id: node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    for call in ast.walk(function):
+        match call:
+            case ast.Call(
+                func=ast.Name(id="Emit"), args=[ast.Attribute(attr=kind), ast.Constant(value=str() as reason), said]
+            ):
+                text = texts.get(said.id, said) if isinstance(said, ast.Name) else said
+                yield f"`{reason}`", kind.capitalize(), _template(text)
+
+
+def _template(text: ast.expr) -> str:
+    """Return a string, with the name of each value that an f-string has in braces."""
+    match text:
+        case ast.Constant(value=str() as constant):
+            return constant
+        case ast.JoinedStr(values=parts):
+            return "".join(_template(part) for part in parts)
+        case ast.FormattedValue(value=value):
+            return f"{{{ast.unparse(value)}}}"
+    raise ValueError(f"an Event's message is not written out: {ast.unparse(text)}")
