@@ -29,6 +29,8 @@ SCHEMAS = ("items", "additionalProperties", "not")
 # Words of the CRD beside its extensions that say nothing about whether a value fits.
 FOR_KUBERNETES = ("default", "format")
 
+SERVER_SETTINGS = "apiServer.settings."
+
 Schema = dict[str, Any]
 
 
@@ -163,11 +165,14 @@ def _comment(schema: Schema, width: int) -> list[str]:
 
 
 def values_rows(sections: Collection[str]) -> list[tuple[str, str, str]]:
-    """Return value, default and meaning in Markdown, for the values of these sections."""
+    """Return value, default and meaning in Markdown, for the values of these sections.
+
+    docs/reference/settings.md has the rows of the server's settings.
+    """
     return [
         (f"`{value.path}`", _shown(value.default), value.description)
         for value in values()
-        if _section_of(value) in sections
+        if _section_of(value) in sections and not value.path.startswith(SERVER_SETTINGS)
     ]
 
 

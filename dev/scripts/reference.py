@@ -186,7 +186,13 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "values": ("reference/chart.md", lambda: values_table(*chart_reference.other_sections())),
     "spec": ("reference/training-session.md", lambda: spec_table(chart_reference.SESSION_CRD)),
     "status": ("reference/training-session.md", lambda: status_table(chart_reference.SESSION_CRD)),
-    "pool-spec": ("reference/sampler-pool.md", lambda: spec_table(chart_reference.POOL_CRD)),
+    "pool-spec": (
+        "reference/sampler-pool.md",
+        lambda: table(
+            ("Field", "Type", "Default", "Meaning"),
+            resource_reference.own_field_rows(chart_reference.POOL_CRD, chart_reference.SESSION_CRD),
+        ),
+    ),
     "pool-status": ("reference/sampler-pool.md", lambda: status_table(chart_reference.POOL_CRD)),
     "gpu-runs": ("how-to/gpu.md", gpu_runs_table),
     "gpu-benchmarks": ("how-to/gpu.md", gpu_benchmarks_table),

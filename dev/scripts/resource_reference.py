@@ -36,6 +36,12 @@ def field_rows(crd: Path, part: str) -> Iterator[tuple[str, ...]]:
         yield f"`{place}`", _type_of(field), _default_of(field, is_required), str(field["description"])
 
 
+def own_field_rows(crd: Path, other: Path) -> Iterator[tuple[str, ...]]:
+    """Return the fields of `spec` that the other resource does not have with the same type, default and meaning."""
+    shared = set(field_rows(other, "spec"))
+    return (row for row in field_rows(crd, "spec") if row not in shared)
+
+
 def status_rows(crd: Path) -> Iterator[tuple[str, ...]]:
     return ((place, kind, meaning) for place, kind, _, meaning in field_rows(crd, "status"))
 
