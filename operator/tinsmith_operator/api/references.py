@@ -66,21 +66,3 @@ def _secrets_of(spec: ServingSpec) -> Iterator[Reference]:
             yield Reference(f"variable {variable['name']} of spec.pod.env", Named.READ_SECRET, str(key["name"]))
     for secret in spec.pod.image_pull_secrets:
         yield Reference("spec.pod.imagePullSecrets", Named.PULL_SECRET, str(secret["name"]))
-
-
-def repository_of(reference: str) -> str:
-    """Without tag and digest, in full: `team/trainer:1` is `docker.io/team/trainer`."""
-    name = as_written(reference)
-    first, slash, rest = name.partition("/")
-    is_host = bool(slash) and ("." in first or ":" in first or first == "localhost")
-    if is_host and first != "docker.io":
-        return name
-    path = rest if is_host else name
-    return f"docker.io/{path}" if "/" in path else f"docker.io/library/{path}"
-
-
-def as_written(reference: str) -> str:
-    """The repository, without tag and digest, and otherwise as somebody wrote it."""
-    name = reference.partition("@")[0]
-    head, slash, last = name.rpartition("/")
-    return f"{head}{slash}{last.partition(':')[0]}"

@@ -7,7 +7,7 @@ status, its warnings and its worker's last words.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -17,12 +17,11 @@ from tinsmith_operator.api.conditions import Finding
 from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.api.reasons import Reason
 from tinsmith_operator.api.references import Named, Reference, references_of
-from tinsmith_operator.common.last_words import last_words, quoted, where_its_log_is
 from tinsmith_operator.common.observed import KubernetesWarning, Surroundings
-from tinsmith_operator.common.pod import Ending, Pod, TerminationRecord
+from tinsmith_operator.common.pod import Ending, Pod, TerminationRecord, node_is_silent
 from tinsmith_operator.common.queue import holder_words
+from tinsmith_operator.common.redaction import quoted
 from tinsmith_operator.installation import Installation
-from tinsmith_operator.policy import Policy
 
 REFUSALS = {
     "PersistentVolumeClaim": Reason.CLAIM_REFUSED,
@@ -78,9 +77,9 @@ def name_conflict(owner: Owner, foreign: Manifest | None) -> Finding | None:
     return found(Reason.NAME_CONFLICT, f"{name} is not this {owner.NOUN}'s, and is left alone.")
 
 
-def refusal(observed: Surroundings) -> Finding | None:
-    """What the API server has against an object of ours."""
-    for kind, message in observed.refusals.items():
+def refusal(refusals: Mapping[str, str]) -> Finding | None:
+    """Return the first refusal of the API server. refusals: its words, by the kind of the object."""
+    for kind, message in refusals.items():
         reason = _why_refused(kind, message)
         return found(reason, f"The API server refused the {kind}: {quoted(message)}.")
     return None
@@ -105,14 +104,13 @@ def missing_certificate(observed: Surroundings) -> Finding | None:
 
 @dataclass(frozen=True)
 class Evidence:
-    """warnings: of the namespace. policy: whose words may be quoted.
+    """warnings: of the namespace.
     claim_uid: of the claim with its journal, if it has one.
     was_preempted: whether the latest pod that ran had to make room, and none has run since.
     """
 
     warnings: tuple[KubernetesWarning, ...]
     now: datetime
-    policy: Policy
     claim_uid: str | None = None
     was_preempted: bool = False
 
@@ -124,11 +122,6 @@ class Evidence:
             if warning.uid == uid and warning.reason in reasons and self.now - warning.at < WARNING_LIFE
         )
         return max(recent, key=lambda warning: warning.at, default=None)
-
-
-def cannot_fetch(pod: Pod) -> bool:
-    """Its image: nothing runs in it, and no other word about how to get the image would reach it."""
-    return (pod.waiting or {}).get("reason") in words.IMAGES
 
 
 def queued(workload: Manifest) -> Finding:
@@ -143,6 +136,16 @@ def why_pods_are_missing(refused: str | None) -> Finding:
         return found(Reason.CREATING_OBJECTS, "The pod is being created.")
     reason = words.why_not_admitted(refused) or Reason.POD_REFUSED
     return found(reason, f"The pod cannot be created: {quoted(refused)}.")
+
+
+def lost_node(pods: Iterable[Pod], now: datetime) -> Finding | None:
+    pod = next((pod for pod in pods if node_is_silent(pod, now)), None)
+    if pod is None:
+        return None
+    return found(
+        Reason.NODE_UNREACHABLE,
+        f"Node {pod.node_name} does not answer for pod {pod.name}, which may still run, so no other is started.",
+    )
 
 
 def made_room(evidence: Evidence) -> Finding | None:
@@ -277,28 +280,31 @@ def _ended(pod: Pod, evidence: Evidence) -> Finding | None:
     if ending is None or (pod.running_since is not None and evidence.now >= pod.running_since + FRESH_RUN):
         return None
     if ending.record is not None:
-        return _refused_start(pod, ending, ending.record, evidence)
+        return _refused_start(pod, ending, ending.record)
     if ending.out_of_memory:
         return found(Reason.OUT_OF_MEMORY, "The worker was killed because it used more memory than its limit.")
-    return _crash(pod, ending, evidence)
+    return _crash(pod, ending)
 
 
-def _crash(pod: Pod, ending: Ending, evidence: Evidence) -> Finding | None:
+def _crash(pod: Pod, ending: Ending) -> Finding | None:
     if pod.waiting is None:
         return None
-    last = last_words(pod, ending, evidence.policy)
-    said = f", and said: {last}" if last else ""
+    said = f", and said: {ending.last_words}" if ending.last_words else ""
     return found(
         Reason.CRASH_LOOP,
         f"The worker ended with status {ending.exit_code}, after {pod.restarts} restarts of this pod{said}.",
     )
 
 
-def _refused_start(pod: Pod, ending: Ending, record: TerminationRecord, evidence: Evidence) -> Finding:
-    last = last_words(pod, ending, evidence.policy)
-    said = last or f"status {ending.exit_code}, {where_its_log_is(pod)}"
+def _refused_start(pod: Pod, ending: Ending, record: TerminationRecord) -> Finding:
+    said = ending.last_words or f"status {ending.exit_code}, {where_its_log_is(pod)}"
     reason = WORKER_REASONS.get(record.reason, Reason.CANNOT_START)
-    return in_its_words(reason, f"The worker refuses to start: {said}.", is_quoted=last is not None)
+    return in_its_words(reason, f"The worker refuses to start: {said}.", is_quoted=ending.last_words is not None)
+
+
+def where_its_log_is(pod: Pod) -> str:
+    again = "" if pod.has_ended else " --previous"
+    return f"read kubectl logs {pod.name}{again}"
 
 
 def in_its_words(reason: Reason, what: str, *, is_quoted: bool) -> Finding:
@@ -317,13 +323,23 @@ def _loading(pod: Pod, evidence: Evidence) -> Finding:
 CLAIM = "PersistentVolumeClaim"
 
 
-def bar_of(observed: Surroundings, installation: Installation, image: str | None = None) -> Finding | None:
-    """image: that would run though the spec does not name it."""
-    looks: tuple[Callable[[], Finding | None], ...] = (
-        lambda: _objection(observed, installation, image),
-        lambda: _journal_for_a_model(observed),
+def blocking_reason(observed: Surroundings, installation: Installation, image: str | None = None) -> Finding | None:
+    """Return why a session or pool must have no pods at all.
+
+    What runs is stopped, with a snapshot, and its volume keeps everything. It starts again when the reason is gone.
+
+    image: the image that would run though the spec does not name it.
+    """
+    return _read_claim(observed) or _objection(observed, installation, image) or _journal_for_a_model(observed)
+
+
+def _read_claim(observed: Surroundings) -> Finding | None:
+    read = observed.read_claim
+    if read is None:
+        return None
+    return found(
+        Reason.CLAIM_IS_READ, f"{CLAIM} {read.claim} (spec.storage.existingClaim) has the model of {read.reader}."
     )
-    return next((finding for look in looks if (finding := look()) is not None), None)
 
 
 def _objection(observed: Surroundings, installation: Installation, image: str | None) -> Finding | None:

@@ -94,6 +94,17 @@ class Stored:
     content: str
 
 
+@dataclass(frozen=True)
+class ReadClaim:
+    """The claim that a session names for its journal, and from which an earlier session or pool reads its model.
+
+    reader: that session or pool, in words.
+    """
+
+    claim: str
+    reader: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Surroundings(ABC):
     """What lies under the names of an owner's children, ours or not; None is "not there".
@@ -127,6 +138,11 @@ class Surroundings(ABC):
     @abstractmethod
     def owner(self) -> Owner:
         """Whose children these are."""
+
+    @property
+    def read_claim(self) -> ReadClaim | None:
+        """The claim for the owner's journal, if another session or pool has its model there."""
+        return None
 
     @property
     def certificate_expiry_time(self) -> datetime | None:
@@ -172,6 +188,11 @@ class Observed(Surroundings):
     @override
     def owner(self) -> TrainingSession:
         return self.session
+
+    @property
+    @override
+    def read_claim(self) -> ReadClaim | None:
+        return ReadClaim(self.session.claim_name, self.claim_reader) if self.claim_reader is not None else None
 
     @property
     @override

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tinsmith_operator.api.base import Manifest
@@ -10,8 +10,16 @@ from tinsmith_operator.api.names import INPUTS_ANNOTATION, MANAGED_BY_LABEL, MAN
 from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.common.observed import Observed, Surroundings
-from tinsmith_operator.common.pod import Pod
-from tinsmith_operator.common.workloads import RAY_CLUSTER, STATEFUL_SET, WORKLOAD_KINDS, Workload
+from tinsmith_operator.common.pod import Pod, read_pod
+from tinsmith_operator.common.workloads import (
+    RAY_CLUSTER,
+    STATEFUL_SET,
+    WORKLOAD_KINDS,
+    Job,
+    Workload,
+    read_job,
+)
+from tinsmith_operator.policy import Policy
 
 ORPHANED = "it was left behind by an earlier session, and a Job is never changed"
 
@@ -55,14 +63,16 @@ class OwnedObjects:
 
     pod, members: of its workload as it is now.
     writer: the pod that may still write to its volume: also that of an earlier workload, or of none any more.
+    conversion, image_pull: its Jobs, with the pods of their tries. converters: also the pods of an earlier such Job.
     orphans: its pods after their workload was deleted from above them: nobody but us would ever stop them.
     foreign: an object in the place of a child that is not the session's.
     """
 
     workload: Workload | None
     claim: Manifest | None
-    conversion: Manifest | None
-    image_pull: Manifest | None
+    conversion: Job | None
+    converters: tuple[Pod, ...]
+    image_pull: Job | None
     pod: Pod | None
     members: tuple[Pod, ...]
     writer: Pod | None
@@ -70,23 +80,39 @@ class OwnedObjects:
     foreign: Manifest | None
     has_pod_of_another_kind: bool
 
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        """The worker's pod, if it is there, then the members."""
+        return (*([self.pod] if self.pod is not None else []), *self.members)
 
-def owned_objects(observed: Observed) -> OwnedObjects:
-    session, pod = observed.session, observed.pod
+
+def owned_objects(observed: Observed, policy: Policy) -> OwnedObjects:
+    session, pod, claim = observed.session, observed.pod, observed.claim
     workload = owned_workload(observed)
-    claim, conversion, image_pull = observed.claim, observed.conversion, observed.image_pull
+    converters = _in_order(observed.converters, policy)
     return OwnedObjects(
         workload=workload,
         claim=claim if claim is not None and _is_claim_of(session, claim) else None,
-        conversion=conversion if conversion is not None and is_ours(session, conversion) else None,
-        image_pull=image_pull if image_pull is not None and is_ours(session, image_pull) else None,
-        pod=Pod(pod) if pod is not None and _is_pod_of(workload, pod) else None,
-        members=tuple(Pod(member) for member in observed.members if _is_pod_of(workload, member)),
-        writer=Pod(pod) if pod is not None and not has_foreign_owner(session, pod) else None,
-        orphans=tuple(Pod(orphan) for orphan in _orphans(observed)),
+        conversion=_owned_job(session, observed.conversion, converters),
+        converters=converters,
+        image_pull=_owned_job(session, observed.image_pull, _in_order(observed.pullers, policy)),
+        pod=read_pod(pod, policy) if pod is not None and _is_pod_of(workload, pod) else None,
+        members=tuple(read_pod(member, policy) for member in observed.members if _is_pod_of(workload, member)),
+        writer=read_pod(pod, policy) if pod is not None and not has_foreign_owner(session, pod) else None,
+        orphans=tuple(read_pod(orphan, policy) for orphan in _orphans(observed)),
         foreign=next(_foreign_objects_of_session(observed), None),
         has_pod_of_another_kind=pod is not None and _has_another_kind(session, pod),
     )
+
+
+def _in_order(pods: Sequence[Manifest], policy: Policy) -> tuple[Pod, ...]:
+    """Return the pods, the latest last."""
+    ordered = sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+    return tuple(read_pod(pod, policy) for pod in ordered)
+
+
+def _owned_job(session: TrainingSession, job: Manifest | None, pods: Sequence[Pod]) -> Job | None:
+    return read_job(job, pods) if job is not None and is_ours(session, job) else None
 
 
 def has_foreign_owner(session: TrainingSession, pod: Manifest) -> bool:

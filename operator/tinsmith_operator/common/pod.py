@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
 from tinsmith_operator.api.base import LiveObject, Manifest, parse_time
+from tinsmith_operator.api.kubernetes_words import IMAGES
 from tinsmith_operator.api.names import (
     IMAGE_ANNOTATION,
     RESTART_REQUEST_ANNOTATION,
     WORKER_CONTAINER,
 )
+from tinsmith_operator.common.redaction import redacted_line
+from tinsmith_operator.policy import Policy
 
 OVERDUE_AFTER = timedelta(seconds=60)
 """Beyond its grace period: a kubelet that is there ends a pod within seconds of it."""
@@ -24,23 +27,30 @@ class TerminationRecord:
     """What a worker left behind that refused to start. image: of ImageChanged, the one that can replay the journal."""
 
     reason: str
-    message: str
     image: str | None
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run of the worker's container ended. words: its termination message, whoever wrote it."""
+    """How a run of the worker's container ended.
+
+    last_words: the container's own words, redacted; None where it left none, or where they may not be quoted.
+    """
 
     exit_code: int
     out_of_memory: bool
     record: TerminationRecord | None
-    words: str
+    last_words: str | None
 
 
 @dataclass(frozen=True)
 class Pod(LiveObject):
-    """A pod with what its containers, conditions and annotations say."""
+    """A pod with what its containers, conditions and annotations say.
+
+    is_vouched_for: whether the platform vouches for its image. The words of every other image are quoted nowhere.
+    """
+
+    is_vouched_for: bool = False
 
     @property
     def restart_request(self) -> str | None:
@@ -106,6 +116,11 @@ class Pod(LiveObject):
         return self._state.get("waiting")
 
     @property
+    def cannot_pull(self) -> bool:
+        """Whether its image cannot be pulled: nothing runs in it, and a change of how to pull does not reach it."""
+        return (self.waiting or {}).get("reason") in IMAGES
+
+    @property
     def running_since(self) -> datetime | None:
         return parse_time((self._state.get("running") or {}).get("startedAt"))
 
@@ -142,16 +157,17 @@ class Pod(LiveObject):
         """Whether its container has run, so that its volumes are mounted."""
         return self.running_since is not None or self.latest_ending is not None
 
-    @property
+    @cached_property
     def latest_ending(self) -> Ending | None:
         terminated = self._state.get("terminated") or (self._container.get("lastState") or {}).get("terminated")
         if not terminated:
             return None
+        record, words = parse_record(terminated.get("message"))
         return Ending(
             exit_code=int(terminated.get("exitCode", 0)),
             out_of_memory=terminated.get("reason") == "OOMKilled",
-            record=parse_record(terminated.get("message")),
-            words=str(terminated.get("message") or ""),
+            record=record,
+            last_words=redacted_line(words) if words and self.is_vouched_for else None,
         )
 
     def condition(self, type_: str) -> Manifest:
@@ -178,19 +194,26 @@ class Pod(LiveObject):
         return self._container.get("state") or {}
 
 
-def parse_record(message: Any) -> TerminationRecord | None:
-    """Of a termination message, which may also be nothing, or somebody else's words."""
+def read_pod(manifest: Manifest, policy: Policy) -> Pod:
+    """Return the pod; its words may be quoted if the policy vouches for its image."""
+    pod = Pod(manifest)
+    return replace(pod, is_vouched_for=pod.asked_image is not None and policy.vouches_for(pod.asked_image))
+
+
+def parse_record(message: Any) -> tuple[TerminationRecord | None, str]:
+    """Return the record in a termination message, and its words; without a record, the words are the message."""
+    text = str(message or "")
     try:
-        record = json.loads(message or "")
+        record = json.loads(text)
     except (ValueError, RecursionError):
         # 4096 bytes are enough to nest lists deeper than the parser goes.
-        return None
+        return None, text
     if not isinstance(record, dict):
-        return None
+        return None, text
     reason, words, image = record.get("reason"), record.get("message", ""), record.get("image")
     if not isinstance(reason, str) or not isinstance(words, str):
-        return None
-    return TerminationRecord(reason, words, image if isinstance(image, str) else None)
+        return None, text
+    return TerminationRecord(reason, image if isinstance(image, str) else None), words
 
 
 def node_is_silent(pod: Pod, now: datetime) -> bool:

@@ -15,8 +15,8 @@ from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.api.status import Requests
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.common.actions import Emit, EventType
-from tinsmith_operator.common.last_words import quoted
 from tinsmith_operator.common.observed import SnapshotAnswer
+from tinsmith_operator.common.redaction import quoted
 from tinsmith_operator.common.workloads import Workload
 
 LONGEST_REQUEST = 64

@@ -116,7 +116,7 @@ class Job(LiveObject):
 
 
 def read_job(manifest: Manifest, pods: Sequence[Pod]) -> Job:
-    """Return the Job with those of `pods` that it owns."""
+    """Return the Job with those of `pods` that it owns, in their order."""
     uid = manifest["metadata"]["uid"]
     return Job(
         manifest,

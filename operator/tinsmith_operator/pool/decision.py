@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime
 
 from tinsmith_operator.api.names import SAMPLER_DNS_NAME
@@ -11,6 +10,7 @@ from tinsmith_operator.build.deployment import build_budget, build_deployment
 from tinsmith_operator.build.network import build_pool_policy, build_service
 from tinsmith_operator.common.actions import Action, Annotate, Decision, Delete
 from tinsmith_operator.common.certificate import certificate_is_anothers, ensure_certificate, renewal_time
+from tinsmith_operator.common.diagnosis import refusal
 from tinsmith_operator.common.drift import ensure_child, still_refused
 from tinsmith_operator.common.observed import ObservedPool
 from tinsmith_operator.common.ownership import owned_workload
@@ -30,9 +30,8 @@ def decide_pool(observed: ObservedPool, installation: Installation, now: datetim
         return Decision(())
     situation = assess_pool(observed, installation, now)
     children = _ensure_children(situation, installation)
-    refusals = still_refused(observed.refusals, children)
-    situation = replace(situation, observed=replace(observed, refusals=refusals))
-    conditions = pool_conditions(situation, diagnose_pool(situation), acts=bool(children))
+    diagnosis = diagnose_pool(situation, refusal(still_refused(observed.refusals, children)))
+    conditions = pool_conditions(situation, diagnosis, acts=bool(children))
     # The status comes first: what the API server refuses below must not keep it from being said.
     status = write_pool_status(situation, conditions)
     retries = children or _retry_refused_pods(situation)
@@ -43,7 +42,7 @@ def _ensure_children(situation: PoolSituation, installation: Installation) -> tu
     """In the order in which they need each other: pods mount the certificate."""
     pool, observed = situation.pool, situation.observed
     deployment = build_deployment(pool, situation.replicas, situation.template)
-    if situation.bar is not None:
+    if situation.blocking_reason is not None:
         # What it was made from stays as it was: nothing of the spec is written that may not run.
         return ensure_child(observed, observed.workload, deployment) if observed.workload is not None else ()
     if observed.workload is None and certificate_is_anothers(observed):

@@ -35,17 +35,17 @@ class PoolDiagnosis:
     ca_problem: Finding | None
 
 
-def diagnose_pool(situation: PoolSituation) -> PoolDiagnosis:
+def diagnose_pool(situation: PoolSituation, refusal: Finding | None) -> PoolDiagnosis:
     pool, observed, rollout = situation.pool, situation.observed, situation.rollout
     conflict = common.name_conflict(pool, situation.foreign)
-    refusal, ca_problem = common.refusal(observed), common.ca_problem(observed)
+    ca_problem = common.ca_problem(observed)
     certificate = common.missing_certificate(observed)
     unfinished = None if rollout.is_done(pool.spec.replicas) else _why_unfinished(situation)
     is_ready = situation.replicas > 0 and rollout.ready > 0 and conflict is None
     trouble = (
         None
         if is_ready
-        else situation.bar or conflict or refusal or _scaled_to_zero(situation) or certificate or unfinished
+        else situation.blocking_reason or conflict or refusal or _scaled_to_zero(situation) or certificate or unfinished
     )
     return PoolDiagnosis(is_ready, trouble, unfinished, refusal, ca_problem)
 

@@ -15,11 +15,11 @@ from tinsmith_operator.api.names import (
 )
 from tinsmith_operator.api.sampler_pool import SamplerPool
 from tinsmith_operator.build.deployment import build_sampler_template, sampler_hashes_of_the_same
-from tinsmith_operator.common.diagnosis import Evidence, bar_of, cannot_fetch
+from tinsmith_operator.common.diagnosis import Evidence, blocking_reason
 from tinsmith_operator.common.drift import others_hold_content
 from tinsmith_operator.common.observed import ObservedPool
 from tinsmith_operator.common.ownership import foreign_objects, owned_workload
-from tinsmith_operator.common.pod import Pod
+from tinsmith_operator.common.pod import Pod, read_pod
 from tinsmith_operator.common.requests import restart_request
 from tinsmith_operator.common.workloads import Workload
 from tinsmith_operator.installation import Installation
@@ -60,7 +60,7 @@ class PoolSituation:
 
     foreign: an object in the place of one of its children that is not the pool's.
     next_template: of pods that start from now on, if anything starts them anew. template: of the Deployment.
-    bar: why it must have no pods.
+    blocking_reason: why it must have no pods.
     staying_pods: those that count: one that is on its way out, or was evicted, has been replaced.
     failed_pods: the latest first. Their ReplicaSet leaves them for good, and makes others in their place.
     """
@@ -72,7 +72,8 @@ class PoolSituation:
     next_template: Manifest
     template: Manifest
     rollout: Rollout
-    bar: Finding | None
+    blocking_reason: Finding | None
+    evidence: Evidence
     staying_pods: tuple[Pod, ...]
     failed_pods: tuple[Pod, ...]
 
@@ -83,31 +84,37 @@ class PoolSituation:
     @property
     def replicas(self) -> int:
         """Those that are wanted, and may be."""
-        return self.pool.spec.replicas if self.bar is None else 0
-
-    @property
-    def evidence(self) -> Evidence:
-        return Evidence(self.observed.warnings, self.now, self.installation.policy)
+        return self.pool.spec.replicas if self.blocking_reason is None else 0
 
 
 def assess_pool(observed: ObservedPool, installation: Installation, now: datetime) -> PoolSituation:
     live, foreign = owned_workload(observed), next(foreign_objects(observed), None)
     restart = restart_request(observed.pool, live)
     built = build_sampler_template(observed.pool, installation, restart)
-    template, rollout, bar = built, Rollout(), bar_of(observed, installation)
-    pods = tuple(Pod(manifest) for manifest in observed.pods)
+    template, rollout, blocked = built, Rollout(), blocking_reason(observed, installation)
+    pods = tuple(read_pod(manifest, installation.policy) for manifest in observed.pods)
     staying = tuple(pod for pod in pods if not pod.is_terminating and not pod.has_ended)
     if live is not None:
         # Whatever the controller of one that must be written has come to, it was for another template.
         pull_secrets = live.template["spec"].get("imagePullSecrets") or ()
         same = sampler_hashes_of_the_same(observed.pool, installation, restart, pull_secrets)
-        must_be_written = bar is None and _must_be_written(live, built, same, staying)
+        must_be_written = blocked is None and _must_be_written(live, built, same, staying)
         rollout = replace(read_rollout(live), is_known=False) if must_be_written else read_rollout(live)
         template = built if must_be_written else live.template
     failed = [pod for pod in pods if pod.has_failed and not pod.is_terminating]
     failed.sort(key=lambda pod: (str(pod.manifest["metadata"].get("creationTimestamp")), pod.name), reverse=True)
     return PoolSituation(
-        observed, installation, now, foreign, built, template, rollout, bar, staying, failed_pods=tuple(failed)
+        observed=observed,
+        installation=installation,
+        now=now,
+        foreign=foreign,
+        next_template=built,
+        template=template,
+        rollout=rollout,
+        blocking_reason=blocked,
+        evidence=Evidence(observed.warnings, now),
+        staying_pods=staying,
+        failed_pods=tuple(failed),
     )
 
 
@@ -128,7 +135,7 @@ def _must_be_written(deployment: Workload, built: Manifest, same: frozenset[str]
     same: the hashes of templates that run the same.
     """
     said, wanted = _annotations(deployment.template).get(INPUTS_ANNOTATION), _annotations(built)[INPUTS_ANNOTATION]
-    differs = said != wanted and (said not in same or any(cannot_fetch(pod) for pod in pods))
+    differs = said != wanted and (said not in same or any(pod.cannot_pull for pod in pods))
     is_sealed = CONFIGURATION_ANNOTATION in _annotations(deployment.manifest)
     return differs or not is_sealed or others_hold_content(deployment.manifest)
 

@@ -1,65 +1,98 @@
-"""Creates, annotates and grows the PersistentVolumeClaim of the journal."""
+"""The PersistentVolumeClaim of the journal: creates, annotates and grows it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from tinsmith_operator.api.base import Manifest, parse_quantity
+from tinsmith_operator.api.training_session import TrainingSession
+from tinsmith_operator.build.volumes import build_claim, build_claim_annotations
 from tinsmith_operator.common.actions import Action, Apply, Create, Delete
-from tinsmith_operator.common.drift import apply_to, as_stored, is_in_place, spec_fields_of_ours
+from tinsmith_operator.common.drift import apply_to, as_stored, holds, is_in_place, spec_fields_of_ours
 from tinsmith_operator.common.observed import Observed
-from tinsmith_operator.session.situation import Situation
+from tinsmith_operator.common.ownership import OwnedObjects
 from tinsmith_operator.session.upgrade import PIN_ANNOTATIONS
 
 FIXED_FIELDS = ("accessModes", "storageClassName", "volumeMode")
-"""Of a claim's spec, once it is there."""
+"""Fields of a claim's spec that cannot be changed."""
 
 
-def ensure_claim(situation: Situation) -> tuple[Action, ...]:
-    """Makes it, and says on it which image may write to it."""
-    observed, live, desired = situation.observed, situation.claim, situation.desired_claim
-    if (unused := situation.unused_claim) is not None:
-        return _delete(unused)
+@dataclass(frozen=True)
+class ClaimPlan:
+    """usable: the claim that is there, if the session may use it.
+    desired: the claim as it should be; of a claim that a user made, only what the operator writes on it.
+    unused: the session's claim, if it never had a volume and differs from the spec: it has to be made anew.
+    mismatch: the field in which the session's claim differs from the spec, and cannot be changed.
+    """
+
+    usable: Manifest | None
+    desired: Manifest
+    unused: Manifest | None
+    mismatch: str | None
+
+    @property
+    def is_terminating(self) -> bool:
+        """Whether the claim was deleted: it vanishes when no pod uses it."""
+        return self.usable is not None and "deletionTimestamp" in self.usable["metadata"]
+
+    @property
+    def volume_size(self) -> str | None:
+        """The size of the claim's volume; None while there is none."""
+        size = (((self.usable or {}).get("status") or {}).get("capacity") or {}).get("storage")
+        return str(size) if size is not None else None
+
+
+def plan_claim(observed: Observed, owned: OwnedObjects, annotations: Mapping[str, str]) -> ClaimPlan:
+    """annotations: what the operator writes on the claim."""
+    session = observed.session
+    desired = build_claim(session, annotations) or build_claim_annotations(session, annotations)
+    mismatch = _mismatch(session, owned.claim) if owned.claim is not None else None
+    unused = _unused_claim(observed, owned, desired, differs=mismatch is not None)
+    return ClaimPlan(_usable_claim(observed, owned, mismatch), desired, unused, mismatch)
+
+
+def ensure_claim(observed: Observed, plan: ClaimPlan) -> tuple[Action, ...]:
+    """Create the claim, and write on it which image may use it."""
+    live, desired = plan.usable, plan.desired
+    if plan.unused is not None:
+        return _delete(plan.unused)
     if observed.claim is None:
-        return () if _is_made_by_others(situation) or observed.claim_holder is not None else (Create(desired),)
-    if live is None or situation.claim_is_terminating:
+        return () if _is_made_by_others(observed) or observed.claim_holder is not None else (Create(desired),)
+    if live is None or plan.is_terminating:
         return ()
-    if _is_made_by_others(situation):
+    if _is_made_by_others(observed):
         return _annotate(observed, live, desired)
     return _annotate(observed, live, with_size(_as_it_is(desired, live), size_of(live)))
 
 
-def grow_claim(situation: Situation) -> tuple[Apply, ...]:
-    """Apart from the rest, and last: a storage class may refuse it, and nothing else must wait for that.
+def grow_claim(observed: Observed, plan: ClaimPlan) -> tuple[Apply, ...]:
+    """Change the claim's size, after everything else: a storage class may refuse that.
 
-    A growth that came to nothing is taken back where the spec takes it back: Kubernetes lets a claim ask for less as
-    long as it asks for more than its volume has.
+    A growth that was refused can be taken back: Kubernetes lets a claim ask for less, as long as it asks for more than
+    its volume has.
     """
-    live, desired = situation.claim, situation.desired_claim
-    if live is None or situation.claim_is_terminating or _is_made_by_others(situation):
+    live, desired = plan.usable, plan.desired
+    if live is None or plan.is_terminating or _is_made_by_others(observed):
         return ()
     if (live.get("status") or {}).get("phase") != "Bound":
         return ()
     # A claim that an earlier session left behind may be larger; no volume shrinks.
-    asks, wanted, has = (parse_quantity(size) for size in (size_of(live), size_of(desired), volume_size(live) or 0))
+    asks, wanted, has = (parse_quantity(size) for size in (size_of(live), size_of(desired), plan.volume_size or 0))
     if wanted == asks or (wanted < asks and (not has or wanted <= has)):
         return ()
     grown = _as_it_is(desired, live)
-    if as_stored(grown, live) == situation.observed.stored.get(grown["kind"]):
+    if as_stored(grown, live) == observed.stored.get(grown["kind"]):
         return ()
     return (apply_to(live, grown),)
 
 
-def _is_made_by_others(situation: Situation) -> bool:
-    return situation.session.spec.storage.existing_claim is not None
+def _is_made_by_others(observed: Observed) -> bool:
+    return observed.session.spec.storage.existing_claim is not None
 
 
 def size_of(claim: Manifest) -> str:
     return str(claim["spec"]["resources"]["requests"]["storage"])
-
-
-def volume_size(claim: Manifest) -> str | None:
-    """Return the size of the claim's volume; None while there is none."""
-    size = ((claim.get("status") or {}).get("capacity") or {}).get("storage")
-    return str(size) if size is not None else None
 
 
 def _delete(claim: Manifest) -> tuple[Delete, ...]:
@@ -93,3 +126,51 @@ def _annotate(observed: Observed, live: Manifest, wanted: Manifest) -> tuple[App
     said = live["metadata"].get("annotations") or {}
     outdated = {name for name in PIN_ANNOTATIONS & said.keys() if name not in wanted["metadata"]["annotations"]}
     return (apply_to(live, wanted),) if outdated or not is_in_place(observed, live, wanted) else ()
+
+
+def _unused_claim(observed: Observed, owned: OwnedObjects, desired: Manifest, *, differs: bool) -> Manifest | None:
+    """Return the session's claim if it never had a volume and is not what the spec asks for.
+
+    The API server lets such a claim not be changed.
+    """
+    claim, session, writer = owned.claim, observed.session, owned.writer
+    if claim is None or observed.claim_holder is not None or _has_volume(claim):
+        return None
+    if writer is not None and writer.has_started:
+        return None
+    # What a webhook makes of the claim each time would be deleted each time.
+    if as_stored(desired, claim) == observed.stored.get(claim["kind"]):
+        return None
+    wanted = {"requests": {"storage": session.spec.storage.size}}
+    has_another_size = not holds(claim["spec"]["resources"], wanted)
+    return claim if has_another_size or differs or _names_a_class_no_more(session, claim) else None
+
+
+def _mismatch(session: TrainingSession, claim: Manifest) -> str | None:
+    """Return the field in which a claim that an earlier session left differs from the spec."""
+    storage, spec = session.spec.storage, claim["spec"]
+    if spec.get("accessModes") != [storage.access_mode.value]:
+        return f"accessMode {', '.join(spec.get('accessModes') or ())}, not {storage.access_mode.value}"
+    wanted = storage.storage_class_name
+    if wanted is not None and spec.get("storageClassName") != wanted:
+        return f"storageClassName {spec.get('storageClassName')}, not {wanted}"
+    return None
+
+
+def _has_volume(claim: Manifest) -> bool:
+    """Return whether the claim has a volume or had one: it is bound once."""
+    return "volumeName" in claim["spec"] or (claim.get("status") or {}).get("phase", "Pending") != "Pending"
+
+
+def _names_a_class_no_more(session: TrainingSession, claim: Manifest) -> bool:
+    is_ours = "storageClassName" in spec_fields_of_ours(claim)
+    return is_ours and session.spec.storage.storage_class_name is None
+
+
+def _usable_claim(observed: Observed, owned: OwnedObjects, mismatch: str | None) -> Manifest | None:
+    claim = observed.claim
+    if observed.claim_holder is not None or observed.claim_reader is not None:
+        return None
+    if claim is None or _is_made_by_others(observed):
+        return claim
+    return claim if owned.claim is not None and mismatch is None else None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
 
 from tinsmith_operator.common.actions import Action, Decision
 from tinsmith_operator.common.certificate import renewal_time
+from tinsmith_operator.common.diagnosis import refusal
 from tinsmith_operator.common.drift import still_refused
 from tinsmith_operator.common.observed import Observed
 from tinsmith_operator.common.requeue import LOOK_FOR_WARNINGS, requeue_after, requeue_times_of
@@ -39,9 +39,7 @@ def decide(observed: Observed, installation: Installation, now: datetime) -> Dec
     if finalizer := ensure_finalizer(situation):
         return Decision(finalizer)
     children = ensure_children(situation)
-    refusals = still_refused(observed.refusals, children)
-    situation = replace(situation, observed=replace(observed, refusals=refusals))
-    diagnosis = diagnose(situation)
+    diagnosis = diagnose(situation, refusal(still_refused(observed.refusals, children)))
     conditions = wanted_conditions(situation, diagnosis, acts=bool(children))
     # The status comes first: what the API server refuses below must not keep it from being said.
     actions = (*write_status(situation, conditions), *(children or retry_refused_pods(situation)))
@@ -51,19 +49,20 @@ def decide(observed: Observed, installation: Installation, now: datetime) -> Dec
 def ensure_children(situation: Situation) -> tuple[Action, ...]:
     """In the order in which they need each other: the claim names the worker, the pod mounts the certificate, and its
     model is converted before. A pod is replaced only once its workload would start the right one."""
-    if situation.bar is not None:
+    if situation.blocking_reason is not None:
         return stop_all(situation)
-    before = (*ensure_claim(situation), *ensure_access(situation), *ensure_conversion(situation))
+    observed, claim_plan = situation.observed, situation.claim_plan
+    before = (*ensure_claim(observed, claim_plan), *ensure_access(situation), *ensure_conversion(situation))
     workload = ensure_workload(situation)
     replaced = replace_pod(situation) if not workload else ()
     stopped = (*(replaced or stop_left_behind(situation)), *stop_the_unadopted(situation))
-    return (*before, *workload, *stopped, *grow_claim(situation), *ensure_image_pull(situation))
+    return (*before, *workload, *stopped, *grow_claim(observed, claim_plan), *ensure_image_pull(situation))
 
 
 def seconds_until_next_look(situation: Situation, diagnosis: Diagnosis) -> float | None:
     observed, now = situation.observed, situation.now
     moments = [renewal_time(observed.certificate)] if observed.certificate is not None else []
-    for each in (*([situation.pod] if situation.pod is not None else []), *situation.members, *situation.converters):
+    for each in (*situation.owned.pods, *situation.owned.converters):
         moments += requeue_times_of(each)
     is_awaited = not diagnosis.is_ready or diagnosis.image_pull is not None
     if is_awaited and not situation.session.spec.suspend:

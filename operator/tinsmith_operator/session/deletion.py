@@ -7,7 +7,7 @@ finalizer holds it until its adapters are saved elsewhere, its worker has stoppe
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from tinsmith_operator.api.base import Manifest, parse_time
 from tinsmith_operator.api.conditions import ConditionState, ConditionType, Finding, Truth
@@ -19,7 +19,6 @@ from tinsmith_operator.common.actions import Action, AddFinalizer, Decision, Del
 from tinsmith_operator.common.conditions import standard_conditions
 from tinsmith_operator.common.diagnosis import found
 from tinsmith_operator.common.drift import ensure_child
-from tinsmith_operator.session.diagnosis import lost_node
 from tinsmith_operator.session.jobs import end_conversion, end_image_pull
 from tinsmith_operator.session.situation import Situation
 from tinsmith_operator.session.status import upgrade_state, write_status
@@ -61,15 +60,15 @@ def _next_step(situation: Situation) -> Decision:
 
 def _report(situation: Situation, actions: tuple[Action, ...], *, waits: bool) -> Decision:
     """waits: for checkpoints, before anything is stopped."""
-    lost, deleting = lost_node(situation), found(Reason.DELETING, "The worker stops; then its volume is deleted.")
-    finding = _waiting_words(situation) if waits else lost or deleting
-    standard = standard_conditions(finding, finding, lost)
-    if waits and situation.waiting_since is None:
+    deleting = found(Reason.DELETING, "The worker stops; then its volume is deleted.")
+    finding = _waiting_words(situation) if waits else situation.lost_node or deleting
+    standard = standard_conditions(finding, finding, situation.lost_node)
+    if waits and _waiting_since(situation) is None:
         # From now on the grace is counted, so it must be said although the session was not ready for other reasons.
         standard = tuple(replace(each, begins=each.type is ConditionType.RECONCILING) for each in standard)
     slots = found(Reason.NOT_REPORTED, "The session is being deleted.") if waits else deleting
     no_slots = ConditionState(ConditionType.SLOTS_AVAILABLE, Truth.UNKNOWN, slots)
-    status = write_status(situation, (*standard, no_slots, upgrade_state(situation)))
+    status = write_status(situation, (*standard, no_slots, upgrade_state(situation, image_pull=None)))
     return Decision((*status, *actions), LOOK_AGAIN_SECONDS)
 
 
@@ -86,7 +85,9 @@ def _let_go(situation: Situation) -> tuple[Action, ...]:
     from one that may have no worker nothing was saved."""
     claim = situation.claim
     release = RemoveFinalizer(CLAIM_FINALIZER)
-    if claim is None or situation.claim_is_terminating or situation.owned.claim is None or situation.bar is not None:
+    if claim is None or situation.claim_plan.is_terminating or situation.owned.claim is None:
+        return (release,)
+    if situation.blocking_reason is not None:
         return (release,)
     metadata = claim["metadata"]
     why = "its session is being deleted with spec.storage.retentionPolicy.whenDeleted: Delete"
@@ -129,14 +130,25 @@ def _is_stopping(session: TrainingSession) -> bool:
     return any(said.reason == Reason.DELETING for said in session.status.conditions)
 
 
+def _waiting_since(situation: Situation) -> datetime | None:
+    """Return when the operator said that the deletion waits for checkpoints.
+
+    That is by its own clock: the API server's, which dates the deletion, need not agree.
+    """
+    said = situation.session.status.condition(ConditionType.RECONCILING)
+    if said is None or said.reason != Reason.WAITING_FOR_CHECKPOINTS:
+        return None
+    return said.last_transition_time
+
+
 def _grace_is_over(situation: Situation) -> bool:
-    since = situation.waiting_since
+    since = _waiting_since(situation)
     return since is not None and situation.now >= since + timedelta(seconds=situation.installation.delete_grace_seconds)
 
 
 def _is_saved(situation: Situation) -> bool:
     """By the word of the worker that is there."""
-    since, pod, report = situation.waiting_since, situation.owned.writer, situation.observed.report
+    since, pod, report = _waiting_since(situation), situation.owned.writer, situation.observed.report
     if since is None or pod is None or report is None or report.pod_uid != pod.uid:
         return False
     return report.received_at >= since and report.adapters_used == 0
@@ -168,6 +180,6 @@ def _comes_back(situation: Situation) -> bool:
 
 def _can_wake(situation: Situation) -> bool:
     """Whether the volume is this session's and stays for as long as a worker needs it, and pods can and may be made."""
-    if situation.claim is None or situation.claim_is_terminating or situation.bar is not None:
+    if situation.claim is None or situation.claim_plan.is_terminating or situation.blocking_reason is not None:
         return False
     return not situation.session.spec.is_group or situation.observed.no_groups is None

@@ -5,7 +5,7 @@ Each function looks at one thing, and finds nothing or the matter. The first tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinsmith_operator.api.conditions import ConditionType, Finding
@@ -14,17 +14,23 @@ from tinsmith_operator.api.reasons import Progress, Reason
 from tinsmith_operator.common import diagnosis as common
 from tinsmith_operator.common.diagnosis import (
     CLAIM,
+    FRESH_RUN,
+    WORKER_REASONS,
     found,
+    in_its_words,
     made_room,
     queued,
+    where_its_log_is,
+    why_pod_does_not_run,
     why_pod_is_not_ready,
     why_pods_are_missing,
 )
-from tinsmith_operator.common.pod import Pod, node_is_silent
-from tinsmith_operator.common.workloads import RAY_CLUSTER, STATEFUL_SET
+from tinsmith_operator.common.pod import Pod
+from tinsmith_operator.common.redaction import quoted
+from tinsmith_operator.common.workloads import RAY_CLUSTER, STATEFUL_SET, Job
 from tinsmith_operator.session.group import waiting_for_members
-from tinsmith_operator.session.jobs import why_not_converted, why_not_pulled
-from tinsmith_operator.session.situation import Situation, claim_mismatch
+from tinsmith_operator.session.jobs import pulls_image
+from tinsmith_operator.session.situation import Situation
 
 
 @dataclass(frozen=True)
@@ -38,38 +44,36 @@ class Diagnosis:
     trouble: Finding | None
     refusal: Finding | None
     ca_problem: Finding | None
-    lost_node: Finding | None
     terminating_claim: Finding | None
     full_volume: Finding | None
     refused_image: Finding | None
     image_pull: Finding | None
 
 
-def diagnose(situation: Situation) -> Diagnosis:
+def diagnose(situation: Situation, refusal: Finding | None) -> Diagnosis:
     """Ready: the worker serves, and it is ours alone that answers under its name, from behind its policy and on its
     volume."""
     observed, pod, plan = situation.observed, situation.pod, situation.image_plan
     conflict = common.name_conflict(situation.session, situation.owned.foreign)
-    refusal, ca_problem = common.refusal(observed), common.ca_problem(observed)
-    lost, terminating, refused_image = lost_node(situation), _terminating_claim(situation), _refused_image(situation)
     is_ready = observed.claim_holder is None and pod is not None and pod.is_ready and conflict is None
     stops = (
-        situation.bar is not None
+        situation.blocking_reason is not None
         or situation.session.spec.suspend
         or plan.stop_first
-        or situation.must_restart
+        or situation.restart.must_restart
         or situation.is_hung
     )
-    trouble = None if is_ready and not stops else situation.bar or conflict or lost or _why_not_ready(situation)
+    trouble = None
+    if stops or not is_ready:
+        trouble = situation.blocking_reason or conflict or situation.lost_node or _why_not_ready(situation, refusal)
     return Diagnosis(
         is_ready=is_ready,
         trouble=trouble,
         refusal=refusal,
-        ca_problem=ca_problem,
-        lost_node=lost,
-        terminating_claim=terminating,
+        ca_problem=common.ca_problem(observed),
+        terminating_claim=_terminating_claim(situation),
         full_volume=_full_volume(situation),
-        refused_image=refused_image,
+        refused_image=_refused_image(situation),
         image_pull=why_not_pulled(situation),
     )
 
@@ -83,22 +87,21 @@ def _full_volume(situation: Situation) -> Finding | None:
     return found(Reason.VOLUME_FULL, "The journal's volume is full: the worker accepts no training, and programs wait.")
 
 
-def _why_not_ready(situation: Situation) -> Finding:
-    """Of a session whose pod is not ready, or must not be used."""
-    looks: tuple[Callable[[Situation], Finding | None], ...] = (
-        _claim_trouble,
-        _suspension,
-        _no_groups,
-        _upgrade,
-        _refusal,
-        _missing_certificate,
-        why_not_converted,
-        _queue,
-        _missing_pod,
-        _replacement,
+def _why_not_ready(situation: Situation, refusal: Finding | None) -> Finding:
+    """Return the first reason why the pod of a session is not ready, or must not be used."""
+    return (
+        _claim_trouble(situation, refusal)
+        or _suspension(situation)
+        or _no_groups(situation)
+        or _upgrade(situation)
+        or refusal
+        or common.missing_certificate(situation.observed)
+        or why_not_converted(situation)
+        or _queue(situation)
+        or _missing_pod(situation)
+        or _replacement(situation)
+        or _replay(situation, _why_pods_are_not_ready(situation))
     )
-    finding = next((finding for look in looks if (finding := look(situation))), None)
-    return finding or _replay(situation, _why_pods_are_not_ready(situation))
 
 
 def _why_pods_are_not_ready(situation: Situation) -> Finding:
@@ -107,37 +110,6 @@ def _why_pods_are_not_ready(situation: Situation) -> Finding:
     if not situation.session.spec.is_group or finding.reason is not Reason.LOADING_MODEL:
         return finding
     return waiting_for_members(situation) or finding
-
-
-def lost_node(situation: Situation) -> Finding | None:
-    pods = (*([situation.pod] if situation.pod is not None else []), *situation.members, *_awaited(situation))
-    pod = next((pod for pod in pods if node_is_silent(pod, situation.now)), None)
-    if pod is None:
-        return None
-    return found(
-        Reason.NODE_UNREACHABLE,
-        f"Node {pod.node_name} does not answer for pod {pod.name}, which may still run, so no other is started.",
-    )
-
-
-def _converting(situation: Situation) -> list[Pod]:
-    return [pod for pod in situation.converters if not pod.has_ended]
-
-
-def _awaited(situation: Situation) -> list[Pod]:
-    """Those of the Job that the session waits for. What one before it left behind holds up nothing."""
-    job = situation.conversion
-    if job is None or not situation.awaits_conversion:
-        return []
-    return [pod for pod in job.tries if not pod.has_ended]
-
-
-def _refusal(situation: Situation) -> Finding | None:
-    return common.refusal(situation.observed)
-
-
-def _missing_certificate(situation: Situation) -> Finding | None:
-    return common.missing_certificate(situation.observed)
 
 
 def _missing_pod(situation: Situation) -> Finding | None:
@@ -154,13 +126,13 @@ def _missing_pod(situation: Situation) -> Finding | None:
 
 
 def _terminating_claim(situation: Situation) -> Finding | None:
-    if not situation.claim_is_terminating:
+    if not situation.claim_plan.is_terminating:
         return None
     name = situation.session.claim_name
     return found(Reason.CLAIM_TERMINATING, f"{CLAIM} {name} is being deleted, and with it everything on the volume.")
 
 
-def _claim_trouble(situation: Situation) -> Finding | None:
+def _claim_trouble(situation: Situation, refusal: Finding | None) -> Finding | None:
     session, claim = situation.session, situation.observed.claim
     if (holder := situation.observed.claim_holder) is not None:
         return found(
@@ -169,11 +141,11 @@ def _claim_trouble(situation: Situation) -> Finding | None:
         )
     if claim is None:
         if session.spec.storage.existing_claim is None:
-            return _refusal(situation) or found(Reason.CREATING_OBJECTS, "The volume's claim is being created.")
+            return refusal or found(Reason.CREATING_OBJECTS, "The volume's claim is being created.")
         return found(Reason.CLAIM_MISSING, f"{CLAIM} {session.claim_name} (spec.storage.existingClaim) is not there.")
-    if situation.unused_claim is not None:
+    if situation.claim_plan.unused is not None:
         return found(Reason.CREATING_OBJECTS, "The claim never had a volume, and is made anew as the spec says now.")
-    if situation.owned.claim is not None and (mismatch := claim_mismatch(session, claim)):
+    if (mismatch := situation.claim_plan.mismatch) is not None:
         return found(Reason.CLAIM_MISMATCH, f"{CLAIM} {session.claim_name} from before has {mismatch}.")
     return _terminating_claim(situation) if situation.pod is None else None
 
@@ -183,7 +155,7 @@ def _suspension(situation: Situation) -> Finding | None:
         return None
     if situation.observed.pod is not None or situation.observed.members:
         return found(Reason.SUSPENDING, "The worker takes a snapshot and stops.")
-    if _converting(situation):
+    if any(not pod.has_ended for pod in situation.owned.converters):
         return found(Reason.SUSPENDING, "The conversion of the model stops.")
     return found(Reason.SUSPENDED, "The worker is stopped, and its volume keeps everything.")
 
@@ -222,7 +194,7 @@ def _refused_image(situation: Situation) -> Finding | None:
 def _replacement(situation: Situation) -> Finding | None:
     if situation.is_hung:
         return found(Reason.WORKER_HUNG, "One operation ran longer than the hang timeout, so the worker is replaced.")
-    if situation.must_restart:
+    if situation.restart.must_restart:
         return found(Reason.RESTARTING, "The worker stops with a snapshot, to start as the spec says now.")
     return None
 
@@ -236,3 +208,100 @@ def _replay(situation: Situation, finding: Finding) -> Finding:
         Reason.REPLAYING_ON_OLD_IMAGE,
         f"{plan.requested} cannot replay what ran on {plan.pins.image.reference}, which therefore runs once more.",
     )
+
+
+def why_not_converted(situation: Situation) -> Finding | None:
+    """Nothing where the worker does not wait for it."""
+    if not situation.awaits_conversion:
+        return None
+    job = situation.owned.conversion
+    if job is None or job.is_terminating:
+        return found(Reason.CREATING_OBJECTS, "The Job that converts the model is being created.")
+    if (gave_up := job.failure) is not None:
+        words = next((_how_it_ended(each) for each in reversed(job.tries) if each.has_failed), quoted(gave_up))
+        return found(Reason.CONVERSION_FAILED, f"{_name(job)} gave up: {words}.")
+    return _why_try_not_done(job, situation)
+
+
+def _why_try_not_done(job: Job, situation: Situation) -> Finding:
+    failed = [each for each in job.tries if each.has_failed]
+    pod = next((each for each in job.tries if not each.has_ended), None)
+    before = _failed_try(job, failed) if failed else None
+    if pod is None:
+        return before or _why_try_has_no_pod(job, situation)
+    if trouble := why_pod_does_not_run(pod, situation.evidence):
+        return trouble
+    assert pod.running_since is not None
+    if before is not None and situation.now < pod.running_since + FRESH_RUN:
+        return before
+    where = f"{_name(job)} brings the model into the model cache, on node {pod.node_name}"
+    return found(Reason.CONVERTING_MODEL, f"{where}; the worker starts when it is done.")
+
+
+def _why_try_has_no_pod(job: Job, situation: Situation) -> Finding:
+    if job.is_suspended:
+        return queued(job.manifest)
+    warning = situation.evidence.latest(job.uid, CREATION_EVENTS)
+    return why_pods_are_missing(warning.message if warning is not None else None)
+
+
+def _failed_try(job: Job, failed: Sequence[Pod]) -> Finding:
+    """The next one follows by itself."""
+    latest = failed[-1]
+    record = latest.latest_ending.record if latest.latest_ending is not None else None
+    reason = WORKER_REASONS.get(record.reason) if record is not None else None
+    said = f"Try {len(failed)} of {_name(job)} failed, and another one follows: {_how_it_ended(latest)}."
+    return in_its_words(reason or Reason.CONVERTING_MODEL, said, is_quoted=latest.is_vouched_for)
+
+
+def _how_it_ended(pod: Pod) -> str:
+    ending = pod.latest_ending
+    if ending is None:
+        return f"pod {pod.name} was ended from outside"
+    if ending.out_of_memory and ending.record is None:
+        return "it was killed for want of memory; it gets as much as spec.resources says of each of the session's pods"
+    words = ending.last_words
+    if words is None:
+        return f"it ended with status {ending.exit_code}; {where_its_log_is(pod)}"
+    return words if ending.record is not None else f"it ended with status {ending.exit_code} and said: {words}"
+
+
+def _name(job: Job) -> str:
+    return f"Job {job.name}"
+
+
+def why_not_pulled(situation: Situation) -> Finding | None:
+    """Return None where no image is awaited."""
+    plan, job = situation.image_plan, situation.owned.image_pull
+    if plan.pulls_on is None:
+        return None
+    runs = f"{plan.pins.image.reference} runs meanwhile"
+    pulling = found(Reason.PULLING_IMAGE, f"Node {plan.pulls_on} pulls {plan.requested}, and {runs}.")
+    if job is None or job.is_terminating or not pulls_image(job, plan.requested, plan.pulls_on):
+        return pulling
+    if job.failure is not None:
+        failed = f"Job {job.name} with {plan.requested} failed on node {plan.pulls_on}: {_why_pull_failed(job)}"
+        cure = "name an image that runs, or delete the Job to have it tried again"
+        return Finding(Reason.CANNOT_START, f"{failed}; {runs}; {cure}.")
+    trouble = _pull_trouble(job, situation)
+    if trouble is None or trouble.reason in (Reason.PREPARING_POD, Reason.CREATING_OBJECTS):
+        return pulling
+    return Finding(trouble.reason, f"{trouble.message} {runs}.")
+
+
+def _why_pull_failed(job: Job) -> str:
+    """Quote the node where it ended the pod, as for want of disk: that says nothing about the image."""
+    latest = next((each for each in reversed(job.tries) if each.has_failed), None)
+    if latest is None or not latest.status_reason:
+        return "the image was pulled and does not run Python"
+    return quoted(": ".join(part for part in (latest.status_reason, latest.status_message) if part))
+
+
+def _pull_trouble(job: Job, situation: Situation) -> Finding | None:
+    pod = next((each for each in reversed(job.tries) if not each.has_ended), None)
+    if pod is not None:
+        return why_pod_does_not_run(pod, situation.evidence)
+    if job.is_suspended:
+        return queued(job.manifest)
+    warning = situation.evidence.latest(job.uid, CREATION_EVENTS)
+    return why_pods_are_missing(warning.message) if warning is not None else None

@@ -1,51 +1,88 @@
-"""How what runs differs from what is wanted now, and who said so: whether that is a reason to restart it.
+"""How what runs differs from what is wanted, and whether that is a reason to restart it.
 
-What its user said is one at once. What only the installation says, its settings for pods, waits for a turn, as another
-default image does (`upgrade.py`). How a node gets the image is no reason at all, but for a pod that cannot get it.
+A change of the session's own spec restarts the worker at once. A change of the installation's settings for pods waits
+for the session's turn, as another default image does (`upgrade.py`). Another way to pull the same image is no reason,
+except for a pod that cannot pull it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import ASKED_ANNOTATION, INPUTS_ANNOTATION
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.worker import WorkerPlan, asked_hash, hashes_of_the_same, inputs_hash
-from tinsmith_operator.common.diagnosis import cannot_fetch
+from tinsmith_operator.common.observed import Observed
+from tinsmith_operator.common.ownership import OwnedObjects
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.installation import Installation
 
 
-class Difference(Enum):
+class Change(Enum):
+    """The part of a pod's inputs that has changed since it started."""
+
     NONE = auto()
-    FETCHING = auto()  # the same runs, and a node would get its image otherwise
-    SETTINGS = auto()  # the installation says something else
-    ASKED = auto()  # the session's user does, or nobody can tell who
+    PULL_ONLY = auto()
+    """The same runs; only the way to pull its image has changed."""
+    SETTINGS = auto()
+    """The installation's settings."""
+    SPEC = auto()
+    """The session's spec, or an unknown part."""
 
 
-def difference(live: Manifest, session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Difference:
-    """live: a pod, or the template of one."""
-    said = live["metadata"].get("annotations") or {}
-    inputs = said.get(INPUTS_ANNOTATION)
+def change_of(live: Manifest, session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Change:
+    """Return what has changed. live: a pod, or the template of one."""
+    annotations = live["metadata"].get("annotations") or {}
+    inputs = annotations.get(INPUTS_ANNOTATION)
     if inputs == inputs_hash(session, installation, plan):
-        return Difference.NONE
+        return Change.NONE
     pull_secrets = (live.get("spec") or {}).get("imagePullSecrets") or ()
     if inputs in hashes_of_the_same(session, installation, plan, pull_secrets):
-        return Difference.FETCHING
-    # A pod of an earlier operator does not say what of it was asked for.
-    return Difference.SETTINGS if said.get(ASKED_ANNOTATION) == asked_hash(session, plan) else Difference.ASKED
+        return Change.PULL_ONLY
+    return Change.SETTINGS if annotations.get(ASKED_ANNOTATION) == asked_hash(session, plan) else Change.SPEC
 
 
-def is_reason_to_restart(found: Difference, pods: Iterable[Pod], *, has_turn: bool) -> bool:
-    """pods: those that run so."""
-    match found:
-        case Difference.NONE:
+def calls_for_restart(change: Change, pods: Iterable[Pod], *, has_turn: bool) -> bool:
+    """Return whether the change is a reason to restart these pods. has_turn: automatic restarts are its turn now."""
+    match change:
+        case Change.NONE:
             return False
-        case Difference.FETCHING:
-            return any(cannot_fetch(pod) for pod in pods)
-        case Difference.SETTINGS:
+        case Change.PULL_ONLY:
+            return any(pod.cannot_pull for pod in pods)
+        case Change.SETTINGS:
             return has_turn
-        case Difference.ASKED:
+        case Change.SPEC:
             return True
+
+
+@dataclass(frozen=True)
+class RestartPlan:
+    """must_restart: the pod runs with something else than is wanted, and that is a reason to restart it now.
+    must_requeue: as `must_restart`, for the template of a workload that belongs to a queue.
+    settings_differ: only the installation's settings have changed since the pod started.
+    """
+
+    must_restart: bool
+    must_requeue: bool
+    settings_differ: bool
+
+
+def plan_restart(
+    observed: Observed, owned: OwnedObjects, installation: Installation, worker: WorkerPlan | None, *, pulls: bool
+) -> RestartPlan:
+    """pulls: whether another image is being pulled; then one restart for both waits for that."""
+
+    def change(live: Manifest | None) -> Change:
+        return change_of(live, observed.session, installation, worker) if live and worker else Change.NONE
+
+    def is_due(change: Change) -> bool:
+        return not pulls and calls_for_restart(change, owned.pods, has_turn=observed.has_turn)
+
+    runs = owned.pod is not None and worker is not None and worker.replicas > 0
+    of_pod = change(owned.pod.manifest if owned.pod is not None and runs else None)
+    is_held = owned.workload is not None and owned.workload.is_held
+    of_template = change(owned.workload.template if owned.workload is not None and is_held else None)
+    return RestartPlan(is_due(of_pod), is_due(of_template), of_pod is Change.SETTINGS)

@@ -21,10 +21,8 @@ from tinsmith_operator.common.diagnosis import CLAIM, found
 from tinsmith_operator.common.observed import WorkerReport
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.common.requests import answered_requests, request_events, snapshot_request
-from tinsmith_operator.session.claim import volume_size
 from tinsmith_operator.session.diagnosis import Diagnosis
 from tinsmith_operator.session.group import group_run
-from tinsmith_operator.session.jobs import why_not_pulled
 from tinsmith_operator.session.situation import Situation
 from tinsmith_operator.session.upgrade import runs
 
@@ -76,15 +74,13 @@ def build_status(situation: Situation, conditions: tuple[ConditionState, ...]) -
         certificate_expiry_time=situation.observed.certificate_expiry_time,
         endpoint=endpoint(session.name, session.namespace),
         worker_id=claim["metadata"]["uid"] if claim is not None else before.worker_id,
-        volume_size=volume_size(claim) if claim is not None else before.volume_size,
+        volume_size=situation.claim_plan.volume_size if claim is not None else before.volume_size,
         first_ready_time=_first_ready_time(situation, moved),
         epoch=report.epoch if report is not None else before.epoch,
         adapters=situation.adapters,
         restarts=count_restarts(before.restarts, pod, is_hung=situation.is_hung),
         last_snapshot_time=_snapshot_time(situation),
-        requests=answered_requests(
-            session, pod.restart_request if pod is not None else None, situation.observed.snapshot
-        ),
+        requests=answered_requests(session, pod.restart_request if pod is not None else None, situation.snapshot),
         snapshot_seconds=_steadied(before.snapshot_seconds, report),
         image=situation.image_plan.pins.image.reference,
         image_digest=_image_digest(situation),
@@ -106,7 +102,7 @@ def _snapshot_time(situation: Situation) -> datetime | None:
     """To the minute; to the second, rounded up, for a snapshot that was asked for: the client waits for a time that is
     not before its request.
     """
-    before, report, answer = situation.session.status.last_snapshot_time, situation.report, situation.observed.snapshot
+    before, report, answer = situation.session.status.last_snapshot_time, situation.report, situation.snapshot
     if answer is not None and answer.at is not None and answer.request == snapshot_request(situation.session):
         return _up_to_the_second(answer.at)
     moment = report.last_snapshot_time if report is not None else None
@@ -167,28 +163,31 @@ def wanted_conditions(situation: Situation, diagnosis: Diagnosis, *, acts: bool)
     serves = found(Reason.WORKER_READY, f"The worker serves {situation.session.spec.model.name}.")
     readiness = serves if diagnosis.is_ready else diagnosis.trouble or serves
     progress = _progress_of_a_ready_session(diagnosis, acts=acts) if diagnosis.is_ready else readiness
-    standard = standard_conditions(readiness, progress, _degradation(diagnosis))
+    standard = standard_conditions(readiness, progress, situation.lost_node or _degradation(diagnosis))
     takes = situation.observed.has_turn and wants_turn(situation, diagnosis)
-    upgrade = taking_turn() if takes else upgrade_state(situation)
+    upgrade = taking_turn() if takes else upgrade_state(situation, diagnosis.image_pull)
     return (*standard, _slots(situation.adapters if diagnosis.is_ready else None), upgrade)
 
 
 def wants_turn(situation: Situation, diagnosis: Diagnosis) -> bool:
     """Whether it would restart for what nobody asked of it; and once its turn has come, until it serves again."""
-    if situation.session.spec.suspend or situation.bar is not None:
+    if situation.session.spec.suspend or situation.blocking_reason is not None:
         return False
     is_on_its_way = diagnosis.trouble is not None or diagnosis.image_pull is not None
-    return situation.upgrade_waits or (situation.observed.has_turn and is_on_its_way)
+    # A restart would bring something that its user did not ask for.
+    upgrade_waits = situation.image_plan.available is not None or situation.restart.settings_differ
+    return upgrade_waits or (situation.observed.has_turn and is_on_its_way)
 
 
-def upgrade_state(situation: Situation) -> ConditionState:
+def upgrade_state(situation: Situation, image_pull: Finding | None) -> ConditionState:
+    """image_pull: what is known of an image that is pulled before the worker stops for it."""
     plan = situation.image_plan
-    if (pull := why_not_pulled(situation)) is not None:
-        return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.TRUE, pull)
+    if image_pull is not None:
+        return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.TRUE, image_pull)
     if situation.pod is None or not runs(situation.pod, plan.pins.image) or plan.stop_first:
         starts = found(Reason.IMAGE_CURRENT, f"It starts with {plan.requested}.")
         return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.FALSE, starts)
-    if plan.available is None and situation.settings_differ:
+    if plan.available is None and situation.restart.settings_differ:
         settings = found(Reason.NEW_SETTINGS, "It runs with what the installation said of pods before.")
         return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.TRUE, settings)
     return upgrade_available(plan.pins.image.reference, plan.available or plan.pins.image.reference)
@@ -210,8 +209,7 @@ def _progress_of_a_ready_session(diagnosis: Diagnosis, *, acts: bool) -> Finding
 
 def _degradation(diagnosis: Diagnosis) -> Finding | None:
     return (
-        diagnosis.lost_node
-        or diagnosis.terminating_claim
+        diagnosis.terminating_claim
         or diagnosis.full_volume
         or diagnosis.refused_image
         or _volume_on_lost_node(diagnosis)

@@ -27,18 +27,15 @@ from tinsmith_operator.api.names import (
     PREVIOUS_IMAGE_DIGEST_ANNOTATION,
 )
 from tinsmith_operator.api.reasons import Reason
-from tinsmith_operator.api.references import repository_of
 from tinsmith_operator.build.jobs import image_pull_digest
 from tinsmith_operator.build.worker import PinnedImage, WorkerPlan
-from tinsmith_operator.common.diagnosis import cannot_fetch
-from tinsmith_operator.common.last_words import is_vouched_for
 from tinsmith_operator.common.observed import KubernetesWarning, Observed
 from tinsmith_operator.common.ownership import OwnedObjects
 from tinsmith_operator.common.pod import Pod
-from tinsmith_operator.common.workloads import Job, Workload, read_job
+from tinsmith_operator.common.workloads import Job, Workload
 from tinsmith_operator.installation import Installation
-from tinsmith_operator.policy import Policy
-from tinsmith_operator.session.restart import difference, is_reason_to_restart
+from tinsmith_operator.policy import Policy, repository_of
+from tinsmith_operator.session.restart import calls_for_restart, change_of
 
 MOST_REFUSALS = 2
 """By the second one the old image was ready, and stopped without a snapshot all the same: more tries change nothing."""
@@ -122,8 +119,7 @@ def _node_to_pull_on(requested: str, pins: Pins, observed: Observed, owned: Owne
     """
     if observed.session.spec.suspend or observed.session.is_being_deleted or _is_being_stopped(owned.workload):
         return None
-    pod, pullers = owned.pod, tuple(Pod(puller) for puller in observed.pullers)
-    job = read_job(owned.image_pull, pullers) if owned.image_pull is not None else None
+    pod, job = owned.pod, owned.image_pull
     is_ready = pod is not None and pod.is_ready
     if job is not None and not is_ready and (node := _node_that_cannot_fetch(requested, job)) is not None:
         return node
@@ -139,7 +135,7 @@ def _node_to_pull_on(requested: str, pins: Pins, observed: Observed, owned: Owne
 def _node_that_cannot_fetch(requested: str, job: Job) -> str | None:
     """The node that has tried to pull this very image. A worker that crashes or is evicted meanwhile comes back on the
     old one."""
-    nodes = (each.node_name for each in job.tries if cannot_fetch(each) and each.node_name is not None)
+    nodes = (each.node_name for each in job.tries if each.cannot_pull and each.node_name is not None)
     wanted = job.annotation(IMAGE_PULL_ANNOTATION)
     return next((node for node in nodes if image_pull_digest(requested, node) == wanted), None)
 
@@ -191,8 +187,8 @@ def _restarts_anyway(
         answered = observed.session.status.requests
         return restart is not None and (answered is None or answered.restart != restart)
     same = WorkerPlan(observed.claim["metadata"]["uid"], pins.image, 1, restart)
-    found = difference(live, observed.session, installation, same)
-    return is_reason_to_restart(found, (), has_turn=observed.has_turn)
+    change = change_of(live, observed.session, installation, same)
+    return calls_for_restart(change, (), has_turn=observed.has_turn)
 
 
 def has_stopped(observed: Observed, owned: OwnedObjects) -> bool:
@@ -223,7 +219,7 @@ def _after_refusal(pins: Pins, pod: Pod | None, installation: Installation) -> P
 def _is_believed(image: str, pins: Pins, pod: Pod, policy: Policy) -> bool:
     """Whatever runs in the pod says it, and could say anything: what it names is pulled, and shown in the status."""
     is_known = pins.previous is not None and pins.previous.reference == image
-    return is_known or policy.vouches_for(image) or (is_vouched_for(pod, policy) and policy.allows_image(image))
+    return is_known or policy.vouches_for(image) or (pod.is_vouched_for and policy.allows_image(image))
 
 
 def runs(pod: Pod, image: PinnedImage) -> bool:

@@ -45,7 +45,7 @@ def _ensure_held(situation: Situation, live: Workload, desired: Manifest) -> tup
     """What a queue has admitted, or is about to, is not changed under it: what is to run otherwise queues anew."""
     if situation.worker is None or situation.worker.replicas == 0:
         return delete_workload(live, f"it shall not run, and whether it does is up to {holder_words(live.manifest)}")
-    if situation.calls_for_restart(live.template):
+    if situation.restart.must_requeue:
         return delete_workload(live, "it is to run with something else, for which it has to queue anew")
     return ensure_child(situation.observed, live.manifest, as_held(live.manifest, desired))
 
@@ -123,7 +123,7 @@ def stop_orphans(situation: Situation) -> tuple[Delete, ...]:
 
 
 def _why_replace(situation: Situation) -> str | None:
-    if situation.must_restart:
+    if situation.restart.must_restart:
         return "it was started with something else than the spec says now"
     if situation.is_hung:
         return "one operation ran longer than the hang timeout"

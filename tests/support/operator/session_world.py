@@ -12,10 +12,10 @@ from typing import Any
 from support.operator.model_cluster import AUTHORITY, ModelCluster, Place
 from tinsmith_operator.api.base import Manifest, format_time
 from tinsmith_operator.api.names import certificate_secret_name, conversion_name, image_pull_name, pod_name
-from tinsmith_operator.api.references import repository_of
 from tinsmith_operator.api.training_session import parse_session
 from tinsmith_operator.common.actions import Decision
 from tinsmith_operator.common.observed import Observed, ReadJournal, SnapshotAnswer, WorkerReport
+from tinsmith_operator.policy import repository_of
 from tinsmith_operator.session.decision import decide
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.operator.resources import session_manifest
 from support.operator.session_world import World
-from tinsmith_operator.common.last_words import LONGEST_LAST_WORDS, told, without_keys
 from tinsmith_operator.common.observed import SnapshotAnswer
+from tinsmith_operator.common.redaction import LONGEST_LAST_WORDS, redacted_line, without_keys
 
 PEM = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEIBkgsecret\nAwEHoUQDQgAE\n-----END EC PRIVATE KEY-----"
 KEYS = {
@@ -35,12 +35,12 @@ KEYS = {
 @pytest.mark.parametrize(("words", "key"), KEYS.values(), ids=KEYS.keys())
 def test_what_looks_like_a_key_is_hidden(words: str, key: str) -> None:
     assert key not in without_keys(words)
-    assert "[hidden]" in told(words)
+    assert "[hidden]" in redacted_line(words)
 
 
 def test_a_key_is_hidden_before_the_words_are_cut() -> None:
     words = "x" * (LONGEST_LAST_WORDS - 10) + " password=hunter2-and-more"
-    assert "hunt" not in told(words)
+    assert "hunt" not in redacted_line(words)
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def test_a_key_is_hidden_before_the_words_are_cut() -> None:
     ],
 )
 def test_what_is_no_key_stays_as_it_is(words: str) -> None:
-    assert told(words) == words
+    assert redacted_line(words) == words
 
 
 def test_words_are_one_short_line_of_text() -> None:
-    said = told("a\n\tb\x1b[31m\x00\u202ec " + "d" * 5000)
+    said = redacted_line("a\n\tb\x1b[31m\x00\u202ec " + "d" * 5000)
     assert said.startswith("a b\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}c ddd")
     assert len(said) == LONGEST_LAST_WORDS
     assert said.isprintable()

@@ -13,8 +13,8 @@ from tinsmith_operator.api.names import (
     IMAGE_DIGEST_ANNOTATION,
     PREVIOUS_IMAGE_ANNOTATION,
 )
-from tinsmith_operator.api.references import repository_of
 from tinsmith_operator.common.ownership import owned_objects
+from tinsmith_operator.policy import Policy, repository_of
 from tinsmith_operator.session.upgrade import has_stopped
 
 NEW = "tinsmith.local/tinsmith/trainer:0.2.0"
@@ -131,13 +131,13 @@ def test_a_worker_has_stopped_when_nobody_could_start_it(
         owner = {"uid": observed.session.uid, "controller": True}
         workload = {**workload, "metadata": {**workload["metadata"], "ownerReferences": [owner]}}
     observed = replace(observed, workload=workload, pod=pod)
-    assert has_stopped(observed, owned_objects(observed)) is stopped
+    assert has_stopped(observed, owned_objects(observed, Policy("registry.test/trainer:1"))) is stopped
 
 
 def test_a_foreign_statefulset_of_the_sessions_name_starts_no_worker_of_ours() -> None:
     theirs = {"kind": "StatefulSet", "metadata": {"name": "qwen", "generation": 2}}
     observed = replace(settled_world().observe(), workload=theirs, pod=None)
-    assert has_stopped(observed, owned_objects(observed))
+    assert has_stopped(observed, owned_objects(observed, Policy("registry.test/trainer:1")))
 
 
 def test_after_a_refusal_the_old_image_replays_and_the_upgrade_is_tried_again() -> None:

@@ -11,9 +11,6 @@ from __future__ import annotations
 import re
 from unicodedata import category
 
-from tinsmith_operator.common.pod import Ending, Pod
-from tinsmith_operator.policy import Policy
-
 LONGEST_QUOTE = 600
 LONGEST_LAST_WORDS = 300
 NO_TEXT = {"Cc", "Cs", "Cn", "Cf"}
@@ -58,21 +55,6 @@ def without_keys(message: str) -> str:
     return _BEARER.sub(rf"\g<name>{HIDDEN}", _NAMED.sub(rf"\g<name>{HIDDEN}", line))
 
 
-def told(message: str) -> str:
-    """What a container of the platform's said."""
+def redacted_line(message: str) -> str:
+    """Return the words of one of the platform's containers on one short line, without keys."""
     return quoted(without_keys(message), LONGEST_LAST_WORDS)
-
-
-def is_vouched_for(pod: Pod, policy: Policy) -> bool:
-    return pod.asked_image is not None and policy.vouches_for(pod.asked_image)
-
-
-def last_words(pod: Pod, ending: Ending, policy: Policy) -> str | None:
-    """What it said when it ended; None where that is not for conditions, or where it said nothing."""
-    said = ending.record.message if ending.record is not None else ending.words
-    return told(said) if said and is_vouched_for(pod, policy) else None
-
-
-def where_its_log_is(pod: Pod) -> str:
-    again = "" if pod.has_ended else " --previous"
-    return f"read kubectl logs {pod.name}{again}"
