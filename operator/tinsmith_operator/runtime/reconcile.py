@@ -31,9 +31,8 @@ from tinsmith_operator.pool.situation import read_rollout
 from tinsmith_operator.runtime.actor import Actor
 from tinsmith_operator.runtime.observe import observe_pool, observe_session
 from tinsmith_operator.runtime.ray_cluster_informer import RayClusterInformer
-from tinsmith_operator.runtime.snapshots import Snapshots
 from tinsmith_operator.runtime.turns import Turns
-from tinsmith_operator.runtime.worker_client import Target, Workers
+from tinsmith_operator.runtime.worker_client import Reports, Snapshots, Target
 from tinsmith_operator.session.decision import decide
 
 
@@ -107,7 +106,7 @@ class SessionKind:
     cache: Cache
     actor: Actor
     events: Events
-    workers: Workers
+    reports: Reports
     snapshots: Snapshots
     issuer: Issuer
     installation: Installation
@@ -135,7 +134,7 @@ class SessionKind:
         return self.ray_clusters.knows(session.namespace) or self.ray_clusters.problem(session.namespace) is not None
 
     def forget(self, key: Key) -> None:
-        self.workers.forget(key)
+        self.reports.forget(key)
         self.snapshots.forget(key)
         self.turns.forget(key)
 
@@ -143,11 +142,11 @@ class SessionKind:
         children = observe_session(self.cache, key, session, self.issuer.known_fingerprint)
         # A session that is being deleted waits until its worker says that it holds no adapter.
         worker = worker_of(children)
-        self.workers.follow(key, worker, closely=session.is_being_deleted)
-        self.snapshots.want(key, worker, snapshot_request(session))
+        self.reports.follow(key, worker, closely=session.is_being_deleted)
+        self.snapshots.request(key, worker, snapshot_request(session))
         return replace(
             children,
-            report=self.workers.report(key),
+            report=self.reports.answer(key),
             snapshot=self.snapshots.answer(key),
             warnings=await self._warnings(children),
             refusals=self.actor.refusals(key),

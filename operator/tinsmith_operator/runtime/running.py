@@ -43,9 +43,15 @@ from tinsmith_operator.runtime.leader import Leader
 from tinsmith_operator.runtime.observe import certificate_at
 from tinsmith_operator.runtime.ray_cluster_informer import RayClusterInformer
 from tinsmith_operator.runtime.reconcile import Kind, PoolKind, Reconciler, SessionKind
-from tinsmith_operator.runtime.snapshots import Snapshots
 from tinsmith_operator.runtime.turns import Turns
-from tinsmith_operator.runtime.worker_client import Describe, GrpcDescriber, GrpcSnapshots, TakeSnapshot, Workers
+from tinsmith_operator.runtime.worker_client import (
+    Describe,
+    GrpcDescriber,
+    GrpcSnapshots,
+    Reports,
+    Snapshots,
+    TakeSnapshot,
+)
 from tinsmith_operator.runtime.workqueue import WorkQueue
 from tinsmith_operator.settings import Settings
 
@@ -89,7 +95,7 @@ class Operator:
         self._issuer, self._first_api_key = self._make_issuer(), self._make_first_key()
         describe = describe or GrpcDescriber(self._issuer.operator_leaf)
         leads = self._leading.is_set
-        self._workers = Workers(describe, settings.describe_seconds, self._enqueue, leads)
+        self._reports = Reports(describe, settings.describe_seconds, self._enqueue, leads)
         self._snapshots = Snapshots(snapshot or GrpcSnapshots(self._issuer.operator_leaf), self._enqueue, leads)
         self._turns = Turns(settings.restart_policy, self._cache, self._enqueue, self._clock.now)
         self._controller = self._make_controller()
@@ -155,7 +161,7 @@ class Operator:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._workers.close()
+        await self._reports.close()
         await self._snapshots.close()
         await self._leader.release()
         await asyncio.gather(*(watch.stop() for watch in self._watches))
@@ -239,7 +245,7 @@ class Operator:
                 self._cache,
                 actor,
                 events,
-                self._workers,
+                self._reports,
                 self._snapshots,
                 self._issuer,
                 installation,
@@ -322,7 +328,7 @@ class Operator:
         else:
             self._leading.clear()
             self._acts.clear()
-            for background in (self._turns, self._workers, self._snapshots):
+            for background in (self._turns, self._reports, self._snapshots):
                 background.end()
 
     def _take(self, resource: Resource, event_type: str | None, manifest: Manifest) -> None:

@@ -1,21 +1,21 @@
-"""What workers are asked over mutual TLS: how they do, about once a minute each, beside the reconciles; and snapshots.
-
-Reports live in memory alone. A worker that does not answer has none; whether that matters is for `decide` to say.
-"""
+"""Calls to workers over mutual TLS: a report about once a minute each, and snapshots that users requested."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Generic, TypeVar
 
 import grpc
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
+from typing_extensions import override
 
 from tinsmith_operator.api.names import worker_dns_name
 from tinsmith_operator.ca.certificates import Leaf
-from tinsmith_operator.common.observed import WorkerReport
+from tinsmith_operator.common.observed import SnapshotAnswer, WorkerReport
 from tinsmith_operator.errors import OperatorError
 from tinsmith_operator.kube.resources import Key
 from tinsmith_operator.logs import get_logger, outside_of_reconciles
@@ -27,8 +27,12 @@ SNAPSHOT_TIMEOUT_SECONDS = 600.0
 NEVER = frozenset({grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED})
 # While somebody waits for an answer.
 CLOSE_PERIOD_SECONDS = 3.0
+SNAPSHOT_RETRY_SECONDS = 5.0
 
 log = get_logger(__name__)
+
+DetailT = TypeVar("DetailT")
+AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True)
@@ -55,88 +59,152 @@ TakeSnapshot = Callable[[Target], Awaitable[datetime]]
 """When everything was on disk. Raises Silent, and CannotSnapshot."""
 
 
-class Workers:
-    """Asks each worker that is followed, while this operator leads. `heard` is called with whose report is new."""
+class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
+    """Calls to one worker for each session, while this operator leads, and the worker's latest answer.
+
+    Answers live in memory alone. `on_answer` is called with the session whose answer is new.
+    """
+
+    def __init__(self, on_answer: Callable[[Key], None], leads: Callable[[], bool]) -> None:
+        self._on_answer = on_answer
+        self._leads = leads
+        self._followed: dict[Key, tuple[Target, DetailT]] = {}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._answers: dict[Key, AnswerT] = {}
+
+    @abstractmethod
+    async def _call(self, key: Key, target: Target, detail: DetailT) -> AnswerT:
+        """Raises Silent and OperatorError."""
+
+    @abstractmethod
+    def _pause_seconds(self, detail: DetailT, *, answered: bool) -> float | None:
+        """Return the seconds until the next call; None after the last one."""
+
+    def answer(self, key: Key) -> AnswerT | None:
+        """Return the latest answer of the session's worker."""
+        return self._answers.get(key)
+
+    def forget(self, key: Key) -> None:
+        self._stop(key)
+        self._answers.pop(key, None)
+
+    def end(self) -> None:
+        """Stop all calls: another operator leads, and the answers grow old."""
+        for key in list(self._followed):
+            self._stop(key)
+        self._answers.clear()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        self.end()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, key: Key, wanted: tuple[Target, DetailT] | None) -> bool:
+        """Call this worker from now on, and no other. Return whether that changes anything."""
+        # A reconcile that began before the lead was lost must not begin calls after it.
+        wanted = wanted if self._leads() else None
+        if self._followed.get(key) == wanted:
+            return False
+        self._stop(key)
+        if wanted is not None:
+            self._followed[key] = wanted
+            self._tasks[key] = asyncio.create_task(
+                self._run(key, *wanted), name=f"{type(self).__name__} {key.name}", context=outside_of_reconciles()
+            )
+        return True
+
+    def _stop(self, key: Key) -> None:
+        self._followed.pop(key, None)
+        task = self._tasks.pop(key, None)
+        if task is not None:
+            task.cancel()
+
+    async def _run(self, key: Key, target: Target, detail: DetailT) -> None:
+        while True:
+            answered = await self._attempt(key, target, detail)
+            pause_seconds = self._pause_seconds(detail, answered=answered)
+            if pause_seconds is None:
+                return
+            await asyncio.sleep(pause_seconds)
+
+    async def _attempt(self, key: Key, target: Target, detail: DetailT) -> bool:
+        where = {**key._asdict(), "calls": type(self).__name__, "address": target.address}
+        try:
+            self._answers[key] = await self._call(key, target, detail)
+        except (Silent, OperatorError) as error:
+            log.info("worker did not answer", **where, error=str(error))
+            return False
+        except Exception:
+            # Nothing awaits this task: if it ended here, the worker would seem to give the same answer for good.
+            log.exception("call of a worker failed", **where)
+            return False
+        self._on_answer(key)
+        return True
+
+
+class Reports(WorkerCalls[float, WorkerReport]):
+    """The report of each worker, once a period. A worker that does not answer keeps its latest report."""
 
     def __init__(
         self,
         describe: Describe,
         period_seconds: float,
-        heard: Callable[[Key], None],
+        on_answer: Callable[[Key], None],
         leads: Callable[[], bool] = lambda: True,
     ) -> None:
+        super().__init__(on_answer, leads)
         self._describe = describe
         self._period_seconds = period_seconds
-        self._heard = heard
-        self._leads = leads
-        self._followed: dict[Key, tuple[Target, float]] = {}
-        self._polls: dict[Key, asyncio.Task[None]] = {}
-        self._reports: dict[Key, WorkerReport] = {}
 
     def follow(self, key: Key, target: Target | None, *, closely: bool = False) -> None:
-        """From now on this one is asked for that session, and nobody when None. The same one again changes nothing.
+        """Call this worker from now on; None ends the calls. The same worker again changes nothing.
 
-        closely: somebody waits for what it will say from now on; what it said before is forgotten.
+        closely: a deletion waits for the next report, so earlier ones are forgotten and calls are frequent.
         """
         period_seconds = min(CLOSE_PERIOD_SECONDS, self._period_seconds) if closely else self._period_seconds
-        # A reconcile that began before the lead was lost must not begin to ask after it.
-        wanted = (target, period_seconds) if target is not None and self._leads() else None
-        if self._followed.get(key) == wanted:
-            return
-        self._stop(key)
-        if closely:
+        changed = self._begin(key, (target, period_seconds) if target is not None else None)
+        if changed and closely:
             # The clock that dates reports, and the API server's, which dates deletions, need not agree.
-            self._reports.pop(key, None)
-        if wanted is not None:
-            self._followed[key] = wanted
-            self._polls[key] = asyncio.create_task(
-                self._poll(key, *wanted), name=f"describe {key.name}", context=outside_of_reconciles()
-            )
+            self._answers.pop(key, None)
 
-    def report(self, key: Key) -> WorkerReport | None:
-        """The latest of the session's worker, if one was ever heard."""
-        return self._reports.get(key)
+    @override
+    async def _call(self, key: Key, target: Target, detail: float) -> WorkerReport:
+        return await self._describe(target)
 
-    def forget(self, key: Key) -> None:
-        self._stop(key)
-        self._reports.pop(key, None)
+    @override
+    def _pause_seconds(self, detail: float, *, answered: bool) -> float:
+        return detail
 
-    def end(self) -> None:
-        """Somebody else asks now, and what was said before grows old."""
-        for key in list(self._followed):
-            self._stop(key)
-        self._reports.clear()
 
-    async def close(self) -> None:
-        polls = list(self._polls.values())
-        self.end()
-        await asyncio.gather(*polls, return_exceptions=True)
+class Snapshots(WorkerCalls[str, SnapshotAnswer]):
+    """Snapshots that users requested: each request goes to its session's worker until it is answered.
 
-    def _stop(self, key: Key) -> None:
-        self._followed.pop(key, None)
-        poll = self._polls.pop(key, None)
-        if poll is not None:
-            poll.cancel()
+    An operator that takes over before the status names the request asks once more. That costs nothing: a worker writes
+    only what has changed.
+    """
 
-    async def _poll(self, key: Key, target: Target, period_seconds: float) -> None:
-        while True:
-            try:
-                self._reports[key] = await self._describe(target)
-            except (Silent, OperatorError) as error:
-                log.info(
-                    "worker did not answer",
-                    namespace=key.namespace,
-                    kind=key.kind,
-                    name=key.name,
-                    address=target.address,
-                    error=str(error),
-                )
-            except Exception:
-                # Nobody waits for this task: were it to end, the worker would seem to say the same for ever.
-                log.exception("worker not asked", **key._asdict(), address=target.address)
-            else:
-                self._heard(key)
-            await asyncio.sleep(period_seconds)
+    def __init__(
+        self, take: TakeSnapshot, on_answer: Callable[[Key], None], leads: Callable[[], bool] = lambda: True
+    ) -> None:
+        super().__init__(on_answer, leads)
+        self._take = take
+
+    def request(self, key: Key, target: Target | None, request: str | None) -> None:
+        """Ask this worker from now on. The same request again changes nothing; None ends the calls."""
+        self._begin(key, (target, request) if target is not None and request is not None else None)
+
+    @override
+    async def _call(self, key: Key, target: Target, detail: str) -> SnapshotAnswer:
+        try:
+            answer = SnapshotAnswer(detail, await self._take(target))
+        except CannotSnapshot as error:
+            answer = SnapshotAnswer(detail, None, str(error))
+        log.info("snapshot answered", **key._asdict(), request=detail, problem=answer.problem)
+        return answer
+
+    @override
+    def _pause_seconds(self, detail: str, *, answered: bool) -> float | None:
+        return None if answered else SNAPSHOT_RETRY_SECONDS
 
 
 def open_channel(leaf: Leaf, target: Target) -> grpc.aio.Channel:

@@ -1,4 +1,4 @@
-"""The Jobs of a session: one converts its model, one pulls another image onto its node before the worker stops for it."""
+"""The Jobs of a session: to convert its model, and to pull another image before the worker stops for it."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from support.simulated_time import now, simulated_time
 from tinsmith_operator.errors import OperatorError
 from tinsmith_operator.kube.resources import Key
-from tinsmith_operator.runtime.snapshots import RETRY_SECONDS, Snapshots
-from tinsmith_operator.runtime.worker_client import CannotSnapshot, Silent, Target
+from tinsmith_operator.runtime.worker_client import SNAPSHOT_RETRY_SECONDS, CannotSnapshot, Silent, Snapshots, Target
 
 KEY = Key("tin", "tiny", "TrainingSession")
 TARGET = Target("pod-1", "tiny.tin.svc:7443", "claim-1")
@@ -39,7 +38,7 @@ class Worker:
 async def test_a_request_is_made_once_however_often_it_is_wanted() -> None:
     worker = Worker()
     for _ in range(100):
-        worker.snapshots.want(KEY, TARGET, FIRST)
+        worker.snapshots.request(KEY, TARGET, FIRST)
         await asyncio.sleep(1)
     assert worker.asked == [(0, "pod-1")]
     assert worker.heard == [KEY]
@@ -51,10 +50,10 @@ async def test_a_request_is_made_once_however_often_it_is_wanted() -> None:
 @simulated_time
 async def test_another_request_is_made_anew() -> None:
     worker = Worker()
-    worker.snapshots.want(KEY, TARGET, FIRST)
+    worker.snapshots.request(KEY, TARGET, FIRST)
     await asyncio.sleep(20)
-    worker.snapshots.want(KEY, TARGET, None)
-    worker.snapshots.want(KEY, TARGET, SECOND)
+    worker.snapshots.request(KEY, TARGET, None)
+    worker.snapshots.request(KEY, TARGET, SECOND)
     await asyncio.sleep(20)
     answer = worker.snapshots.answer(KEY)
     assert answer is not None
@@ -65,18 +64,18 @@ async def test_another_request_is_made_anew() -> None:
 @simulated_time
 async def test_it_is_asked_for_until_the_worker_answers() -> None:
     worker = Worker(Silent("UNAVAILABLE"), OperatorError("no authority yet"), ValueError("a bug"), seconds=0)
-    worker.snapshots.want(KEY, TARGET, FIRST)
-    await asyncio.sleep(2.5 * RETRY_SECONDS)
+    worker.snapshots.request(KEY, TARGET, FIRST)
+    await asyncio.sleep(2.5 * SNAPSHOT_RETRY_SECONDS)
     assert worker.snapshots.answer(KEY) is None
-    await asyncio.sleep(RETRY_SECONDS)
+    await asyncio.sleep(SNAPSHOT_RETRY_SECONDS)
     assert worker.snapshots.answer(KEY) is not None
-    assert [at for at, _ in worker.asked] == [RETRY_SECONDS * number for number in range(4)]
+    assert [at for at, _ in worker.asked] == [SNAPSHOT_RETRY_SECONDS * number for number in range(4)]
 
 
 @simulated_time
 async def test_a_worker_that_never_can_is_asked_once_and_its_reason_is_the_answer() -> None:
     worker = Worker(CannotSnapshot("it is too old"))
-    worker.snapshots.want(KEY, TARGET, FIRST)
+    worker.snapshots.request(KEY, TARGET, FIRST)
     await asyncio.sleep(1000)
     answer = worker.snapshots.answer(KEY)
     assert answer is not None
@@ -87,12 +86,12 @@ async def test_a_worker_that_never_can_is_asked_once_and_its_reason_is_the_answe
 @simulated_time
 async def test_the_worker_of_the_next_pod_is_asked_where_the_first_went_without_an_answer() -> None:
     worker = Worker()
-    worker.snapshots.want(KEY, TARGET, FIRST)
+    worker.snapshots.request(KEY, TARGET, FIRST)
     await asyncio.sleep(3)
-    worker.snapshots.want(KEY, None, FIRST)
+    worker.snapshots.request(KEY, None, FIRST)
     await asyncio.sleep(30)
     assert worker.snapshots.answer(KEY) is None
-    worker.snapshots.want(KEY, NEXT, FIRST)
+    worker.snapshots.request(KEY, NEXT, FIRST)
     await asyncio.sleep(30)
     assert worker.snapshots.answer(KEY) is not None
     assert [pod for _, pod in worker.asked] == ["pod-1", "pod-2"]
@@ -101,11 +100,11 @@ async def test_the_worker_of_the_next_pod_is_asked_where_the_first_went_without_
 @simulated_time
 async def test_a_session_that_is_gone_is_forgotten() -> None:
     worker = Worker()
-    worker.snapshots.want(KEY, TARGET, FIRST)
+    worker.snapshots.request(KEY, TARGET, FIRST)
     await asyncio.sleep(20)
     worker.snapshots.forget(KEY)
     assert worker.snapshots.answer(KEY) is None
-    worker.snapshots.want(KEY, TARGET, SECOND)
+    worker.snapshots.request(KEY, TARGET, SECOND)
     await worker.snapshots.close()
     await asyncio.sleep(100)
     assert worker.snapshots.answer(KEY) is None
@@ -114,14 +113,14 @@ async def test_a_session_that_is_gone_is_forgotten() -> None:
 @simulated_time
 async def test_who_has_lost_the_lead_asks_for_nothing_more_and_hears_of_nothing() -> None:
     worker = Worker(Silent("away"), seconds=1.0)
-    worker.snapshots.want(KEY, TARGET, FIRST)
+    worker.snapshots.request(KEY, TARGET, FIRST)
     await asyncio.sleep(2)
     worker.leads = False
     worker.snapshots.end()
-    worker.snapshots.want(KEY, TARGET, FIRST)  # by a reconcile that was under way
-    await asyncio.sleep(10 * RETRY_SECONDS)
+    worker.snapshots.request(KEY, TARGET, FIRST)  # by a reconcile that was under way
+    await asyncio.sleep(10 * SNAPSHOT_RETRY_SECONDS)
     assert (worker.asked, worker.heard) == ([(0, "pod-1")], [])
     worker.leads = True
-    worker.snapshots.want(KEY, TARGET, FIRST)
+    worker.snapshots.request(KEY, TARGET, FIRST)
     await asyncio.sleep(2)
     assert worker.heard == [KEY]

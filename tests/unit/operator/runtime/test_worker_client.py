@@ -18,9 +18,9 @@ from tinsmith_operator.runtime.worker_client import (
     CannotSnapshot,
     GrpcDescriber,
     GrpcSnapshots,
+    Reports,
     Silent,
     Target,
-    Workers,
     parse_reply,
 )
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
@@ -44,7 +44,7 @@ class Asked:
         self.silent = False
         self.seconds = 0.0
         self.leads = True
-        self.workers = Workers(self.describe, PERIOD_SECONDS, self.heard.append, lambda: self.leads)
+        self.reports = Reports(self.describe, PERIOD_SECONDS, self.heard.append, lambda: self.leads)
 
     async def describe(self, target: Target) -> WorkerReport:
         self.calls.append((now(), target.pod_uid))
@@ -58,70 +58,70 @@ class Asked:
 async def test_a_worker_is_asked_at_once_and_then_once_a_minute_however_often_it_is_followed() -> None:
     asked = Asked()
     for _ in range(150):
-        asked.workers.follow(KEY, TARGET)
+        asked.reports.follow(KEY, TARGET)
         await asyncio.sleep(1)
     assert asked.calls == [(0, "pod-1"), (60, "pod-1"), (120, "pod-1")]
     assert asked.heard == [KEY] * 3
-    report = asked.workers.report(KEY)
+    report = asked.reports.answer(KEY)
     assert report is not None
     assert (report.pod_uid, report.epoch, report.adapters_used) == ("pod-1", 7, 3)
-    await asked.workers.close()
+    await asked.reports.close()
 
 
 @simulated_time
 async def test_no_worker_is_asked_once_the_lead_is_lost_and_all_are_when_it_is_back() -> None:
     asked = Asked()
     asked.seconds = 5
-    asked.workers.follow(KEY, TARGET)
+    asked.reports.follow(KEY, TARGET)
     await asyncio.sleep(62)
     asked.leads = False
-    asked.workers.end()
-    asked.workers.follow(KEY, TARGET)  # by a reconcile that was under way
+    asked.reports.end()
+    asked.reports.follow(KEY, TARGET)  # by a reconcile that was under way
     await asyncio.sleep(200)
     assert (asked.calls, asked.heard) == ([(0, "pod-1")], [KEY])
-    assert asked.workers.report(KEY) is None
+    assert asked.reports.answer(KEY) is None
     asked.leads = True
-    asked.workers.follow(KEY, TARGET)
+    asked.reports.follow(KEY, TARGET)
     await asyncio.sleep(6)
     assert asked.calls == [(0, "pod-1"), (262, "pod-1")]
-    await asked.workers.close()
+    await asked.reports.close()
 
 
 @simulated_time
 async def test_a_worker_whose_answer_somebody_waits_for_is_asked_at_once_again_and_every_few_seconds() -> None:
     asked = Asked()
-    asked.workers.follow(KEY, TARGET)
+    asked.reports.follow(KEY, TARGET)
     await asyncio.sleep(7)
     for _ in range(8):
-        asked.workers.follow(KEY, TARGET, closely=True)
+        asked.reports.follow(KEY, TARGET, closely=True)
         await asyncio.sleep(1)
-    asked.workers.follow(KEY, TARGET)
+    asked.reports.follow(KEY, TARGET)
     await asyncio.sleep(30)
     assert [seconds for seconds, _ in asked.calls] == [0, 7, 10, 13, 15]
-    await asked.workers.close()
+    await asked.reports.close()
 
 
 @simulated_time
 async def test_asking_never_makes_the_follower_wait() -> None:
     asked = Asked()
     asked.seconds = 1000
-    asked.workers.follow(KEY, TARGET)
+    asked.reports.follow(KEY, TARGET)
     assert now() == 0
-    assert asked.workers.report(KEY) is None
-    await asked.workers.close()
+    assert asked.reports.answer(KEY) is None
+    await asked.reports.close()
 
 
 @simulated_time
 async def test_a_silent_worker_is_asked_again_and_its_last_words_are_kept() -> None:
     asked = Asked()
-    asked.workers.follow(KEY, TARGET)
+    asked.reports.follow(KEY, TARGET)
     await asyncio.sleep(1)
     asked.silent = True
     await asyncio.sleep(200)
     assert len(asked.calls) == 4
     assert asked.heard == [KEY]
-    assert asked.workers.report(KEY) is not None
-    await asked.workers.close()
+    assert asked.reports.answer(KEY) is not None
+    await asked.reports.close()
 
 
 @simulated_time
@@ -134,47 +134,47 @@ async def test_a_worker_that_cannot_even_be_asked_is_asked_again() -> None:
             raise failures.pop()
         return await asked.describe(target)
 
-    workers = Workers(describe, PERIOD_SECONDS, asked.heard.append)
-    workers.follow(KEY, TARGET)
+    reports = Reports(describe, PERIOD_SECONDS, asked.heard.append)
+    reports.follow(KEY, TARGET)
     await asyncio.sleep(2 * PERIOD_SECONDS + 1)
     assert asked.heard == [KEY]
-    await workers.close()
+    await reports.close()
 
 
 @simulated_time
 async def test_who_waits_for_an_answer_is_not_told_an_older_one() -> None:
     """Its date is no help: the clocks of operator and API server may differ."""
     asked = Asked()
-    asked.workers.follow(KEY, TARGET)
+    asked.reports.follow(KEY, TARGET)
     await asyncio.sleep(1)
-    assert asked.workers.report(KEY) is not None
-    asked.workers.follow(KEY, TARGET, closely=True)
-    assert asked.workers.report(KEY) is None
+    assert asked.reports.answer(KEY) is not None
+    asked.reports.follow(KEY, TARGET, closely=True)
+    assert asked.reports.answer(KEY) is None
     await asyncio.sleep(1)
-    assert asked.workers.report(KEY) is not None
-    await asked.workers.close()
+    assert asked.reports.answer(KEY) is not None
+    await asked.reports.close()
 
 
 @simulated_time
 async def test_another_pod_is_asked_instead_of_its_predecessor() -> None:
     asked = Asked()
-    asked.workers.follow(KEY, TARGET)
+    asked.reports.follow(KEY, TARGET)
     await asyncio.sleep(10)
-    asked.workers.follow(KEY, Target("pod-2", TARGET.address, TARGET.worker_id))
+    asked.reports.follow(KEY, Target("pod-2", TARGET.address, TARGET.worker_id))
     await asyncio.sleep(1)
     assert asked.calls == [(0, "pod-1"), (10, "pod-2")]
-    await asked.workers.close()
+    await asked.reports.close()
 
 
 @simulated_time
 async def test_a_session_that_is_gone_is_asked_no_more() -> None:
     asked = Asked()
-    asked.workers.follow(KEY, TARGET)
+    asked.reports.follow(KEY, TARGET)
     await asyncio.sleep(1)
-    asked.workers.forget(KEY)
+    asked.reports.forget(KEY)
     await asyncio.sleep(1000)
     assert len(asked.calls) == 1
-    assert asked.workers.report(KEY) is None
+    assert asked.reports.answer(KEY) is None
 
 
 def test_a_reply_is_read_with_its_units_and_absences() -> None:
