@@ -78,7 +78,6 @@ WHY_SHORT = {
     "operator/tinsmith_operator/common/certificate.py": SHARED,
     "operator/tinsmith_operator/errors.py": SHARED,
     "operator/tinsmith_operator/kube/depth.py": SHARED,
-    "operator/tinsmith_operator/session/restart.py": SHARED,
     "dev/testcluster/testcluster/commands.py": SHARED,
     "dev/testcluster/testcluster/errors.py": SHARED,
     "dev/testcluster/testcluster/policies/plugin.py": PROGRAM,
