@@ -1,4 +1,4 @@
-"""What the API server adds to its worker's own RPCs: the time of a submit, futures per second, held polls.
+"""The API server's overhead over its worker's own RPCs: submit time, futures per second and held polls.
 
 The worker computes with numpy in a fraction of a millisecond, so that the API is what is measured. The reference is
 the same work sent to the same worker by gRPC, in the same run and in turns.
@@ -37,7 +37,7 @@ PERCENT = 100
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Of one installation; each pair is (reference, served)."""
+    """The overhead of one installation; each pair is (reference, served)."""
 
     submits: list[tuple[list[float], list[float]]]
     rates: list[tuple[float, float]]
@@ -124,7 +124,7 @@ async def measure_held_polls(running: Installation) -> HeldPolls:
 
 
 async def until_held(session: aiohttp.ClientSession, url: str) -> None:
-    """By the server's own count."""
+    """Wait until the server itself counts this many held polls."""
     while True:
         async with session.get(f"{url}/metrics") as answer:
             if f"tinsmith_polls_held {float(POLLS)}" in await answer.text():
@@ -138,7 +138,7 @@ def resident_kib(pid: int) -> int:
 
 
 def draw(results: dict[str, Overhead]) -> Table:
-    table = Table(title=f"The API server beside bare gRPC to the same worker, {IN_FLIGHT} futures in flight")
+    table = Table(title=f"The API server against bare gRPC to the same worker, {IN_FLIGHT} futures in flight")
     headings = ("", "submit p50", "bare", "ratio", "submit p99", "bare", "ratio", "futures/s", "bare", "ratio")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -153,7 +153,7 @@ def draw(results: dict[str, Overhead]) -> Table:
 
 
 def percentiles(pairs: Sequence[tuple[list[float], list[float]]], percent: int) -> tuple[float, float]:
-    """Over all submits of a side."""
+    """Return a percentile over all submits of each side."""
     sides = [[seconds for block in side for seconds in block] for side in zip(*pairs, strict=True)]
     reference, served = (statistics.quantiles(side, n=PERCENT)[percent - 1] for side in sides)
     return reference, served

@@ -1,4 +1,4 @@
-"""One replica of the API server over a worker that runs already, and over a sampler, where one is beside it."""
+"""One replica of the API server over a running worker, and over a sampler if there is one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class OneWorker(ActivatedHandle):
     """Reached by its Unix socket, and activated before anything else."""
 
     def __init__(self, socket: str, epochs: EpochRegistry) -> None:
-        """In the event loop in which it is used: a channel belongs to one."""
+        """Make the client in the event loop that uses it: a channel belongs to one loop."""
         super().__init__(WORKER_ID)
         self._target = f"unix:{socket}"
         self._client = GrpcWorkerClient(self._target)
@@ -85,7 +85,7 @@ class OneWorker(ActivatedHandle):
 
 
 class OneReplica(SamplerHandle):
-    """Of a pool: it samples what the worker has saved."""
+    """A pool with one replica, which samples what the worker has saved."""
 
     kind: SamplerKind = "pool"
     sampler_id = name = "bench-replica"
@@ -189,7 +189,7 @@ class OneWorkerFleet(Fleet):
 
 
 def main() -> None:
-    """Prints its URL once it answers, and serves until it is ended."""
+    """Print the URL as soon as the server answers, and serve until the process ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("socket", help="the worker's")
     parser.add_argument("data", type=Path)

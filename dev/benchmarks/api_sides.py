@@ -1,4 +1,4 @@
-"""Both sides of the API's overhead: the same work, sent to the worker itself and to replicas of the API server."""
+"""The two sides of the API's overhead: the same work sent to the worker directly and through API servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADERS = {"X-API-Key": API_KEY}
 
 
 def body_of(model_id: str, seq_id: int) -> bytes:
-    """A `forward_backward` as the SDK sends it."""
+    """Return a `forward_backward` request as the SDK sends it."""
     rows = [next_token_datum([(row + token) % 32 for token in range(TOKENS + 1)]) for row in range(ROWS)]
     return forward_backward(rows, model_id=model_id, seq_id=seq_id)
 
@@ -45,7 +45,7 @@ class ApiSide(Protocol):
 
 
 class BareWorker:
-    """The reference: the same RPCs to the same worker, and nobody between."""
+    """The reference: the same RPCs to the same worker, without a server between."""
 
     def __init__(self, stub: worker_pb2_grpc.WorkerAsyncStub, epoch: int, model_id: str) -> None:
         self.model_id = model_id
@@ -88,7 +88,7 @@ class Replicas:
 
 
 async def poll(session: aiohttp.ClientSession, url: str, request_id: str) -> None:
-    """Until there is a result."""
+    """Poll until the result arrives."""
     body = {"request_id": request_id, "allow_metadata_only": False}
     while True:
         async with session.post(f"{url}/api/v1/retrieve_future", json=body, headers=HEADERS) as answer:
@@ -134,7 +134,7 @@ def installation(
     sampler: Sequence[str] | None = None,
     checkpoint_root: str | None = None,
 ) -> Iterator[Installation]:
-    """A worker on this engine, and so many API servers that share it; each a process of its own.
+    """Start a worker on this engine and the API servers that share it, each as a process of its own.
 
     `sampler`: options of one more, which samples in the worker's place.
     """
@@ -148,9 +148,11 @@ def installation(
         _wait_for(socket)
         sampler_pid = None
         if sampler is not None:
-            beside = running.enter_context(_process(*_trainer(sampler_socket), *root, "--role", "sampler", *sampler))
+            own_sampler = running.enter_context(
+                _process(*_trainer(sampler_socket), *root, "--role", "sampler", *sampler)
+            )
             _wait_for(sampler_socket)
-            sampler_pid = beside.pid
+            sampler_pid = own_sampler.pid
             replica += ["--sampler", str(sampler_socket)]
         if database_url is not None:
             replica += ["--database-url", database_url]

@@ -27,7 +27,10 @@ class Side(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Medians:
-    """Over the blocks. `ratio` is served to reference; the quartiles are those of the blocks' own ratios."""
+    """The medians over the blocks. `ratio` is served to reference.
+
+    The quartiles are those of the blocks' own ratios.
+    """
 
     reference: float
     served: float
@@ -55,7 +58,7 @@ def measure_in_turns(
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What every benchmark can be told."""
+    """The command-line options that all benchmarks share."""
 
     workloads: Sequence[Workload]
     blocks: int
@@ -64,7 +67,7 @@ class Options:
 
 
 def parse_options(description: str, *, with_models: bool = True) -> Options:
-    """Sets the number of PyTorch's threads for the processes that are started after it."""
+    """Parse the options, and set the number of PyTorch threads for all processes started afterwards."""
     parser = argparse.ArgumentParser(description=description)
     if with_models:
         parser.add_argument("--model", choices=[*WORKLOADS, "all"], default="all", help="by its parameters")

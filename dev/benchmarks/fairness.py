@@ -1,7 +1,7 @@
-"""What one tenant's flood costs another: latency beside a flood, as a multiple of the latency alone.
+"""The cost of one tenant's flood for another: latency under the flood, as a multiple of the latency alone.
 
-And what a tenant has of the machine while the other one, who is there, asks for nothing. A scenario is a kind of load;
-another one is a class that keeps `fairness_scenarios.Scenario`, and a line in `SCENARIOS`.
+It also measures how much of the machine a tenant gets while the other one is connected but idle. A scenario is a kind
+of load: a class that implements `fairness_scenarios.Scenario` and a line in `SCENARIOS`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCENARIOS: Mapping[str, Callable[[], Scenario]] = {
 }
 BLOCKS = 5
 REQUESTS = 20
-"""Of B's, in a block: alone, and beside A's flood."""
+"""The number of tenant B's requests in a block: alone, and during A's flood."""
 FLOOD_SECONDS = 10.0
 """In which A's rate is taken, with and without B."""
 MOST_TIMES_ALONE = 3.0
@@ -48,19 +48,19 @@ class Measured:
     unit: str
     alone: list[float] = field(default_factory=list)
     beside_the_flood: list[float] = field(default_factory=list)
-    rate_by_itself: list[float] = field(default_factory=list)
+    rate_alone: list[float] = field(default_factory=list)
     rate_while_the_other_is_idle: list[float] = field(default_factory=list)
-    rate_beside_the_other: list[float] = field(default_factory=list)
+    rate_when_busy: list[float] = field(default_factory=list)
 
     @property
     def times_alone(self) -> float:
-        """At the 95th percentile."""
+        """The latency at the 95th percentile, as a multiple of the latency alone."""
         return p95(self.beside_the_flood) / p95(self.alone)
 
     @property
     def idle_share(self) -> float:
-        """Of what A gets by itself, while B is there and idle."""
-        return statistics.median(self.rate_while_the_other_is_idle) / statistics.median(self.rate_by_itself)
+        """The share of its own rate that tenant A keeps while tenant B is connected and idle."""
+        return statistics.median(self.rate_while_the_other_is_idle) / statistics.median(self.rate_alone)
 
     def as_json(self) -> dict[str, object]:
         return {**asdict(self), "times_alone": self.times_alone, "idle_share": self.idle_share}
@@ -76,14 +76,14 @@ def measure(name: str, blocks: int, requests: int, scratch: Path) -> Measured:
     measured = Measured(name, scenario.unit)
     with two_tenants(scratch) as installation, closing(FloodProcess(make, installation)) as flood:
         for _ in track(range(blocks), name, console=Console(stderr=True), transient=True):
-            measured.rate_by_itself.append(rate(flood))
+            measured.rate_alone.append(rate(flood))
             with scenario.requesting(installation) as request:
                 request()
                 measured.rate_while_the_other_is_idle.append(rate(flood))
                 measured.alone += [request() for _ in range(requests)]
                 with flood.running():
                     measured.beside_the_flood += [request() for _ in range(requests)]
-                    measured.rate_beside_the_other.append(flood.rate())
+                    measured.rate_when_busy.append(flood.rate())
     return measured
 
 
@@ -94,11 +94,11 @@ def rate(flood: FloodProcess) -> float:
 
 
 def draw(results: Sequence[Measured]) -> Table:
-    table = Table(title="A tenant beside another one's flood")
-    for heading in ("load", "alone", "beside a flood", "times", "goal", "idle share", "goal", "share beside"):
+    table = Table(title="A tenant during another tenant's flood")
+    for heading in ("load", "alone", "during a flood", "times", "goal", "idle share", "goal", "share when busy"):
         table.add_column(heading, justify="right", no_wrap=True)
     for one in results:
-        beside = statistics.median(one.rate_beside_the_other) / statistics.median(one.rate_by_itself)
+        busy_share = statistics.median(one.rate_when_busy) / statistics.median(one.rate_alone)
         table.add_row(
             one.scenario,
             f"{p95(one.alone) * 1e3:.0f} ms",
@@ -107,7 +107,7 @@ def draw(results: Sequence[Measured]) -> Table:
             f"{MOST_TIMES_ALONE:.1f}",
             f"[{'green' if one.idle_share >= LEAST_SHARE else 'red'}]{one.idle_share:.2f}",
             f"{LEAST_SHARE:.1f}",
-            f"{beside:.2f}",
+            f"{busy_share:.2f}",
         )
     return table
 
@@ -116,7 +116,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--scenario", choices=[*SCENARIOS, "all"], default="all")
     parser.add_argument("--blocks", type=int, default=BLOCKS)
-    parser.add_argument("--requests", type=int, default=REQUESTS, help="of B's in a block, alone and beside the flood")
+    parser.add_argument(
+        "--requests", type=int, default=REQUESTS, help="requests of tenant B in a block, alone and during the flood"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     given = parser.parse_args()

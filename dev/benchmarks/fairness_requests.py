@@ -1,4 +1,4 @@
-"""Small requests beside small requests, and models beside models: what the API server itself does for two tenants."""
+"""Two tenants' small requests, and two tenants' model creations: the work of the API server itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CREATES_ON_THEIR_WAY = 8
 
 
 class PooledFlood(Flood):
-    """Of calls that wait for their answer."""
+    """A flood of calls that each wait for their answer."""
 
     def __init__(self, call: Callable[[], object], pool: ThreadPoolExecutor, on_their_way: int) -> None:
         def submit() -> Future[object]:
@@ -44,7 +44,7 @@ def timed(call: Callable[[], object]) -> Callable[[], float]:
 
 @dataclass(frozen=True, slots=True)
 class SmallBesideSmall:
-    """Both ask what a model of theirs is: a request that reads the store, and no worker."""
+    """Small requests of both tenants: each reads its model's info, which takes the store and no worker."""
 
     unit: str = "requests"
 
@@ -65,7 +65,7 @@ class SmallBesideSmall:
 
 @contextmanager
 def get_info(url: str, key: str, service: tinker.ServiceClient) -> Iterator[Callable[[], object]]:
-    """By plain HTTP: the SDK's own work is a multiple of the server's."""
+    """Yield a reader of a model's info by plain HTTP: the SDK's own work would be a multiple of the server's."""
     model = service.create_lora_training_client(base_model=MODEL, rank=RANK).result()
     body = {"model_id": model.model_id}
     limits = httpx.Limits(max_connections=REQUESTS_ON_THEIR_WAY)
@@ -75,7 +75,7 @@ def get_info(url: str, key: str, service: tinker.ServiceClient) -> Iterator[Call
 
 @dataclass(frozen=True, slots=True)
 class CreateBesideCreates:
-    """Both make models, each in a session that ends when it is there."""
+    """Model creations of both tenants, each in a session that ends as soon as the model exists."""
 
     unit: str = "models"
 

@@ -68,10 +68,10 @@ class Scenario(Protocol):
     """What A's rate counts."""
 
     def flooding(self, installation: Installation) -> AbstractContextManager[Flood]:
-        """Of A's, not yet started."""
+        """Return tenant A's flood, not yet started."""
 
     def requesting(self, installation: Installation) -> AbstractContextManager[Callable[[], float]]:
-        """Of B's: does one request, and says how many seconds that took. B is there for as long."""
+        """Yield a function that does one request of tenant B and returns its seconds. B stays connected for as long."""
 
 
 class Flood:
@@ -86,7 +86,7 @@ class Flood:
         self._answers: list[float] = []
 
     def start(self) -> None:
-        """Returns with the first answer: from then on it is full."""
+        """Start the flood, and return with its first answer: from then on it is full."""
         self._stopped.clear()
         self._answers = []
         self._thread = threading.Thread(target=self._run, name="flood")
@@ -95,7 +95,7 @@ class Flood:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Returns when all of it is answered."""
+        """Stop the flood, and return when all of it is answered."""
         assert self._thread is not None
         self._stopped.set()
         self._thread.join()
@@ -130,10 +130,10 @@ class FloodProcess:
 
     def __init__(self, make: Callable[[], Scenario], installation: Installation) -> None:
         spawn = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_serve_flood, args=(theirs, make, installation))
+        self._pipe, child_end = spawn.Pipe()
+        self._process = spawn.Process(target=_serve_flood, args=(child_end, make, installation))
         self._process.start()
-        theirs.close()
+        child_end.close()
         self._pipe.recv()
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class FloodProcess:
         self._process.join()
 
     def wait(self, seconds: float) -> None:
-        """At least so long, and for two more answers."""
+        """Wait at least this long, and for two more answers."""
         deadline = time.perf_counter() + seconds
         while time.perf_counter() < deadline or self._ask("answers") < 3:
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Training beside training: A trains in operations of many datums, B in a few at a time."""
+"""Two tenants train: A in operations of many datums, B of a few."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ class TrainingBesideTraining:
 
 
 def training_steps() -> TrainingBesideTraining:
-    """Of one microbatch, `forward_backward` and `optim_step`, submitted together."""
+    """Return the scenario of training steps of one microbatch.
+
+    `forward_backward` and `optim_step`, submitted together.
+    """
     data = [step_datum(row) for row in token_rows(ROWS, TOKENS + 1, SHAPE.vocab_size)]
 
     def step(client: tinker.TrainingClient) -> None:
@@ -64,7 +67,7 @@ def training_steps() -> TrainingBesideTraining:
 
 
 def one_forward() -> TrainingBesideTraining:
-    """Of one datum, without a gradient: the shortest of all."""
+    """Return the scenario of forwards of one datum without a gradient, the shortest call."""
     data = [step_datum(row) for row in token_rows(1, TOKENS + 1, SHAPE.vocab_size)]
     return TrainingBesideTraining(lambda client: _finish(client.forward(data, LOSS)))
 

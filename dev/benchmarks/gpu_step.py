@@ -76,7 +76,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was measured of one model on one device."""
+    """The results for one model on one device."""
 
     model: str
     device: str
@@ -92,7 +92,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What is measured on either side, and how often."""
+    """The work that both sides do, and how often."""
 
     rows: np.ndarray
     count: int
@@ -104,7 +104,7 @@ class Steps:
         return self.rows[:, 1:].size
 
     def measured(self, prepare: Callable[[], Callable[[], None]], flops_per_token: float) -> Side:
-        """Of the step that `prepare` makes."""
+        """Measure the step that `prepare` makes."""
         try:
             seconds = self._seconds(prepare())
         except torch.OutOfMemoryError:
@@ -122,14 +122,14 @@ class Steps:
 
 
 def free_memory(device: torch.device) -> None:
-    """Of models that nobody holds any more; PEFT's hold themselves."""
+    """Free the memory of unused models; PEFT's models hold references to themselves."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def seconds_of(work: Callable[[], object], count: int, device: torch.device) -> float:
-    """Of one of `count`, to its end on the device."""
+    """Return the seconds of one of `count` calls, up to its end on the device."""
     _synchronize(device)
     started = time.perf_counter()
     for _ in range(count):
@@ -161,7 +161,10 @@ def new_model(name: str, device: torch.device, dtype: torch.dtype) -> PreTrained
 
 
 def flops_per_token(model: PreTrainedModel) -> float:
-    """Of a step's products: two of a frozen weight, and three of an adapter's. Attention is left out."""
+    """Return the operations of a step's products: two for a frozen weight, three for an adapter's.
+
+    Attention is left out.
+    """
     linears = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
     frozen = sum(layer.weight.numel() for layer in linears)
     adapters = sum(RANK * sum(layer.weight.shape) for layer in linears)
@@ -169,7 +172,7 @@ def flops_per_token(model: PreTrainedModel) -> float:
 
 
 def bare_step(model: PreTrainedModel, rows: np.ndarray) -> Callable[[], None]:
-    """As one writes it with transformers and PEFT. Reads the loss, as any loop that is watched does."""
+    """Return the plain step with transformers and PEFT. It reads the loss, as a watched training loop does."""
     lora = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=list(LINEAR_LAYERS))
     adapted = get_peft_model(model, lora, autocast_adapter_dtype=False)
     adapted.train()
@@ -189,7 +192,7 @@ def bare_step(model: PreTrainedModel, rows: np.ndarray) -> Callable[[], None]:
 
 
 def torch_model(name: str, model: PreTrainedModel) -> TorchModel:
-    """As it is loaded from a directory, less the files."""
+    """Return the model as a directory would load it, without the files."""
     if model.device.type == "cpu":
         wrap_activations(model)
     info = BaseModelInfo(name, type(model).__name__, "random", model.config.vocab_size, LONGEST_TOKENS)
@@ -208,7 +211,7 @@ def engine_step(engine: PeftEngine, rows: np.ndarray) -> Callable[[], None]:
 
 
 def sampled_per_second(loaded: TorchModel, engine: PeftEngine, prompts: np.ndarray, max_tokens: int) -> float:
-    """Samples of the trained adapter, one of each prompt, all submitted at once."""
+    """Sample once from the trained adapter for each prompt, all submitted at once, and return samples per second."""
     sampler = BuiltinSampler(loaded, BuiltinSamplerSettings(deterministic=False))
     sampler.load_adapter("a", engine.state("a").weights_only())
     try:
@@ -255,7 +258,7 @@ def measure(given: argparse.Namespace) -> Report:
         loss_kernel=given.loss_kernel,
     )
     engine = build_peft_engine(loaded, settings)
-    ours = steps.measured(lambda: engine_step(engine, rows), needed)
+    tinsmith = steps.measured(lambda: engine_step(engine, rows), needed)
     samples = sampled_per_second(loaded, engine, rows[:, : given.prompt_tokens], given.sampled_tokens)
     machine = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     return Report(
@@ -266,7 +269,7 @@ def measure(given: argparse.Namespace) -> Report:
         tokens=given.tokens,
         tera_flops_per_second=rate / 1e12,
         bare=bare,
-        engine=ours,
+        engine=tinsmith,
         samples_per_second=samples,
         sampled_tokens_per_second=samples * given.sampled_tokens,
     )

@@ -1,7 +1,6 @@
-"""What an idle API server of a cluster holds in memory, beside an API of Kubernetes that has nothing to tell.
+"""The memory of an idle API server of a cluster, compared with a bare server of the same web framework.
 
-Said as a multiple of a bare server's: the same web framework with one route. `start.py` says what a server with a
-worker of its own holds.
+The Kubernetes API that it watches has no objects. `start.py` measures a server with a worker of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ uvicorn.run(app, port=0, log_level="error")
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """In MiB. `goal` is for the server."""
+    """Resident memory in MiB. `goal` is the server's."""
 
     bare: float
     server: float
@@ -42,7 +41,7 @@ class Resident:
 
 
 async def kubernetes_api() -> tuple[web.AppRunner, str]:
-    """Its lists are empty, and nothing ever happens in it."""
+    """Start a Kubernetes API with empty lists and no events."""
 
     async def take(request: web.Request) -> web.StreamResponse:
         if request.query.get("watch") != "true":
@@ -62,7 +61,7 @@ async def kubernetes_api() -> tuple[web.AppRunner, str]:
 
 
 async def resident_once_ready(command: Sequence[str], environment: dict[str, str]) -> float:
-    """Of a program that says a line on standard output when it is ready."""
+    """Return the memory of a program once it has printed a line, which says that it is ready."""
     program = await asyncio.create_subprocess_exec(
         *command, env=os.environ | environment, stdout=asyncio.subprocess.PIPE
     )

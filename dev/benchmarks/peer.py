@@ -1,4 +1,4 @@
-"""Tinsmith beside SkyRL, another server of the Tinker API: tokens per second of one, four and eight adapters at once.
+"""Tinsmith against SkyRL, another server of the Tinker API: tokens per second of one, four and eight adapters at once.
 
 Each side's programs run in its own Python, with the SDK that it speaks; both servers run with their defaults on one
 model. The sides take turns; the first steps of each program, in which SkyRL compiles, do not count.
@@ -37,7 +37,7 @@ MODEL = "bench/tiny"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Of one side: its Python, where its server is, and what it calls the model."""
+    """One side's program: its Python, its server's address and its name for the model."""
 
     python: str
     url: str
@@ -60,52 +60,54 @@ class Rates:
 class Comparison:
     what: str
     peer: float
-    ours: float
+    tinsmith: float
     goal: float
 
     @property
     def ratio(self) -> float:
-        return self.ours / self.peer
+        return self.tinsmith / self.peer
 
 
 def compare(model: Path, counts: Sequence[int], turns: int, scratch: Path) -> list[Comparison]:
     found, sampled = [], list[tuple[Rates, Rates]]()
     for adapters in counts:
         pairs = _in_turns(model, adapters, turns, scratch / str(adapters))
-        peers, ours = ([side.trained_per_second for side in sides] for sides in zip(*pairs, strict=True))
-        found.append(_comparison(f"trained, {adapters} at once", peers, ours, GOALS[adapters]))
+        peers, tinsmith = ([side.trained_per_second for side in sides] for sides in zip(*pairs, strict=True))
+        found.append(_comparison(f"trained, {adapters} at once", peers, tinsmith, GOALS[adapters]))
         sampled += pairs
-    peers, ours = ([side.sampled_per_second for side in sides] for sides in zip(*sampled, strict=True))
-    return [*found, _comparison("sampled, 8 x 32", peers, ours, SAMPLING_GOAL)]
+    peers, tinsmith = ([side.sampled_per_second for side in sides] for sides in zip(*sampled, strict=True))
+    return [*found, _comparison("sampled, 8 x 32", peers, tinsmith, SAMPLING_GOAL)]
 
 
 def _in_turns(model: Path, adapters: int, turns: int, scratch: Path) -> list[tuple[Rates, Rates]]:
     scratch.mkdir()
     arguments = [f"--data={scratch}/data", f"--model={MODEL}={model}", "--log-level=warning"]
     with running_server(arguments, API_KEY, scratch) as url:
-        ours = Program(sys.executable, url, MODEL)
+        tinsmith = Program(sys.executable, url, MODEL)
         both = track(range(turns), f"{adapters} at once", console=Console(stderr=True))
-        return [(_peers_rates(model, adapters, scratch / f"peer-{turn}"), ours.run(adapters)) for turn in both]
+        return [(_peers_rates(model, adapters, scratch / f"peer-{turn}"), tinsmith.run(adapters)) for turn in both]
 
 
 def _peers_rates(model: Path, adapters: int, scratch: Path) -> Rates:
-    """Of a SkyRL that was started for as many adapters: with room for more each takes longer, and it forgets none."""
+    """Measure a SkyRL started for exactly this many adapters: spare room makes each slower, and it forgets none."""
     python = installed_python()
     with running_skyrl(python, model, port=free_port(), adapters=adapters, scratch=scratch) as url:
         return Program(str(python), url, PEERS_MODEL).run(adapters)
 
 
-def _comparison(what: str, peers: Sequence[float], ours: Sequence[float], goal: float) -> Comparison:
-    return Comparison(what, statistics.median(peers), statistics.median(ours), goal)
+def _comparison(what: str, peers: Sequence[float], tinsmith: Sequence[float], goal: float) -> Comparison:
+    return Comparison(what, statistics.median(peers), statistics.median(tinsmith), goal)
 
 
 def draw(results: Sequence[Comparison]) -> Table:
-    table = Table(title=f"Tokens per second beside SkyRL {VERSION}")
+    table = Table(title=f"Tokens per second against SkyRL {VERSION}")
     for heading in ("", "SkyRL", "Tinsmith", "ratio", "goal"):
         table.add_column(heading, justify="right", no_wrap=True)
     for one in results:
         colour = "green" if one.ratio >= one.goal else "red"
-        table.add_row(one.what, f"{one.peer:.0f}", f"{one.ours:.0f}", f"[{colour}]{one.ratio:.2f}", f"{one.goal:.1f}")
+        table.add_row(
+            one.what, f"{one.peer:.0f}", f"{one.tinsmith:.0f}", f"[{colour}]{one.ratio:.2f}", f"{one.goal:.1f}"
+        )
     return table
 
 

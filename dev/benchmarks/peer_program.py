@@ -1,4 +1,4 @@
-"""What a program of the SDK gets of a server: training tokens per second of some adapters at once, and sampled ones.
+"""The rates of an SDK program on a server: training tokens per second of several adapters at once, and samples.
 
 Runs in each side's own Python, with the SDK that it has, so it imports nothing else. Prints JSON.
 """

@@ -1,4 +1,4 @@
-"""Samples per second beside transformers' `generate` with a PEFT adapter, and of eight adapters beside one.
+"""Samples per second, compared with transformers' `generate` and a PEFT adapter, and of eight adapters with one.
 
 Through SDK and server; and of the sampler alone, which is asked in this process as the worker asks it.
 """
@@ -45,7 +45,7 @@ class SamplingRate:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """By each request."""
+    """The parameters of each request."""
 
     samples: int = 1
     prompt_tokens: int = PROMPT_TOKENS
@@ -69,7 +69,7 @@ class SamplerAlone:
         self._seeds = itertools.count(1)
 
     def seconds_for_one_of(self, count: int) -> float:
-        """New prompts each time, as with `ServedSamples`."""
+        """Sample new prompts each time, as `ServedSamples` does."""
         samples, tokens = self._asked.samples, self._asked.prompt_tokens
         prompts = token_rows(count // samples, tokens, self._vocab_size, seed=next(self._seeds))
         answers = _Answers(len(prompts), samples)
@@ -84,7 +84,7 @@ class SamplerAlone:
 
 
 class _Answers:
-    """Of so many jobs of so many samples; all of them must be of the full length."""
+    """The answers to a number of jobs with several samples each; all must have the full length."""
 
     def __init__(self, jobs: int, samples: int) -> None:
         self._left = jobs
@@ -134,7 +134,7 @@ class Bench:
             ]
 
     def alone(self) -> list[SamplingRate]:
-        """The sampler in this process, on so many threads."""
+        """Measure the sampler in this process on the given number of threads."""
         model = load_torch_model(str(self.model))
         sampler = BuiltinSampler(model)
         for seed, key in enumerate(ADAPTERS):
@@ -169,7 +169,7 @@ class Bench:
         reference_count: int | None = None,
         goal: float | None = None,
     ) -> SamplingRate:
-        """Beside a `generate` of as many samples, unless told how many."""
+        """Compare with a `generate` of as many samples, or of `reference_count`."""
         with bare(f"sample_{loop}", self.model) as reference:
             name = f"generate, {loop.replace('_', ' ')}"
             return compared(
@@ -197,14 +197,14 @@ def compared(
     reference_count: int | None = None,
     goal: float | None = None,
 ) -> SamplingRate:
-    """So many samples of each side, in turns."""
+    """Measure `count` samples of each side, in turns."""
     pairs = measure_in_turns(
         reference,
         side,
         reference_count=reference_count or count,
         served_count=count,
         blocks=options.blocks,
-        name=f"{workload.name} parameters, {what} beside {name}",
+        name=f"{workload.name} parameters, {what} against {name}",
     )
     medians = Medians.of([(1 / reference_seconds, 1 / served_seconds) for reference_seconds, served_seconds in pairs])
     return SamplingRate(workload.name, options.threads, what, name, medians, goal)

@@ -1,4 +1,4 @@
-"""Both sides of a comparison: do so many, say how many seconds one took."""
+"""The two sides of a comparison: each runs a number of steps and returns the seconds of one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def bare(loop: str, model: Path) -> Iterator[Bare]:
 
 @contextmanager
 def training_client(model: Path, scratch: Path) -> Iterator[tinker.TrainingClient]:
-    """The unmodified SDK, a server and its worker, all of them processes of their own."""
+    """Start a server and its worker as processes, and yield the unmodified SDK's training client."""
     arguments = [f"--data={scratch / 'data'}", f"--model={MODEL}={model}", "--log-level=warning"]
     with running_server(arguments, API_KEY, scratch) as base_url:
         service = tinker.ServiceClient(base_url=base_url, api_key=API_KEY)
@@ -72,7 +72,7 @@ class ServedSteps:
         self._adam = types.AdamParams(learning_rate=LEARNING_RATE, beta1=BETAS[0], beta2=BETAS[1], eps=EPS)
 
     def seconds_for_one_of(self, count: int) -> float:
-        """Submits everything, then waits, as one is told to use the SDK.
+        """Submit all steps, then wait, as the SDK's documentation recommends.
 
         Timed from the result of one step to the result of the last, so that the pipeline is full:
         a training run fills it once.
@@ -113,7 +113,7 @@ class ServedSamples:
         self._seeds = itertools.count(1)
 
     def seconds_for_one_of(self, count: int) -> float:
-        """New prompts each time: prefixes kept from an earlier block would flatter the server."""
+        """Sample new prompts each time: prefixes kept from an earlier block would flatter the server."""
         each = self._samples_per_request
         rows = token_rows(count // each, PROMPT_TOKENS, self._vocab_size, seed=next(self._seeds))
         prompts = [types.ModelInput.from_ints(list(row)) for row in rows]

@@ -41,7 +41,7 @@ def environment_directory() -> Path:
 
 
 def installed_python() -> Path:
-    """The Python of SkyRL's environment, which is made where it is missing: 6 GB, half a minute to minutes."""
+    """Return the Python of SkyRL's environment; a missing environment is made, which takes 6 GB and up to minutes."""
     environment = environment_directory()
     complete = environment / "complete"
     if not complete.exists():
@@ -55,9 +55,11 @@ def installed_python() -> Path:
 
 @contextmanager
 def running_skyrl(python: Path, model: Path, *, port: int, adapters: int, scratch: Path) -> Iterator[str]:
-    """Its address, with room for so many adapters.
+    """Start SkyRL with room for this many adapters, and yield its address.
 
-    scratch: a folder to be made. Raises TimeoutError, with what it said, where it does not answer.
+    scratch: a folder to create.
+
+        Raises TimeoutError, with the server's output, when it does not answer.
     """
     (scratch / MODEL).parent.mkdir(parents=True)
     (scratch / MODEL).symlink_to(model.resolve())
@@ -90,7 +92,7 @@ def _wait_until_it_answers(url: str, server: subprocess.Popen[bytes], log: Path)
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    """With its engine, which is a process of the same group."""
+    """End the server and its engine, which is a process of the same group."""
     try:
         os.killpg(server.pid, 15)
         server.wait(10)

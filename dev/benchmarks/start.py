@@ -1,6 +1,6 @@
-"""From `tinsmith serve` to the result of a program's first step, as a multiple of the time a bare PEFT program takes to
-import, load and make one step; and what the server's process holds in memory when all is done.
+"""The time from `tinsmith serve` to the result of a program's first step, against a bare PEFT program.
 
+The bare program imports, loads and makes one step. The report also has the memory of the server's process at the end.
 The program starts when the server has printed its URL, as a person would start it.
 """
 
@@ -75,7 +75,7 @@ def bare_seconds(model: Path) -> float:
 
 
 def served_start(model: Path, scratch: Path) -> Start:
-    """Of a server on a new data directory, whose log is `scratch/server.log`."""
+    """Measure a server on a new data directory; its log is `scratch/server.log`."""
     arguments = [f"--data={scratch / 'data'}", f"--model={MODEL}={model}", "--log-format=json"]
     before = time.time()
     with running_server(arguments, API_KEY, scratch) as base_url:
@@ -105,7 +105,7 @@ def _logged(log: Path) -> list[tuple[str, float]]:
 
 
 def _only_child() -> int:
-    """The server: the bare program has ended, and the worker is a child of the server's."""
+    """Return the server's PID: the bare program has ended, and the worker is the server's child."""
     [child] = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return int(child)
 
@@ -117,7 +117,7 @@ def resident_mib(pid: int) -> float:
 
 
 def measure(count: int) -> Starts:
-    """In turns, after one of each that brings files into the page cache."""
+    """Measure both sides in turns, after one unmeasured start of each that fills the page cache."""
     pairs = []
     for _ in track(range(count + 1), "starts", console=Console(stderr=True), transient=True):
         with tempfile.TemporaryDirectory() as scratch:

@@ -1,6 +1,6 @@
-"""What somebody runs first: one training step through the SDK, and nothing else imported that would take its time.
+"""A first program: one training step through the SDK, without any other import that would take time.
 
-Says on standard output when it got how far. The rows of tokens come as JSON on standard input.
+It prints a line at each milestone. The rows of tokens come as JSON on standard input.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How long new weights take from the trainer to the first sample: the call, the checkpoint, the sampler's memory.
+"""The time from new weights in the trainer to the first sample of them: the call, the checkpoint, the sampler's memory.
 
-The unmodified SDK, a server and its worker, whose sampler is in its own process, or is another process: beside it,
-where they share memory; as in a pool, where the worker streams what it has saved; or in a pool without streams, where
-they have the checkpoint root in common. All is on one machine, and its streams are not encrypted.
-Each stands beside a copy of the adapter's file, synced, in the folder that it is saved in. A machine that does other
-work gives the several processes of the one side more of itself, so what processors gave to each side is said, too.
+The unmodified SDK talks to a server, whose worker samples in one of four places: in its own process; in another process
+on the same machine, which shares memory; in a pool, to which the worker streams what it has saved; or in a pool without
+streams, which reads the checkpoint root. All of it runs on one machine, without encryption. The reference is a synced
+copy of the adapter's file in the same folder. On a busy machine several processes get a larger share of the processors
+than one, so the report also has the processor seconds of each side.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ FLAGS = ["--max-rank", str(LARGE_RANK), "--no-deterministic-sampling", "--adapte
 STEP_DATUM = step_datum(token_rows(1, 33, SHAPE.vocab_size)[0])
 
 
-Place = Literal["own", "beside", "pool", "root"]
+Place = Literal["own", "shared", "pool", "root"]
 """Of the sampler."""
 PLACES: Sequence[tuple[Place, str, float]] = (
     ("own", "the worker's own sampler", 1.2),
-    ("beside", "a sampler beside the worker", 1.5),
+    ("shared", "a sampler next to the worker", 1.5),
     ("pool", "a sampler of a pool, by stream", 1.5),
     ("root", "one of a pool, by the root", 1.5),
 )
-WAYS = {"own": "own", "beside": "shared", "pool": "stream", "root": "root"}
+WAYS = {"own": "own", "shared": "shared", "pool": "stream", "root": "root"}
 """By which the sampler in each place must have taken every adapter, or something else was measured."""
 STREAMING = ["--offered-saves-bytes", str(1024**3)]
 
@@ -77,7 +77,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """One has the large adapter, one trains beside it; `root` is the checkpoint root's folder."""
+    """One client has the large adapter, the other trains meanwhile; `root` is the checkpoint root's folder."""
 
     large: tinker.TrainingClient
     other: tinker.TrainingClient
@@ -85,7 +85,7 @@ class Programs:
     processes: Sequence[psutil.Process]
 
     def processor_seconds(self) -> float:
-        """So far, of server, worker and sampler."""
+        """Return the processor seconds of server, worker and sampler so far."""
         times = [process.cpu_times() for process in self.processes]
         return sum(each.user + each.system for each in times)
 
@@ -98,7 +98,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 @contextmanager
 def programs(scratch: Path, model: Path, place: Place) -> Iterator[Programs]:
-    shared = ["--saves-socket", str(scratch / "saves.sock")] if place == "beside" else []
+    shared = ["--saves-socket", str(scratch / "saves.sock")] if place == "shared" else []
     engine = ["--model", str(model), *FLAGS, *shared]
     of_worker = [*engine, *(STREAMING if place == "pool" else [])]
     with installation(scratch, 1, None, of_worker, sampler=None if place == "own" else engine) as running:
@@ -116,26 +116,26 @@ def programs(scratch: Path, model: Path, place: Place) -> Iterator[Programs]:
 
 
 def ways_taken(socket: Path) -> set[str]:
-    """By which the sampler that answers there has taken adapters."""
+    """Return the ways by which the sampler at this socket has loaded adapters."""
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         described = worker_pb2_grpc.WorkerStub(channel).Describe(worker_pb2.DescribeRequest())
     return set(described.metrics.adapters_taken)
 
 
 def sync(running: Programs) -> tinker.SamplingClient:
-    """From the call that saves to the first sample of what it saved."""
+    """Save, and sample once from what was saved."""
     sampler = running.large.save_weights_and_get_sampling_client().result()
     draw(sampler)
     return sampler
 
 
 def saved_files(root: Path) -> Sequence[Path]:
-    """The newest first."""
+    """Return the saved files, newest first."""
     return sorted(root.rglob("adapter_model.safetensors"), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def make_room(root: Path) -> None:
-    """Of what nobody asks for again, or a run would fill the disk."""
+    """Delete saves that are no longer needed, so that a run does not fill the disk."""
     for older in saved_files(root)[1:]:
         older.unlink()
 
@@ -169,7 +169,7 @@ def measure_syncs(running: Programs, blocks: int, name: str, goal: float) -> Ite
 
 
 def spent(call: Callable[[], object], processor_seconds: Callable[[], float]) -> tuple[float, float]:
-    """By the clock, and of processors."""
+    """Return the seconds by the clock and of the processors."""
     before = processor_seconds()
     seconds = seconds_of(call)
     return seconds, processor_seconds() - before
@@ -181,7 +181,7 @@ def measure_step(running: Programs, blocks: int, name: str) -> Comparison:
         (seconds_of(lambda: step(running.other)), beside_syncs(running, lambda: step(running.other)))
         for _ in range(blocks)
     ]
-    return compared(f"another model's step beside syncs to {name}", "without", pairs, 1 / 0.9)
+    return compared(f"another model's step during syncs to {name}", "without", pairs, 1 / 0.9)
 
 
 def step(client: tinker.TrainingClient) -> None:
@@ -199,13 +199,13 @@ def beside_syncs(running: Programs, measured: Callable[[], None]) -> float:
             sync(running)
             make_room(running.root)
 
-    beside = threading.Thread(target=sync_until_stopped)
-    beside.start()
+    syncing = threading.Thread(target=sync_until_stopped)
+    syncing.start()
     try:
         return seconds_of(measured)
     finally:
         stop.set()
-        beside.join()
+        syncing.join()
 
 
 def compared(measured: str, reference: str, pairs: Sequence[Pair], goal: float | None) -> Comparison:

@@ -1,4 +1,4 @@
-"""What is measured: models, adapter, batch and prompts, the same for both sides."""
+"""The workload of both sides: models, adapter, batch and prompts."""
 
 from __future__ import annotations
 

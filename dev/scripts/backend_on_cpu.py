@@ -25,8 +25,7 @@ SHARED_SHIMS = ROOT / "tests" / "support" / "on_cpu"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A repository that the tests run: its section in versions.toml, dotted, and the folder in it that Python imports
-    from."""
+    """A backend's repository: its dotted section in versions.toml and the folder in it that Python imports from."""
 
     section: str
     variable: str
@@ -54,7 +53,7 @@ class SourceMissing(Exception):
 
 
 def pinned(source: Source) -> dict[str, Any]:
-    """What versions.toml says of it."""
+    """Return the entries of versions.toml for this source."""
     section = tomllib.loads(VERSIONS.read_text())
     for name in source.section.split("."):
         section = section[name]
@@ -62,7 +61,7 @@ def pinned(source: Source) -> dict[str, Any]:
 
 
 def check_source(source: Source, path: str, wanted: Mapping[str, str]) -> Path:
-    """The checkout, whose commit is `wanted`'s. Raises SourceMissing."""
+    """Return the checkout, whose commit must be `wanted`. Raises SourceMissing."""
     clone = f"git clone {wanted['repository']} && git checkout {wanted['commit']}"
     if not path:
         raise SourceMissing(f"{source.variable} is not given: the path of a checkout made by `{clone}`.")
@@ -78,7 +77,7 @@ def check_source(source: Source, path: str, wanted: Mapping[str, str]) -> Path:
 
 
 def environment_of_tests(backend: Backend, checkouts: Sequence[Path]) -> dict[str, str]:
-    """The shims come first: Python looks for one sitecustomize alone."""
+    """Return the environment with the shims first: Python looks for one sitecustomize alone."""
     imports = [backend.shims, SHARED_SHIMS, *checkouts, ROOT / "trainer_image", ROOT / "rpc"]
     return {
         **os.environ,
@@ -93,7 +92,7 @@ def environment_of_tests(backend: Backend, checkouts: Sequence[Path]) -> dict[st
 
 
 def run_tests(backend: Backend, arguments: Sequence[str]) -> int:
-    """The exit status of pytest, which gets the arguments that name no source; 2 where a source is missing."""
+    """Run pytest with the arguments that name no source, and return its exit status; 2 when a source is missing."""
     parser = argparse.ArgumentParser(description=f"Runs the tests of {backend.title} itself on this machine's CPU.")
     for source in backend.sources:
         parser.add_argument(source.flag, dest=source.variable, default="", help=f"a checkout of {source.section}")

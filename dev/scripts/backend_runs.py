@@ -1,4 +1,4 @@
-"""What of a backend itself ran on a CPU, how far from the PEFT engine: docs/*-runs.toml, written by the run."""
+"""The CPU runs of a backend itself, with their distance from the PEFT engine: docs/*-runs.toml, written by each run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BackendRuns:
     target: str
 
     def runs(self) -> list[Run]:
-        """Raises ValueError for an entry that does not say all of what, where and when."""
+        """Return the recorded runs. Raises ValueError for an entry that lacks its subject, place or time."""
         found: list[dict[str, Any]] = self._read()["run"]
         for entry in found:
             if set(entry) != set(KEYS):
@@ -34,7 +34,7 @@ class BackendRuns:
         return found
 
     def pin(self) -> str:
-        """The backend's commit that all of it ran at."""
+        """Return the backend's commit of all recorded runs."""
         return str(self._read()[self.name])
 
     def rows(self) -> Iterator[tuple[str, ...]]:
@@ -42,7 +42,7 @@ class BackendRuns:
             yield run["what"], run["deviation"], run["commit"], run["date"]
 
     def note(self, run: Run, pin: str) -> None:
-        """In the place of the test's last run; runs of another commit of the backend go."""
+        """Record this run in place of the test's last one; runs of another commit of the backend are deleted."""
         before = self.runs() if self.file.exists() and self.pin() == pin else []
         self._write([*(other for other in before if other["test"] != run["test"]), run], pin)
 

@@ -26,7 +26,7 @@ SCHEMA_MAPS = ("properties", "definitions")
 SCHEMA_LISTS = ("allOf", "anyOf", "oneOf")
 SCHEMAS = ("items", "additionalProperties", "not")
 
-# Words of the CRD beside its extensions that say nothing about whether a value fits.
+# Keywords of the CRD, other than its extensions, that do not validate a value.
 FOR_KUBERNETES = ("default", "format")
 
 SERVER_SETTINGS = "apiServer.settings."
@@ -46,7 +46,7 @@ NONE = object()
 
 
 def refresh(*, check: bool) -> list[str]:
-    """The files that were not what their sources say. Without `check` they are written."""
+    """Return the files that differ from their sources. Without `check`, write them."""
     stale = [path for path, content in generated_files().items() if not path.exists() or path.read_text() != content]
     if not check:
         for path in stale:
@@ -67,21 +67,21 @@ def generated_files() -> dict[Path, str]:
 
 
 def chart_schema() -> Schema:
-    """The source, every object closed, with the spec of a session as the CRD has it for the catalogue's entries."""
+    """Return the chart's schema: every object is closed, and sessions of the catalogue have the CRD's spec."""
     schema = yaml.safe_load(SOURCE.read_text())
     schema["properties"]["models"]["items"]["properties"]["spec"].update(session_spec())
     return required(closed(schema), yaml.safe_load(values_file()))
 
 
 def session_spec() -> Schema:
-    """The CRD's schema of `spec` as JSON Schema. Its CEL rules have no such form: the API server applies them."""
+    """Return the CRD's schema of `spec` as JSON Schema. CEL rules have no such form; the API server applies them."""
     crd = yaml.safe_load(SESSION_CRD.read_text())
     spec: Schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     return plain(spec)
 
 
 def plain(schema: Schema) -> Schema:
-    """Without what only Kubernetes knows. Defaults go as well: the API server sets them."""
+    """Return the schema without Kubernetes' extensions and without defaults, which the API server sets."""
     kept = {
         key: value for key, value in schema.items() if not key.startswith("x-") and key not in ("default", "format")
     }
@@ -100,7 +100,7 @@ def closed(schema: Schema) -> Schema:
 
 
 def required(schema: Schema, defaults: Any) -> Schema:
-    """With each value that has a default demanded: only `null` takes one away, and templates rely on it."""
+    """Require each value that has a default: only `null` removes one, and templates rely on it."""
     if not defaults or "properties" not in schema:
         return schema
     properties = {name: required(each, defaults.get(name)) for name, each in schema["properties"].items()}
@@ -150,7 +150,7 @@ def _dumped(name: str, value: Any) -> str:
 
 
 def _optional_lines(schema: Schema, root: Schema, indent: str) -> Iterator[str]:
-    """What an object that is empty by default can hold, as comments."""
+    """Yield, as comments, the possible fields of an object that is empty by default."""
     if schema["default"] == {} and "properties" in schema:
         for name, written in schema["properties"].items():
             if description := resolved(written, root).get("description"):
@@ -210,7 +210,7 @@ def _values_of_items(schema: Schema, root: Schema, path: str) -> Iterator[Value]
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:
-    """With what its reference says; its own words win."""
+    """Return the schema with its reference resolved; the schema's own words win."""
     if "$ref" not in schema:
         return schema
     target = root["definitions"][schema["$ref"].removeprefix("#/definitions/")]

@@ -1,4 +1,4 @@
-"""Which commit something is run of, for those that write down what they ran."""
+"""The commit of a run, for records of runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 class CannotRun(Exception):
-    """This machine has not what a run needs."""
+    """The machine lacks what a run needs."""
 
 
 def commit_of(tree: Path, *written: str) -> str:
-    """Of the tree, but for what runs write.
+    """Return the commit of the tree, ignoring the files that runs write.
 
-    Raises CannotRun for a tree with changes that no commit has, or without commits: a run is of a commit.
+    Raises CannotRun for a tree with uncommitted changes or without commits, since a record names a commit.
     """
     try:
         changed = _git(tree, "status", "--porcelain", "--", ".", *(f":!{path}" for path in written))

@@ -22,19 +22,19 @@ WANTED = ("tests", "pyproject.toml")
 
 
 def sources_directory(lock: Path = LOCK) -> Path:
-    """Where they are, or will be."""
+    """Return the folder of these sources, whether they are there yet or not."""
     return directory_for(f"{PACKAGE}-sources", lock, locked_version(lock.read_text()))
 
 
 def locked_version(lock: str) -> str:
-    """The package's lines of a lock: its version and its digests."""
+    """Return the package's lines of a lock: its version and its digests."""
     found = re.search(rf"(?ms)^{PACKAGE}==.*?(?=^[a-z0-9]|\Z)", lock)
     assert found, f"the lock has no {PACKAGE}"
     return "".join(f"{line}\n" for line in found[0].splitlines() if not line.lstrip().startswith("#"))
 
 
 def fetch(directory: Path) -> None:
-    """Raises CalledProcessError where it cannot be had."""
+    """Download the sources. Raises CalledProcessError when that fails."""
     with tempfile.TemporaryDirectory() as scratch:
         requirement = Path(scratch, "requirement.txt")
         requirement.write_text(locked_version(LOCK.read_text()))
@@ -44,7 +44,7 @@ def fetch(directory: Path) -> None:
 
 
 def download_command(uv: str, requirement: Path, into: str) -> list[str]:
-    """Of pip: uv downloads no source distribution without installing it."""
+    """Return a command of pip, since uv downloads no source distribution without installing it."""
     pip = [uv, "run", "--quiet", "--no-project", "--with", "pip", "--python", sys.executable, "python", "-m", "pip"]
     options = ["--quiet", "--no-deps", "--no-binary", ":all:", "--require-hashes", "--dest", into]
     return [*pip, "download", *options, "-r", str(requirement)]
@@ -62,7 +62,7 @@ def _wanted_name(member: str) -> str | None:
 
 
 def main(_arguments: Sequence[str]) -> int:
-    """The exit status."""
+    """Fetch the sources, and return the exit status."""
     directory = sources_directory()
     try:
         make_environment(directory, fetch)

@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         with way_in(shell) as base_url:
             train(shell, base_url)
     except KeyboardInterrupt:
-        errors.print(f"\nInterrupted. `{command}` goes on from here.")
+        errors.print(f"\nInterrupted. `{command}` continues from here.")
         return INTERRUPTED
     except (ClusterError, ImagesNotBuilt, CommandFailed) as error:
         errors.print(f"\n{command}: {error}")
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def find_cluster() -> Cluster:
-    """The one that is given, or else one of our own. Raises ClusterError."""
+    """Return the cluster that was given, or else create one. Raises ClusterError."""
     cluster = given()
     if cluster is None:
         return recorded(bring_up(NAME, "node"))
@@ -96,7 +96,7 @@ def find_cluster() -> Cluster:
 
 
 def with_own_kubeconfig(cluster: Cluster) -> Cluster:
-    """The demo sets a namespace in its kubeconfig, and nobody is to find that in theirs."""
+    """Return the cluster with a copy of its kubeconfig: the demo sets a namespace in it."""
     file = ROOT / OUT / "kubeconfig"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch(mode=0o600)
@@ -118,7 +118,7 @@ class Shell:
         self._environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
 
     def run(self, *command: str) -> None:
-        """What it prints is shown. Raises CommandFailed."""
+        """Run a command, and show its output. Raises CommandFailed."""
         console.print(f"$ {shlex.join(command)}", style="bold")
         self._run(command, output=None)
 
@@ -128,7 +128,7 @@ class Shell:
 
     @contextmanager
     def running(self, *command: str) -> Iterator[None]:
-        """While the block runs, so does the command. Its errors are shown, and nothing else of it."""
+        """Run a command in the background of the block, and show only its errors."""
         console.print(f"$ {shlex.join(command)} &", style="bold")
         words = [str(self.programs[command[0]]), *command[1:]]
         with subprocess.Popen(words, env=self._environment, stdout=subprocess.DEVNULL) as process:
@@ -185,7 +185,7 @@ def chart_values(images: Mapping[str, LoadedImage], archives: Mapping[str, Path]
 
 
 def written(name: str, content: str) -> str:
-    """The path of a file of the demo's, as its commands name it."""
+    """Write a file of the demo, and return its path as the demo's commands name it."""
     (ROOT / OUT).mkdir(parents=True, exist_ok=True)
     (ROOT / OUT / name).write_text(content)
     return str(OUT / name)
@@ -204,7 +204,7 @@ def install(shell: Shell, images: Mapping[str, Any]) -> None:
 
 
 def tiny_model(trainer: str) -> str:
-    """The manifest to apply; a copy that names the image of another registry, where it lies there."""
+    """Return the manifest to apply, with the image's registry if that is another one."""
     file = "examples/tiny-model.yaml"
     content = (ROOT / file).read_text()
     if f"image: {trainer}\n" in content:
@@ -222,7 +222,7 @@ def serve_tiny_model(shell: Shell, trainer: LoadedImage) -> None:
 
 @contextmanager
 def way_in(shell: Shell) -> Iterator[str]:
-    """The server's address while the block runs: the ingress's, or a port of this machine where none is known."""
+    """Yield the server's address: the ingress's, or a forwarded port when no ingress is known."""
     if shell.cluster.ingress_address:
         yield shell.cluster.ingress_url
         return
@@ -232,7 +232,7 @@ def way_in(shell: Shell) -> Iterator[str]:
 
 
 def train(shell: Shell, base_url: str) -> None:
-    """Runs `examples/first_steps.py` where the model's tokenizer is; raises CommandFailed when it fails."""
+    """Run `examples/first_steps.py` in the folder of the model's tokenizer. Raises CommandFailed."""
     out = ROOT / OUT
     fetch_model(shell, out)
     wait_until_answering(base_url)
@@ -250,7 +250,7 @@ def train(shell: Shell, base_url: str) -> None:
 
 
 def fetch_model(shell: Shell, out: Path) -> None:
-    """The SDK needs the tokenizer where the program runs, under the model's name."""
+    """Fetch the tokenizer into the program's folder, under the model's name, where the SDK looks for it."""
     console.print(f"$ cd {OUT}", style="bold")
     command = ("kubectl", "exec", f"{SESSION}-0", "--", "tar", "-C", "/models", "-c", MODEL)
     console.print(f"$ {shlex.join(command)} | tar -x", style="bold")
@@ -265,7 +265,7 @@ def api_key(shell: Shell) -> str:
 
 
 def wait_until_answering(base_url: str) -> None:
-    """An ingress controller takes a moment to notice a new Ingress, and kubectl one to open a port.
+    """Wait until the server answers: an ingress controller needs a moment, and so does kubectl's port.
 
     Raises ClusterError when nothing answers.
     """
@@ -298,7 +298,7 @@ def say_what_next(shell: Shell, seconds: float) -> None:
 
 
 def clean_up(cluster: Cluster) -> str:
-    """A cluster of the user's keeps the kinds of resources, with whatever else is of them."""
+    """Remove the demo; a user's cluster keeps the CRDs, since other objects may use them."""
     if cluster.name:
         return f"make cluster-down NAME={cluster.name}"
     return f"kubectl delete tsess {SESSION} && helm uninstall tinsmith && kubectl delete namespace {NAMESPACE}"

@@ -1,7 +1,7 @@
-"""Runs what shows that Tinsmith works with what others made, and writes down what came of it: evidence.py [NAME...]
+"""Run the tests that show that Tinsmith works with other projects, and record their results.
 
-Without names all of it: `make evidence`. `make docs` makes reference/evidence.md of it. Exits with 1 where
-something failed, which is written down, too.
+Evidence.py [NAME...]  Without names it runs all of them: `make evidence`. `make docs` makes reference/evidence.md from
+the record. It exits with 1 when a test fails; failures are recorded as well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FAILED, NOTHING_RUN = 1, 2
 
 
 def run(subject: Subject) -> tuple[list[Result], int, float]:
-    """What its tests came to, its exit status, and the seconds it took. Its output goes to ours."""
+    """Return the results of the subject's tests, the exit status and the seconds. Output is passed through."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "outcomes"
         path = os.pathsep.join(str(ROOT / folder) for folder in ("dev/scripts", "dev/testcluster"))
@@ -41,7 +41,7 @@ def run(subject: Subject) -> tuple[list[Result], int, float]:
 
 
 def entry_of(subject: Subject, results: Sequence[Result], status: int, seconds: float, commit: str) -> dict[str, str]:
-    """As docs/evidence.toml keeps it."""
+    """Return the entry of docs/evidence.toml."""
     counts = Counter(result.outcome for result in results)
     told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped") if counts[outcome])
     verdict = told or ("passed" if status == 0 else "failed")
@@ -57,7 +57,7 @@ def entry_of(subject: Subject, results: Sequence[Result], status: int, seconds: 
 
 
 def versions_of(subject: Subject, results: Sequence[Result]) -> str:
-    """Of the packages that it ran with; where tests are one for each version, those that passed."""
+    """Return the versions of the packages; for tests of several versions, those that passed."""
     if subject.version_of:
         tested = [version_in(result.test) for result in results if result.outcome == "passed"]
         return f"{subject.version_of} {', '.join(tested)}"
@@ -65,7 +65,7 @@ def versions_of(subject: Subject, results: Sequence[Result]) -> str:
 
 
 def version_in(test: str) -> str:
-    """The parameter of a test."""
+    """Return the version in a test's parameter."""
     found = re.search(r"\[(.+)\]", test)
     return found.group(1) if found else test
 

@@ -1,4 +1,4 @@
-"""What was run of others' programs and packages, and what came of it: docs/evidence.toml, and it as rows of a table."""
+"""The recorded runs with other projects' programs and packages: docs/evidence.toml, and its rows of a table."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SUBJECTS = (
 
 
 def locked(package: str) -> str:
-    """Its name and version. Raises LookupError for one that no lock names."""
+    """Return the package's name and version. Raises LookupError when no lock names it."""
     for lock in LOCKS:
         if found := re.search(rf"^{re.escape(package)}==(\S+)", lock.read_text(), re.MULTILINE):
             return f"{package} {found.group(1)}"
@@ -71,7 +71,7 @@ def locked(package: str) -> str:
 
 
 def runs() -> dict[str, dict[str, str]]:
-    """By subject. Raises ValueError for an entry that does not say all of it, or of no subject."""
+    """Return the runs by subject. Raises ValueError for an incomplete entry or an unknown subject."""
     found: list[dict[str, str]] = tomllib.loads(RUNS.read_text()).get("run", []) if RUNS.exists() else []
     known = {subject.name for subject in SUBJECTS}
     for entry in found:
@@ -89,7 +89,7 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 
 def note(run: Mapping[str, str]) -> None:
-    """In the place of the subject's last run."""
+    """Record this run in place of the subject's last one."""
     found = {**runs(), run["name"]: run}
     order = [subject.name for subject in SUBJECTS]
     tables = [

@@ -1,4 +1,4 @@
-"""Which tests of GPUs ran, on what, and what was measured there: docs/gpu-runs.toml, and it as rows of tables."""
+"""The recorded runs of tests and benchmarks on GPUs: docs/gpu-runs.toml, and its rows of tables."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ HEAD = """\
 
 
 def entries(table: str = "test") -> list[dict[str, Any]]:
-    """Of tests, or of benchmarks.
+    """Return the entries of tests or of benchmarks.
 
-    Raises ValueError for a key that means nothing, or a run that does not say all of what, where and when.
+    Raises ValueError for an unknown key, or for a run that lacks its subject, place or time.
     """
     found: list[dict[str, Any]] = tomllib.loads(RUNS.read_text()).get(table, [])
     for entry in found:

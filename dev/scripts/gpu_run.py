@@ -46,7 +46,7 @@ TESTS = (
     *(f"tests/contract/sampler/test_{name}.py" for name in ("promises", "determinism", "fair_shares")),
     "tests/gpu",
 )
-"""In the order of what one would know first, which is kept. Pytest runs a test once, whoever names it."""
+"""The most informative tests first. Pytest keeps the order and runs a test once, however often it is named."""
 NEEDED = (
     *("torch", "transformers", "tokenizers", "peft", "safetensors", "numpy", "PIL", "grpc", "grpc_health"),
     *("google.protobuf", "orjson", "pyrage", "apsw", "structlog", "typer", "rich", "zstandard", "prometheus_client"),
@@ -129,7 +129,7 @@ def _is_there(module: str) -> bool:
 
 @dataclass
 class Record:
-    """What a run knows so far, in a file that is whole at any moment."""
+    """The results so far, in a file that is complete at any moment."""
 
     run: Mapping[str, str]
     file: Path
@@ -137,7 +137,7 @@ class Record:
     reports: list[Mapping[str, Any]] = field(default_factory=list)
 
     def write(self) -> None:
-        """Raises CannotRun where the file cannot be written."""
+        """Write the file. Raises CannotRun when that fails."""
         unfinished = self.file.with_suffix(".unfinished")
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -204,7 +204,10 @@ def _ended(process: subprocess.Popen[bytes], patience_seconds: float) -> int | N
 
 
 def run_benchmark(model: str, seconds: float, packages: Sequence[str]) -> dict[str, Any] | None:
-    """The report of dev/benchmarks/gpu_step.py; None, and why on standard error, where it fails or takes too long."""
+    """Return the report of dev/benchmarks/gpu_step.py.
+
+    None when it fails or takes too long, with the reason on stderr.
+    """
     program = [sys.executable, "dev/benchmarks/gpu_step.py", "--model", model, "--json"]
     try:
         told = subprocess.run(
@@ -239,7 +242,7 @@ def _run_of(result: Result | None, run: Mapping[str, str]) -> dict[str, Any]:
 def benchmark_entries(
     known: Sequence[Mapping[str, Any]], reports: Sequence[Mapping[str, Any]], run: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """The entries, those of the reports' models anew. A side without figures makes no entry."""
+    """Return the entries with new ones for the reports' models. A side without figures makes no entry."""
     measured = [benchmark_entry(report, run) for report in reports if not _error_of(report)]
     models = {entry["model"] for entry in measured}
     return sorted(

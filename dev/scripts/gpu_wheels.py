@@ -49,7 +49,7 @@ def download(folder: Path, lock: Path = LOCK) -> list[Path]:
 
 
 def tree_bytes(tree: Path) -> int:
-    """The size of the files that git does not ignore: what travels with a copy of the working tree."""
+    """Return the size of the files that git does not ignore: a copy of the working tree has all of them."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=tree,
@@ -62,7 +62,7 @@ def tree_bytes(tree: Path) -> int:
 
 
 def told(wheels: Sequence[Path], tree: int, commit: str) -> str:
-    """Raises CannotRun where tree and wheels are more than may travel."""
+    """Return the instructions to print. Raises CannotRun when tree and wheels exceed the limit of the transfer."""
     brought = sum(wheel.stat().st_size for wheel in wheels)
     if tree + brought > MOST_BYTES:
         raise CannotRun(
@@ -71,7 +71,7 @@ def told(wheels: Sequence[Path], tree: int, commit: str) -> str:
         )
     folder = FOLDER.relative_to(ROOT)
     return (
-        f"{len(wheels)} wheels of {brought / MIB:.1f} MiB in {folder}, beside a tree of {tree / MIB:.1f} MiB: "
+        f"{len(wheels)} wheels of {brought / MIB:.1f} MiB in {folder}, and a tree of {tree / MIB:.1f} MiB: "
         f"{MOST_BYTES // MIB} MiB may travel.\n"
         f"On the machine with the GPU, in a copy of the tree with {folder}, run\n\n"
         f"    python3 dev/scripts/gpu_run.py --wheels {folder} --commit {commit} --out RESULTS\n\n"

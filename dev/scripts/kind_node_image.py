@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def make_archive() -> Path:
-    """The node image in a docker-archive; what is unchanged is not built again. Raises ClusterError and ImageError."""
+    """Build the node image as a docker-archive; unchanged parts are reused. Raises ClusterError and ImageError."""
     programs = find_programs()
     with build_context(RECIPE / "pods.Dockerfile") as context:
         link(context / "pods", {name: programs[built_as] for name, built_as in IN_PODS.items()})
@@ -80,14 +80,14 @@ def find_programs() -> Mapping[str, Path]:
 
 
 def kind_files() -> Path:
-    """What kind's base image adds to Debian, of the version that our `kind` is, checked against its go.sum."""
+    """Return the files that kind's base image adds to Debian, in this kind's version, checked against its go.sum."""
     download = run("env", f"--chdir={KIND.source}", "go", "mod", "download", "-json", "sigs.k8s.io/kind", seconds=300)
     return Path(json.loads(download)["Dir"]) / "images" / "base" / "files"
 
 
 @contextmanager
 def build_context(dockerfile: Path) -> Iterator[Path]:
-    """A folder with this as its Dockerfile, on the disk of the cache, so that what is there can be linked."""
+    """Yield a build context with this Dockerfile, on the cache's disk, so that large files can be hard links."""
     with TemporaryDirectory(dir=cache_directory(), prefix="kind-node-") as directory:
         context = Path(directory)
         shutil.copyfile(dockerfile, context / "Dockerfile")
@@ -102,7 +102,7 @@ def link(folder: Path, files: Mapping[str, Path]) -> None:
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Without their modes: a module's files are for nobody to write."""
+    """Copy files without their modes: Go's module cache is read-only."""
     for file in source.rglob("*"):
         if file.is_file():
             copy = target / file.relative_to(source)

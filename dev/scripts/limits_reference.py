@@ -13,9 +13,7 @@ from tinsmith_server.wire.json_bodies import PLAIN, PROMPT
 KIB = 2**10
 UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", KIB))
 
-WAITS = (
-    f"It waits up to {body_budget.WAIT_SECONDS:g} s, and is told 429 then, with Retry-After. The SDK sends it again."
-)
+WAITS = f"It waits up to {body_budget.WAIT_SECONDS:g} s, then gets 429 with Retry-After. The SDK sends it again."
 LATER = "429 with Retry-After, the time until there is room."
 REJECTED = "The future fails with a sentence, category `user`."
 
@@ -60,7 +58,7 @@ def fixed_rows() -> list[tuple[str, ...]]:
             f"{json_training.VALUES}, long lists of numbers apart; in these a quarter of `max_body_bytes`",
             "422",
         ),
-        ("bytes of training data in JSON beside its lists", _size(json_training.BYTES_BESIDE_NUMBERS), "422"),
+        ("bytes of training data in JSON without its lists", _size(json_training.BYTES_BESIDE_NUMBERS), "422"),
         ("depth of a body", str(PLAIN.depth), "422"),
         ("promoted names of a tenant", str(promotions.NAMES_PER_TENANT), "422 at one more"),
         (
@@ -68,7 +66,7 @@ def fixed_rows() -> list[tuple[str, ...]]:
             f"{promotions.KEPT_PER_NAME} changes",
             "the oldest is forgotten",
         ),
-        ("bytes of a sample beside its tokens and images", _size(PROMPT.bytes_beside_numbers or 0), "422"),
+        ("bytes of a sample without its tokens and images", _size(PROMPT.bytes_beside_numbers or 0), "422"),
         (
             "how slowly a body may come",
             f"{_size(uploads.LEAST_BYTES_PER_SECOND)} a second after {uploads.GRACE_SECONDS:g} s, "
@@ -86,7 +84,7 @@ def fixed_rows() -> list[tuple[str, ...]]:
 
 
 def _whole(path: str) -> str:
-    """Dialects stand beside Tinker's own calls, which are below a prefix."""
+    """Return whether the path belongs to a dialect: Tinker's own calls lie below a prefix."""
     return path if path.startswith(("/oai/", "/anthropic/")) else f"/api/v1{path}"
 
 

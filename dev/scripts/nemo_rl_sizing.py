@@ -1,6 +1,6 @@
-"""How many GPUs a model takes under the nemo-rl engine: a formula, and the table of docs/how-to/nemo-rl.md from it.
+"""The number of GPUs that a model takes under the nemo-rl engine: a formula, and the table of its page.
 
-Computed, not measured: nobody has run this. What is counted is in `Layout.gpu_bytes`; docs/how-to/nemo-rl.md says it.
+The figures are computed, not measured. `Layout.gpu_bytes` and docs/how-to/nemo-rl.md list what is counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SLOT_BYTES = 4 + 8 + 4
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a transformers model with gated feed-forward layers and grouped queries."""
+    """The sizes of a transformers model with gated feed-forward layers and grouped queries."""
 
     name: str
     layers: int
@@ -50,12 +50,15 @@ class Sizes:
         return [*attention, (self.hidden, self.inner), (self.hidden, self.inner), (self.inner, self.hidden)]
 
     def values(self) -> tuple[int, int]:
-        """Inputs and outputs of one layer's projections for a token: of attention, and of the feed-forward."""
+        """Return the inputs and outputs of a layer's projections for a token.
+
+        Those of attention and of the feed-forward.
+        """
         widths = [given + out for given, out in self.projections()]
         return sum(widths[:4]), sum(widths[4:])
 
     def kept_values(self, recompute: RankRecompute) -> int:
-        """What a layer keeps of a token until its backward. Attention is flash attention, which keeps no more."""
+        """Return the values of a token that a layer keeps for its backward. Flash attention keeps no more."""
         attention, feed_forward = self.values()
         kept = {"layers": self.hidden, "mlp": attention + self.hidden, "none": attention + feed_forward}
         return kept[recompute]
@@ -66,7 +69,7 @@ class Sizes:
         return self.layers * sum(given * out for given, out in self.projections()) + embeddings
 
     def adapter_parameters(self, rank: int) -> int:
-        """On every linear layer, the unembedding included, at the highest rank: what a slot takes."""
+        """Return the parameters of an adapter slot: all linear layers and the unembedding, at the highest rank."""
         layer = sum(given + out for given, out in self.projections())
         return rank * (self.layers * layer + self.hidden + self.vocab)
 
@@ -83,12 +86,15 @@ class Layout:
         return self.tensor * self.pipeline
 
     def fits(self, sizes: Sizes) -> bool:
-        """Whether the ranks' parts come out even. Tensor ranks stay in a node: they talk in every layer."""
+        """Return whether the ranks' parts are equal.
+
+        Tensor ranks share a node, since they communicate in every layer.
+        """
         whole = (sizes.kv_heads % self.tensor, sizes.layers % self.pipeline, sizes.vocab % self.tensor)
         return whole == (0, 0, 0) and self.tensor <= GPUS_PER_NODE and not (sizes.tied and self.pipeline > 1)
 
     def gpu_bytes(self, sizes: Sizes, rank: int, tokens: int, recompute: RankRecompute = "layers") -> float:
-        """Of the fullest GPU, `tokens` being those of a microbatch."""
+        """Return the memory of the fullest GPU; `tokens` are those of a microbatch."""
         base = BASE_BYTES * sizes.parameters / self.gpus
         adapter = ADAPTER_BYTES * sizes.adapter_parameters(rank) / self.gpus
         # The first stage of a pipeline has as many microbatches under way as there are stages, each for its share of

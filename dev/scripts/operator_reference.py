@@ -18,7 +18,7 @@ def setting_fields() -> Mapping[str, FieldInfo]:
 
 
 def metric_families() -> Iterable[Metric]:
-    """Of an operator that has sent one request, and looks after one pool."""
+    """Return the metrics of an operator that has sent one request and manages one pool."""
     metrics = Metrics()
     metrics.note_reconcile("settled", 0.0)
     metrics.note_request(ApiCall("create", "services", None), "201")

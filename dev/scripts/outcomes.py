@@ -18,13 +18,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """A module that cannot be imported is a failure of all its tests."""
+    """Record a module that cannot be imported as a failure of all its tests."""
     if report.failed:
         _write(report)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """A test has passed with its call; it has failed or been skipped with any of its phases."""
+    """Record a test as passed with its call, and as failed or skipped with any of its phases."""
     if report.when == "call" or report.outcome != "passed":
         _write(report)
 

@@ -1,7 +1,7 @@
-"""Makes environments for what pins packages of its own, once: package_environment.py NAME… [--if-possible]
+"""Make environments for packages with pins of their own, once.
 
-Each is in the project's cache since it takes gigabytes: made where the lock or Python is another than before, and used
-by every checkout with the same. Those that nobody used for a fortnight go.
+Package_environment.py NAME… [--if-possible]  Each takes gigabytes, so it lies in the project's cache: it is made when
+the lock or the Python changes, shared by all checkouts with the same, and deleted after a fortnight without use.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ UNUSED_SECONDS = 14 * 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """What an environment has: `dev/requirements/<name>.txt`, on `python`, by itself that of the trainer's image.
+    """The packages of an environment: `dev/requirements/<name>.txt` on `python`, by default the trainer image's.
 
-    `takes_another`: the one that runs this will do where the machine has not that. `on_ours`: that one and no other, as
-    its programs are given these packages beside their own, or before them. `imported`: statements by which what a
-    program of it imports is compiled once, for those that cannot write there.
+    `takes_another`: the running Python is a substitute when the machine lacks that one. `on_running_python`: the
+    running Python and no other, since programs get these packages in addition to their own. `imported`: statements
+    whose modules are compiled once, for programs that cannot write there.
     """
 
     name: str
     title: str
     python: str = IMAGE_PYTHON
     takes_another: bool = False
-    on_ours: bool = False
+    on_running_python: bool = False
     imported: str = ""
 
     @property
@@ -63,10 +63,10 @@ NEMO_RL = Packages("nemo-rl-cpu", "What NeMo RL needs on a CPU")
 MILES = Packages("miles-cpu", "What Miles needs on a CPU", python="3.12")
 GPU_LOOKALIKE = Packages("gpu-lookalike", "An image of PyTorch for GPUs", python="3.12")
 THIRD_PARTY = Packages("third-party", "What stands on OpenAI's client", takes_another=True)
-COOKBOOK_EXTRAS = Packages("cookbook-extras", "What parts of tinker-cookbook need beside ours", on_ours=True)
+COOKBOOK_EXTRAS = Packages("cookbook-extras", "Further packages of parts of tinker-cookbook", on_running_python=True)
 # No PyTorch among them: programs are given them before what .venv has.
 IMAGE_TRANSFORMERS = tuple(
-    Packages(f"transformers-{image}", f"The transformers of the image of {title}", on_ours=True)
+    Packages(f"transformers-{image}", f"The transformers of the image of {title}", on_running_python=True)
     for image, title in (("vllm", "vLLM"), ("sglang", "SGLang"), ("nemo-rl", "NeMo RL"), ("miles", "Miles"))
 )
 KNOWN: Mapping[str, Packages] = {
@@ -78,7 +78,7 @@ FOR_TESTS = (VLLM, THIRD_PARTY, *IMAGE_TRANSFORMERS)
 
 
 def environment_directory(packages: Packages) -> Path:
-    """Where that of this lock and Python is, or will be. Raises CalledProcessError where there is no such Python."""
+    """Return the directory for this lock and Python. Raises CalledProcessError when that Python is missing."""
     return directory_for(packages.name, packages.lock, _version_of(interpreter(packages)))
 
 
@@ -89,8 +89,8 @@ def directory_for(name: str, lock: Path, python: str) -> Path:
 
 @cache
 def interpreter(packages: Packages) -> str:
-    """What the environment is made with. Raises CalledProcessError where the machine has none that will do."""
-    if packages.on_ours:
+    """Return the interpreter of the environment. Raises CalledProcessError when the machine has none that fits."""
+    if packages.on_running_python:
         return sys.executable
     try:
         return _output(str(FIND_PYTHON), packages.python)
@@ -110,7 +110,7 @@ def is_made(environment: Path) -> bool:
 
 
 def make_environment(environment: Path, install: Callable[[Path], None]) -> None:
-    """Unless it is there. Only one process makes it; what another left unfinished is made anew."""
+    """Make the environment unless it exists. Only one process makes it; an unfinished one is made anew."""
     with locked(environment.with_suffix(".lock")):
         if not is_made(environment):
             shutil.rmtree(environment, ignore_errors=True)
@@ -119,7 +119,7 @@ def make_environment(environment: Path, install: Callable[[Path], None]) -> None
 
 
 def remove_unused(folder: Path, now: float) -> list[Path]:
-    """Those whose last use is too long ago, and what an end in the middle left that long ago; says which."""
+    """Remove environments and unfinished remains that are unused for too long, and return them."""
     unused = [found for found in folder.iterdir() if found.is_dir() and now - _last_use(found) > UNUSED_SECONDS]
     for environment in unused:
         shutil.rmtree(environment)
@@ -132,9 +132,9 @@ def _last_use(environment: Path) -> float:
 
 
 def install_into(packages: Packages, environment: Path) -> None:
-    """As dev/scripts/make-venv does: the lock is complete, so nothing is resolved.
+    """Install the lock, which is complete, so that nothing is resolved.
 
-    Compiled is what a program imports, a small part of it: that is half of a server's start otherwise.
+    Only the modules that a program imports are compiled, a small part: otherwise compiling is half of a server's start.
     """
     started = time.monotonic()
     locked_packages = ["--no-deps", "--require-hashes", "--quiet", "-r", str(packages.lock)]
@@ -148,14 +148,14 @@ def install_into(packages: Packages, environment: Path) -> None:
 
 
 def found_uv() -> str:
-    """Its path; it is installed where there is none."""
+    """Return the path of uv, which is installed if missing."""
     return _output(str(FIND_UV))
 
 
 def lent_libraries() -> str:
-    """For LD_LIBRARY_PATH: folders of NVIDIA's libraries that came with this environment's own PyTorch.
+    """Return LD_LIBRARY_PATH: the folders of NVIDIA's libraries of this environment's own PyTorch.
 
-    Another's PyTorch is linked with them, and on a CPU calls none: they are gigabytes that need not be there twice.
+    Another environment's PyTorch is linked with them but calls none on a CPU; this saves gigabytes.
     """
     package = find_spec("nvidia")
     roots = package.submodule_search_locations if package else None

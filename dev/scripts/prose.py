@@ -23,10 +23,7 @@ OPENING = re.compile(
 
 # A name says what a thing is; these say only that there is one.
 PRONOUN = re.compile(
-    r"(?:^|_)(?:"
-    r"anybody|anyone|everybody|everyone|hers|himself|itself|mine|nobody|ours|ourselves|somebody|someone|"
-    r"something|theirs|themselves|whatever|whoever|whom|whose|yours"
-    r")(?:_|$)",
+    r"(?:^|_)(?:anybody|anyone|everybody|nobody|ours|somebody|someone|theirs|whatever|whoever|whom|whose)(?:_|$)",
     re.IGNORECASE,
 )
 

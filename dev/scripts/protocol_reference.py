@@ -1,4 +1,4 @@
-"""What the API has, call by call and field by field, as rows of tables: the document that the server serves says it."""
+"""The API call by call and field by field, as rows of tables, from the document that the server serves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def call_rows() -> Iterator[tuple[str, ...]]:
 
 
 def flag_rows() -> Iterator[tuple[str, ...]]:
-    """Of the SDK's two configurations; a flag without a default is a setting's, or says what makes it."""
+    """Yield the flags of the SDK's two configurations; a flag without a default names the setting that makes it."""
     models = {"client/config": ClientConfigResponse, "client/dynamic_config": DynamicConfigResponse}
     for call, model in models.items():
         for name, field in model.model_fields.items():

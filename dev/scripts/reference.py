@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Writes the tables of docs/ that the code already knows, between their markers: reference.py [--check]
+"""Write the tables of docs/ that the code knows, between their markers.
 
-With --check it changes nothing, and fails when a table is not what the code says.
+Reference.py [--check]  With --check it changes nothing, and fails when a table differs from the code.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def settings_table(fields: Mapping[str, FieldInfo]) -> str:
 
 
 def _meaning_of(field: FieldInfo) -> str:
-    """Its description; a choice explains itself."""
+    """Return the field's description; a choice explains itself."""
     return field.description or f"One of {', '.join(f'`{choice}`' for choice in get_args(field.annotation))}."
 
 
@@ -75,7 +75,7 @@ def metrics_table(families: Iterable[Metric]) -> str:
 
 
 def _server_families() -> Iterable[Metric]:
-    """Of a server that has answered one request and looked at one worker."""
+    """Return the metrics of a server that has answered one request and read one worker."""
     metrics = Metrics()
     metrics.note_request("/", 200, 0.0)
     reply = worker_pb2.DescribeReply(volume_free_bytes=0)
@@ -216,7 +216,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
 
 
 def with_table(text: str, name: str, content: str) -> str:
-    """The page with what is between its markers replaced. Raises ValueError when the markers are missing."""
+    """Return the page with the content between its markers replaced. Raises ValueError when the markers are missing."""
     begin, end = f"<!-- {name}: written by `make docs` -->", f"<!-- end of {name} -->"
     replaced, count = re.subn(
         f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{content}\n{end}", text, flags=re.DOTALL

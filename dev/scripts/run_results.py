@@ -47,6 +47,6 @@ def by_row(rows: Iterable[str], results: Iterable[Result]) -> Mapping[str, Resul
 
 
 def _speaks_of(result: Result, row: str) -> bool:
-    """Whether it is of the row's test, of a test in the row's module or folder, or of the module of the row's test."""
+    """Return whether the result is of the row's test, of its module or folder, or of the module of the row's test."""
     test = result.test.partition("[")[0]
     return test == row or test.startswith((f"{row}/", f"{row}::")) or row.startswith(f"{test}::")

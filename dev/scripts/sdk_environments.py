@@ -28,12 +28,12 @@ OF_THE_SDK = ("tinker==", "tinker-cookbook==")
 
 
 def environment_directory(package: str, lock: Path = LOCK, python: str = sys.version) -> Path:
-    """Where that of a version of the SDK is, or will be; or that of PyTorch."""
+    """Return the directory of the environment of an SDK version, or of PyTorch."""
     return directory_for(f"{KIND}/{package}", lock, python + OVERRIDES.read_text())
 
 
 def make_sdk_environment(version: str) -> Path:
-    """Raises CalledProcessError where it cannot be installed."""
+    """Make the environment of this SDK version. Raises CalledProcessError when it cannot be installed."""
     pytorch = environment_directory(PYTORCH)
     make_environment(pytorch, partial(_install, requirement=PYTORCH, options=()))
     environment = environment_directory(version)
@@ -60,7 +60,7 @@ def _install(environment: Path, requirement: str, options: Sequence[str]) -> Non
 
 
 def without_sdk(lock: str) -> str:
-    """A lock with every package but the SDK and what stands on it."""
+    """Return the lock without the SDK and the packages that depend on it."""
     packages = re.split(r"(?m)^(?=[A-Za-z0-9])", lock)
     return "".join(package for package in packages if not package.startswith(OF_THE_SDK))
 
@@ -74,7 +74,7 @@ def _run(*command: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status."""
+    """Make the environments, and return the exit status."""
     started = time.monotonic()
     try:
         made = [make_sdk_environment(version) for version in arguments or TESTED]

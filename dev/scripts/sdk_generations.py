@@ -54,6 +54,6 @@ TESTED = tuple(version for generation in GENERATIONS for version in generation.t
 
 
 def rows() -> Iterator[tuple[str, ...]]:
-    """The newest first."""
+    """Yield the rows, newest first."""
     for generation in reversed(GENERATIONS):
         yield generation.versions, ", ".join(generation.tested), f"{generation.otherwise}."

@@ -1,6 +1,6 @@
 """Runs make targets at the same time, each line of theirs behind the target's name: side_by_side.py TARGET...
 
-What failed is told once more at the very end, since a target that fails first is far up by then.
+Failures are printed again at the very end, since an early one has scrolled away.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a checkout to archives of its images, doing again only what has changed."""
+"""Archives of the images of a checkout; only what has changed is built again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Archive:
 
 
 def build_images(images: Iterable[Image]) -> dict[str, Archive]:
-    """The images' archives, by name. Progress goes to standard error. Raises ImageError."""
+    """Return the images' archives, by name. Progress is printed on standard error. Raises ImageError."""
     cache = cache_directory()
     with _locked(cache / "images" / "lock"):
         return {image.name: _archive(image, cache) for image in images}
@@ -46,7 +46,7 @@ def build_images(images: Iterable[Image]) -> dict[str, Archive]:
 
 @lru_cache
 def build_to_run(name: str) -> Builder:
-    """The builder that has this checkout's image under its reference; whatever is built already is reused."""
+    """Return the builder that has this checkout's image under its reference; earlier builds are reused."""
     cache = cache_directory()
     with _locked(cache / "images" / "lock"):
         return _build(IMAGES[name], cache)
@@ -65,7 +65,7 @@ def find_builder(cache: Path) -> Builder:
 
 
 def clean_images(images: Collection[Image]) -> None:
-    """Removes every archive, these images, and whatever else the builder keeps for the next build."""
+    """Remove every archive, these images, and the builder's caches."""
     cache = cache_directory()
     with _locked(cache / "images" / "lock"):
         tags = [tag for image in images for tag in (image.reference, *map(image.stage_tag, image.stages))]
@@ -89,7 +89,7 @@ def _archive(image: Image, cache: Path) -> Archive:
 
 
 def _prefix(image: Image) -> str:
-    """Of its archives' names: those of another tag are another image's."""
+    """Return the prefix of the image's archives; another tag is another image."""
     return f"{image.name}_{image.tag}-"
 
 
@@ -130,7 +130,7 @@ def _build(image: Image, cache: Path) -> Builder:
 
 
 def _prune(builder: Builder) -> None:
-    """An image that a container uses stays: of a program that runs in it, or of one that was killed."""
+    """Prune the builder. An image that a container uses stays, even of a killed program."""
     try:
         builder.prune()
     except ImageError as error:
@@ -138,7 +138,7 @@ def _prune(builder: Builder) -> None:
 
 
 def _save(builder: Builder, image: Image, path: Path) -> None:
-    """The archive has its name once it is whole."""
+    """Save the archive under its name once it is complete."""
     unfinished = path.with_suffix(".unfinished")
     unfinished.unlink(missing_ok=True)
     builder.save(image.reference, unfinished)
@@ -179,7 +179,7 @@ _DEBIANS_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 @contextmanager
 def build_secrets(environment: Mapping[str, str] = os.environ) -> Iterator[dict[str, Path]]:
-    """The files of the secrets that the Dockerfiles mount, by name, for as long as the block runs."""
+    """Yield the files of the secrets that the Dockerfiles mount, by name; they exist during the block."""
     with TemporaryDirectory(prefix="tinsmith-build-") as directory:
         file = Path(directory) / "build-environment"
         file.touch(mode=0o600)

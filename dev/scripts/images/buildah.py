@@ -59,7 +59,7 @@ class Buildah:
         return succeeds("buildah", *self._places(), "inspect", "--type=image", reference)
 
     def command(self, reference: str, program: Program) -> list[str]:
-        """Without buildah's own `run`, which cannot make the root read-only."""
+        """Return a command without buildah's own `run`, which cannot make the root read-only."""
         if os.geteuid() != 0:
             raise ImageError("Only root can run a program in an image that buildah has built; use sudo, or docker.")
         settings = json.loads(self._run("inspect", "--type=image", reference))["OCIv1"]["config"]
@@ -73,7 +73,7 @@ class Buildah:
         self._run("rmi", "--prune")
 
     def clean(self, references: Sequence[str]) -> None:
-        """The storage is ours alone, so all of it goes."""
+        """Delete the whole storage, which belongs to this tool alone."""
         self._run("rm", "--all")
         self._run("rmi", "--all", "--force")
         shutil.rmtree(self._directory)

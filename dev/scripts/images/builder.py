@@ -1,4 +1,4 @@
-"""What a program that builds images must be able to do, and which of them this machine has."""
+"""The interface of image builders, and the choice of the one on this machine."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class Builder(Protocol):
     def pull_base(self) -> None: ...
 
     def import_base(self, directory: Path) -> None:
-        """Gives the file system in `directory` the base image's name."""
+        """Import the file system in `directory` as the base image."""
 
     def build(self, image: Image, tag: str, secrets: Mapping[str, Path], log: Path, stage: str | None = None) -> None:
-        """Builds it, or its stage alone, reusing the layers of earlier builds."""
+        """Build the image, or only its stage, and reuse the layers of earlier builds."""
 
     def save(self, reference: str, archive: Path) -> None:
-        """Writes the image into a docker-archive, which docker, containerd and podman import."""
+        """Write the image into a docker-archive, which docker, containerd and podman import."""
 
     def has(self, reference: str) -> bool: ...
 
     def command(self, reference: str, program: Program) -> list[str]:
-        """The command on this machine that runs `program` in the image."""
+        """Return the command on this machine that runs `program` in the image."""
 
     def prune(self) -> None:
-        """Removes layers that no named image or stage uses."""
+        """Remove layers that no named image or stage uses."""
 
     def clean(self, references: Sequence[str]) -> None:
-        """Removes the images named, and everything else that this tool alone has made."""
+        """Remove the named images and everything else that this tool has made."""

@@ -15,7 +15,7 @@ TAIL_LINES = 25
 
 
 def run(*command: str | Path, seconds: float | None = None) -> str:
-    """Its standard output. Raises ImageError when it fails, is missing or takes longer than `seconds`."""
+    """Run a command, and return its standard output. Raises ImageError on failure or timeout."""
     try:
         finished = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
@@ -29,14 +29,14 @@ def run(*command: str | Path, seconds: float | None = None) -> str:
 
 
 def run_logged(log: Path, *command: str | Path) -> None:
-    """For what takes long: all that it writes goes to the end of `log`. Raises ImageError with the log's end."""
+    """Run a long command, whose output is appended to `log`. Raises ImageError with the end of the log."""
     with log.open("a") as file:
         finished = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, check=False)
     _check(command, finished.returncode, log.read_text(errors="replace"))
 
 
 def succeeds(*command: str | Path, seconds: float = 60.0) -> bool:
-    """For questions: False when it fails, is missing or takes too long."""
+    """Return whether the command succeeds; a missing command or a timeout counts as failure."""
     try:
         run(*command, seconds=seconds)
     except ImageError:

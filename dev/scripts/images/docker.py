@@ -51,7 +51,7 @@ class Docker:
         return ["docker", "run", "--rm", *sandbox, *environment, *mounts, "--entrypoint=", reference, *program.words]
 
     def prune(self) -> None:
-        """Nothing: the daemon's build cache has its own limits, and holds others' layers too."""
+        """Do nothing: the daemon limits its build cache, which also holds other projects' layers."""
 
     def clean(self, references: Sequence[str]) -> None:
         present = [reference for reference in references if self.has(reference)]

@@ -32,7 +32,7 @@ NOT_OF_THE_IMAGE = (
 
 
 def run_in_image(name: str, program: Program) -> subprocess.CompletedProcess[str]:
-    """Runs it in the image of this checkout, built if need be; output and status are the caller's to judge."""
+    """Run a program in the image of this checkout, which is built if needed. The caller checks its status."""
     command = _command(name, program)
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -64,7 +64,7 @@ def _pytest(tools: Path, arguments: Sequence[str]) -> Program:
 
 
 def _install_tools(directory: Path) -> None:
-    """For the image's Python; the platform is this machine's, as it is for everything that is built here."""
+    """Install the test tools for the image's Python on this machine's platform."""
     uv = run(FIND_UV).strip()
     wanted = ["--python-version", "3.13", "--only-binary=:all:", "--no-deps", "--require-hashes"]
     directory.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Which images there are, and what each is made of: its Dockerfile says it, and nothing else."""
+"""The images and the files each is made of, read from its Dockerfile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOCAL_REGISTRY = "tinsmith.local"
 
 
 def version() -> str:
-    """The project's, which is the tag of its images."""
+    """Return the project's version, which is the tag of its images."""
     found = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert found is not None, "pyproject.toml names no version"
     return found[1]
@@ -24,7 +24,7 @@ def version() -> str:
 
 @dataclass(frozen=True)
 class Image:
-    """One of the project's images."""
+    """An image of the project."""
 
     name: str
     dockerfile: Path
@@ -33,7 +33,7 @@ class Image:
 
     @property
     def reference(self) -> str:
-        """As a pod names it."""
+        """Return the image's name as pods use it."""
         return f"{LOCAL_REGISTRY}/tinsmith/{self.name}:{self.tag}"
 
     @cached_property
@@ -48,7 +48,7 @@ class Image:
         return [words[3] for words in self.instructions if words[0] == "FROM" and "AS" in words]
 
     def stage_tag(self, stage: str) -> str:
-        """What a builder calls one of them."""
+        """Return the builder's name of a stage."""
         return f"localhost/tinsmith/{self.name}-{stage}:{self.tag}"
 
     def copied(self) -> Iterator[Path]:
@@ -68,14 +68,14 @@ class Image:
 
 
 def _files(path: Path) -> list[Path]:
-    """Raises FileNotFoundError where there is nothing."""
+    """Return the files below the path. Raises FileNotFoundError when there are none."""
     if path.is_dir():
         return sorted(file for file in path.rglob("*") if file.is_file() and IGNORED not in file.parts)
     return [path]
 
 
 def images_of(root: Path, tag: str) -> dict[str, Image]:
-    """The project's images as they are in a checkout, by name."""
+    """Return the images of a checkout, by name."""
     dockerfiles = {
         "trainer": root / "trainer_image" / "Dockerfile.cpu",
         "api-server": root / "api_server" / "Dockerfile",
@@ -89,7 +89,7 @@ OPTIONAL_IMAGES = {
     "test-services": Image("test-services", ROOT / "tests" / "support" / "in_cluster" / "Dockerfile"),
     "trainer-megatron": Image("trainer-megatron", ROOT / "trainer_image" / "Dockerfile.cpu-megatron"),
 }
-"""What tests install beside Tinsmith, and the worker that tries nemo-rl and miles on CPUs; built only when named."""
+"""Services that tests install next to Tinsmith, and the worker of nemo-rl and miles on CPUs; built only when named."""
 GPU_IMAGES = {
     name: Image(name, ROOT / "trainer_image" / dockerfile)
     for name, dockerfile in (

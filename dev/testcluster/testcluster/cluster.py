@@ -1,4 +1,4 @@
-"""A running cluster as tests and people use it, whoever made it."""
+"""A running cluster as tests and people use it, whether made here or given."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Cluster:
 
     @property
     def ingress_url(self) -> str:
-        """Raises ClusterError where nobody said how the cluster's Ingress controller is reached."""
+        """Return the address of the Ingress controller. Raises ClusterError when it is not configured."""
         if self.ingress_address is None:
             raise ClusterError(f"The ingress of {self.kubeconfig} is unknown: set {INGRESS_VARIABLE} to its address.")
         return f"http://{self.ingress_address}"
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """Its output as text; raises ClusterError with its own words when it fails."""
+        """Run kubectl, and return its output. Raises ClusterError with kubectl's own message when it fails."""
         return self.kubectl_bytes(*arguments, stdin=None if stdin is None else stdin.encode()).decode()
 
     def kubectl_bytes(self, *arguments: str, stdin: bytes | None = None) -> bytes:
@@ -61,20 +61,20 @@ class Cluster:
         return finished.stdout
 
     def make_namespace(self, name: str) -> None:
-        """A namespace that admits restricted pods alone; pods can be made in it when this returns."""
+        """Create a namespace that admits only restricted pods, and return when pods can be created in it."""
         document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": _POD_SECURITY}}
         self.kubectl("apply", "--filename=-", stdin=json.dumps(document))
         self.kubectl(f"--namespace={name}", "wait", "serviceaccount/default", "--for=create", "--timeout=120s")
 
     def delete_namespace(self, name: str) -> None:
-        """Returns when its pods are gone, on a cluster with nodes; what else was in it follows in seconds."""
+        """Delete a namespace, and return when its pods are gone; its other objects follow within seconds."""
         self.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
-        # Without nodes nobody ever stops a pod that a test gave one.
+        # Without nodes no kubelet stops the pods that a test assigned.
         if self.nodes:
             self.kubectl(f"--namespace={name}", "wait", "pods", "--all", "--for=delete", "--timeout=180s")
 
     def load_image(self, archive: Path) -> list[LoadedImage]:
-        """Makes the images of an archive known to every node, in a cluster given to us by its owner's command.
+        """Load the images of an archive into every node, or into a foreign cluster by its owner's command.
 
         Raises ClusterError when that fails, or where the owner names no command.
         """
@@ -85,7 +85,7 @@ class Cluster:
         self._signal_container(namespace, pod, container, signal.SIGKILL)
 
     def freeze_container(self, namespace: str, pod: str, container: str) -> None:
-        """Stops the container's first process where it is: from now on nothing but `kill_container` ends it."""
+        """Freeze the container's first process: only `kill_container` ends it afterwards."""
         self._signal_container(namespace, pod, container, signal.SIGSTOP)
 
     def _signal_container(self, namespace: str, pod: str, container: str, number: signal.Signals) -> None:
@@ -97,18 +97,18 @@ class Cluster:
         self._known_runtimes()[self.nodes.index(node)].kill(found.removeprefix("containerd://"), number)
 
     def cut_off(self, node: str) -> None:
-        """Pulls the node's cable: its pods go on, and nobody hears of them until `reconnect`."""
+        """Disconnect the node: its pods continue to run, unseen until `reconnect`."""
         self._expendable(node).disconnect()
 
     def reconnect(self, node: str) -> None:
         self._expendable(node).reconnect()
 
     def power_off(self, node: str) -> None:
-        """Ends the node with all that runs on it, for good."""
+        """Kill the node with all that runs on it, for good."""
         self._expendable(node).power_off()
 
     def _expendable(self, node: str) -> Node:
-        """A node of ours that does not carry the control plane; raises ClusterError where it is none."""
+        """Return a node of this cluster that does not carry the control plane. Raises ClusterError for any other."""
         places = Places(self.name) if self.name else None
         members = own_nodes(places, len(self.nodes)) if places else []
         for member in members[1:]:
@@ -117,7 +117,7 @@ class Cluster:
         raise ClusterError(f"{node} is no node to lose: use `--nodes 2` and the second one.")
 
     def logs(self) -> str:
-        """The end of what each process of the cluster wrote; empty for a cluster that others run."""
+        """Return the end of each process's log; nothing for a foreign cluster."""
         files = sorted(Places(self.name).logs.glob("*.log")) if self.name else []
         ends = [(file.stem, file.read_text(errors="replace").splitlines()[-_LOG_LINES:]) for file in files]
         return "\n".join(f"== {name}\n" + "\n".join(lines) for name, lines in ends)
@@ -129,7 +129,7 @@ class Cluster:
 
 
 def recorded(record: Record) -> Cluster:
-    """The cluster that was written down."""
+    """Return the cluster of this record."""
     places = Places(record.name)
     return Cluster(
         name=record.name,
@@ -153,10 +153,10 @@ def own_nodes(places: Places, count: int) -> list[Node]:
 
 
 def given() -> Cluster | None:
-    """The cluster of KUBECONFIG, if its current context is the one that TINSMITH_TEST_CONTEXT names.
+    """Return the cluster of KUBECONFIG, if its current context is the one that TINSMITH_TEST_CONTEXT names.
 
-    The second variable says that tests may write there: a KUBECONFIG alone points at somebody's work.
-    Raises ClusterError when the two disagree.
+    The second variable says that tests may write there: KUBECONFIG alone points at a cluster in use. Raises
+    ClusterError when the two disagree.
     """
     confirmed, kubeconfig = os.environ.get(CONTEXT_VARIABLE), os.environ.get("KUBECONFIG")
     if not confirmed:

@@ -10,7 +10,7 @@ from testcluster.errors import ClusterError
 
 
 def run(*command: str | Path, stdin: str | None = None, seconds: float = 120.0) -> str:
-    """Its standard output; raises ClusterError with what it wrote to standard error."""
+    """Run a command, and return its standard output. Raises ClusterError with its standard error."""
     finished = attempt(*command, stdin=stdin, seconds=seconds)
     if finished.returncode != 0:
         words = finished.stderr.strip() or f"exit status {finished.returncode}"
@@ -19,7 +19,7 @@ def run(*command: str | Path, stdin: str | None = None, seconds: float = 120.0) 
 
 
 def attempt(*command: str | Path, stdin: str | None = None, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
-    """For commands whose failure is an answer too."""
+    """Run a command whose failure is a valid answer."""
     try:
         return subprocess.run(
             [str(word) for word in command],

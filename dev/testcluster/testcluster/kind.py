@@ -39,14 +39,14 @@ def missing() -> str | None:
 
 
 def running_engine() -> str:
-    """What nodes will be containers of. Raises ClusterError where there is nothing."""
+    """Return the container engine that runs the nodes. Raises ClusterError when none answers."""
     if (engine := _engine()) is None:
         raise ClusterError(_engine_is_missing())
     return engine
 
 
 def create(places: Places) -> None:
-    """From our own node image where the engine has it, else from kind's, which may have to be pulled.
+    """Create the cluster from the project's node image, or else from kind's, which may have to be pulled.
 
     Raises ClusterError when that or the start fails.
     """
@@ -68,7 +68,7 @@ def create(places: Places) -> None:
 
 
 def was_here(places: Places) -> bool:
-    """Whether kind was ever asked to make this cluster."""
+    """Return whether kind was ever asked to create this cluster."""
     return _marker(places).exists()
 
 
@@ -86,7 +86,7 @@ def containerd(places: Places) -> Containerd:
 
 
 def _engine() -> str | None:
-    """The one that kind is told to take, or else the first that answers."""
+    """Return the engine that kind is configured to use, or else the first that answers."""
     named = os.environ.get(_ENGINE_VARIABLE)
     engines = (named,) if named else _ENGINES
     return next((one for one in engines if shutil.which(one) and attempt(one, "info").returncode == 0), None)
@@ -104,7 +104,7 @@ def _program() -> str | None:
 
 
 def _kind(places: Places, verb: str, *options: str, stdin: str | None = None) -> None:
-    """On the engine that the cluster was begun with, whichever answers today."""
+    """Run kind on the engine that created the cluster, whichever answers today."""
     engine = f"{_ENGINE_VARIABLE}={_marker(places).read_text()}"
     named = (f"--name={_name(places)}", f"--kubeconfig={places.kubeconfig}")
     if (program := _program()) is None:
@@ -113,7 +113,7 @@ def _kind(places: Places, verb: str, *options: str, stdin: str | None = None) ->
 
 
 def _marker(places: Places) -> Path:
-    """Holds the engine's name."""
+    """Return the file that holds the engine's name."""
     return places.directory / "made-by-kind"
 
 

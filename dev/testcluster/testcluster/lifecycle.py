@@ -28,10 +28,10 @@ def choose_maker(tier: Tier, nodes: int) -> Maker:
 
 
 def bring_up(name: str, tier: Tier, nodes: int = 1) -> Record:
-    """Builds what is missing and starts the cluster; one that is up already stays as it is.
+    """Build what is missing and start the cluster; a running one stays as it is.
 
-    Raises ClusterError with the reason when it does not come up, or when it is up with another tier or number of
-    nodes; what had started is stopped then, and the logs stay.
+    Raises ClusterError with the reason when it does not start, or when it runs with another tier or number of nodes;
+    the parts that had started are stopped, and the logs stay.
     """
     return _bring_up(name, tier, nodes, choose_maker(tier, nodes))
 
@@ -57,7 +57,7 @@ def _bring_up(name: str, tier: Tier, nodes: int, maker: Maker) -> Record:
 
 
 def bring_down(name: str) -> bool:
-    """Removes the cluster, whole or half; returns whether there was anything."""
+    """Remove the cluster, whole or half; return whether there was anything."""
     places = Places(name)
     with locked(places.lock):
         existed = places.directory.exists()

@@ -31,7 +31,7 @@ class LoadCommand:
     registry: str | None = None
 
     def load(self, archive: Path) -> list[LoadedImage]:
-        """Runs the command once for each image in the archive, and names them without a digest, which nobody tells.
+        """Run the command once for each image in the archive, and return the images by name, without a digest.
 
         Raises ClusterError when the command fails, in its own words, or when the archive names no image.
         """
@@ -43,7 +43,7 @@ class LoadCommand:
         return [LoadedImage(name) for name in names]
 
     def filled(self, archive: Path, image: str) -> str:
-        """The line for the shell, quoted where that takes it."""
+        """Return the command line for the shell, quoted where needed."""
         return self.line.replace("{archive}", shlex.quote(str(archive))).replace("{image}", shlex.quote(image))
 
     def name_for_pods(self, name: str) -> str:
@@ -55,7 +55,10 @@ class LoadCommand:
 
 
 def load_command() -> LoadCommand:
-    """What the variables say. Raises ClusterError, with an example, where no command takes an archive."""
+    """Return the command that the variables name.
+
+    Raises ClusterError, with an example, when no command takes an archive.
+    """
     line, registry = os.environ.get(COMMAND_VARIABLE, ""), os.environ.get(REGISTRY_VARIABLE)
     if "{archive}" not in line:
         raise ClusterError(

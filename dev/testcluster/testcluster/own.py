@@ -1,7 +1,7 @@
 """A cluster of our own: from Go modules and Debian packages, on this machine, in seconds once built.
 
 Tier `api` is etcd, the API server and the controller manager on free ports of the loopback address; several can run at
-once, and nobody needs to be root. Tier `node` is a whole Kubernetes. Each node is a network namespace with its own
+once, and no root is needed. Tier `node` is a whole Kubernetes. Each node is a network namespace with its own
 containerd, kubelet, kube-proxy and control group; the first carries the control plane, DNS and the ingress too, as
 processes. The host reaches the nodes' addresses, and pods reach the host; nothing goes further.
 """
@@ -63,7 +63,7 @@ def build(tier: Tier) -> None:
 
 
 def start(places: Places, tier: Tier, nodes: int) -> Record:
-    """Starts what was built; raises ClusterError when a part does not come up."""
+    """Start the built programs. Raises ClusterError when a part does not come up."""
     places.directory.mkdir(parents=True, exist_ok=True)
     return _start_api_tier(places) if tier == "api" else _start_node_tier(places, nodes)
 
@@ -113,7 +113,7 @@ def _start_node_tier(places: Places, nodes: int) -> Record:
 
 
 def _control_plane_on(node: Node) -> ControlPlane:
-    """The first node carries the control plane too, where the addresses of Services work for it."""
+    """Return the control plane on the first node, where the addresses of Services work for it."""
     authority = create_authority(node.places.certificates)
     namespace = node.network.namespace(node.number)
     return ControlPlane(node.places, built(KUBERNETES), authority, node.address, inside_ports(), namespace)

@@ -1,4 +1,4 @@
-"""Where a test cluster keeps what it has: one folder per cluster, and one cache of programs for all."""
+"""The folders of a test cluster: one per cluster, and one shared cache of programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def clusters_directory() -> Path:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Waits until no other process is in here with the same file, and leaves no file behind."""
+    """Hold a lock between processes on this file, and leave no file behind."""
     file.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with file.open("w") as handle:

@@ -14,7 +14,7 @@ of another test may hold it.
 
 
 def free_port() -> int:
-    """Of the loopback address. Chance keeps runs side by side apart."""
+    """Return a free port of the loopback address, chosen at random so that parallel runs differ."""
     while True:
         port = FIRST + secrets.randbelow(LAST - FIRST + 1)
         with socket.socket() as probe:
@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """That many, which differ."""
+    """Return different free ports."""
     found: set[int] = set()
     while len(found) < count:
         found.add(free_port())

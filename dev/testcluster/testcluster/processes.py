@@ -49,9 +49,10 @@ class Running:
 
 
 def identify(pid: int) -> Running | None:
-    """Who has this pid now; None where nobody does, or only one that has ended and was not collected.
+    """Return the process of this PID; None when there is none, or only one that has ended.
 
-    The first thread of a killed process ends before the others, which may still be at a file."""
+    The first thread of a killed process ends before the others, which may still use a file.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -68,9 +69,9 @@ def _boot() -> str:
 
 
 def end(processes: Iterable[Running], number: signal.Signals = signal.SIGKILL) -> None:
-    """Sends the signal to each and waits until all are gone.
+    """Send the signal to each process and wait until all are gone.
 
-    Raises ClusterError when one is still there after a minute.
+    Raises ClusterError when one remains after a minute.
     """
     waiting = [process for process in processes if process.is_alive()]
     for process in waiting:
@@ -85,7 +86,7 @@ def end(processes: Iterable[Running], number: signal.Signals = signal.SIGKILL) -
 
 @dataclass(frozen=True)
 class ProcessTable:
-    """What runs for one cluster, by name; kept in files, so that a later `down` finds it."""
+    """The processes of one cluster by name, recorded in files so that a later `down` finds them."""
 
     places: Places
 
@@ -97,9 +98,9 @@ class ProcessTable:
         environment: Mapping[str, str] | None = None,
         network: Path | None = None,
     ) -> None:
-        """Starts `command` in a session of its own, inside the network namespace where one is given.
+        """Start `command` in a session of its own, inside the network namespace if one is given.
 
-        nsenter, because `ip netns exec` mounts /sys anew and the kubelet then finds no control groups.
+        It uses nsenter, because `ip netns exec` mounts /sys anew and the kubelet then finds no control groups.
         """
         self.places.logs.mkdir(parents=True, exist_ok=True)
         self.places.processes.mkdir(parents=True, exist_ok=True)
@@ -125,7 +126,7 @@ class ProcessTable:
         return sorted(file.stem for file in self.places.processes.glob("*.json"))
 
     def running(self, name: str) -> Running:
-        """Raises ClusterError when nothing of that name was ever started."""
+        """Return the process of this name. Raises ClusterError when none was ever started."""
         try:
             return Running(**json.loads(self._file(name).read_text()))
         except (FileNotFoundError, json.JSONDecodeError) as error:
@@ -135,7 +136,7 @@ class ProcessTable:
         return self.running(name).is_alive()
 
     def stop(self, *names: str) -> None:
-        """Ends these and forgets them."""
+        """End these processes and forget them."""
         end(self.running(name) for name in names)
         for name in names:
             self._file(name).unlink()
@@ -144,7 +145,7 @@ class ProcessTable:
         return self.places.logs / f"{name}.log"
 
     def wait_until(self, what: str, check: Callable[[], bool], *, needs: Sequence[str], seconds: float = 240.0) -> None:
-        """Polls `check`; raises ClusterError when a process it `needs` has ended, or when time is up."""
+        """Poll `check`. Raises ClusterError when a process that it `needs` has ended, or when time is up."""
         deadline = time.monotonic() + seconds
         while not check():
             for name in needs:

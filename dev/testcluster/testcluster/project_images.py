@@ -16,11 +16,12 @@ class ImagesNotBuilt(Exception):
 
 
 def build_images(*names: str, checkout: Path | None = None, tag: str | None = None) -> dict[str, Path]:
-    """The archives of these images, or of all of the project's, by name. Raises ImagesNotBuilt.
+    """Return the archives of these images, or of all of the project's, by name. Raises ImagesNotBuilt.
 
-    checkout, tag: of another revision; by default they are of this one.
+    checkout, tag.
 
-    A first build takes minutes, an unchanged checkout no time. Progress goes to standard error.
+        Those of another revision; the default is this one.  A first build takes minutes, an unchanged checkout no time.
+        Progress is printed on standard error.
     """
     options = [f"--checkout={checkout}"] if checkout is not None else []
     options += [f"--tag={tag}"] if tag is not None else []

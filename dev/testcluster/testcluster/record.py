@@ -1,4 +1,4 @@
-"""What is written down of a cluster that came up whole, and read by whoever uses it."""
+"""The record of a cluster that is up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Record:
 
 
 def write_record(record: Record) -> None:
-    """At once or not at all."""
+    """Write the record atomically."""
     file = Places(record.name).record
     scratch = file.with_suffix(".new")
     scratch.write_text(json.dumps(asdict(record), indent=2) + "\n")
@@ -33,7 +33,7 @@ def write_record(record: Record) -> None:
 
 
 def read_record(places: Places) -> Record | None:
-    """None where the cluster is not up, or where one of its processes has ended, or where an older version made it."""
+    """Return the record; None when the cluster is not up, a process has ended, or another version wrote it."""
     try:
         fields = json.loads(places.record.read_text())
         record = Record(**{**fields, "nodes": tuple(fields["nodes"])})
@@ -48,6 +48,6 @@ def dead_processes(places: Places) -> list[str]:
 
 
 def every_place() -> list[Places]:
-    """The clusters of this user, up or not."""
+    """Return the folders of this user's clusters, up or not."""
     folders = [entry for entry in clusters_directory().glob("*") if entry.is_dir()]
     return [Places(folder.name) for folder in sorted(folders)]

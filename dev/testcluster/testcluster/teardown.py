@@ -42,7 +42,7 @@ def take_down(places: Places, *, keep_logs: bool = False) -> None:
 
 
 def _stop_agents(places: Places) -> None:
-    """First whoever would start pods again."""
+    """The programs to end, first those that restart pods."""
     table = ProcessTable(places)
     agents = [name for name in table.names() if name.startswith(("kubelet-", "kube-proxy-", "provisioner"))]
     table.stop(*agents)
@@ -77,7 +77,7 @@ def _unmount(directory: Path) -> None:
 
 
 def mounts_below(directory: Path, mountinfo: str) -> list[str]:
-    """The mount points below the directory; a mount over another comes as often as it is mounted."""
+    """Return the mount points below the directory; stacked mounts are listed once each."""
     points = [re.sub(r"\\([0-7]{3})", _unescaped, line.split()[4]) for line in mountinfo.splitlines()]
     return [point for point in points if Path(point).is_relative_to(directory)]
 
@@ -101,7 +101,7 @@ def _remove_what_lies_elsewhere(directory: Path) -> None:
 
 
 def _remove_kubelet_folder() -> None:
-    """Unless there is more in it than a test's kubelet puts there: then it is another's."""
+    """Remove the kubelet's folder, unless it holds more than a test's kubelet writes: then it is another's."""
     plugins = _KUBELET_FOLDER / "device-plugins"
     if list(_KUBELET_FOLDER.rglob("*")) in ([], [plugins], [plugins, plugins / "kubelet.sock"]):
         shutil.rmtree(_KUBELET_FOLDER, ignore_errors=True)

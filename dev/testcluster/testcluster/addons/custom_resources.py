@@ -25,7 +25,7 @@ ESTABLISHED_SECONDS = 60.0
 
 
 def definition_files() -> list[Path]:
-    """Downloads what is not in Go's module cache yet, of the versions and hashes of `definitions/`."""
+    """Return the definitions, in the versions and hashes of `definitions/`; missing ones are downloaded."""
     if shutil.which("go") is None:
         raise ClusterError(GO_MISSING)
     command = ["go", "mod", "download", "-json"]
@@ -37,7 +37,7 @@ def definition_files() -> list[Path]:
 
 
 def install_other_kinds(kubectl: Callable[..., str]) -> None:
-    """Returns when objects of these kinds can be made."""
+    """Install the kinds, and return when objects of them can be created."""
     files = [f"--filename={file}" for file in definition_files()]
     kubectl("apply", "--server-side", "--force-conflicts", *files)
     wait_established(kubectl, *files)
@@ -58,7 +58,10 @@ def wait_established(kubectl: Callable[..., str], *crds: str) -> None:
 
 
 def wait_explained(kubectl: Callable[..., str], kind: str) -> None:
-    """Until `kubectl` can check an object of it: discovery and OpenAPI hear of an established CRD a moment later."""
+    """Wait until `kubectl` can check an object of this kind.
+
+    Discovery and OpenAPI follow an established CRD with a delay.
+    """
     ends_at = time.monotonic() + ESTABLISHED_SECONDS
     while True:
         try:

@@ -26,16 +26,16 @@ OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 
 def definitions() -> list[Manifest]:
-    """Its CRDs out of Go's module cache, in the version that it stores; of RayClusters with their whole schema.
+    """Return KubeRay's CRDs from Go's module cache in their stored version; RayCluster keeps its whole schema.
 
     KubeRay asks for its other kinds before it starts. Their schemas hold whole pods several times over, which keeps an
-    API server busy for many seconds, and nobody makes any.
+    API server busy for many seconds, and no test makes any.
     """
     return [_lightened(yaml.load(file.read_bytes(), yaml.CSafeLoader)) for file in _files()]
 
 
 def install_kuberay_kinds(kubectl: Kubectl) -> None:
-    """Returns when objects of these kinds can be made."""
+    """Install KubeRay's kinds, and return when objects of them can be created."""
     crds = definitions()
     kubectl(
         "apply", "--server-side", "--filename=-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": crds})
@@ -51,14 +51,14 @@ def _lightened(crd: Manifest) -> Manifest:
 
 
 def _files() -> list[Path]:
-    """Downloads the module where it is not there yet."""
+    """Return the module's files; a missing module is downloaded."""
     _go("mod", "download", MODULE)
     directory = Path(_go("list", "-m", "-f={{.Dir}}", MODULE))
     return sorted((directory / "config" / "crd" / "bases").glob("ray.io_*.yaml"))
 
 
 def _go(*words: str) -> str:
-    """What it printed. Raises ClusterError."""
+    """Run Go, and return its output. Raises ClusterError."""
     environment = os.environ | {"GOWORK": "off", "GOFLAGS": "-mod=mod"}
     finished = subprocess.run(
         ["go", *words], cwd=KUBERAY.source, env=environment, capture_output=True, text=True, check=False
@@ -70,7 +70,7 @@ def _go(*words: str) -> str:
 
 @contextmanager
 def kuberay_operator(kubeconfig: Path, namespace: str, log: Path) -> Iterator[None]:
-    """It looks after one namespace, from here to the end of the block. Its kinds must be there."""
+    """Run the operator for one namespace until the end of the block. Its kinds must exist."""
     options = ["--metrics-addr=0", "--health-probe-bind-address=0", "--enable-leader-election=false"]
     command = [str(built(KUBERAY) / "ray-operator"), f"--watch-namespace={namespace}", *options]
     with log.open("wb") as output:

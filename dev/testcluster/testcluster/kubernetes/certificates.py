@@ -39,7 +39,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Authority:
-    """What every part of the cluster trusts; its files lie in `directory`."""
+    """The certificate authority of the cluster; its files lie in `directory`."""
 
     directory: Path
     certificate: x509.Certificate
@@ -52,7 +52,7 @@ class Authority:
     def issue(
         self, file_name: str, common_name: str, *, groups: tuple[str, ...] = (), hosts: tuple[str, ...] = ()
     ) -> Pair:
-        """A certificate for both ends of a connection: Kubernetes reads user and groups from its subject."""
+        """Issue a certificate for both ends of a connection. Kubernetes reads user and groups from its subject."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _certificate(_subject(common_name, groups), self.certificate.subject, key)
         builder = builder.add_extension(x509.ExtendedKeyUsage(_USAGES), critical=False)
@@ -66,9 +66,7 @@ class Authority:
         return _write(self.directory / file_name, key, builder.sign(self.key, hashes.SHA256()))
 
     def kubeconfig(self, file: Path, server: str, pair: Pair) -> Path:
-        """Names the files of certificates and key: content would be copied by Python's client into temporary files,
-        which stay behind when its process is killed.
-        """
+        """Write a kubeconfig that names the files of certificates and key."""
         cluster = {"server": server, "certificate-authority": str(self.file.absolute())}
         user = {"client-certificate": str(pair.certificate.absolute()), "client-key": str(pair.key.absolute())}
         document = {
@@ -98,7 +96,7 @@ def create_authority(directory: Path) -> Authority:
 
 
 def create_signing_key(file: Path) -> Path:
-    """The key of service-account tokens; who has the private half can check them too."""
+    """Create the key that signs and checks service-account tokens."""
     _write_key(file, ec.generate_private_key(ec.SECP256R1()))
     return file
 

@@ -1,4 +1,4 @@
-"""A control group of its own for each node: what runs in its pods is found there, whoever else runs containers."""
+"""A control group for each node, in which all processes of its pods are found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def root_name(cluster: str, node: int) -> str:
 
 
 def create(name: str) -> None:
-    """Makes the group in every hierarchy that the kubelet looks at."""
+    """Create the group in every hierarchy that the kubelet reads."""
     for hierarchy in _hierarchies():
         if _is_unified(hierarchy):
             _delegate(hierarchy)
@@ -37,19 +37,19 @@ def create(name: str) -> None:
 
 
 def processes(name: str) -> list[Running]:
-    """Everything in the group and the groups below it."""
+    """Return the processes of the group and of the groups below it."""
     pids: set[int] = set()
     for hierarchy in _mounted():
-        for folder, _, _ in os.walk(hierarchy / name):  # which goes on where one of them vanishes
+        for folder, _, _ in os.walk(hierarchy / name):  # which ignores a folder that vanishes
             with contextlib.suppress(OSError):
                 pids.update(int(line) for line in Path(folder, "cgroup.procs").read_text().split())
     return [running for pid in pids if (running := identify(pid)) is not None]
 
 
 def delete(name: str) -> None:
-    """Removes the group and those below it, once what still ends in them has ended.
+    """Remove the group and those below it, once their last processes have ended.
 
-    Raises OSError where something stays, and ClusterError where a process does.
+    Raises OSError when files remain, and ClusterError when a process does.
     """
     deadline = time.monotonic() + _DELETE_SECONDS
     while True:
@@ -81,7 +81,10 @@ def _hierarchies() -> list[Path]:
 
 
 def _mounted() -> list[Path]:
-    """Beside those of version 1 an empty one of version 2 may be mounted, in which runc makes groups all the same."""
+    """Return the mounted hierarchies.
+
+    An empty one of version 2, in which runc makes groups, may accompany version 1.
+    """
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     return [Path(fields[1]) for fields in mounts if fields[2] in ("cgroup", "cgroup2")]
 

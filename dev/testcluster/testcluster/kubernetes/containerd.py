@@ -17,7 +17,7 @@ _SECONDS = 600.0
 
 @dataclass(frozen=True)
 class LoadedImage:
-    """An image in the cluster: `name` is repository:tag, `digest` that of its manifest, None where nobody told it."""
+    """An image in the cluster: `name` is repository:tag, `digest` its manifest's, or None if unknown."""
 
     name: str
     digest: str | None = None
@@ -34,13 +34,13 @@ class LoadedImage:
 
 
 def repository(name: str) -> str:
-    """The name without its tag; the colon of a registry's port stays."""
+    """Return the name without its tag; the colon of a registry's port stays."""
     head, slash, last = name.rpartition("/")
     return f"{head}{slash}{last.partition('@')[0].partition(':')[0]}"
 
 
 def unpacked(output: str) -> list[LoadedImage]:
-    """What an import says it brought in."""
+    """Return the images that an import reports."""
     return [LoadedImage(found["name"], found["digest"]) for found in _UNPACKED.finditer(output)]
 
 
@@ -58,7 +58,7 @@ class Containerd:
         return images
 
     def kill(self, container_id: str, number: signal.Signals) -> None:
-        """Signals the container's first process, as nobody inside the container could."""
+        """Signal the container's first process, which no process inside the container can do."""
         self._run("tasks", "kill", f"--signal={number.name}", container_id)
 
     def _run(self, *words: str, stdin: int = subprocess.DEVNULL) -> str:
@@ -70,7 +70,7 @@ class Containerd:
 
 
 def load(archive: Path, nodes: Iterable[Containerd]) -> list[LoadedImage]:
-    """Imports an OCI or docker archive into every node, under its tags and under its digest.
+    """Import an OCI or docker archive into every node, under its tags and its digest.
 
     Only a name with the digest lets a pod that is pinned to it start, and fills `imageID` in its status.
     Raises ClusterError when the archive names no image.

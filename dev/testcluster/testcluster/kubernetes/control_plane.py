@@ -21,7 +21,7 @@ _NAMES = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kuberne
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """Where the control plane listens, and in which network namespace; None is the host's own."""
+    """The address of the control plane and its network namespace; None is the host's own."""
 
     places: Places
     programs: Path
@@ -56,7 +56,7 @@ class ControlPlane:
             self.table.start("kube-scheduler", self._scheduler(kubeconfig), network=self.namespace)
 
     def wait_for_controllers(self) -> None:
-        """Returns when the controllers work: a namespace without its service account takes no pods."""
+        """Wait until the controllers work: a namespace without its service account takes no pods."""
         self.table.wait_until(
             "the controllers work",
             lambda: self._kubectl("get", "serviceaccount", "default", "--namespace=default").returncode == 0,
@@ -160,5 +160,5 @@ class ControlPlane:
 
 
 def inside_ports() -> Sequence[int]:
-    """In a network namespace of its own a control plane takes the ports everybody knows."""
+    """Return the well-known ports, which are free in a network namespace of its own."""
     return 6443, 2379, 2380, 10257

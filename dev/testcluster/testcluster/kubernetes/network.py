@@ -52,7 +52,7 @@ class Network:
         return f"{self.bridge}n{node}"
 
     def create(self, nodes: int) -> None:
-        """Makes the bridge and a namespace for each node, with routes to the pods of the others."""
+        """Create the bridge and a namespace for each node, with routes to the pods of the others."""
         run("ip", "link", "add", self.bridge, "type", "bridge")
         run("ip", "address", "add", f"{self.host_address}/24", "dev", self.bridge)
         run("ip", "link", "set", self.bridge, "up")
@@ -91,7 +91,7 @@ class Network:
         run("nsenter", f"--net={self.namespace(node)}", *command)
 
     def delete(self) -> None:
-        """Takes away what `create` made, as far as it came."""
+        """Delete what `create` made, however far it came."""
         for namespace in Path("/run/netns").glob(f"{self.namespace_name(0)[:-1]}*"):
             if namespace.name.removeprefix(self.namespace_name(0)[:-1]).isdigit():
                 run("ip", "netns", "delete", namespace.name)
@@ -106,7 +106,7 @@ class Network:
 
 
 def claim(places: Places) -> Network:
-    """A subnet that no other cluster of this machine has; remembered in the cluster's folder."""
+    """Claim a subnet that no other cluster of this machine has; the cluster's folder records it."""
     with locked(clusters_directory() / "subnets.lock"):
         places.directory.mkdir(parents=True, exist_ok=True)
         taken = {int(file.read_text()) for file in clusters_directory().glob("*/subnet")} | set(_in_use())
@@ -118,7 +118,7 @@ def claim(places: Places) -> Network:
 
 
 def claimed(places: Places) -> Network | None:
-    """The network of a cluster that is up, or half up; None where it never had one."""
+    """Return the network of a cluster that is up or half up; None when it has none."""
     with contextlib.suppress(FileNotFoundError):
         return Network(places.name, int((places.directory / "subnet").read_text()))
     return None

@@ -55,7 +55,7 @@ class Node:
         return cgroups.root_name(self.places.name, self.number)
 
     def process(self, program: str) -> str:
-        """The name under which the cluster's process table knows this node's `program`."""
+        """Return the name of this node's `program` in the cluster's process table."""
         return f"{program}-{self.number}"
 
     @property
@@ -78,7 +78,7 @@ class Node:
         )
 
     def start_agents(self, control_plane: ControlPlane) -> None:
-        """The kubelet and kube-proxy; the node is ready some seconds later."""
+        """Start the kubelet and kube-proxy; the node is ready some seconds later."""
         self._start("kubelet", self._kubelet(control_plane))
         self._start("kube-proxy", self._proxy(control_plane))
 
@@ -89,7 +89,7 @@ class Node:
         self.network.set_cable(self.number, "up")
 
     def power_off(self) -> None:
-        """Whoever would start pods again goes first; the shims of containerd stay, with nothing to hold."""
+        """Kill the agents first, since they restart pods; containerd's shims stay without containers."""
         self.disconnect()
         self._table.stop(*self.processes)
         end(cgroups.processes(self.cgroup))
@@ -172,7 +172,7 @@ class Node:
         ]
 
     def _cni_settings(self) -> dict[str, object]:
-        """A leg per pod and no bridge: what pods of one node send each other passes the Services' rules too."""
+        """Return settings with one link per pod and no bridge, so that all traffic passes the Services' rules."""
         addresses = {
             "type": "host-local",
             "dataDir": str(self.directory / "cni-addresses"),
@@ -187,14 +187,14 @@ class Node:
         return {"cniVersion": "0.4.0", "name": "pods", "plugins": plugins}
 
     def _gather_cni_programs(self) -> None:
-        """containerd takes them from one folder: those of the machine, and ours."""
+        """Link the machine's CNI programs and the policy plugin into the one folder that containerd reads."""
         programs = self.directory / "cni-programs"
         programs.mkdir(exist_ok=True)
         for program in CNI_PROGRAMS.iterdir():
             (programs / program.name).symlink_to(program)
-        ours = programs / _POLICIES
-        ours.write_text(f"#!/bin/sh\nexec '{sys.executable}' -I -S '{plugin.__file__}'\n")
-        ours.chmod(0o755)
+        own_plugin = programs / _POLICIES
+        own_plugin.write_text(f"#!/bin/sh\nexec '{sys.executable}' -I -S '{plugin.__file__}'\n")
+        own_plugin.chmod(0o755)
 
     def _containerd_settings(self) -> str:
         # restrict_oom_score_adj: without CAP_SYS_RESOURCE every pod would fail to start.

@@ -32,7 +32,7 @@ Document = dict[str, Any]
 
 
 def wanted_volume(claim: Document, directory: Path) -> Document | None:
-    """The volume that the claim waits for; None where it is not ours to make, or not yet."""
+    """Return the volume that the claim waits for; None when another provisioner is responsible or it is too early."""
     spec, metadata = claim["spec"], claim["metadata"]
     storage_class = spec.get("storageClassName")
     if spec.get("volumeName") or storage_class not in (LOCAL, SHARED) or metadata.get("deletionTimestamp"):
@@ -73,7 +73,7 @@ def _only_on(node: str) -> Document:
 
 
 def wanted_capacity(claim: Document, volume: Document) -> str | None:
-    """The size to which a bound volume must grow; None where it is large enough."""
+    """Return the size to which a bound volume must grow; None when it is large enough."""
     asked: str = claim["spec"]["resources"]["requests"]["storage"]
     return asked if _bytes(asked) > _bytes(volume["spec"]["capacity"]["storage"]) else None
 
@@ -84,7 +84,7 @@ def _bytes(quantity: str) -> Decimal:
 
 
 def is_released(volume: Document) -> bool:
-    """Whether its claim is gone and its files are to go too."""
+    """Return whether the volume's claim is gone and its files are to be deleted."""
     phase, policy = volume.get("status", {}).get("phase"), volume["spec"]["persistentVolumeReclaimPolicy"]
     return (phase, policy) == ("Released", "Delete")
 
@@ -96,7 +96,7 @@ class Provisioner:
         self._changed = threading.Event()
 
     def run(self) -> None:
-        """Until the process ends."""
+        """Provision until the process ends."""
         for list_all in (self._api.list_persistent_volume_claim_for_all_namespaces, self._api.list_persistent_volume):
             threading.Thread(target=self._watch, args=(list_all,), daemon=True).start()
         while True:

@@ -32,7 +32,7 @@ _WATCH_SECONDS = 300
 
 
 class Enforcer:
-    """What is known of the cluster, and the table that is in force."""
+    """The observed cluster and the rules in force."""
 
     def __init__(self, put_in_force: Callable[[str], None]) -> None:
         self._put_in_force = put_in_force
@@ -57,7 +57,7 @@ class Enforcer:
             self._refresh()
 
     def admit(self, container: str, uid: str, address: str) -> None:
-        """Returns when the policies about the pod are in force; raises TimeoutError where nobody knows the pod."""
+        """Wait until the policies of the pod are in force. Raises TimeoutError when the pod stays unknown."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_complete() and uid in self._known[PODS], _WAIT_SECONDS):
                 raise TimeoutError(f"the API server names no pod {uid}")
@@ -65,7 +65,7 @@ class Enforcer:
             self._refresh()
 
     def release(self, container: str) -> None:
-        """Its address is anybody's from now on."""
+        """Release the pod's address."""
         with self._changed:
             if self._sandboxes.pop(container, None) is not None:
                 self._refresh()

@@ -1,4 +1,4 @@
-"""What NetworkPolicies say of one pod: who may reach it, and whom it may reach. Pure."""
+"""The effect of NetworkPolicies on one pod: its permitted sources and destinations. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Ports:
-    """From `first` to `last`; every port of the protocol where there is no first."""
+    """The ports from `first` to `last`; every port of the protocol when `first` is None."""
 
     protocol: str
     first: int | None = None
@@ -58,7 +58,7 @@ class Allowed:
 
 
 def described(pod: Document, address: str) -> Pod:
-    """A pod of the Kubernetes API."""
+    """Return a pod of the Kubernetes API as the rules see it."""
     containers = [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]
     ports = {
         (port["name"], port.get("protocol", "TCP")): port["containerPort"]
@@ -71,7 +71,7 @@ def described(pod: Document, address: str) -> Pod:
 
 
 def allowed(pod: Pod, direction: Direction, world: World) -> list[Allowed] | None:
-    """What is let through to or from the pod, and nothing else; None where no policy is about it."""
+    """Return what is permitted to or from the pod; None when no policy selects it."""
     about = [policy for policy in world.policies if _is_about(policy, pod, direction)]
     if not about:
         return None
@@ -84,7 +84,7 @@ def allowed(pod: Pod, direction: Direction, world: World) -> list[Allowed] | Non
 
 
 def _is_about(policy: Document, pod: Pod, direction: Direction) -> bool:
-    """The API server always fills in the types."""
+    """Return whether the policy selects the pod in this direction. The API server always fills in the types."""
     return (
         policy["metadata"]["namespace"] == pod.namespace
         and _TYPES[direction] in policy["spec"]["policyTypes"]
@@ -112,7 +112,7 @@ def _of_rule(rule: Document, pod: Pod, direction: Direction, namespace: str, wor
 
 
 def _selected(sources: list[Document] | None, namespace: str, world: World) -> list[Pod]:
-    """The pods among the peers; all of them where no peers are named."""
+    """Return the pods among the peers, or all pods when no peers are named."""
     if sources is None:
         return list(world.pods)
     return [pod for pod in world.pods if any(_is_peer(source, pod, namespace, world) for source in sources)]
@@ -143,7 +143,7 @@ def _holds(block: Block, address: str) -> bool:
 
 
 def _blocks(sources: list[Document]) -> Iterator[Block]:
-    """Of IPv4: pods have no other addresses."""
+    """Yield the IPv4 blocks; pods have no other addresses."""
     for block in (source["ipBlock"] for source in sources if "ipBlock" in source):
         if ":" not in block["cidr"]:
             yield Block(block["cidr"], tuple(block.get("except") or ()))
@@ -162,7 +162,7 @@ def _looked_up(named: list[Document], pod: Pod) -> Iterator[Ports]:
 
 
 def selects(selector: Document, labels: Mapping[str, str]) -> bool:
-    """An empty selector selects everything."""
+    """Return whether the selector matches; an empty one matches everything."""
     wanted = selector.get("matchLabels") or {}
     return all(labels.get(key) == value for key, value in wanted.items()) and all(
         _meets(expression, labels) for expression in selector.get("matchExpressions") or []

@@ -38,7 +38,7 @@ def _pod(result: dict) -> dict:  # type: ignore[type-arg]
 
 
 def _forget(path: str) -> None:
-    """When the cluster is taken down, nobody may be there to hear it."""
+    """Tell the enforcer that the container is gone; when the cluster is being taken down, nothing may listen."""
     try:
         _ask(path, {"container": os.environ["CNI_CONTAINERID"]})
     except (ConnectionRefusedError, FileNotFoundError):

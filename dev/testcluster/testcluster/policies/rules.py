@@ -14,7 +14,7 @@ from testcluster.policies.isolation import Allowed, Block, Direction, Pod, Ports
 TABLE = "tinsmith_policies"
 _OWN: dict[Direction, str] = {"egress": "saddr", "ingress": "daddr"}
 _OTHER: dict[Direction, str] = {"egress": "daddr", "ingress": "saddr"}
-# The sender is told so at once: it finds no route to the host, which is another thing than a port where nobody listens.
+# The sender gets an error at once: no route to the host, which differs from the error of a closed port.
 _REFUSE = "reject with icmp admin-prohibited"
 _HOOKS = "\n".join(
     f"  chain {hook} {{\n    type filter hook {hook} priority filter - 1; policy accept;\n    jump judged\n  }}"
@@ -23,7 +23,7 @@ _HOOKS = "\n".join(
 
 
 def table(world: World) -> str:
-    """Takes the place of the one before it, between two packets."""
+    """Return the rules, which replace the previous ones atomically."""
     chains, dispatch = [], ["    ct state established,related return"]
     for direction, own in _OWN.items():
         isolated = [(pod, found) for pod in world.pods if (found := allowed(pod, direction, world)) is not None]

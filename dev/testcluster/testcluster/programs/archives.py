@@ -18,9 +18,9 @@ _NAME = "io.containerd.image.name"
 
 
 def write_archive(file: Path, image: str, program: Path) -> Path:
-    """A docker archive of one layer: `program` alone, as /<its name>, and as the entry point.
+    """Write a docker archive of one layer: `program` as /<its name> and as the entry point.
 
-    The same program gives the same image: no time enters it.
+    The same program gives the same image, since no time enters it.
     """
     layer = _tar({program.name: (program.read_bytes(), 0o755)})
     architecture = "arm64" if program.read_bytes()[18:20] == b"\xb7\x00" else "amd64"
@@ -39,9 +39,9 @@ def write_archive(file: Path, image: str, program: Path) -> Path:
 
 
 def write_variant(file: Path, image: str, original: Path, mark: str) -> Path:
-    """An OCI archive called `image` that does what the docker archive `original` does; each mark has its own digest.
+    """Write an OCI archive called `image` with the behaviour of `original`; each mark has its own digest.
 
-    Its layers are not in it: only a node that has loaded the original can load it, in no time.
+    Its layers are missing: only a node that has loaded the original can load it, instantly.
     """
     with tarfile.open(original) as archive:
         [contained] = json.loads(_read(archive, "manifest.json"))
@@ -64,7 +64,7 @@ def write_variant(file: Path, image: str, original: Path, mark: str) -> Path:
 
 
 def image_names(file: Path) -> list[str]:
-    """The tags in a docker archive, or an OCI archive's annotations of the same meaning; empty where there is none."""
+    """Return the tags of a docker archive, or an OCI archive's annotations of the same meaning."""
     with tarfile.open(file) as archive:
         if "manifest.json" in archive.getnames():
             return [name for image in json.loads(_read(archive, "manifest.json")) for name in image["RepoTags"] or ()]
@@ -79,7 +79,7 @@ def _read(archive: tarfile.TarFile, name: str) -> bytes:
 
 
 def _blob(media_type: str, document: object, others: Mapping[str, bytes]) -> tuple[dict[str, object], dict[str, bytes]]:
-    """Its descriptor, and all blobs by their paths."""
+    """Return the blob's descriptor, and all blobs by their paths."""
     content = json.dumps(document).encode()
     digest = hashlib.sha256(content).hexdigest()
     descriptor = {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(content)}

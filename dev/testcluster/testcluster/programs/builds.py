@@ -49,7 +49,7 @@ class Program:
         return SOURCES / self.name
 
     def key(self) -> str:
-        """Changes with whatever changes the program."""
+        """Return a key that changes with all inputs of the program."""
         digest = hashlib.sha256(repr((self.packages, self.variables, *self.stubs)).encode())
         for file in sorted(self.source.iterdir()):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
@@ -65,7 +65,7 @@ class Program:
 
 
 def _kubernetes_variables() -> tuple[tuple[str, str], ...]:
-    """Without its version the kubelet and the API server disagree about skew."""
+    """Return Kubernetes' version variables: without them the kubelet and the API server disagree about skew."""
     major, minor, _ = KUBERNETES_VERSION.split(".")
     values = {"gitVersion": f"v{KUBERNETES_VERSION}", "gitMajor": major, "gitMinor": minor}
     homes = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
@@ -109,10 +109,9 @@ OF_TESTS = (KUBERNETES, COREDNS, TRAEFIK, KUBERAY, PAUSE, HELLO, PROMQL)
 
 
 def built(program: Program) -> Path:
-    """The folder of the program's binaries; builds them first where they are missing.
+    """Return the folder of the program's binaries; missing ones are built first.
 
-    Two builders of one program wait for each other, and a build that was interrupted leaves nothing behind
-    that the next one would take for whole.
+    Two builders of one program wait for each other. An interrupted build leaves nothing that looks complete.
     """
     folder = program.folder()
     if folder.is_dir():

@@ -1,4 +1,4 @@
-// Kind's command, and what its node image has beside the programs of a test cluster; the module itself is CoreDNS.
+// Kind's command, and what its node image adds to the programs of a test cluster; the module itself is CoreDNS.
 module tinsmith.dev/tests/cluster/kind/coredns
 
 go 1.24.0
