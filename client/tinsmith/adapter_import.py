@@ -81,7 +81,7 @@ def _rank(config: Path) -> int:
     try:
         return int(json.loads(config.read_bytes())["r"])
     except (ValueError, TypeError, KeyError) as error:
-        raise NoAdapter(f"{config} says no rank (`r`): it is not PEFT's for LoRA") from error
+        raise NoAdapter(f"{config} says no rank (`r`): it is not PEFT's configuration for LoRA") from error
 
 
 def _fail(sentence: str) -> NoReturn:

@@ -40,7 +40,7 @@ from tinsmith_trainer.process.output import configure_logs
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, SamplingParams
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
-from tinsmith_trainer.torch_model.device import DTYPES, place
+from tinsmith_trainer.torch_model.device import DTYPES, choose_device
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import wrap_linears
 from tinsmith_trainer.torch_model.rows import wrap_activations
@@ -240,7 +240,7 @@ def _sample(sampler: BuiltinSampler, prompts: np.ndarray, max_tokens: int) -> No
 
 
 def measure(given: argparse.Namespace) -> Report:
-    device_name, dtype = place(given.device, given.dtype)
+    device_name, dtype = choose_device(given.device, given.dtype)
     device = torch.device(device_name)
     rate = measured_rate(device, dtype)
     vocab_size = int(SHAPES[given.model]["vocab_size"])

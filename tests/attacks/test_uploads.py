@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInstallat
     (model / "config.json").write_text("{}")
     data = tmp_path_factory.mktemp("uploads")
     server = ServedInstallation(data, {REFERENCE_MODEL: model}, {"engine": REFERENCE_ENGINE}).start()
-    assert "not a whole safetensors file" in refusal(server, CONFIG, b"none")  # loads what reads adapters
+    assert "not a complete safetensors file" in refusal(server, CONFIG, b"none")  # loads what reads adapters
     yield server
     server.stop()
 

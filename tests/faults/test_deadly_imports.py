@@ -18,7 +18,7 @@ from support.worker.restarts import Lives
 from tinsmith_rpc import worker_pb2
 
 ENGINE = "--engine=support.engine.deadly:build_deadly"
-NO_ADAPTER = "is not PEFT's for LoRA"
+NO_ADAPTER = "is not PEFT's configuration for LoRA"
 """A reader's message about the files that these tests upload."""
 
 

@@ -106,7 +106,7 @@ def test_an_image_that_was_miscounted_fails_its_call_and_the_next_round_works(cl
     chunks = [chunk(0, 9) if isinstance(one, types.ImageChunk) else one for one in good.model_input.chunks]
     bad = types.Datum(model_input=types.ModelInput(chunks=chunks), loss_fn_inputs=good.loss_fn_inputs)
     failing, step = model.forward_backward([bad], "cross_entropy"), model.optim_step(adam())
-    with pytest.raises(tinker.RequestFailedError, match="comes to 8 tokens, and expected_tokens is 9") as failure:
+    with pytest.raises(tinker.RequestFailedError, match="has 8 tokens, but expected_tokens is 9") as failure:
         failing.result()
     assert failure.value.category == "user"
     with pytest.raises(tinker.RequestFailedError, match="forward_backward 1 failed"):

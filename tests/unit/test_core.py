@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.selection import LANES, TESTS, lane_of, words_of_marks
 from support.server.every_endpoint import document
-from tinsmith_trainer.engines.base import Computer, Engine
+from tinsmith_trainer.engines.base import CallRunner, Engine
 
 ROOT = Path(__file__).parents[2]
 DESIGN = ROOT / "docs" / "design.md"
@@ -21,7 +21,7 @@ def routes(folder: Path) -> set[str]:
 
 
 def verbs() -> set[str]:
-    names = [*vars(Computer), *vars(Engine)]
+    names = [*vars(CallRunner), *vars(Engine)]
     return {f"Engine.{name}" for name in names if not name.startswith("_")}
 
 

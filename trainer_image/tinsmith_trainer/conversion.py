@@ -22,7 +22,7 @@ from tinsmith_trainer.engines.megatron.flags import (
     ranks_wanted,
     refused_rank_flags,
 )
-from tinsmith_trainer.engines.nemo_rl.conversion import OutOfMemory
+from tinsmith_trainer.engines.nemo_rl.conversion import ConversionOutOfMemory
 from tinsmith_trainer.errors import TrainerError
 from tinsmith_trainer.options import EXIT_USAGE, FlagParser, UsageError, add_model_flags, termination_log_of
 from tinsmith_trainer.process.output import configure_logs
@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
     configure_logs(options.log_format, options.log_level)
     try:
         _bring(options)
-    except OutOfMemory as error:
+    except ConversionOutOfMemory as error:
         return _fail(options.termination_log, error, EXIT_KILLED)
     except TrainerError as error:
         return _fail(options.termination_log, error, EXIT_FAILED)

@@ -61,7 +61,7 @@ def test_no_order_of_microbatches_changes_a_bit(trained: Engine, data: st.DataOb
     alone = one_after_the_other(trained)
     calls = [trained.start(work) for work in WORKS]
     while pending := [call for call in calls if call.next_tokens]:
-        trained.advance(trained.together(data.draw(st.permutations(pending))[: data.draw(st.integers(1, 4))]))
+        trained.advance(trained.cobatch(data.draw(st.permutations(pending))[: data.draw(st.integers(1, 4))]))
     assert what_is_left(trained, [trained.finish(call) for call in calls]) == alone
 
 
@@ -70,7 +70,7 @@ def test_an_engine_gives_way_within_a_call_unless_it_says_that_it_does_not(train
     call = trained.start(WORKS[0])
     microbatches = 0
     while call.next_tokens:
-        trained.advance(trained.together([call]))
+        trained.advance(trained.cobatch([call]))
         microbatches += 1
     assert (microbatches > 1) == trained.capabilities().divides_calls
 
@@ -115,4 +115,4 @@ def advance(engine: Engine, call: Call, microbatches: int) -> None:
     for _ in range(microbatches):
         if not call.next_tokens:
             return
-        engine.advance(engine.together([call]))
+        engine.advance(engine.cobatch([call]))

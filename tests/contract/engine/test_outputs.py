@@ -123,7 +123,7 @@ def test_outputs_do_not_depend_on_the_order_of_datums(trained: Engine) -> None:
 
 
 @pytest.mark.parametrize("company", [DATUMS, DATUMS[:1], DATUMS[::-1]], ids=["equal", "one-datum", "reversed"])
-@pytest.mark.core("durability 7", "Engine.together", "Engine.advance")
+@pytest.mark.core("durability 7", "Engine.cobatch", "Engine.advance")
 def test_company_of_another_model_changes_no_bit(trained: Engine, company: list[Datum]) -> None:
     skip_unless_invariant(trained)
     alone = forward_backward(trained, DATUMS)
@@ -149,10 +149,10 @@ def test_a_second_engine_with_the_same_inputs_has_the_same_bits(engine_factory: 
     assert all(np.array_equal(states[0].tensors[name], values) for name, values in states[1].tensors.items())
 
 
-@pytest.mark.core("Engine.room_beside")
+@pytest.mark.core("Engine.cobatch_room")
 def test_calls_share_a_forward_where_there_is_room_and_only_there(trained: Engine) -> None:
     first, fits = (trained.start(Work(adapter, DATUMS[:1], CROSS_ENTROPY)) for adapter in "ab")
 
-    shared = [first, fits] if fits.next_tokens <= trained.room_beside(first) else [first]
+    shared = [first, fits] if fits.next_tokens <= trained.cobatch_room(first) else [first]
 
-    assert list(trained.together([first, fits])) == shared
+    assert list(trained.cobatch([first, fits])) == shared

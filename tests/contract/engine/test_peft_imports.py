@@ -162,7 +162,7 @@ def test_an_embedding_that_was_trained_as_a_whole_is_refused(name: str, tmp_path
     save_file(written | {key: changed}, tmp_path / FILES[1])
     assert f"{key} differs from the base model's" in refusal(tmp_path)
     save_file(written | {key: torch.cat([written[key], written[key][:1]])}, tmp_path / FILES[1])
-    assert "vocabulary was resized" in refusal(tmp_path)
+    assert "resized vocabulary" in refusal(tmp_path)
 
 
 def test_an_adapter_on_the_embedding_is_refused(tmp_path: Path) -> None:

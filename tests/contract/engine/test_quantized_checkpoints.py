@@ -50,5 +50,5 @@ def test_a_model_that_was_made_dense_runs_as_it_is_and_generates_as_its_makers_s
 def test_a_format_that_is_not_read_is_refused_with_those_that_are(tmp_path: Path) -> None:
     _, dense = make("mxfp4", tmp_path)
     say_format(dense, {"quant_method": "awq", "bits": 4})
-    with pytest.raises(ModelDirectoryInvalid, match="quantized by 'awq', and only mxfp4 and fp8 are read"):
+    with pytest.raises(ModelDirectoryInvalid, match="quantized by 'awq'; supported are mxfp4 and fp8"):
         load_torch_model(str(dense))

@@ -14,14 +14,14 @@ from tinsmith_trainer.engines.megatron.ray_cluster import prepare_for_ray
 
 prepare_for_ray()
 from tinsmith_trainer.engines.nemo_rl.group import _join_ray
-from tinsmith_trainer.engines.megatron.ray_cluster import ended
+from tinsmith_trainer.engines.megatron.ray_cluster import stop_ray
 
 folder = _join_ray(None)
 import os, ray
 
 task = ray.remote(lambda: (os.environ["RAY_AUTH_MODE"], os.environ["MARK"]))
 print(folder, ray.get(task.remote()))
-ended(folder)
+stop_ray(folder)
 """
 
 

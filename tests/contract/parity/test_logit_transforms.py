@@ -66,5 +66,5 @@ def test_an_architecture_whose_logits_change_in_another_way_is_refused(wrong: Lo
     model = load_torch_model(str(model_directory("gemma2")))
     check_architecture(model)
     model.logit_transform = wrong
-    with pytest.raises(ModelDirectoryInvalid, match=r"Gemma2ForCausalLM, which changes .* does not know"):
+    with pytest.raises(ModelDirectoryInvalid, match=r"Gemma2ForCausalLM, which changes .* does not support"):
         check_architecture(model)

@@ -113,7 +113,7 @@ def small(prompt_tokens: int = 10, **changes: object) -> SampleJob:
 
 
 def submit_all(model: TorchModel, sampler: Sampler, jobs: Sequence[SampleJob]) -> list[Answer]:
-    with model.turn.taken():
+    with model.device_lock.held():
         return [submit(sampler, each) for each in jobs]
 
 

@@ -72,7 +72,7 @@ def test_a_known_adapter_version_is_left_alone(sampler: Sampler, model: TorchMod
 def test_a_dropped_adapter_serves_the_jobs_it_has(sampler: Sampler, model: TorchModel) -> None:
     sampler.load_adapter("v1", random_adapter(model))
     expected = ask(sampler, job(PROMPT, adapter="v1", max_tokens=30))
-    with model.turn.taken():
+    with model.device_lock.held():
         running = submit(sampler, job(PROMPT, adapter="v1", max_tokens=30))
         sampler.drop_adapter("v1")
         assert not sampler.has_adapter("v1")
@@ -82,7 +82,7 @@ def test_a_dropped_adapter_serves_the_jobs_it_has(sampler: Sampler, model: Torch
 
 
 def test_a_cancelled_job_ends_with_an_error_and_others_go_on(sampler: Sampler, model: TorchModel) -> None:
-    with model.turn.taken():
+    with model.device_lock.held():
         jobs = [job(prompt_of(20 + n), max_tokens=900, request_id=f"job-{n}") for n in range(20)]
         answers = [submit(sampler, asked) for asked in jobs]
         for cancelled in jobs[1:]:
@@ -94,7 +94,7 @@ def test_a_cancelled_job_ends_with_an_error_and_others_go_on(sampler: Sampler, m
 
 
 def test_close_ends_running_and_later_jobs_with_an_error(sampler: Sampler, model: TorchModel) -> None:
-    with model.turn.taken():
+    with model.device_lock.held():
         running = [submit(sampler, job(PROMPT, max_tokens=900)) for _ in range(20)]
         closing = submit(sampler, job(PROMPT))
     sampler.close()
@@ -108,7 +108,7 @@ def test_close_ends_running_and_later_jobs_with_an_error(sampler: Sampler, model
 
 
 def test_stats_count_what_was_done(sampler: Sampler, model: TorchModel) -> None:
-    with model.turn.taken():
+    with model.device_lock.held():
         answers = [submit(sampler, job(prompt_of(10, seed=n), max_tokens=4)) for n in range(20)]
         stats = sampler.stats()
         assert stats.active + stats.waiting == 20

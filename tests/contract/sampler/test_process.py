@@ -17,7 +17,7 @@ from support.worker.pod_process import describe
 from support.worker.process import AWAIT_SECONDS, START_SECONDS
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
-from tinsmith_trainer.checkpoints.shared_saves import SavesDoor
+from tinsmith_trainer.checkpoints.shared_saves import SaveSocket
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.loading import TorchModel
 
@@ -134,7 +134,7 @@ async def test_an_adapter_that_is_announced_is_in_memory_before_a_sample_names_i
 async def test_it_draws_the_same_from_what_the_worker_beside_it_shares_as_from_the_root(
     own_replica: PoolReplica, model: TorchModel, saves_socket: Path
 ) -> None:
-    stub, door = own_replica.rpc(), SavesDoor(saves_socket)
+    stub, door = own_replica.rpc(), SaveSocket(saves_socket)
     with door.saves.copying(random_adapter(model, rank=4, seed=1), model.info.revision) as written:
         written("shared")
     shared = worker_pb2.AdapterRef(directory="ephemeral/never", manifest_digest="shared")

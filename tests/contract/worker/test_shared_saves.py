@@ -11,7 +11,7 @@ from support.engine.reference import ReferenceEngine
 from support.worker.process import WorkerProcess, create, save, save_ephemeral, step, train
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
-from tinsmith_trainer.checkpoints.shared_saves import taken_from
+from tinsmith_trainer.checkpoints.shared_saves import fetch_save
 from tinsmith_trainer.engines.base import AdapterState
 
 from .test_parking import bits
@@ -35,7 +35,7 @@ async def saved(worker: WorkerProcess, after: int = 0) -> list[worker_pb2.Checkp
 
 
 def shared(door: Path, checkpoint: worker_pb2.CheckpointSaved) -> AdapterState | None:
-    return taken_from(door, checkpoint.manifest_digest, BASE.revision)
+    return fetch_save(door, checkpoint.manifest_digest, BASE.revision)
 
 
 async def test_saves_to_sample_from_are_shared_until_the_worker_is_killed_and_then_on_the_root_alone(

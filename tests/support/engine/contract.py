@@ -22,7 +22,7 @@ from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
     Call,
-    Computer,
+    CallRunner,
     Datum,
     Engine,
     LoraSpec,
@@ -100,27 +100,27 @@ def spec(engine: Engine, *, rank: int = 4, seed: int = 1) -> LoraSpec:
 
 
 def forward_backward(
-    engine: Computer, datums: Sequence[Datum], *, adapter: str = "a", loss: LossSpec = CROSS_ENTROPY
+    engine: CallRunner, datums: Sequence[Datum], *, adapter: str = "a", loss: LossSpec = CROSS_ENTROPY
 ) -> Outcome:
     """One adapter's call, which must not fail."""
     return compute(engine, Work(adapter, datums, loss))
 
 
-def forward(engine: Computer, datums: Sequence[Datum], *, adapter: str = "a") -> Outcome:
+def forward(engine: CallRunner, datums: Sequence[Datum], *, adapter: str = "a") -> Outcome:
     return compute(engine, Work(adapter, datums, CROSS_ENTROPY, forward_only=True))
 
 
-def compute_together(engine: Computer, works: Sequence[Work]) -> list[Outcome]:
+def compute_together(engine: CallRunner, works: Sequence[Work]) -> list[Outcome]:
     """Calls that are under way at once, and share what they can. None may fail."""
     calls = [engine.start(work) for work in works]
     advance_all(engine, calls)
     return [engine.finish(call) for call in calls]
 
 
-def advance_all(engine: Computer, calls: Sequence[Call]) -> None:
+def advance_all(engine: CallRunner, calls: Sequence[Call]) -> None:
     """Until nothing is left but to finish them."""
     while pending := [call for call in calls if call.next_tokens]:
-        engine.advance(engine.together(pending))
+        engine.advance(engine.cobatch(pending))
 
 
 def train(engine: Engine, datums: Sequence[Datum], steps: int = 1, *, adapter: str = "a") -> None:

@@ -121,11 +121,11 @@ class ReferenceEngine:
             _check(index, datum, work.loss.name)
         return ReferenceCall(work, _zeros(self._adapters[work.adapter_id].weights))
 
-    def room_beside(self, call: Call) -> int:
+    def cobatch_room(self, call: Call) -> int:
         return max(0, int(os.environ.get("TINSMITH_REFERENCE_SHARED_TOKENS", "0")) - call.next_tokens)
 
-    def together(self, calls: Sequence[Call]) -> Sequence[Call]:
-        return calls if self.room_beside(calls[0]) else calls[:1]
+    def cobatch(self, calls: Sequence[Call]) -> Sequence[Call]:
+        return calls if self.cobatch_room(calls[0]) else calls[:1]
 
     def advance(self, calls: Sequence[Call]) -> None:
         time.sleep(float(os.environ.get("TINSMITH_REFERENCE_DELAY_SECONDS", "0")))

@@ -62,7 +62,7 @@ START_SECONDS = 240.0
 # The first one imports, and builds a model, with all ranks on few processors.
 CALL_SECONDS = 240.0
 # How long the other ranks may take to tell of their own errors, once one has failed.
-OTHERS_SECONDS = 10.0
+GRACE_SECONDS = 10.0
 
 
 class RankTraceback(Exception):
@@ -144,7 +144,7 @@ class GlooRanks:
                 rank = open_links[cast(Connection, link)]
                 answers[rank] = self._receive(rank)
                 if answers[rank].error is not None:
-                    deadline = min(deadline, time.monotonic() + OTHERS_SECONDS)
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         return [answers[rank] for rank in range(self.world_size)]
 
     def _receive(self, rank: int) -> _Answer[Any]:

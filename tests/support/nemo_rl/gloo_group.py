@@ -46,7 +46,7 @@ class OverGloo(RankGroup):
         layout = self._parallelism
         own = [(method, (shards[layout.coordinates(rank).data], *args)) for rank in range(layout.world_size)]
         values = agreed(self.ranks.run_each(self._call, own))
-        return [values[rank] for rank in layout.speakers()]
+        return [values[rank] for rank in layout.reporting_ranks()]
 
     @override
     def close(self) -> None:

@@ -42,7 +42,7 @@ class GlooWorkers(RankGroup):
             for rank in range(layout.world_size)
         ]
         values = agreed(self._ranks.run_each(_call, [("ts_call_sharded", own) for own in given]))
-        return [values[rank] for rank in layout.speakers()]
+        return [values[rank] for rank in layout.reporting_ranks()]
 
     @override
     def close(self) -> None:

@@ -242,7 +242,7 @@ def adapter_header() -> Measured:
 def adapter_config() -> Measured:
     config = b'{"r":[' + b"[]," * 340_000 + b"0]}"
     return len(config), refusing(
-        CheckpointInvalid, "not PEFT's for LoRA", lambda: read_adapter(config, b"", ANNOUNCED, _shapes)
+        CheckpointInvalid, "not PEFT's configuration for LoRA", lambda: read_adapter(config, b"", ANNOUNCED, _shapes)
     )
 
 

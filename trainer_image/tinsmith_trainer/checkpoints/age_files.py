@@ -14,7 +14,7 @@ from tinsmith_trainer.errors import UserError
 SUFFIX = ".age"
 
 
-def encrypted(files: Mapping[str, Pieces], recipients: Sequence[str]) -> dict[str, Pieces]:
+def encrypt(files: Mapping[str, Pieces], recipients: Sequence[str]) -> dict[str, Pieces]:
     """Each under its name and `.age`, for every one of the recipients, such as `age1…`. Each call's bits are others.
 
     Raises UserError for what is no recipient.

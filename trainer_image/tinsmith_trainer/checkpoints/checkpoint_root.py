@@ -109,7 +109,7 @@ class CheckpointRoot:
         """
         files = _encode(contents, state, base)
         if age_recipients:
-            files = age_files.encrypted(files, age_recipients)
+            files = age_files.encrypt(files, age_recipients)
         attempts = f"{area}/{_path_safe(model_id)}/{seq_id}"
 
         def manifest_of(written: Mapping[str, WrittenFile]) -> bytes:
@@ -256,7 +256,7 @@ def decoded(directory: str, manifest: Manifest, files: Mapping[str, ReadFile]) -
 def _unusable(fault: StorageFault, what: str) -> ServerError:
     if fault.is_full:
         return StorageFull(f"{what}: {fault}")
-    kind = StorageUnavailable if fault.may_pass else ServerError
+    kind = StorageUnavailable if fault.is_transient else ServerError
     return kind(f"{what}: {fault}")
 
 

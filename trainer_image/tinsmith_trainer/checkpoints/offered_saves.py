@@ -46,15 +46,15 @@ class Offer:
         yield bytes(gathered)
 
 
-class SaveNotGiven(Exception):
+class SaveUnavailable(Exception):
     """Whoever asks reads the root, and says what the error says."""
 
 
-class SaveNotOffered(SaveNotGiven):
+class SaveNotOffered(SaveUnavailable):
     """It is none of the newest, or of a process before this one."""
 
 
-class TooManyStreams(SaveNotGiven):
+class TooManyStreams(SaveUnavailable):
     """Others are given theirs for longer than is worth waiting for what the root has, too."""
 
 
@@ -84,7 +84,7 @@ class OfferedSaves:
 
     @asynccontextmanager
     async def given(self, digest: str) -> AsyncIterator[Offer]:
-        """One that somebody is being given, in one event loop. Waits for its turn. Raises SaveNotGiven."""
+        """One that somebody is being given, in one event loop. Waits for its turn. Raises SaveUnavailable."""
         offer = self.find(digest)
         try:
             async with asyncio.timeout(TURN_SECONDS):

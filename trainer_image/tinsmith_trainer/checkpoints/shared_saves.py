@@ -75,7 +75,7 @@ class SealedWeights:
             piece = piece[self._file.write(piece[:BLOCK_BYTES]) :]
 
 
-def mapped(descriptor: int, description: bytes, base_revision: str) -> AdapterState:
+def map_weights(descriptor: int, description: bytes, base_revision: str) -> AdapterState:
     """Of a file that a `SealedWeights` has made: its tensors are the file's own pages, which stay while they are used.
 
     Writing to them changes no other process's. Raises WeightsUnusable.
@@ -125,7 +125,7 @@ class SharedSaves:
         written: list[str] = []
         size_bytes = sum(tensor.nbytes for tensor in state.weights_only().tensors.values())
         with self._room_for(size_bytes) as has_room, ThreadPoolExecutor(1, "sharer") as beside:
-            copied = _begun(beside, state, base_revision) if has_room else None
+            copied = _start_copy(beside, state, base_revision) if has_room else None
             try:
                 yield written.append
             finally:
@@ -185,7 +185,7 @@ class SharedSaves:
         oldest.close()
 
 
-class SavesDoor:
+class SaveSocket:
     """The socket, and a thread that answers there, one after the other."""
 
     def __init__(self, path: Path, saves: SharedSaves | None = None) -> None:
@@ -230,7 +230,7 @@ class SavesDoor:
             log.info("a save could not be handed over", reason=str(error))
 
 
-def taken_from(door: Path, digest: str, base_revision: str) -> AdapterState | None:
+def fetch_save(door: Path, digest: str, base_revision: str) -> AdapterState | None:
     """The weights that a worker's door has under this digest; None: they are to be read from the root."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as giver:
@@ -244,7 +244,7 @@ def taken_from(door: Path, digest: str, base_revision: str) -> AdapterState | No
     if not descriptors:
         return None
     try:
-        return mapped(descriptors[0], description, base_revision)
+        return map_weights(descriptors[0], description, base_revision)
     except WeightsUnusable as error:
         log.warning("a worker's save is read from the root instead", reason=str(error))
         return None
@@ -252,7 +252,9 @@ def taken_from(door: Path, digest: str, base_revision: str) -> AdapterState | No
         os.close(descriptors[0])
 
 
-def _begun(beside: ThreadPoolExecutor, state: AdapterState, base_revision: str) -> Future[SealedWeights | None] | None:
+def _start_copy(
+    beside: ThreadPoolExecutor, state: AdapterState, base_revision: str
+) -> Future[SealedWeights | None] | None:
     try:
         return beside.submit(_sealed, state, base_revision)
     except RuntimeError as error:  # there may be no more threads

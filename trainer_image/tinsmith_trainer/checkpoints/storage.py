@@ -42,7 +42,7 @@ PARALLEL_REQUESTS = 8
 FINISHED_MODE = 0o444
 """Nothing changes a file once it has its name, and several checkpoints may share one by hard links."""
 
-LASTING_REFUSALS = frozenset(
+PERMANENT_ERRNOS = frozenset(
     {
         *(errno.EACCES, errno.EPERM, errno.EROFS),
         *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EREMCHG),
@@ -56,12 +56,12 @@ be a key that is being rotated."""
 class StorageFault(Exception):
     """It refused or could not be reached, also when asked again.
 
-    `is_full`: it has no room. `may_pass`: the same request may work later, as it does where room is made.
+    `is_full`: it has no room. `is_transient`: the same request may work later, as it does where room is made.
     """
 
-    def __init__(self, message: str, *, may_pass: bool, is_full: bool = False) -> None:
+    def __init__(self, message: str, *, is_transient: bool, is_full: bool = False) -> None:
         super().__init__(message)
-        self.may_pass = may_pass
+        self.is_transient = is_transient
         self.is_full = is_full
 
 
@@ -257,7 +257,7 @@ def driver_options(url: str, environment: Mapping[str, str]) -> dict[str, Any]:
 def _fault(error: Exception) -> StorageFault:
     """Drivers raise errors of their own: botocore's are no OSErrors."""
     is_full = isinstance(error, OSError) and error.errno in NO_ROOM
-    return StorageFault(_sentence(error), may_pass=_may_pass(error), is_full=is_full)
+    return StorageFault(_sentence(error), is_transient=_may_pass(error), is_full=is_full)
 
 
 def _sentence(error: Exception) -> str:
@@ -270,7 +270,7 @@ def _sentence(error: Exception) -> str:
 def _may_pass(error: Exception) -> bool:
     """Whatever is not known to last: each driver has its own errors for what networks and servers do."""
     if isinstance(error, OSError):
-        return error.errno not in LASTING_REFUSALS
+        return error.errno not in PERMANENT_ERRNOS
     return not isinstance(error, ArithmeticError | AttributeError | LookupError | TypeError | ValueError)
 
 

@@ -1,4 +1,4 @@
-"""Which modules a new adapter trains, and what its A starts from: the same for every engine."""
+"""Rules that every engine shares: an adapter's modules, initial weights, limits, state and AdamW parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEEDS = range(-(2**63), 2**64)
 
 
 def trained_modules(lora: LoraSpec, modules: Iterable[str]) -> tuple[str, ...]:
-    """Those of the spec's families, by name. Raises UserError if there are none."""
+    """Return the names of the modules in the spec's families, sorted. Raises UserError if there are none."""
     chosen = _families(lora)
     trained = tuple(name for name in sorted(modules) if module_family(name) in chosen)
     if not trained:
@@ -26,7 +26,7 @@ def trained_modules(lora: LoraSpec, modules: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_families(lora: LoraSpec, trained: Iterable[str]) -> None:
-    """Raises UserError where one that the spec asks for has no module among these."""
+    """Raise UserError if a requested family has no module among these."""
     found = {module_family(name) for name in trained}
     if missing := [family for family in _families(lora) if family not in found]:
         flags = " and ".join(f"train_{family}" for family in missing)
@@ -39,23 +39,23 @@ def _families(lora: LoraSpec) -> list[str]:
 
 
 def check_limits(lora: LoraSpec, adapters: int, *, max_rank: int, adapter_slots: int) -> None:
-    """Whether another adapter may come to those that are there. Raises UserError for its rank, ServerError if not."""
+    """Raise UserError if the rank exceeds the limit, ServerError if no adapter slot is free."""
     if not 1 <= lora.rank <= max_rank:
         raise UserError(f"LoRA rank {lora.rank} is outside this server's 1 to {max_rank}; its setting is max_rank.")
     if adapters >= adapter_slots:
-        raise ServerError(f"All {adapter_slots} adapter slots are in use; try again when a model is unloaded.")
+        raise ServerError(f"All {adapter_slots} adapter slots are in use; retry after a model is unloaded.")
 
 
 def check_seed(seed: int) -> None:
-    """Raises UserError."""
+    """Raise UserError if the seed does not fit in 64 bits."""
     if seed not in SEEDS:
         raise UserError(f"Seed {seed} does not fit in 64 bits.")
 
 
 def draw(seed: int, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
-    """Every A in the order of `shapes`, as PEFT draws it, from the seed on the CPU. B starts as zeros.
+    """Draw every A in the order of `shapes`, on the CPU, from the seed and as PEFT draws it. B starts as zeros.
 
-    Of three dimensions: an A for each expert.
+    A shape of three dimensions has an A for each expert.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, shape in shapes.items():
@@ -71,7 +71,7 @@ EXP_AVG, EXP_AVG_SQ = "adam/exp_avg", "adam/exp_avg_sq"
 
 
 def groups_of(state: AdapterState) -> list[str]:
-    """Weights, which are always needed, and what else the state holds."""
+    """Return the groups that the state holds. Weights are always required."""
     return [WEIGHTS, *(group for group in (EXP_AVG, EXP_AVG_SQ, GRADIENTS) if has_group(state, group))]
 
 
@@ -80,7 +80,7 @@ def has_group(state: AdapterState, group: str) -> bool:
 
 
 def check_state(state: AdapterState, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises CheckpointInvalid unless every group holds exactly the tensors `shapes`, by `<module>.lora_A|B`."""
+    """Raise CheckpointInvalid unless each group holds exactly the tensors `shapes`, by `<module>.lora_A|B`."""
     groups = groups_of(state)
     if (EXP_AVG in groups) != (EXP_AVG_SQ in groups) or (state.optimizer_step > 0 and EXP_AVG not in groups):
         raise CheckpointInvalid(
@@ -88,14 +88,16 @@ def check_state(state: AdapterState, shapes: Mapping[str, tuple[int, ...]]) -> N
         )
     expected = {f"{group}/{name}": shape for group in groups for name, shape in shapes.items()}
     if missing := expected.keys() - state.tensors.keys():
-        raise CheckpointInvalid(f"The saved adapter lacks {_some(missing)}: it is of another base model or incomplete.")
+        raise CheckpointInvalid(
+            f"The saved adapter lacks {_some(missing)}: it belongs to another base model, or is incomplete."
+        )
     if extra := state.tensors.keys() - expected.keys():
         raise CheckpointInvalid(f"The saved adapter holds {_some(extra)}, which this base model does not have.")
     for name, shape in expected.items():
         if state.tensors[name].shape != shape:
             raise CheckpointInvalid(
                 f"The saved tensor {name} has shape {list(state.tensors[name].shape)}, this base model needs "
-                f"{list(shape)}: the checkpoint is of another base model or rank."
+                f"{list(shape)}: the checkpoint has another base model or rank."
             )
 
 
@@ -106,16 +108,16 @@ def _some(names: set[str]) -> str:
 
 SMALLEST_EPS = 1e-37
 LARGEST = 1e9
-"""Of what AdamW multiplies: so much of it overflows no float32, whatever the bias corrections."""
+"""The limit for factors of AdamW: no product overflows float32, for any bias correction."""
 
 
 def check_adam(params: AdamParams) -> None:
-    """Raises UserError for hyperparameters outside the ranges that torch's AdamW is defined for."""
+    """Raise UserError for hyperparameters outside the ranges that torch's AdamW is defined for."""
     ranges = {
         "learning_rate": 0 <= params.learning_rate <= LARGEST,
         "beta1": 0 <= params.beta1 < 1,
         "beta2": 0 <= params.beta2 < 1,
-        # A fresh adapter's A has a gradient of exactly zero: without eps the first step divides 0 by 0.
+        # A new adapter's A has a gradient of exactly zero: without eps the first step divides 0 by 0.
         "eps": SMALLEST_EPS <= params.eps <= LARGEST,
         "weight_decay": 0 <= params.weight_decay <= LARGEST,
         "grad_clip_norm": params.grad_clip_norm >= 0,
@@ -134,16 +136,16 @@ def check_adam(params: AdamParams) -> None:
 
 
 def check_norm(norm: float) -> None:
-    """Raises UserError unless the gradient's norm is finite. Who calls it drops the gradient in either case."""
+    """Raise UserError unless the gradient's norm is finite. The caller drops the gradient in either case."""
     if not math.isfinite(norm):
         raise UserError(
-            f"optim_step did nothing: the gradient's norm is {norm}. The gradient was dropped, "
-            f"weights and optimizer are as before. Look for extreme advantages, weights or logprobs in the data: a "
+            f"optim_step was skipped: the gradient's norm is {norm}. The gradient was dropped; weights and "
+            f"optimizer are unchanged. Look for extreme advantages, weights or logprobs in the data: a "
             f"sampler_gap:max above 88 in a forward_backward's metrics means that a ratio exp(lp - q) exceeds float32. "
-            f"Give tokens whose logprob is a placeholder, such as -9999, an advantage of 0."
+            f"Set the advantage to 0 for tokens whose logprob is a placeholder, such as -9999."
         )
 
 
 def step_metrics(norm: float, params: AdamParams, step: int) -> dict[str, float]:
-    """What an optim_step answers; `norm` before clipping, `step` counted with this one."""
+    """Return the metrics of an optim_step. `norm` is before clipping; `step` includes this step."""
     return {"grad_norm": norm, "learning_rate": params.learning_rate, "step": float(step)}

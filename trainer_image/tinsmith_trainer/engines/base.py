@@ -1,7 +1,6 @@
-"""What the scheduler asks of a backend: a few verbs over adapters on one base model.
+"""The interface between the scheduler and an engine: a few operations on adapters over one base model.
 
-Tensors cross this border as numpy arrays, so that journal, scheduler and snapshots
-know no framework.
+Tensors cross it as numpy arrays, so that journal, scheduler and snapshots depend on no framework.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ Recompute = Literal["auto", "none", "layers"]
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """Input tokens and the loss's per-token inputs.
+    """Input tokens and the per-token inputs of the loss.
 
-    `tokens` is int32 `[T]`. Every loss input is dense: `target_tokens` int64 `[T]` or `[T, K]`,
-    all others float32 or int64, of the same shape as `target_tokens` or `[T]`; a custom loss's may have another.
+    `tokens` is int32 `[T]`. Loss inputs are dense: `target_tokens` is int64 `[T]` or `[T, K]`, and all others are
+    float32 or int64, of the shape of `target_tokens` or `[T]`. Inputs of a custom loss may have other shapes.
 
-    Where there are images, `tokens` are those of the text alone until an engine has placed its model's own tokens for
-    the images among them; what comes per token counts both.
+    With images, `tokens` are those of the text until an engine inserts its model's image tokens. Per-token inputs count
+    both.
     """
 
     tokens: NDArray[np.int32]
@@ -44,7 +43,7 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class LoraSpec:
-    """An adapter's shape. `seed` is always set here: a missing one was drawn and journalled before."""
+    """An adapter's shape. `seed` is always set: a missing one was drawn and journaled before."""
 
     rank: int
     alpha: float
@@ -56,9 +55,9 @@ class LoraSpec:
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedAdapter:
-    """What the sender of an adapter's files says of it: its rank, and the families that it may have parts in.
+    """The announced rank of an adapter's files, and the families that they may have parts for.
 
-    `seed` draws the modules that the files leave out.
+    `seed` initializes the modules that the files leave out.
     """
 
     rank: int
@@ -73,7 +72,7 @@ class AnnouncedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class AdamParams:
-    """One step's hyperparameters: AdamW with decoupled decay; `grad_clip_norm` 0 is off."""
+    """The hyperparameters of one AdamW step with decoupled decay. A `grad_clip_norm` of 0 disables clipping."""
 
     learning_rate: float
     beta1: float = 0.9
@@ -85,7 +84,7 @@ class AdamParams:
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """A loss by name, with the call's config (numbers and texts as the client sent them)."""
+    """A loss by name, with the call's config: numbers and texts as the client sent them."""
 
     name: str
     config: Mapping[str, float | str] = field(default_factory=dict)
@@ -93,7 +92,7 @@ class LossSpec:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one forward_backward (or forward) is to compute, on one adapter."""
+    """One forward_backward or forward on one adapter."""
 
     adapter_id: str
     datums: Sequence[Datum]
@@ -103,32 +102,33 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came out of a Work: outputs hold one mapping per datum, in order.
+    """The result of a Work: `outputs` holds one mapping per datum, in order.
 
-    `outputs[i]["logprobs"]` is float32 of `target_tokens`' shape. `metrics` keys are `name:reduction`.
+    `outputs[i]["logprobs"]` is float32 of the shape of `target_tokens`. Keys of `metrics` are `name:reduction`.
+    `input_tokens` counts the tokens of all datums, including images, even if nothing was trained.
     """
 
     outputs: Sequence[Mapping[str, NDArray[np.float32]]] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     trained_tokens: int = 0
-    input_tokens: int = 0  # of its datums, images included, also where nothing was trained
+    input_tokens: int = 0
 
 
 class Call(Protocol):
-    """A Work under way, on the engine that started it. One that is dropped before its end leaves no trace."""
+    """A Work in progress on the engine that started it. A call that is dropped before its end has no effect."""
 
     @property
     def next_tokens(self) -> int:
-        """What its next microbatch computes, padding included. 0: nothing is left, it is to be finished."""
+        """The tokens of the next microbatch, including padding. 0: the call is ready for `finish`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterState:
-    """All of an adapter that a snapshot must hold, bit for bit.
+    """The complete state of an adapter, which a snapshot holds bit for bit.
 
-    Tensor names are `weights/<module>.lora_A`, `weights/<module>.lora_B` (`[rank, d_in]`,
-    `[d_out, rank]`), `adam/exp_avg/<…>`, `adam/exp_avg_sq/<…>`, `gradients/<…>`; all float32.
-    A group may be absent: no gradients since the last step, no moments before the first.
+    Tensor names are `weights/<module>.lora_A`, `weights/<module>.lora_B` (`[rank, d_in]`, `[d_out, rank]`),
+    `adam/exp_avg/<…>`, `adam/exp_avg_sq/<…>` and `gradients/<…>`; all are float32. A group may be absent: no gradients
+    since the last step, or no moments before the first.
     """
 
     lora: LoraSpec
@@ -136,112 +136,122 @@ class AdapterState:
     tensors: Mapping[str, NDArray[np.float32]]
 
     def weights_only(self) -> AdapterState:
-        """What sampling needs: no moments, no gradients."""
+        """Return the state without moments and gradients, which is enough for sampling."""
         weights = {name: tensor for name, tensor in self.tensors.items() if name.startswith("weights/")}
         return AdapterState(self.lora, 0, weights)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities:
+    """The features and limits of an engine.
+
+    `divides_calls`: calls are split into microbatches, and other calls may run in between. `images`: datums may have
+    images.
+    """
+
     engine: str
     losses: tuple[str, ...]
     max_rank: int
     adapter_slots: int
     batch_invariant: bool
-    divides_calls: bool = True  # into microbatches, between which others get their turn
+    divides_calls: bool = True
     train_attn: bool = True
     train_mlp: bool = True
     train_unembed: bool = True
-    images: bool = False  # whether datums may have them
+    images: bool = False
 
 
-class Computer(Protocol):
-    """How Works are computed: a microbatch at a time, so that whoever drives it can go from one call to another.
+class CallRunner(Protocol):
+    """Computes Works one microbatch at a time, so that the scheduler can alternate between calls.
 
-    An Outcome's bits, and those of the gradients, do not depend on what is computed between or beside a call's own
-    microbatches. Any number of calls may be under way, several on one adapter, too; while they are, nothing but
-    `finish` of another call may change their adapter.
+    The bits of an Outcome and of its gradients do not depend on other calls that run between or together with the
+    call's microbatches. Any number of calls may be in progress, also several on one adapter. Meanwhile only `finish` of
+    another call may change their adapter.
     """
 
     def start(self, work: Work) -> Call:
-        """Checks the work and plans its microbatches; computes nothing yet. Raises TrainerError."""
+        """Check the work and plan its microbatches without computing anything. Raises TrainerError."""
 
-    def room_beside(self, call: Call) -> int:
-        """Of a call with something left: tokens of others that its next forward could take. 0: it goes alone."""
+    def cobatch_room(self, call: Call) -> int:
+        """Return how many tokens of other calls the next forward of an unfinished call could include.
 
-    def together(self, calls: Sequence[Call]) -> Sequence[Call]:
-        """Of calls with something left: the first, and those whose next microbatch can share its forward."""
+        0: the call runs alone.
+        """
+
+    def cobatch(self, calls: Sequence[Call]) -> Sequence[Call]:
+        """Return the first of the unfinished calls, and those whose next microbatch can share its forward."""
 
     def advance(self, calls: Sequence[Call]) -> None:
-        """Computes the next microbatch of each, in one forward; `together` has chosen them.
+        """Compute the next microbatch of each call in one forward. The calls are those that `cobatch` returned.
 
-        What goes wrong with one of them is its own: it has nothing left then, and `finish` raises it.
+        A failure belongs to its call: the call then has nothing left to compute, and `finish` raises the error.
         """
 
     def finish(self, call: Call) -> Outcome:
-        """Adds its gradients to the accumulator. Raises TrainerError, and then leaves the adapter as it was."""
+        """Add the call's gradients to the accumulator. Raises TrainerError, and then leaves the adapter unchanged."""
 
 
-class Engine(Computer, Protocol):
-    """A backend. Called from one thread at a time; raises `TrainerError`s, and then leaves the adapter as it was."""
+class Engine(CallRunner, Protocol):
+    """A backend, called from one thread at a time. An operation that raises a TrainerError changes no adapter."""
 
     def base_model(self) -> BaseModelInfo: ...
 
     def capabilities(self) -> EngineCapabilities: ...
 
     def create_adapter(self, adapter_id: str, lora: LoraSpec) -> None:
-        """A new adapter: A drawn from the seed as PEFT draws it, B zero, fresh optimizer."""
+        """Create an adapter: A is drawn from the seed as PEFT draws it, B is zero, and the optimizer is new."""
 
     def optim_step(self, adapter_id: str, params: AdamParams) -> dict[str, float]:
-        """Clips, steps AdamW, clears the accumulator. Metrics hold `grad_norm` (before clipping).
+        """Clip, step AdamW and clear the accumulator. Metrics include `grad_norm`, before clipping.
 
-        An empty accumulator counts as zero gradient and still advances the step. A non-finite
-        gradient norm raises UserError and changes nothing but the accumulator, which is cleared.
+        An empty accumulator counts as a zero gradient, and the step number still advances. A non-finite gradient norm
+        raises UserError and only clears the accumulator.
         """
 
     def clear_gradients(self, adapter_id: str) -> None:
-        """Drops what was accumulated since the last step; weights, moments and step stay."""
+        """Drop the gradients accumulated since the last step. Weights, moments and step are unchanged."""
 
     def state(self, adapter_id: str) -> AdapterState:
-        """A copy that later calls do not change."""
+        """Return a copy that later calls do not change."""
 
     def weights(self, adapter_id: str) -> AdapterState:
-        """As `state`, without moments and gradients. An engine that need not copy those does not."""
+        """Return the state without moments and gradients. Engines override this if they can avoid copying them."""
         state = self.state(adapter_id)
         return AdapterState(state.lora, state.optimizer_step, state.weights_only().tensors)
 
     def load_state(self, adapter_id: str, state: AdapterState, with_optimizer: bool) -> None:
-        """Sets an adapter, creating it if it is not there, also beyond the limits on slots and rank.
+        """Set an adapter, creating it if needed, even beyond the limits on slots and rank.
 
-        Those are for new adapters: one that has lived here comes back whatever they have been lowered to.
-        Gradients come from `state` only `with_optimizer` (a snapshot); a checkpoint has none.
-        Without the optimizer, moments and step restart.
+        The limits apply to new adapters; an existing one is restored even if they were lowered since. Gradients are
+        restored only `with_optimizer` (a snapshot); a checkpoint has none. Without the optimizer, moments and step
+        restart.
         """
 
     def export(self, state: AdapterState, target: Path, layout: ExportLayout) -> None:
-        """Writes files that plain PEFT or transformers load, into the existing directory `target`."""
+        """Write files that PEFT or transformers can load into the existing directory `target`."""
 
     def adapter_shapes(self, lora: LoraSpec) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of such an adapter's weights on this base model, by `<module>.lora_A|B`.
 
-        From any thread. Raises UserError where this base model can have none.
+        Callable from any thread. Raises UserError if this base model can have no such adapter.
         """
 
     def embedding_shapes(self) -> Sequence[tuple[int, ...]]:
-        """Return the shapes of the base model's embeddings, of which PEFT may write copies next to an adapter.
+        """Return the shapes of the base model's embeddings, copies of which PEFT may write next to an adapter.
 
-        From any thread.
+        Callable from any thread.
         """
 
     def read_adapter(self, config: bytes, weights: bytes, announced: AnnouncedAdapter) -> AdapterState:
-        """The way back from `export`'s PEFT layout and from a checkpoint's files, which anybody may have made.
+        """Read `export`'s PEFT layout, or a checkpoint's files, from an untrusted source.
 
-        From any thread; no adapter here changes. Raises UserError for what is no adapter of this base model.
+        Callable from any thread; no adapter of the engine changes. Raises UserError if the files are not an adapter of
+        this base model.
         """
 
     def drop(self, adapter_id: str) -> None:
-        """Frees the adapter's slot. Unknown ids are ignored."""
+        """Free the adapter's slot. Unknown ids are ignored."""
 
     def close(self) -> None:
-        """Ends what the engine runs beside this process, if anything. Nothing is asked of it after that. Idempotent."""
+        """End the engine's other processes, if any. The engine is not used afterwards. Idempotent."""
         return

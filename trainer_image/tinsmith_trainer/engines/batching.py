@@ -1,12 +1,12 @@
-"""Datums into fixed microbatches, and their tensors. Pure: what a datum meets depends on its own length only.
+"""Splitting of datums into fixed microbatches, and their tensors. A datum's batching depends only on its own length.
 
 A microbatch holds datums of one operation. Kernels round differently for other shapes, and a datum's bits must not
-depend on its neighbours: so all products of a microbatch take the same number of tokens, which follows from each of
-its datums' lengths. There are two ways to lay them out:
+depend on its neighbours. So all products of a microbatch take the same number of tokens, which follows from the length
+of each of its datums. There are two layouts:
 
-- Packed: datums of any length lie one behind the other without padding, and each attends to itself alone.
-- In rows of one padded length, for long datums, and for models or devices that cannot keep packed ones apart. Right
-  padding with causal attention needs no mask, since no token sees what comes after it.
+- Packed: datums of any length follow each other without padding, and each attends only to itself.
+- Rows of one padded length: for long datums, and for models or devices that cannot keep packed ones separate. Right
+  padding with causal attention needs no mask, since no token sees later ones.
 """
 
 from __future__ import annotations
@@ -23,20 +23,25 @@ from tinsmith_trainer.errors import UserError
 SHORTEST = 16
 DEFAULT_TOKEN_BUDGET = 1024
 GPU_MEMORY_STEP_BYTES = 2 * 1024**3
-"""Drivers report some 100 MiB more or less of the same GPU, around what it is sold with."""
+"""Drivers report the memory of one GPU model with a variation of about 100 MiB around its nominal size."""
 
 PACKED_BELOW_TOKENS = 512
-"""A longer datum's products are long enough by themselves, and faster than in parts."""
+"""A longer datum's products are large enough, and faster than in parts."""
 PRODUCT_TOKENS = (64, 128)
-"""A packed datum's products take so many tokens: the second from its own number on. Measured on one thread in GFLOP/s,
-for 256 x 640: 94 for 16, 168 for 64, 193 for 128, 228 for 1,024."""
+"""Tokens of a packed datum's products; the second value applies to datums of at least that length.
+
+Measured on one thread in GFLOP/s, for 256 x 640: 94 for 16, 168 for 64, 193 for 128, 228 for 1,024.
+"""
 
 CELLS_PER_TOKEN = 4
-"""Losses take rows as wide as the longest. Beside one of 127 tokens, hundreds of a token each would be a hundred times
-as large as what was sent, and with many targets for each token fill the memory."""
+"""The limit on padding: losses take rows as wide as the longest.
+
+Next to a datum of 127 tokens, hundreds of one token each would be a hundred times as large as the data sent, and with
+many targets per token fill the memory.
+"""
 
 OPEN_GROUPS = 16
-"""So that a call of many datums is cut in a time that grows with their number."""
+"""The number of groups that are searched for room, so that splitting takes time linear in the number of datums."""
 
 TARGETS = "target_tokens"
 IGNORED_LABEL = -100
@@ -44,16 +49,17 @@ IGNORED_LABEL = -100
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchShape:
-    """`lengths`: what is computed for each datum, padding included. `product_tokens`: what a product takes on the CPU.
+    """The shape of a microbatch.
 
-    `targets` is K for targets `[T, K]`, None for `[T]`. `sees`: it is one datum with images, which is computed alone.
+    `lengths` are the computed tokens of each datum, including padding. `product_tokens` is the size of a product on the
+    CPU. `targets` is K for targets `[T, K]`, None for `[T]`. `has_images`: one datum with images, computed alone.
     """
 
     lengths: tuple[int, ...]
     product_tokens: int
     packed: bool = False
     targets: int | None = None
-    sees: bool = False
+    has_images: bool = False
 
     @property
     def rows(self) -> int:
@@ -78,10 +84,10 @@ class Microbatch:
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchArrays:
-    """`tokens` and `valid` are `[rows, width]`, `targets` `[rows, width]` or `[rows, width, K]`.
+    """The arrays of a microbatch. Padding is 0 and False.
 
-    `loss_inputs` are `[rows, width]` or as `targets`, float32; a custom loss's may be int64, and have other columns.
-    Padding is 0 and False.
+    `tokens` and `valid` are `[rows, width]`, `targets` `[rows, width]` or `[rows, width, K]`. `loss_inputs` are
+    float32, `[rows, width]` or like `targets`; those of a custom loss may be int64, and have other columns.
     """
 
     tokens: NDArray[np.int64]
@@ -92,7 +98,10 @@ class MicrobatchArrays:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Datums that may be in one microbatch. `length`: the padded one, of those in rows. `alone`: it has no other."""
+    """The key of datums that may share a microbatch.
+
+    `length` is the padded length of rows, None if packed. `alone` is the index of a datum that shares with no other.
+    """
 
     product_tokens: int
     length: int | None
@@ -100,14 +109,14 @@ class _Kind:
     alone: int | None = None
 
 
-def padded_length(length: int, max_length: int, angles_change_behind: int | None = None) -> int:
-    """The grid point at or above `length`: 16, 32, 48, 64, then four steps from each power of two to the next.
+def padded_length(length: int, max_length: int, angles_change_after: int | None = None) -> int:
+    """Return the grid point at or above `length`: 16, 32, 48, 64, then four steps per power of two.
 
-    A sequence is not padded beyond `angles_change_behind`, where a model would turn it by other angles.
+    A sequence is not padded beyond `angles_change_after`, where a model would use other rotary angles.
     """
     grid = next(point for point in _grid() if point >= length)
-    if angles_change_behind is not None and length <= angles_change_behind:
-        max_length = min(max_length, angles_change_behind)
+    if angles_change_after is not None and length <= angles_change_after:
+        max_length = min(max_length, angles_change_after)
     return max(length, min(grid, max_length))
 
 
@@ -120,7 +129,7 @@ def _grid() -> Iterator[int]:
 
 
 def counted_gpu_memory(reported_bytes: int) -> int:
-    """Return the memory that budgets follow from: the same for each GPU of a kind, whatever its driver takes."""
+    """Return the memory to budget with: equal for all GPUs of a model, whatever the driver reserves."""
     return max(1, round(reported_bytes / GPU_MEMORY_STEP_BYTES)) * GPU_MEMORY_STEP_BYTES
 
 
@@ -130,16 +139,16 @@ def plan_microbatches(
     max_length: int,
     token_budget: int,
     packs: bool = False,
-    angles_change_behind: int | None = None,
+    angles_change_after: int | None = None,
 ) -> list[Microbatch]:
-    """Cuts one operation's datums, kinds in order of first appearance, microbatches of a kind by their first datums.
+    """Split one operation's datums into microbatches: kinds by first appearance, then microbatches by first datum.
 
-    A microbatch has as many datums as the budget has room for, at least one. Where `packs`, it lays short ones out
-    packed, the shortest first, so that those of one length attend together.
+    A microbatch has as many datums as the budget allows, at least one. If `packs`, short datums are packed, the
+    shortest first, so that those of equal length attend together.
     """
     kinds: dict[_Kind, list[int]] = {}
     for index, datum in enumerate(datums):
-        length = padded_length(datum.length, max_length, angles_change_behind)
+        length = padded_length(datum.length, max_length, angles_change_after)
         kinds.setdefault(_kind(index, datum, length, packs=packs), []).append(index)
     return [
         _microbatch(kind, group, datums)
@@ -149,10 +158,10 @@ def plan_microbatches(
 
 
 def _kind(index: int, datum: Datum, length: int, *, packs: bool) -> _Kind:
-    """`length`: the datum's, padded."""
+    """Return a datum's kind. `length` is its padded length."""
     shape = datum.loss_inputs[TARGETS].shape
     targets = shape[1] if len(shape) == 2 else None
-    if datum.images:  # what a vision tower adds is the model's own: no padding, no company
+    if datum.images:  # a vision tower's features allow neither padding nor other datums
         return _Kind(datum.length, datum.length, targets, alone=index)
     if packs and datum.length < PACKED_BELOW_TOKENS:
         return _Kind(PRODUCT_TOKENS[datum.length >= PRODUCT_TOKENS[1]], None, targets)
@@ -160,13 +169,13 @@ def _kind(index: int, datum: Datum, length: int, *, packs: bool) -> _Kind:
 
 
 def _groups(indices: Sequence[int], lengths: Sequence[int], token_budget: int) -> Sequence[Sequence[int]]:
-    """The longest first, each into the first open group that has room: fewer and fuller ones than in their order.
+    """Group datums, the longest first, each into the first open group with room.
 
-    A group's indices are in order.
+    This gives fewer and fuller groups than the datums' own order. The indices of a group are sorted.
     """
     groups: list[_Group] = []
-    for length, index in sorted(zip(lengths, indices, strict=True), key=lambda one: -one[0]):
-        group = next((one for one in groups[-OPEN_GROUPS:] if one.has_room(length, token_budget)), None)
+    for length, index in sorted(zip(lengths, indices, strict=True), key=lambda item: -item[0]):
+        group = next((each for each in groups[-OPEN_GROUPS:] if each.has_room(length, token_budget)), None)
         if group is None:
             groups.append(group := _Group(widest=length))
         group.indices.append(index)
@@ -187,8 +196,8 @@ class _Group:
 
 def _microbatch(kind: _Kind, indices: Sequence[int], datums: Sequence[Datum]) -> Microbatch:
     if kind.length is not None:
-        lengths, sees = (kind.length,) * len(indices), kind.alone is not None
-        shape = MicrobatchShape(lengths, kind.product_tokens, targets=kind.targets, sees=sees)
+        lengths, has_images = (kind.length,) * len(indices), kind.alone is not None
+        shape = MicrobatchShape(lengths, kind.product_tokens, targets=kind.targets, has_images=has_images)
         return Microbatch(shape, tuple(indices))
     ordered = sorted(indices, key=lambda index: datums[index].length)
     lengths = tuple(datums[index].length for index in ordered)
@@ -200,7 +209,7 @@ def pad(
     datums: Sequence[Datum],
     loss_inputs: Sequence[Mapping[str, NDArray[np.float32] | NDArray[np.int64]]],
 ) -> MicrobatchArrays:
-    """The microbatch's arrays. Both sequences cover the whole operation, by datum index."""
+    """Return the microbatch's arrays. Both sequences cover the whole operation, by datum index."""
     shape = microbatch.shape
     plane = (shape.rows, shape.width)
     target_plane = plane if shape.targets is None else (*plane, shape.targets)
@@ -220,7 +229,7 @@ def pad(
 
 
 def check_tokens(datums: Sequence[Datum], *, vocab_size: int, max_length: int) -> None:
-    """Refuses what no engine can run: no datums, empty or too long ones, ids outside the vocabulary."""
+    """Raise UserError for no datums, for empty or too long ones, and for ids outside the vocabulary."""
     if not datums:
         raise UserError("The call holds no datums; send at least one.")
     for index, datum in enumerate(datums):
@@ -228,7 +237,7 @@ def check_tokens(datums: Sequence[Datum], *, vocab_size: int, max_length: int) -
             raise UserError(f"Datum {index} has no tokens; every datum needs at least one.")
         if datum.length > max_length:
             raise UserError(
-                f"Datum {index} has {datum.length} tokens; this model takes at most {max_length}. Shorten the datum."
+                f"Datum {index} has {datum.length} tokens; the limit of this model is {max_length}. Shorten the datum."
             )
         _check_ids(datum.tokens, f"Datum {index}: model_input", vocab_size)
         _check_ids(datum.loss_inputs[TARGETS], f"Datum {index}: {TARGETS}", vocab_size)
@@ -239,8 +248,8 @@ def _check_ids(ids: NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float32],
         wrong = next(int(i) for i in ids.flat if not 0 <= i < vocab_size)
         if wrong == IGNORED_LABEL:
             raise UserError(
-                f"{what} holds {IGNORED_LABEL}; transformers marks labels that do not count with it, and Tinker masks "
-                "by weights. Send the token's own id there, and 0 in `weights` (cross_entropy) or `advantages`."
+                f"{what} holds {IGNORED_LABEL}, which transformers uses for ignored labels; Tinker masks by weights. "
+                "Send the token's id there, and 0 in `weights` (cross_entropy) or `advantages`."
             )
         raise UserError(
             f"{what} holds token id {wrong}; ids of this model are 0 to {vocab_size - 1}. "

@@ -1,4 +1,4 @@
-"""An adapter's state as files: a PEFT adapter, or a whole model with the adapter merged in."""
+"""Export of an adapter's state to files: a PEFT adapter, or a whole model with the adapter merged in."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ A_SUFFIX = ".lora_A"
 
 @dataclass(frozen=True, slots=True)
 class BaseFiles:
-    """Where a base model's weights and tokenizer lie, under which name PEFT finds it, and its computing dtype."""
+    """The directory of a base model's files, the name by which PEFT finds it, and its computing dtype."""
 
     directory: Path
     name: str
@@ -34,7 +34,7 @@ class BaseFiles:
 
 
 def export_adapter(base: BaseFiles, state: AdapterState, target: Path, layout: ExportLayout) -> None:
-    """Writes into the existing directory `target`."""
+    """Write the adapter into the existing directory `target`."""
     if layout == "peft":
         interleaved = _interleaved_experts(base.directory) if expert_modules(state.tensors) else frozenset()
         peft_layout.write_adapter(target, state.lora, state.tensors, base.name, interleaved=interleaved)
@@ -43,7 +43,7 @@ def export_adapter(base: BaseFiles, state: AdapterState, target: Path, layout: E
 
 
 def _interleaved_experts(directory: Path) -> frozenset[str]:
-    """Those of a model, made without weights, in whose weights gate and up lie by turns."""
+    """Return the experts whose gate and up are interleaved in one weight, from a model without weights."""
     model = skeleton(AutoConfig.from_pretrained(directory))
     return frozenset(
         name
@@ -53,7 +53,7 @@ def _interleaved_experts(directory: Path) -> frozenset[str]:
 
 
 def _export_merged(base: BaseFiles, state: AdapterState, target: Path) -> None:
-    """Merges into a second copy of the base, whole and dense, because the loaded one serves other adapters."""
+    """Merge into a second, dense copy of the base, because the loaded one serves other adapters."""
     config = AutoConfig.from_pretrained(base.directory)
     model = load_to_save(auto_class(config), base.directory, config, base.dtype)
     modules = _modules(state)
@@ -77,7 +77,7 @@ def _export_merged(base: BaseFiles, state: AdapterState, target: Path) -> None:
 
 
 def _delta(state: AdapterState, module: str) -> Tensor:
-    """What an adapter adds to a weight: `[d_out, d_in]`, or `[experts, d_out, d_in]`."""
+    """Return what an adapter adds to a weight: `[d_out, d_in]`, or `[experts, d_out, d_in]`."""
     lora_A, lora_B = (torch.from_numpy(state.tensors[f"{WEIGHTS_PREFIX}{module}.lora_{part}"]) for part in "AB")
     return (state.lora.alpha / state.lora.rank) * (lora_B @ lora_A)
 
@@ -91,7 +91,7 @@ def _modules(state: AdapterState) -> list[str]:
 
 
 def _untie(model: Any) -> None:
-    """Gives the output projection a weight of its own: the adapter moved it and left the embedding alone."""
+    """Give the output projection its own weight: the adapter changes it, and not the embedding."""
     model.config.tie_word_embeddings = False
     head = model.get_submodule(UNEMBED_NAME)
     head.weight = nn.Parameter(head.weight.detach().clone())

@@ -1,13 +1,13 @@
-"""Training losses over target logprobs, once for all engines: plain sums over the tokens of a call.
+"""Training losses over target logprobs, for all engines: plain sums over the tokens of a call.
 
-Notation: `lp` logprob of the target under the current weights, `q` the sampler's (input `logprobs`),
-`A` input `advantages`, `r = exp(lp - q)`. Formulas are those of the vendor's public documentation
-(tinker-docs.thinkingmachines.ai, pages under tinker/losses/); `gspo` is GSPO-token of
-arXiv 2507.18071, section 4.3. Tokens without weight or advantage are masked before any `exp`,
-because 0 times infinity is NaN; DRO's penalty covers them all the same. Thresholds are ratios, not
-distances from 1. A per-token input beats the config, the config beats the default.
+Notation: `lp` is the logprob of the target under the current weights, `q` the sampler's (input `logprobs`), `A` the
+input `advantages`, and `r = exp(lp - q)`. Formulas are those of the vendor's public documentation
+(tinker-docs.thinkingmachines.ai, pages under tinker/losses/); `gspo` is GSPO-token of arXiv 2507.18071, section 4.3.
+Tokens without weight or advantage are masked before any `exp`, because 0 times infinity is NaN; DRO's penalty still
+covers them. Thresholds are ratios, not distances from 1. A per-token input overrides the config, and the config
+overrides the default.
 
-Beside them stands `custom`, which computes what a user's graph says (`custom_losses`).
+The loss `custom` evaluates a user's graph (`custom_losses`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STABLE_REINFORCE = "stable_reinforce"
 KL_COEFF = "kl_coeff"
 
 LARGEST_LOG_RATIO = 88.72
-"""`exp` of more than this overflows float32."""
+"""`exp` of a larger value overflows float32."""
 
 _Reduction = Callable[[Sequence[float]], float]
 _REDUCTIONS: Mapping[str, _Reduction] = {
@@ -50,7 +50,7 @@ _REDUCTIONS: Mapping[str, _Reduction] = {
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """`loss` per target (shape of `lp`), and metrics per row `[rows]` by `name:reduction` (sum, mean, min, max)."""
+    """The `loss` per target (shape of `lp`), and metrics per row `[rows]` by `name:reduction` (sum, mean, min, max)."""
 
     loss: Tensor
     metrics: Mapping[str, Tensor]
@@ -58,7 +58,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class _Definition:
-    """`required` and `optional` are per-token inputs, `config` names its keys and their defaults."""
+    """A loss function. `required` and `optional` are per-token inputs; `config` maps keys to defaults."""
 
     terms: Callable[[Tensor, Inputs], Terms]
     required: frozenset[str]
@@ -68,26 +68,26 @@ class _Definition:
 
 
 def _cross_entropy(lp: Tensor, inputs: Inputs) -> Terms:
-    """`-w * lp`; weights may be negative and of any size."""
+    """Return `-w * lp`. Weights may be negative and of any size."""
     weights = inputs["weights"]
     active = weights != 0
     return Terms(-weights * torch.where(active, lp, 0.0), {"tokens:sum": _per_row(active)})
 
 
 def _importance_sampling(lp: Tensor, inputs: Inputs) -> Terms:
-    """`-r * A`."""
+    """Return `-r * A`."""
     active, ratio = _ratio(lp, inputs)
     return Terms(-ratio * inputs["advantages"], _policy_metrics(lp, inputs, active))
 
 
 def _ppo(lp: Tensor, inputs: Inputs) -> Terms:
-    """`-min(r * A, clip(r, low, high) * A)`."""
+    """Return `-min(r * A, clip(r, low, high) * A)`."""
     active = inputs["advantages"] != 0
     return _clipped_surrogate(lp, inputs, active, torch.where(active, lp - inputs["logprobs"], 0.0))
 
 
 def _cispo(lp: Tensor, inputs: Inputs) -> Terms:
-    """`-stop_grad(clip(r, low, high)) * A * lp`."""
+    """Return `-stop_grad(clip(r, low, high)) * A * lp`."""
     active, ratio = _ratio(lp.detach(), inputs)
     clipped = torch.clamp(ratio, inputs[LOW], inputs[HIGH])
     metrics = _policy_metrics(lp, inputs, active) | {"clipped:sum": _per_row(active & (clipped != ratio))}
@@ -95,33 +95,34 @@ def _cispo(lp: Tensor, inputs: Inputs) -> Terms:
 
 
 def _stable_reinforce(lp: Tensor, inputs: Inputs) -> Terms:
-    """As cispo, and `kl_coeff / 2 * (lp - q)^2` for each token with an advantage: our reading, since none is public.
+    """Return the cispo loss plus `kl_coeff / 2 * (lp - q)^2` for each token with an advantage.
 
-    The penalty is the second-order estimate of the KL divergence between sampler and model (k2 of
-    joschu.net/blog/kl-approx.html), which is never negative and pulls by `kl_coeff * (lp - q)`.
+    This is our interpretation, since there is no public definition. The penalty is the second-order estimate of the KL
+    divergence between sampler and model (k2 of joschu.net/blog/kl-approx.html). It is never negative, and its gradient
+    is `kl_coeff * (lp - q)`.
     """
     surrogate = _cispo(lp, inputs)
-    # Of a coefficient of 0 nothing is left, also where the square has no room in 32 bits.
+    # A coefficient of 0 must give 0 even if the square overflows float32.
     penalised = (inputs["advantages"] != 0) & (inputs[KL_COEFF] != 0)
     gap = torch.where(penalised, lp - inputs["logprobs"], 0.0)
     return Terms(surrogate.loss + 0.5 * inputs[KL_COEFF] * gap**2, surrogate.metrics)
 
 
 def _gspo(lp: Tensor, inputs: Inputs) -> Terms:
-    """As ppo, with the sequence's ratio `exp(mean over sequence_ratio_mask of (lp - q))` for every token.
+    """Return the ppo loss with the sequence's ratio `exp(mean over sequence_ratio_mask of (lp - q))` for every token.
 
-    Its value is one per row, its gradient flows through each token's own `lp`.
+    Each row has one ratio; its gradient flows through each token's `lp`.
     """
     active = inputs["advantages"] != 0
     averaged = inputs["sequence_ratio_mask"] != 0
     log_ratio = torch.where(averaged, lp.detach() - inputs["logprobs"], 0.0)
     mean = log_ratio.sum(1, keepdim=True) / averaged.sum(1, keepdim=True).clamp(min=1)
-    own = torch.where(active & (lp > -math.inf), lp, 0.0)  # minus infinity less itself is NaN
+    own = torch.where(active & (lp > -math.inf), lp, 0.0)  # -inf minus -inf is NaN
     return _clipped_surrogate(lp, inputs, active, torch.where(active, mean + (own - own.detach()), 0.0))
 
 
 def _dro(lp: Tensor, inputs: Inputs) -> Terms:
-    """`-(lp * A - beta / 2 * (lp - q)^2)`; the penalty covers every token of the datum."""
+    """Return `-(lp * A - beta / 2 * (lp - q)^2)`. The penalty covers every token of the datum."""
     covered = torch.where(inputs[VALID], lp, 0.0)
     objective = covered * inputs["advantages"] - 0.5 * inputs["beta"] * (covered - inputs["logprobs"]) ** 2
     active = inputs["advantages"] != 0
@@ -134,7 +135,7 @@ def _ratio(lp: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def _clipped_surrogate(lp: Tensor, inputs: Inputs, active: Tensor, log_ratio: Tensor) -> Terms:
-    # The minimum discards an infinite ratio, but passes a gradient of 0 back through `exp`: 0 times infinity is NaN.
+    # The minimum discards an infinite ratio, but its gradient of 0 passes through `exp`: 0 times infinity is NaN.
     overflows = (log_ratio > LARGEST_LOG_RATIO) & (inputs["advantages"] > 0)
     ratio = torch.where(overflows, inputs[HIGH], torch.exp(torch.where(overflows, 0.0, log_ratio)))
     free = ratio * inputs["advantages"]
@@ -144,7 +145,10 @@ def _clipped_surrogate(lp: Tensor, inputs: Inputs, active: Tensor, log_ratio: Te
 
 
 def _policy_metrics(lp: Tensor, inputs: Inputs, active: Tensor) -> dict[str, Tensor]:
-    """`sampler_kl` is the sum of `q - lp`, `sampler_gap` the largest `|lp - q|`, over tokens with an advantage."""
+    """Return metrics over tokens with an advantage.
+
+    `sampler_kl` is the sum of `q - lp`, and `sampler_gap` the largest `|lp - q|`.
+    """
     with torch.no_grad():
         gap = torch.where(active, inputs["logprobs"] - lp, 0.0)
         return {
@@ -175,25 +179,25 @@ _DEFINITIONS: Mapping[str, _Definition] = {
 
 
 def loss_names(*, map_stable_reinforce: bool = True, custom: bool = False) -> tuple[str, ...]:
-    """The losses a client may ask for; `custom` ones where the engine runs them."""
+    """Return the losses that clients may use; with `custom`, including custom losses."""
     names = tuple(name for name in _DEFINITIONS if map_stable_reinforce or name != STABLE_REINFORCE)
     return (*names, CUSTOM_LOSS) if custom else names
 
 
 def _definition_of(name: str, *, map_stable_reinforce: bool) -> _Definition:
-    """Raises UserError on a name that is not known, or not allowed."""
+    """Return a loss's definition. Raises UserError for an unknown or disabled name."""
     known = loss_names(map_stable_reinforce=map_stable_reinforce)
     if name not in known:
-        raise UserError(f"Unknown loss {name!r}. This server has {', '.join(known)}.")
+        raise UserError(f"Unknown loss {name!r}. Supported are {', '.join(known)}.")
     return _DEFINITIONS[name]
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedLoss:
-    """A call's loss, its config checked and its datums' inputs complete.
+    """A call's loss, with a checked config and complete inputs.
 
-    `arrays[i]` holds datum i's per-token inputs, float32 of its targets' shape; nothing is missing. Those of a custom
-    loss, whose `program` is set, may be int64, and have other columns than the targets.
+    `arrays[i]` holds datum i's per-token inputs, float32 of its targets' shape. Inputs of a custom loss, whose
+    `program` is set, may be int64 and have other columns than the targets.
     """
 
     name: str
@@ -202,9 +206,9 @@ class PreparedLoss:
     program: Program | None = None
 
     def __call__(self, lp: Tensor, inputs: Inputs) -> Terms:
-        """`lp` float32 `[rows, length]` or `[rows, length, K]`; `inputs` likewise, plus `valid` bool.
+        """Compute the loss for `lp` float32 `[rows, length]` or `[rows, length, K]`.
 
-        Padding must be 0 in every input and False in `valid`.
+        `inputs` have the same shape, plus `valid` bool. Padding must be 0 in every input and False in `valid`.
         """
         if self.program is not None:
             found = row_losses(self.program, lp, inputs, inputs[VALID])
@@ -213,18 +217,18 @@ class PreparedLoss:
         return _DEFINITIONS[self.name].terms(lp, {**config, **inputs})
 
     def without_arrays(self) -> PreparedLoss:
-        """For where the inputs come by themselves, as parts of a batch."""
+        """Return the loss without inputs, for batches that carry them."""
         return replace(self, arrays=())
 
     def standing_metrics(self) -> dict[str, float]:
-        """Says aloud, with every result, that another loss stood in for the one asked for."""
+        """Return a metric that reports that another loss was used in place of the requested one."""
         return {"stable_reinforce_as_cispo:max": 1.0} if self.name == STABLE_REINFORCE else {}
 
 
 def prepare_loss(
     spec: LossSpec, datums: Sequence[Datum], *, map_stable_reinforce: bool = True, custom: bool = False
 ) -> PreparedLoss:
-    """Checks a call's loss, config and inputs. Raises UserError naming the datum and the key."""
+    """Check a call's loss, config and inputs. Raises UserError with the datum and the key."""
     if spec.name == CUSTOM_LOSS:
         return _prepare_custom(spec, datums, runs_here=custom)
     definition = _definition_of(spec.name, map_stable_reinforce=map_stable_reinforce)
@@ -236,8 +240,8 @@ def prepare_loss(
 def _prepare_custom(spec: LossSpec, datums: Sequence[Datum], *, runs_here: bool) -> PreparedLoss:
     if not runs_here:
         raise UserError(
-            "This model's engine runs no custom losses. Pass the function itself to forward_backward_custom: then it "
-            "runs on the client."
+            "This model's engine does not support custom losses. Pass the function itself to "
+            "forward_backward_custom, which runs it on the client."
         )
     program = program_for(spec)
     for index, datum in enumerate(datums):
@@ -249,7 +253,7 @@ def _prepare_custom(spec: LossSpec, datums: Sequence[Datum], *, runs_here: bool)
 
 @dataclass(frozen=True, slots=True)
 class DatumResult:
-    """Logprobs float32 of the shape of the datum's targets, its loss, and the loss's metrics by `name:reduction`."""
+    """Float32 logprobs of the shape of the datum's targets, its loss, and its metrics by `name:reduction`."""
 
     logprobs: NDArray[np.float32]
     loss: float
@@ -257,7 +261,7 @@ class DatumResult:
 
 
 def outcome_of(work: Work, loss: PreparedLoss, results: Sequence[DatumResult]) -> Outcome:
-    """What a call answers, from what was computed for each of its datums, in their order."""
+    """Build a call's outcome from the results of its datums, in order."""
     metrics = {"loss:sum": sum(result.loss for result in results)}
     tokens = sum(datum.length for datum in work.datums)
     for name in results[0].metrics:
@@ -287,7 +291,7 @@ def _checked_config(spec: LossSpec, definition: _Definition) -> dict[str, float]
     if config.get(KL_COEFF, 0.0) < 0:
         raise UserError(
             f"loss_fn_config['{KL_COEFF}'] of {spec.name} is {config[KL_COEFF]}, which would reward distance from the "
-            "sampler, without bound; it must be 0 or more."
+            "sampler without bound; it must be 0 or more."
         )
     return config
 
@@ -342,7 +346,7 @@ def _completed(
     definition: _Definition,
     config: Mapping[str, float],
 ) -> dict[str, NDArray[np.float32]]:
-    """Fills optional inputs, so that a microbatch of mixed datums has each of them for every row."""
+    """Add missing optional inputs, so that a microbatch of mixed datums has each of them for every row."""
     if "weights" in definition.optional:
         arrays.setdefault("weights", np.ones(shape, np.float32))
     if "sequence_ratio_mask" in definition.optional:

@@ -1,4 +1,9 @@
-"""PEFT's file format for a LoRA adapter, without torch: what `peft.PeftModel.from_pretrained` reads."""
+"""PEFT's file format for LoRA adapters, without torch: what `peft.PeftModel.from_pretrained` reads.
+
+The adapters of a mixture's experts are converted to the layouts of other programs: fused as PEFT has them, or one
+expert at a time. Our own layout is Tinker's: `<experts>.w1`, `.w3` and `.w2` of three dimensions, where all experts
+share the factor at the model's hidden size (torch_model/experts.py).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from tinsmith_trainer.engines.tensor_files import tensor_file, tensors_of
 
 GATE, UP, DOWN = "w1", "w3", "w2"
 FORMER_NAMES = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
-"""What PEFT takes for a projection of an expert in the layout of transformers 4, wherever in the model it is."""
+"""Names that PEFT takes for projections of experts in the layout of transformers 4, anywhere in the model."""
 GATED_NAMES = {GATE: "gate_proj", UP: "up_proj", DOWN: "down_proj"}
 UNGATED_NAMES = {GATE: "up_proj", DOWN: "down_proj"}
 
@@ -27,7 +32,7 @@ Tensors = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class FusedExperts:
-    """PEFT's: tensors by module, and what its configuration has to say about the parameters they are of.
+    """PEFT's fused adapters of experts: tensors by module, and the configuration of their parameters.
 
     Gate and up are one parameter of twice the rank, and a factor that experts share is repeated for each.
     """
@@ -39,15 +44,15 @@ class FusedExperts:
 
 
 def expert_modules(tensors: Tensors) -> list[str]:
-    """Names of the layers' experts in an adapter, `<module>.lora_A|B` by name."""
+    """Return the names of the layers' experts in an adapter's tensors, `<module>.lora_A|B` by name."""
     return sorted({name.rsplit(".", 2)[0] for name, tensor in tensors.items() if tensor.ndim == 3})
 
 
 def peft_targets(modules: Iterable[str], *, has_experts: bool) -> tuple[list[str], list[str]]:
-    """`target_modules` and `target_parameters` of linear layers.
+    """Return `target_modules` and `target_parameters` of linear layers.
 
-    In a model with experts PEFT would look for all layers of the former names among these: as parameters it leaves
-    them where they are (peft.utils.transformers_weight_conversion, 0.21).
+    In a model with experts, PEFT would search for all layers with the former names among the target modules. As
+    parameters they stay where they are (peft.utils.transformers_weight_conversion, 0.21).
     """
     named = list(modules)
     moved = {name for name in named if has_experts and name.rpartition(".")[2] in FORMER_NAMES}
@@ -55,13 +60,16 @@ def peft_targets(modules: Iterable[str], *, has_experts: bool) -> tuple[list[str
 
 
 def fused(tensors: Tensors, rank: int, alpha: float, interleaved: Container[str]) -> FusedExperts:
-    """`interleaved`: the experts whose gate and up lie by turns in one weight, not one behind the other."""
+    """Convert adapters of experts to PEFT's fused layout.
+
+    `interleaved` are the experts whose gate and up alternate in one weight.
+    """
     layout = FusedExperts({}, [], {}, {})
     for name in expert_modules(tensors):
         present = [part for part in (GATE, UP, DOWN) if _has(tensors, f"{name}.{part}")]
         parts = {part: _whole(tensors, f"{name}.{part}") for part in present}
         is_gated = UP in parts
-        up = _gate_and_up(parts[GATE], parts[UP], by_turns=name in interleaved) if is_gated else parts[GATE]
+        up = _gate_and_up(parts[GATE], parts[UP], is_interleaved=name in interleaved) if is_gated else parts[GATE]
         # PEFT wraps one parameter around the other: the last is the outermost.
         layout.tensors.update({f"{name}.base_layer.{key}": flat for key, flat in _flat(*up)})
         layout.tensors.update({f"{name}.{key}": flat for key, flat in _flat(*parts[DOWN])})
@@ -73,7 +81,10 @@ def fused(tensors: Tensors, rank: int, alpha: float, interleaved: Container[str]
 
 
 def one_by_one(tensors: Tensors) -> dict[str, Array]:
-    """With two dimensions each, `<experts>.<number>.gate_proj.lora_A` and so on; other tensors as they are."""
+    """Split adapters of experts into `<experts>.<number>.gate_proj.lora_A` and so on, of two dimensions.
+
+    Other tensors are returned unchanged.
+    """
     experts = expert_modules(tensors)
     found = {name: tensor for name, tensor in tensors.items() if tensor.ndim != 3}
     for name in experts:
@@ -90,7 +101,7 @@ def _has(tensors: Tensors, module: str) -> bool:
 
 
 def _whole(tensors: Tensors, module: str) -> tuple[Array, Array]:
-    """A `[experts, rank, d_in]` and B `[experts, d_out, rank]`, the shared one repeated."""
+    """Return A `[experts, rank, d_in]` and B `[experts, d_out, rank]`, with the shared factor repeated."""
     lora_A, lora_B = tensors[f"{module}.lora_A"], tensors[f"{module}.lora_B"]
     experts = max(len(lora_A), len(lora_B))
     return _for_each(lora_A, experts), _for_each(lora_B, experts)
@@ -100,19 +111,19 @@ def _for_each(matrix: Array, experts: int) -> Array:
     return np.broadcast_to(matrix, (experts, *matrix.shape[1:]))
 
 
-def _gate_and_up(gate: tuple[Array, Array], up: tuple[Array, Array], *, by_turns: bool) -> tuple[Array, Array]:
-    """One adapter of twice the rank, of which each half adds to its own rows."""
+def _gate_and_up(gate: tuple[Array, Array], up: tuple[Array, Array], *, is_interleaved: bool) -> tuple[Array, Array]:
+    """Return one adapter of twice the rank, each half of which adds to its own rows."""
     (gate_A, gate_B), (up_A, up_B) = gate, up
     experts, width, rank = gate_B.shape
     both = np.zeros((experts, 2 * width, 2 * rank), np.float32)
-    of_gate, of_up = (slice(0, None, 2), slice(1, None, 2)) if by_turns else (slice(width), slice(width, None))
+    of_gate, of_up = (slice(0, None, 2), slice(1, None, 2)) if is_interleaved else (slice(width), slice(width, None))
     both[:, of_gate, :rank] = gate_B
     both[:, of_up, rank:] = up_B
     return np.concatenate([gate_A, up_A], 1), both
 
 
 def _flat(lora_A: Array, lora_B: Array) -> Iterator[tuple[str, Array]]:
-    """PEFT's: A `[experts * rank, d_in]`, B `[d_out, rank * experts]` (peft.tuners.lora.layer.ParamWrapper)."""
+    """Yield PEFT's A `[experts * rank, d_in]` and B `[d_out, rank * experts]` (peft.tuners.lora.layer.ParamWrapper)."""
     yield "lora_A", np.ascontiguousarray(lora_A.reshape(-1, lora_A.shape[2]))
     yield "lora_B", np.ascontiguousarray(lora_B.transpose(1, 2, 0).reshape(lora_B.shape[1], -1))
 
@@ -124,9 +135,9 @@ _STATE_PREFIX = "weights/"
 
 
 def encode_adapter(lora: LoraSpec, tensors: Tensors, base_model: str) -> dict[str, Pieces]:
-    """File name to content, from an adapter state's `weights/<module>.lora_A|B` tensors, which are not copied.
+    """Return file contents by name, from a state's `weights/<module>.lora_A|B` tensors, which are not copied.
 
-    `base_model` is the name or path that PEFT will look the base model up by.
+    `base_model` is the name or path by which PEFT finds the base model.
     """
     weights = _weights(tensors)
     return _encoded(weights, _config(lora, _modules(weights), base_model))
@@ -135,7 +146,7 @@ def encode_adapter(lora: LoraSpec, tensors: Tensors, base_model: str) -> dict[st
 def write_adapter(
     folder: Path, lora: LoraSpec, tensors: Tensors, base_model: str, *, interleaved: Container[str] = ()
 ) -> None:
-    """For PEFT, into an existing folder; not synced. `interleaved`: as `expert_layouts.fused` takes it."""
+    """Write an adapter for PEFT into an existing folder, without fsync. `interleaved`: see `fused`."""
     weights = _weights(tensors)
     experts = fused(weights, lora.rank, lora.alpha, interleaved)
     linears = {name: tensor for name, tensor in weights.items() if tensor.ndim == 2}
@@ -151,13 +162,13 @@ def write_adapter(
 
 
 def write_each_expert(folder: Path, lora: LoraSpec, tensors: Tensors, base_model: str) -> None:
-    """For a server that keeps a mixture's experts apart, into an existing folder; not synced."""
+    """Write an adapter with separate experts into an existing folder, without fsync."""
     weights = one_by_one(_weights(tensors))
     _write(folder, _encoded(weights, _config(lora, _modules(weights), base_model)))
 
 
 def _weights(tensors: Tensors) -> dict[str, NDArray[np.float32]]:
-    """By `<module>.lora_A|B`."""
+    """Return the weights by `<module>.lora_A|B`."""
     return {
         name.removeprefix(_STATE_PREFIX): value for name, value in tensors.items() if name.startswith(_STATE_PREFIX)
     }
@@ -181,7 +192,7 @@ def _write(folder: Path, files: Mapping[str, Pieces]) -> None:
 
 
 def decode_weights(content: bytes | memoryview) -> dict[str, NDArray[np.float32]]:
-    """The inverse for the weights file: views of its content, by the adapter state's names."""
+    """Return views of the content of a weights file, by the adapter state's names."""
     return {_state_name(key): tensor for key, tensor in tensors_of(content).items()}
 
 

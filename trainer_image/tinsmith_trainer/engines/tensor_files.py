@@ -1,7 +1,7 @@
-"""safetensors files without a copy of their tensors, and byte for byte what that library would write.
+"""Safetensors files written without a copy of their tensors, byte for byte as that library would write them.
 
-The library makes the whole file in memory, twice. Here the header is worked out from names and shapes, and the rest of
-the file are views of the tensors where they are. Read, tensors are views of the file's content.
+The library builds the whole file in memory, twice. Here the header is computed from names and shapes, and the rest of
+the file consists of views of the tensors. Tensors that are read are views of the file's content.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from tinsmith_trainer.disk.durable_files import Pieces
 
 HEADER_ALIGNMENT_BYTES = 8
 SIZE_BYTES = 8
-"""Of the number before the header, which is the header's own size."""
+"""The size of the number at the file's beginning, which is the size of the header."""
 TENSOR_ALIGNMENT_BYTES = 64
-"""BLAS may choose its kernel by alignment, and with it the bits of a product."""
+"""BLAS may choose its kernel by alignment, which changes the bits of a product."""
 
 
 def tensor_file(tensors: Mapping[str, NDArray[np.float32]], metadata: Mapping[str, str]) -> Pieces:
-    """A file of float32 tensors. They must not change until it has been written."""
+    """Return a file of float32 tensors. They must not change until it has been written."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     content: list[memoryview] = []
     end = 0
     for name, tensor in sorted(tensors.items()):
         if tensor.dtype != np.float32:
-            raise TypeError(f"{name} is of {tensor.dtype}; states are of float32")
+            raise TypeError(f"{name} has dtype {tensor.dtype}; states are float32")
         begin, end = end, end + tensor.nbytes
         header[name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": (begin, end)}
         content.append(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
@@ -42,7 +42,7 @@ def _encoded(header: Mapping[str, object]) -> bytes:
 
 
 def tensors_of(content: bytes | memoryview) -> dict[str, NDArray[np.float32]]:
-    """Of a file that `tensor_file` made: views of its content."""
+    """Return the tensors of a file that `tensor_file` made, as views of its content."""
     begin = header_end(bytes(content[:SIZE_BYTES]))
     header = json.loads(bytes(content[SIZE_BYTES:begin]))
     tensors = {}
@@ -55,12 +55,12 @@ def tensors_of(content: bytes | memoryview) -> dict[str, NDArray[np.float32]]:
 
 
 def header_end(head: bytes) -> int:
-    """Where the tensors begin in a file, by its first bytes."""
+    """Return the offset of the tensors in a file, from its first bytes."""
     return SIZE_BYTES + int.from_bytes(head[:SIZE_BYTES], "little")
 
 
 def aligned_memory(size_bytes: int, aligned_at: int = 0) -> memoryview:
-    """New memory, whose byte at this offset is aligned as tensors are. numpy asks for huge pages."""
+    """Return new memory whose byte `aligned_at` is aligned like tensors. numpy uses huge pages."""
     memory = np.empty(size_bytes + TENSOR_ALIGNMENT_BYTES, np.uint8)
     begin = -(memory.ctypes.data + aligned_at) % TENSOR_ALIGNMENT_BYTES
     return memory[begin : begin + size_bytes].data
@@ -71,5 +71,5 @@ def is_aligned(tensor: NDArray[np.float32]) -> bool:
 
 
 def memory_for_tensors(head: bytes, size_bytes: int) -> memoryview:
-    """For the content of a file of tensors, of which the first is aligned, and the others where sizes allow it."""
+    """Return memory for a file whose first tensor is aligned, and the others if their sizes allow it."""
     return aligned_memory(size_bytes, header_end(head))

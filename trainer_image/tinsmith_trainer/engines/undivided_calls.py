@@ -1,7 +1,7 @@
 """Calls of backends that do not divide a Work: all of it is one microbatch.
 
-Where gradients are in the accumulator as soon as they are computed, only the end of a call may compute them, so that
-one that is dropped before leaves no trace.
+These backends write gradients to the accumulator as soon as they compute them. So the computation happens in `finish`,
+and a call that is dropped before has no effect.
 """
 
 from __future__ import annotations
@@ -13,51 +13,53 @@ from typing import Generic, TypeVar, cast
 
 from typing_extensions import override
 
-from tinsmith_trainer.engines.base import Call, Computer, Outcome, Work
+from tinsmith_trainer.engines.base import Call, CallRunner, Outcome, Work
 
 Prepared = TypeVar("Prepared")
 
 
 @dataclass(slots=True, eq=False)
-class WholeCall(Call, Generic[Prepared]):
+class UndividedCall(Call, Generic[Prepared]):
+    """A call that is computed as a whole by `finish`. `ready`: it was advanced."""
+
     work: Work
     prepared: Prepared
-    is_due: bool = False
+    ready: bool = False
 
     @property
     @override
     def next_tokens(self) -> int:
-        return 0 if self.is_due else max(1, sum(datum.length for datum in self.work.datums))
+        return 0 if self.ready else max(1, sum(datum.length for datum in self.work.datums))
 
 
-class ComputesWhole(Computer, Generic[Prepared]):
-    """For backends that can `prepare` a Work, and `compute` it into the accumulator. Both raise TrainerError."""
+class UndividedCallRunner(CallRunner, Generic[Prepared]):
+    """A base for backends that `prepare` a Work and `compute` it into the accumulator. Both raise TrainerError."""
 
     @abstractmethod
     def prepare(self, work: Work) -> Prepared:
-        """Refuses what cannot be computed."""
+        """Check the work, and refuse what cannot be computed."""
 
     @abstractmethod
     def compute(self, work: Work, prepared: Prepared) -> Outcome: ...
 
     @override
     def start(self, work: Work) -> Call:
-        return WholeCall(work, self.prepare(work))
+        return UndividedCall(work, self.prepare(work))
 
     @override
-    def room_beside(self, call: Call) -> int:
+    def cobatch_room(self, call: Call) -> int:
         return 0
 
     @override
-    def together(self, calls: Sequence[Call]) -> Sequence[Call]:
+    def cobatch(self, calls: Sequence[Call]) -> Sequence[Call]:
         return calls[:1]
 
     @override
     def advance(self, calls: Sequence[Call]) -> None:
         for call in calls:
-            cast("WholeCall[Prepared]", call).is_due = True
+            cast("UndividedCall[Prepared]", call).ready = True
 
     @override
     def finish(self, call: Call) -> Outcome:
-        whole = cast("WholeCall[Prepared]", call)
+        whole = cast("UndividedCall[Prepared]", call)
         return self.compute(whole.work, whole.prepared)

@@ -17,7 +17,7 @@ from tinsmith_trainer.process.output import make_console
 if TYPE_CHECKING:
     from tinsmith_trainer.parity.sides import Compared
 
-BEYOND, MISUSED = 1, 2
+EXIT_DIFFERENT, EXIT_MISUSED = 1, 2
 
 
 def parity(
@@ -50,10 +50,10 @@ def parity(
             choices = [parse_choice(text) for text in engine]
             options = [options_of(choice, model=directory, rank=rank) for choice in choices]
             compared = run_gate(choices, options, steps=steps, rank=rank, seed=seed)
-            agreed = [_tell(f"{engine[0]} beside {each.other.text}", each, rank, seed, atol) for each in compared]
+            agreed = [_report(f"{engine[0]} beside {each.other.text}", each, rank, seed, atol) for each in compared]
         except (ValueError, UsageError, TrainerError) as error:
             _fail(str(error))
-    raise typer.Exit(0 if all(agreed) else BEYOND)
+    raise typer.Exit(0 if all(agreed) else EXIT_DIFFERENT)
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def _model_or_tiny(model: str | None) -> Iterator[str]:
         yield str(make_tiny_model(Path(directory)))
 
 
-def _tell(sides: str, compared: Compared, rank: int, seed: int, tolerance: float) -> bool:
+def _report(sides: str, compared: Compared, rank: int, seed: int, tolerance: float) -> bool:
     """Prints the table and what is beyond the tolerance; whether nothing is."""
     from tinsmith_trainer.parity.compare import draw, first_beyond, sentence
 
@@ -100,7 +100,7 @@ def _tell(sides: str, compared: Compared, rank: int, seed: int, tolerance: float
 
 def _fail(sentence: str) -> NoReturn:
     make_console(stderr=True).print(f"tinsmith parity: {sentence}")
-    raise typer.Exit(MISUSED)
+    raise typer.Exit(EXIT_MISUSED)
 
 
 if __name__ == "__main__":

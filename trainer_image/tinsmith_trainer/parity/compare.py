@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
-from tinsmith_trainer.parity.plan import Plan
+from tinsmith_trainer.parity.plan import ParityPlan
 
 Arrays = Mapping[str, NDArray[np.float32]] | Mapping[str, NDArray[np.float64]]
 
@@ -74,7 +74,7 @@ def first_beyond(differences: Sequence[Difference], tolerance: float) -> list[Di
     return list(found.values())
 
 
-def draw(title: str, plan: Plan, differences: Sequence[Difference], tolerance: float) -> Table:
+def draw(title: str, plan: ParityPlan, differences: Sequence[Difference], tolerance: float) -> Table:
     """A row per step, the fresh adapter first, with the largest difference of each quantity. 80 columns hold it."""
     table = Table(
         title=title, caption=f"largest differences; more than {tolerance:g} is too much", title_justify="left"

@@ -35,35 +35,35 @@ ADAM = (
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ParityCall:
     loss: LossSpec
     datums: Sequence[Datum]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ParityStep:
     """Forward-backward calls that add up, and the step that they end in."""
 
-    calls: Sequence[Call]
+    calls: Sequence[ParityCall]
     adam: AdamParams
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ParityPlan:
     lora: LoraSpec
-    steps: Sequence[Step]
+    steps: Sequence[ParityStep]
 
 
-def plan_steps(*, steps: int, rank: int, seed: int, vocab_size: int, max_length: int) -> Plan:
-    """The same for the same arguments. Sampler logprobs are noise around 0 until `around` moves them."""
+def plan_steps(*, steps: int, rank: int, seed: int, vocab_size: int, max_length: int) -> ParityPlan:
+    """The same for the same arguments. Sampler logprobs are noise around 0 until `with_noise_around` moves them."""
     draw = np.random.default_rng(seed)
     longest = min(LONGEST_DATUM, max_length)
-    return Plan(
+    return ParityPlan(
         LoraSpec(rank, ALPHA, seed),
         [
-            Step(
+            ParityStep(
                 [
-                    Call(LossSpec(loss), _datums(draw, step, loss, count, vocab_size, longest))
+                    ParityCall(LossSpec(loss), _datums(draw, step, loss, count, vocab_size, longest))
                     for loss, count in CALLS[step % len(CALLS)]
                 ],
                 ADAM[step % len(ADAM)],
@@ -96,7 +96,7 @@ def _inputs(draw: np.random.Generator, loss: str, shape: tuple[int, ...]) -> dic
     }
 
 
-def around(call: Call, logprobs: Sequence[NDArray[np.float32]]) -> Call:
+def with_noise_around(call: ParityCall, logprobs: Sequence[NDArray[np.float32]]) -> ParityCall:
     """The call with its sampler logprobs scattered around those of the base model, by datum, as a sampler's are."""
     if call.loss.name == CROSS_ENTROPY:
         return call

@@ -20,11 +20,11 @@ from tinsmith_trainer.engines import adapters
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, Datum, LoraSpec, Outcome, Work
 from tinsmith_trainer.engines.losses import TARGETS, VALID, LossArrays, PreparedLoss, Terms, prepare_loss
 from tinsmith_trainer.engines.peft_layout import peft_targets
-from tinsmith_trainer.engines.undivided_calls import ComputesWhole
+from tinsmith_trainer.engines.undivided_calls import UndividedCallRunner
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.torch_model.architecture import auto_class
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo, model_directory
-from tinsmith_trainer.torch_model.device import place
+from tinsmith_trainer.torch_model.device import choose_device
 from tinsmith_trainer.torch_model.experts import DOWN, GATE, UP, ExpertProjection, expert_projections
 from tinsmith_trainer.torch_model.loading import describe_model, is_of_text
 from tinsmith_trainer.torch_model.lora import is_plain_linear, module_family
@@ -98,7 +98,7 @@ class _Trained:
     optimizer: torch.optim.AdamW
 
 
-class PeftReference(ComputesWhole[PreparedLoss]):
+class PeftReference(UndividedCallRunner[PreparedLoss]):
     """A `Side` for one adapter at a time; each gets a base model of its own."""
 
     def __init__(self, options: WorkerOptions) -> None:
@@ -111,7 +111,9 @@ class PeftReference(ComputesWhole[PreparedLoss]):
         return describe_model(self._options.model, self._directory, self._config)
 
     def create_adapter(self, adapter_id: str, lora: LoraSpec) -> None:
-        model = _peft_model(self._directory, self._config, place(self._options.device, self._options.dtype), lora)
+        model = _peft_model(
+            self._directory, self._config, choose_device(self._options.device, self._options.dtype), lora
+        )
         ordered = dict(sorted(_trained_parameters(model).items()))
         shapes = {name: tuple(parameter.shape) for name, parameter in ordered.items()}
         with torch.no_grad():

@@ -11,18 +11,26 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, Computer, LoraSpec, LossSpec, Outcome, Work
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, CallRunner, LoraSpec, LossSpec, Outcome, Work
 from tinsmith_trainer.engines.megatron.flags import RankFlags
 from tinsmith_trainer.options import KNOWN_ENGINES, WorkerOptions, parse_options
 from tinsmith_trainer.parity.compare import Difference, StepRecord, compare
-from tinsmith_trainer.parity.plan import CROSS_ENTROPY, TARGETS, Call, Plan, Step, around, plan_steps
+from tinsmith_trainer.parity.plan import (
+    CROSS_ENTROPY,
+    TARGETS,
+    ParityCall,
+    ParityPlan,
+    ParityStep,
+    plan_steps,
+    with_noise_around,
+)
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 ADAPTER = "parity"
 LOSS_METRIC, NORM_METRIC = "loss:sum", "grad_norm"
 
 
-class Side(Computer, Protocol):
+class Side(CallRunner, Protocol):
     """As much of an Engine as the gate needs."""
 
     def base_model(self) -> BaseModelInfo: ...
@@ -36,19 +44,19 @@ class Side(Computer, Protocol):
     def drop(self, adapter_id: str) -> None: ...
 
 
-def run(side: Side, plan: Plan) -> list[StepRecord]:
+def run(side: Side, plan: ParityPlan) -> list[StepRecord]:
     """What the side had before the first step and after each. Raises TrainerError of the first call that fails."""
     return list(_records(side, plan))
 
 
-def _records(side: Side, plan: Plan) -> Iterator[StepRecord]:
+def _records(side: Side, plan: ParityPlan) -> Iterator[StepRecord]:
     side.create_adapter(ADAPTER, plan.lora)
     yield StepRecord(_weights(side), {}, {})
     for step in plan.steps:
         yield _step(side, step)
 
 
-def _step(side: Side, step: Step) -> StepRecord:
+def _step(side: Side, step: ParityStep) -> StepRecord:
     logprobs: dict[str, NDArray[np.float32]] = {}
     losses: dict[str, float] = {}
     for call in step.calls:
@@ -60,11 +68,11 @@ def _step(side: Side, step: Step) -> StepRecord:
     return StepRecord(_weights(side), logprobs, losses, norm)
 
 
-def compute(side: Computer, work: Work) -> Outcome:
+def compute(side: CallRunner, work: Work) -> Outcome:
     """All of one work by itself. Raises TrainerError."""
     call = side.start(work)
     while call.next_tokens:
-        side.advance(side.together([call]))
+        side.advance(side.cobatch([call]))
     return side.finish(call)
 
 
@@ -72,7 +80,7 @@ def _weights(side: Side) -> Mapping[str, NDArray[np.float32]]:
     return dict(side.state(ADAPTER).weights_only().tensors)
 
 
-def with_sampler_logprobs(side: Side, plan: Plan) -> Plan:
+def with_sampler_logprobs(side: Side, plan: ParityPlan) -> ParityPlan:
     """The plan with sampler logprobs around the side's own, as those of a sampler of the base model would be.
 
     Both sides must then get this plan.
@@ -83,10 +91,10 @@ def with_sampler_logprobs(side: Side, plan: Plan) -> Plan:
     return replace(plan, steps=steps)
 
 
-def _moved(side: Side, call: Call) -> Call:
+def _moved(side: Side, call: ParityCall) -> ParityCall:
     plain = [replace(datum, loss_inputs={TARGETS: datum.loss_inputs[TARGETS]}) for datum in call.datums]
     outcome = compute(side, Work(ADAPTER, plain, LossSpec(CROSS_ENTROPY), forward_only=True))
-    return around(call, [output["logprobs"] for output in outcome.outputs])
+    return with_noise_around(call, [output["logprobs"] for output in outcome.outputs])
 
 
 REFERENCE = "peft-reference"
@@ -171,14 +179,14 @@ class Compared:
 
     other: EngineChoice
     base: BaseModelInfo
-    plan: Plan
+    plan: ParityPlan
     differences: Sequence[Difference]
 
 
 @dataclass(frozen=True, slots=True)
 class _FirstRun:
     base: BaseModelInfo
-    plan: Plan
+    plan: ParityPlan
     records: Sequence[StepRecord]
 
 
@@ -206,6 +214,6 @@ def _run_first(choice: EngineChoice, options: WorkerOptions, *, steps: int, rank
         return _FirstRun(base, plan, run(side, plan))
 
 
-def _run_other(choice: EngineChoice, options: WorkerOptions, plan: Plan) -> list[StepRecord]:
+def _run_other(choice: EngineChoice, options: WorkerOptions, plan: ParityPlan) -> list[StepRecord]:
     with opened(choice, options) as side:
         return run(side, plan)

@@ -12,7 +12,7 @@ import structlog
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
-from tinsmith_trainer.checkpoints.shared_saves import taken_from
+from tinsmith_trainer.checkpoints.shared_saves import fetch_save
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.sampling.streamed_saves import StreamedSaves, StreamFailed
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
@@ -72,7 +72,7 @@ class WeightSources:
     def _shared(self, reference: worker_pb2.AdapterRef) -> AdapterState | None:
         if self._saves_socket is None:
             return None
-        return taken_from(self._saves_socket, reference.manifest_digest, self._base.revision)
+        return fetch_save(self._saves_socket, reference.manifest_digest, self._base.revision)
 
     def _streamed(self, reference: worker_pb2.AdapterRef) -> AdapterState | None:
         if self._streams is None or not reference.HasField("source"):

@@ -1,6 +1,6 @@
-"""The class of transformers that a configuration is loaded with, and a model of it without weights.
+"""The transformers class of a configuration, a model of it without weights, and what it does to its logits.
 
-Of some whole models, such as Qwen3.5 and Llama 4, transformers loads the text model alone, with its own configuration.
+For some whole models, such as Qwen3.5 and Llama 4, transformers loads only the text model, with its own configuration.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 
 def auto_class(config: Any) -> Any:
-    """Return the class of transformers that loads a model: with its vision tower where only that is a whole one."""
+    """Return the class of transformers that loads a model; one with a vision tower only if there is no text class."""
     is_text = type(config) in AutoModelForCausalLM._model_mapping
     sees = type(config) in AutoModelForImageTextToText._model_mapping
     return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
 
 
 def architecture_of(config: Any) -> Any:
-    """Return the model's class, or None for a configuration that no causal language model has."""
+    """Return the model's class, or None if no causal language model has this configuration."""
     return auto_class(config)._model_mapping.get(type(config), None)
 
 
 def loads_text_alone(config: Any) -> bool:
-    """Tell whether the text model is loaded out of a whole model."""
+    """Return whether transformers loads only the text model of a whole model."""
     return bool(architecture_of(config).config_class is config.sub_configs.get("text_config"))
 
 
 def loaded_config(config: Any) -> Any:
     """Return the configuration that AutoModel loads the architecture with.
 
-    AutoModel itself takes no weights without a directory, and in transformers 5.6 makes no text model out of a whole
+    AutoModel itself needs a directory to load weights from, and in transformers 5.6 it makes no text model from a whole
     model's configuration.
     """
     if not loads_text_alone(config):
@@ -61,26 +61,32 @@ def outside_of_text(config: Any) -> set[str]:
 FACTORS = ("logit_scale", "lm_head_multiplier")
 DIVISORS = ("logits_scaling",)
 CAPS = ("final_logit_softcapping",)
-"""What configurations of transformers call them."""
+"""The names that transformers' configurations use."""
 MULTIPLIED_DESPITE_THE_NAME = ("hyperclovax",)
-"""Model types whose `logits_scaling` is a factor; Granite's, of which they took the name, is a divisor."""
+"""Model types whose `logits_scaling` is a factor. In Granite, where the name comes from, it is a divisor."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
-    """`z` becomes `scale * z`, and that becomes `cap * tanh(scale * z / cap)` where there is a cap."""
+    """A factor and an optional soft cap on logits.
+
+    `z` becomes `scale * z`, and with a cap `cap * tanh(scale * z / cap)`.
+    """
 
     scale: float = 1.0
     cap: float | None = None
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Of the same shape and dtype; `logits` themselves where there is nothing to do, and never changed."""
+        """Return logits of the same shape and dtype; `logits` itself if nothing changes. `logits` is never modified."""
         scaled = logits if self.scale == 1.0 else logits * self.scale
         return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
 
 
 def logit_transform_of(config: Any) -> LogitTransform:
-    """As a configuration of transformers says. Whether that is all a model does, `check_architecture` finds out."""
+    """Return the transform that a transformers configuration describes.
+
+    `check_architecture` tests whether the model does anything else to its logits.
+    """
     text = config.get_text_config()
     divides = text.model_type not in MULTIPLIED_DESPITE_THE_NAME
     scale = _product(text, FACTORS) * (_product(text, DIVISORS) ** (-1 if divides else 1))

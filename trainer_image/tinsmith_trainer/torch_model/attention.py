@@ -1,7 +1,15 @@
-"""Attention of our own within transformers' models, where a forward asks for it.
+"""Replaceable attention inside transformers' models, and causal attention for packed sequences on the CPU.
 
-Transformers' models call their attention through a table of functions. Ours, in the place of `sdpa`, hands every call
-on: to transformers' own, or for the time of a forward, in its thread, to another.
+Transformers' models look up their attention in a table of functions. The entry `sdpa` of that table is replaced here:
+it calls transformers' own function, or the one that `use_attention` sets for the current thread.
+
+PyTorch's CPU kernel computes all scores of a sequence of up to 512 keys, although causal attention needs half of them.
+It takes sequences of one length at a time, and computes small products for each head. `blocked_attention` splits the
+queries into blocks, and a block sees no keys after its own end. Heads that share keys are rows of one product, and
+short sequences of similar length are padded to one batch. Lengths and blocks follow from a sequence's own length, and
+each product of a batch is computed separately, so a sequence has the same bits in every batch. Measured on one thread
+of an AMD EPYC of family 25, forward and backward, in microseconds per token and layer of 4 heads of 64: 18 against 29
+for 500 tokens, 10 against 14 for 200, 8 against 12 for 128, 5 against 16 for 16.
 """
 
 from __future__ import annotations
@@ -23,15 +31,17 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from typing_extensions import override
 
 Attention = Callable[..., tuple[Tensor, None]]
-"""Takes the module, and of it query, key and value `[rows, heads, length, d]`, the mask or None, and options by name;
-returns `[rows, length, heads, d]`."""
+"""The type of an attention function: module, query, key and value `[rows, heads, length, d]`, mask or None, options.
+
+It returns `[rows, length, heads, d]`.
+"""
 
 _current = threading.local()
 
 
 @contextmanager
-def attending_by(attention: Attention) -> Iterator[None]:
-    """In this thread. Contexts within another one are not meant."""
+def use_attention(attention: Attention) -> Iterator[None]:
+    """Use this attention function in the current thread. Contexts cannot be nested."""
     _current.attention = attention
     try:
         yield
@@ -42,7 +52,7 @@ def attending_by(attention: Attention) -> Iterator[None]:
 def plain_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Transformers' own."""
+    """Compute attention with transformers' own function."""
     attended: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     return attended
 
@@ -56,17 +66,17 @@ ALL_ATTENTION_FUNCTIONS.register("sdpa", _attention)
 
 
 BLOCK_QUERIES = 64
-"""At least, where a sequence has them. Of 32, 64, 96, 128 and 192 the fastest for nearly all lengths."""
+"""The least number of queries in a block. Of 32, 64, 96, 128 and 192 it is the fastest for nearly all lengths."""
 
 
-def filled_up_length(length: int) -> int:
-    """Short ones to a multiple of 16."""
+def padded_block_length(length: int) -> int:
+    """Return the length that a sequence is padded to: up to 64 tokens, the next multiple of 16."""
     return -(-length // 16) * 16 if length <= 64 else length
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Sequences from row `start` on, one behind the other, which are filled up to one length."""
+    """Consecutive sequences, from row `start` on, that are padded to one length."""
 
     start: int
     lengths: Sequence[int]
@@ -81,12 +91,12 @@ class _Batch:
         return all(length == self.filled for length in self.lengths)
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """Where each begins and ends; what is too short for one belongs to the last."""
+        """Yield the begin and end of each block. A remainder that is too short for a block belongs to the last one."""
         ends = [*range(BLOCK_QUERIES, self.filled - BLOCK_QUERIES + 1, BLOCK_QUERIES), self.filled]
         return itertools.pairwise([0, *ends])
 
     def of(self, states: Tensor) -> Tensor:
-        """`[sequences, filled, heads, d]` of `[tokens, heads, d]`, zeros behind each sequence."""
+        """Return `[sequences, filled, heads, d]` of `[tokens, heads, d]`, with zeros after each sequence."""
         own = states[self.rows]
         if self.is_even:
             return torch.unflatten(own, 0, (-1, self.filled))
@@ -94,13 +104,13 @@ class _Batch:
         return functional.pad(longest, (0, 0, 0, 0, 0, self.filled - longest.shape[1]))
 
     def place_of(self, states: Tensor) -> Tensor:
-        """Where to write what `put` then puts into `states`: in it already, where nothing has to be cut off."""
+        """Return where `put` expects its input: a view of `states` if no padding has to be cut off, else new memory."""
         if self.is_even:
             return torch.unflatten(states[self.rows], 0, (-1, self.filled))
         return states.new_empty((len(self.lengths), self.filled, *states.shape[1:]))
 
     def put(self, states: Tensor, own: Tensor) -> None:
-        """The other way round than `of`."""
+        """Write the padded sequences `own` to their rows of `states`. The inverse of `of`."""
         if self.is_even:
             return
         parts = torch.split(states[self.rows], list(self.lengths))
@@ -110,16 +120,17 @@ class _Batch:
 
 def _batches(lengths: Sequence[int]) -> Iterator[_Batch]:
     start = 0
-    for filled, own in itertools.groupby(lengths, filled_up_length):
+    for filled, own in itertools.groupby(lengths, padded_block_length):
         batch = _Batch(start, list(own), filled)
         yield batch
         start = batch.rows.stop
 
 
 def blocked_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
-    """`[tokens, heads, d_value]` of query `[tokens, heads, d]`, and of key and value of as many heads or a divisor.
+    """Return `[tokens, heads, d_value]` for query `[tokens, heads, d]`, key and value.
 
-    The tokens are those of sequences of `lengths`; what is behind them attends to nothing, and comes out as zeros.
+    Key and value have as many heads as the query, or a divisor of that number. `lengths` are those of the consecutive
+    sequences. Tokens after the last sequence attend to nothing, and their result is zero.
     """
     attended: Tensor = _BlockedAttention.apply(query, key, value, list(_batches(lengths)), scale)
     return attended
@@ -161,7 +172,7 @@ class _BlockedAttention(torch.autograd.Function):
 
 
 def _to_write(batches: Sequence[_Batch], shape: Sequence[int]) -> Tensor:
-    """Zeros behind all sequences."""
+    """Return memory for all tokens, with zeros after the last sequence."""
     states = torch.empty(shape)
     states[batches[-1].rows.stop :] = 0
     return states
@@ -170,9 +181,10 @@ def _to_write(batches: Sequence[_Batch], shape: Sequence[int]) -> Tensor:
 def _write_gradients(
     places: Sequence[Tensor], states: Sequence[Tensor], blocks: Sequence[tuple[tuple[int, int], Tensor]], scale: float
 ) -> None:
-    """Of a batch's queries, keys and values, from these and the gradient of what they attended to.
+    """Write the gradients of a batch's queries, keys and values.
 
-    `[sequences, filled, heads, d]` each. The last block comes first, since it is the one that sees all keys.
+    `states` are queries, keys, values and the gradient of the result, each `[sequences, filled, heads, d]`. The last
+    block comes first, because it is the one that sees all keys.
     """
     key_heads = states[1].shape[2]
     queries, grads, of_queries = (_by_shared_keys(one, key_heads) for one in (states[0], states[3], places[0]))
@@ -192,7 +204,7 @@ def _write_gradients(
 
 
 def _added(sums: Tensor | None, of_first: Tensor) -> Tensor:
-    """To the sums of the first tokens; there are none yet of what sees all of them."""
+    """Add to the sums of the first tokens. Without sums yet, `of_first` covers all tokens and becomes the sums."""
     if sums is None:
         return of_first
     sums[:, : of_first.shape[1]].add_(of_first)
@@ -200,7 +212,10 @@ def _added(sums: Tensor | None, of_first: Tensor) -> Tensor:
 
 
 def _weights(queries: Tensor, keys: Tensor, block: int) -> Tensor:
-    """`[heads, rows, keys]`: of each row's token up to itself. The last `block` keys are the block's own."""
+    """Return each row's weights over the keys up to its own token, `[heads, rows, keys]`.
+
+    The last `block` keys are the block's own.
+    """
     scores = torch.bmm(queries, keys.mT)
     torch.unflatten(scores, 1, (-1, block))[..., -block:].masked_fill_(_later_keys(block), -torch.inf)
     return torch.softmax(scores, -1)
@@ -208,22 +223,22 @@ def _weights(queries: Tensor, keys: Tensor, block: int) -> Tensor:
 
 @functools.cache
 def _later_keys(block: int) -> Tensor:
-    """Of fewer than 2 * BLOCK_QUERIES sizes."""
+    """Return the mask of keys after each query of a block. The cache holds fewer than 2 * BLOCK_QUERIES sizes."""
     return torch.ones((block, block), dtype=torch.bool).triu_(1)
 
 
 def _by_shared_keys(states: Tensor, key_heads: int) -> Tensor:
-    """A view `[sequences, key_heads, heads of each, length, d]` of `[sequences, length, heads, d]`."""
+    """Return a view `[sequences, key_heads, heads of each, length, d]` of `[sequences, length, heads, d]`."""
     return torch.unflatten(states, 2, (key_heads, -1)).permute(0, 2, 3, 1, 4)
 
 
 def _by_head(states: Tensor) -> Tensor:
-    """A copy `[sequences * heads, length, d]` of `[sequences, length, heads, d]`."""
+    """Return a copy `[sequences * heads, length, d]` of `[sequences, length, heads, d]`."""
     return states.transpose(1, 2).clone(memory_format=torch.contiguous_format).flatten(0, 1)
 
 
 def _rows(states: Tensor, start: int, end: int) -> Tensor:
-    """`[sequences * key_heads, rows, d]`: some tokens of all heads that share their keys, one head after the other."""
+    """Return some tokens of all heads that share keys, one head after the other: `[sequences * key_heads, rows, d]`."""
     return states[:, :, :, start:end].flatten(0, 1).flatten(1, 2)
 
 

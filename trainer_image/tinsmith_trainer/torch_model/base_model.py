@@ -1,4 +1,4 @@
-"""A base model as all know it, without a framework: its facts, its images, and the directory of its files."""
+"""The base model as every layer knows it, without a framework: its facts, images, and directory of files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Quantization = Literal["8bit", "4bit"]
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image as its sender encoded it, `format` being "png" or "jpeg" in what can be read.
+    """An encoded image of a datum or prompt, in front of text token `before_token`.
 
-    It stands before text token number `before_token` of its datum or prompt. `expected_tokens`: as many as its sender
-    takes it for, if that was said.
+    `format` is "png" or "jpeg" if the image can be read. `expected_tokens` is the sender's count of its tokens, if
+    given.
     """
 
     before_token: int
@@ -27,11 +27,11 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class BaseModelInfo:
-    """The base weights an engine has loaded. `revision` is a digest over the files that decide them.
+    """The base weights that an engine has loaded. `revision` is a digest of the files that determine them.
 
-    `quantization`: `8bit` or `4bit` where they are kept so; empty: as wide as they are computed with. `stored_as`: the
-    quantized format of the files, such as `mxfp4`, which are made dense as they are read; empty: they are dense.
-    `directory`: of the files; empty: `path` itself, which may also be the name of a hub's repository.
+    `quantization` is `8bit` or `4bit`; empty means full width. `stored_as` is the quantized format of the files, such
+    as `mxfp4`, which is unpacked when it is read; empty means dense files. `directory` holds the files; empty means
+    that `path` is the directory. Otherwise `path` may be the name of a hub repository.
     """
 
     path: str
@@ -45,21 +45,21 @@ class BaseModelInfo:
 
 
 UNUSED_FILES = ["*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.pth", "original/*"]
-"""Other frameworks' copies of the weights, which can double a download."""
+"""Copies of the weights for other frameworks, which can double a download."""
 
-TOKEN_CURE = "Give the token of an account that may read it (HF_TOKEN; in a TrainingSession, hub.tokenSecretRef)"
+TOKEN_CURE = "Set HF_TOKEN (in a TrainingSession: hub.tokenSecretRef) to the token of an account that may read it"
 
 
 def model_directory(source: str, revision: str | None = None) -> Path:
-    """A directory that exists, or the hub's snapshot of a repository, downloaded where it is not cached.
+    """Return an existing directory, or the hub's snapshot of a repository, which is downloaded if it is not cached.
 
-    Raises ModelNotFound, which says whether the name, the revision, the token or the network is to blame.
+    Raises ModelNotFound, which says whether the name, the revision, the token or the network is the cause.
     """
     path = Path(source)
     if path.is_dir():
         if revision is not None:
             raise ModelNotFound(
-                f"{source} is a directory, and only hub repositories have revisions: leave out the revision {revision}."
+                f"{source} is a directory, and only hub repositories have revisions: omit the revision {revision}."
             )
         return path
     if path.is_absolute() or source.startswith("."):
@@ -72,7 +72,7 @@ def _snapshot(repository: str, revision: str | None) -> Path:
 
     try:
         return Path(snapshot_download(repository, revision=revision, ignore_patterns=UNUSED_FILES))
-    except Exception as error:  # the hub's client raises its own errors, its HTTP library's, OSError, ValueError
+    except Exception as error:  # from the hub's client, its HTTP library, OSError, ValueError
         raise ModelNotFound(_blame(repository, revision, error)) from error
 
 
@@ -84,19 +84,19 @@ def _blame(repository: str, revision: str | None, error: Exception) -> str:
             return _blame_answer(repository, revision, error)
         case errors.HFValidationError():
             return (
-                f"{repository!r} is neither a directory nor a name of a model repository. "
-                "Give a local directory of the model, or OWNER/NAME."
+                f"{repository!r} is neither a directory nor the name of a model repository. "
+                "Use a local directory of the model, or OWNER/NAME."
             )
         case errors.LocalEntryNotFoundError():
             return (
                 f"{repository!r} is not a directory here, and the hub cannot be reached to download it. "
-                "Give a local directory of the model, or open the way to the hub."
+                "Use a local directory of the model, or allow access to the hub."
             )
     return _blame_anything(repository, error)
 
 
 def _blame_answer(repository: str, revision: str | None, error: Exception) -> str:
-    """The hub was there, and said no."""
+    """Explain an error that the hub answered with."""
     from huggingface_hub import errors
 
     match error:
@@ -104,8 +104,8 @@ def _blame_answer(repository: str, revision: str | None, error: Exception) -> st
             return f"The model repository {repository} is gated. Accept its terms on the hub. {TOKEN_CURE}."
         case errors.RepositoryNotFoundError():
             return (
-                f"The hub shows no model repository {repository}: its name is wrong, or it is private. {TOKEN_CURE}, "
-                "or the directory of a model that is on this machine."
+                f"The hub has no visible model repository {repository}: the name is wrong, or it is private. "
+                f"{TOKEN_CURE}, or use a local directory of the model."
             )
         case errors.RevisionNotFoundError():
             return f"The model repository {repository} has no revision {revision}. Name a branch, a tag or a commit."
@@ -117,7 +117,7 @@ def _blame_answer(repository: str, revision: str | None, error: Exception) -> st
 def _blame_anything(repository: str, error: Exception) -> str:
     return (
         f"The model repository {repository} could not be downloaded ({type(error).__name__}: {_first_line(error)}). "
-        "Mend that, or give a local directory of the model."
+        "Fix the cause, or use a local directory of the model."
     )
 
 

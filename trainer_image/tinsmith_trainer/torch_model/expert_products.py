@@ -1,13 +1,14 @@
-"""Products of tokens with the weights of the experts they were sent to.
+"""Products of tokens with the weights of the experts that they are routed to.
 
-On the CPU each takes a fixed number of one expert's tokens, filled up with zeros, and sums over a token's experts go in
-their order: a token's bits do not depend on what others were sent where. On a GPU it is one grouped product for all.
+On the CPU each product takes a fixed number of one expert's tokens, padded with zeros, and the results of a token's
+experts are summed in order: a token's bits do not depend on the routing of other tokens. On a GPU one grouped product
+covers all experts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,17 +18,17 @@ from typing_extensions import override
 from tinsmith_trainer.torch_model.products import linear_product, product_by_parts
 
 PRODUCT_TOKENS = 16
-"""Of 1,024 tokens on 8 of 128 experts, 64 come to each; of 32 that are decoded, 2."""
+"""Tokens of a product. Of 1,024 tokens on 8 of 128 experts, 64 reach each expert; of 32 decoded tokens, 2."""
 ALIGNED_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Which experts each token was sent to, and the order in which all their rows lie behind one another.
+    """The experts of each token, and the order of all rows sorted by expert.
 
-    A row is a token at one of its k experts. `chosen` `[tokens, k]`: those experts; `order[i]`: which row, counted
-    token by token, is the i-th of those sorted by expert; `inverse`: the other way round; `counts[e]`: how many an
-    expert has.
+    A row is a token at one of its k experts. `chosen` `[tokens, k]` are those experts. `order[i]` is the row, counted
+    token by token, that is the i-th of the rows sorted by expert; `inverse` is the inverse permutation. `counts[e]` is
+    the number of rows of expert e.
     """
 
     chosen: Tensor
@@ -37,7 +38,7 @@ class Assignment:
 
     @classmethod
     def of(cls, chosen: Tensor, experts: int) -> Assignment:
-        """From the experts of each token `[tokens, k]`."""
+        """Build an assignment from the experts of each token, `[tokens, k]`."""
         flat = chosen.reshape(-1).long()
         order = torch.argsort(flat, stable=True)
         rows = torch.arange(len(flat), device=flat.device)
@@ -59,39 +60,52 @@ class Assignment:
 
     @property
     def experts(self) -> Tensor:
-        """Of each sorted row, `[rows]`."""
+        """The expert of each sorted row, `[rows]`."""
         return self.chosen.reshape(-1)[self.order]
 
     def to_experts(self, x: Tensor) -> Tensor:
-        """From `[tokens, d]` to `[rows, d]`, sorted by expert."""
+        """Return `[rows, d]`, sorted by expert, from `[tokens, d]`."""
         rows: Tensor = _ToExperts.apply(x, self)
         return rows
 
     def weighted_sum(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """Of each token's rows `[rows, d]`, sorted by expert, by its weights `[tokens, k]`: `[tokens, d]`."""
+        """Sum each token's sorted rows `[rows, d]` with its weights `[tokens, k]`, to `[tokens, d]`."""
         by_token: Tensor = _Permuted.apply(rows, self.inverse, self.order)
         return _sum_of_choices(by_token.view(self.tokens, self.choices, -1) * weights.unsqueeze(-1))
 
     def part(self, start: int, end: int) -> tuple[Assignment, Tensor]:
-        """Of tokens `start` to `end`: theirs alone, and where its rows lie among all."""
+        """Return the assignment of tokens `start` to `end`, and the positions of its rows among all rows."""
         if end - start == self.tokens:
             return self, torch.arange(len(self.order), device=self.order.device)
         own = Assignment.of(self.chosen[start:end], len(self.counts))
         return own, self.inverse[start * self.choices : end * self.choices][own.order]
 
 
-class FrozenWeight(Protocol):
-    """Of all experts `[experts, d_out, d_in]`, made dense for each product: never trained, and held by none."""
+@dataclass(frozen=True, slots=True)
+class FrozenWeight:
+    """The quantized weight of all experts, which is unpacked for each product and kept nowhere.
+
+    `quantized` is a QuantizedWeight in the layout of its module.
+    """
+
+    quantized: Any
+    is_transposed: bool
 
     @property
-    def dtype(self) -> torch.dtype: ...
-    def dense(self) -> Tensor: ...
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.quantized.dtype
+        return dtype
+
+    def dense(self) -> Tensor:
+        """Return `[experts, d_out, d_in]`."""
+        weight: Tensor = self.quantized.dense()
+        return weight.mT if self.is_transposed else weight
 
 
 def by_expert(x: Tensor, weight: Tensor | FrozenWeight, counts: Tensor) -> Tensor:
-    """Each expert's rows times its weight: x `[rows, d_in]` sorted by expert, weight `[experts, d_out, d_in]`.
+    """Multiply each expert's rows by its weight: x `[rows, d_in]` sorted by expert, weight `[experts, d_out, d_in]`.
 
-    Computed in the dtype of the weight.
+    The product is computed in the dtype of the weight.
     """
     if not isinstance(weight, Tensor):
         frozen: Tensor = _FrozenGroupedProduct.apply(x.to(weight.dtype), weight, counts)
@@ -101,12 +115,12 @@ def by_expert(x: Tensor, weight: Tensor | FrozenWeight, counts: Tensor) -> Tenso
 
 
 def by_all(x: Tensor, weight: Tensor) -> Tensor:
-    """All rows times one weight `[1, d_out, d_in]`."""
+    """Multiply all rows by one weight `[1, d_out, d_in]`."""
     return by_expert(x, weight, torch.tensor([len(x)], device=x.device))
 
 
 def _sum_of_choices(x: Tensor) -> Tensor:
-    """`[tokens, k, d]` over k, one after the other: a reduction might add in another order for other shapes."""
+    """Sum `[tokens, k, d]` over k, one after the other: a reduction might add in another order for other shapes."""
     total = x[:, 0]
     for choice in range(1, x.shape[1]):
         total = total + x[:, choice]
@@ -114,7 +128,7 @@ def _sum_of_choices(x: Tensor) -> Tensor:
 
 
 class _Permuted(torch.autograd.Function):
-    """`x[order]`, whose backward is a permutation, too, where that of an index would add up."""
+    """`x[order]`, with a permutation as its backward. The backward of an index would accumulate."""
 
     @staticmethod
     @override
@@ -173,12 +187,12 @@ class _FrozenGroupedProduct(torch.autograd.Function):
         return _product(grad.contiguous(), ctx.weight.dense().mT, ctx.counts), None, None
 
 
-# PyTorch before 2.10 has none.
+# Missing before PyTorch 2.10.
 HAS_GROUPED_PRODUCTS = hasattr(functional, "grouped_mm")
 
 
 def takes_all_at_once(x: Tensor) -> bool:
-    """Whether one grouped product serves all experts, which is the faster way on a GPU."""
+    """Return whether one grouped product covers all experts, which is faster on a GPU."""
     return HAS_GROUPED_PRODUCTS and x.device.type != "cpu"
 
 
@@ -196,7 +210,7 @@ def _product(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
 
 def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """`[experts, d_out, d_in]`; zeros for those that no row came to."""
+    """Return `[experts, d_out, d_in]`, with zeros for experts without rows."""
     if takes_all_at_once(x):
         whole = functional.grouped_mm(_aligned(grad, -1).mT, _aligned(x, -1), offs=_ends(counts))
         return whole[:, : grad.shape[1], : x.shape[1]]
@@ -209,14 +223,14 @@ def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, counts: Tensor) ->
 
 
 def _own_gradient(grad: Tensor, rows: Tensor) -> Tensor:
-    """The few columns come first: the other way round MKL takes several times as long for a low rank."""
+    """Multiply with the smaller dimension first: in the other order MKL takes several times as long for a low rank."""
     if grad.shape[1] <= rows.shape[1]:
         return linear_product(grad.T, rows.T)
     return linear_product(rows.T, grad.T).T
 
 
 def _aligned(x: Tensor, *dimensions: int) -> Tensor:
-    """Fill dimensions up with zeros to multiples of 16 bytes, which `grouped_mm` demands of strides."""
+    """Pad dimensions with zeros to multiples of 16 bytes, which `grouped_mm` requires of strides."""
     floats = ALIGNED_BYTES // x.itemsize
     for dimension in dimensions:
         if missing := -x.shape[dimension] % floats:

@@ -1,12 +1,12 @@
-"""Adapters of a mixture's experts, of which transformers keeps each projection as one parameter for all of them.
+"""Adapters for the experts of a mixture, whose projections transformers keeps as one parameter for all experts.
 
-Each expert has an adapter of its own, but for the factor at the model's hidden size, which all experts of a layer
-share: A of what goes in, B of what comes out. That is what Tinker trains and what its archives hold, as `experts.w1`
-(gate, or the only one), `experts.w3` (up) and `experts.w2` (down); see `get_lora_param_count` and `weights` of
-tinker_cookbook. A router is never trained.
+Each expert has its own adapter, except for the factor at the model's hidden size, which all experts of a layer share: A
+of the projections that read the hidden state, and B of the one that writes it. Tinker trains these adapters, and its
+archives hold them as `experts.w1` (gate, or the only up projection), `experts.w3` (up) and `experts.w2` (down); see
+`get_lora_param_count` and `weights` of tinker_cookbook. A router is never trained.
 
-Transformers' models call their experts through a table of functions; ours stands there as `tinsmith`. On the CPU each
-product takes a fixed number of one expert's tokens, so that a token's bits do not depend on who else was sent there.
+Transformers' models look up their experts in a table of functions; `tinsmith` is our entry. On the CPU each product
+takes a fixed number of one expert's tokens, so that a token's bits do not depend on the routing of other tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from tinsmith_trainer.torch_model.expert_products import Assignment, FrozenWeight, by_all, by_expert
 from tinsmith_trainer.torch_model.lora import OwnDelta, spans_of
-from tinsmith_trainer.torch_model.products import LEAST_PART_FLOATS, THREADS_WITHOUT_TAILS, filled_up
+from tinsmith_trainer.torch_model.products import LEAST_PART_FLOATS, THREADS_WITHOUT_TAILS, padded_rows
 
 IMPLEMENTATION = "tinsmith"
 GATE, UP, DOWN = "w1", "w3", "w2"
@@ -30,7 +30,7 @@ EXPERTS_NAME = "experts"
 
 @dataclass(frozen=True, slots=True)
 class ExpertProjection:
-    """One projection of all experts of a layer. `is_down`: it is the one that leads back to the hidden size."""
+    """One projection of all experts of a layer. `is_down`: it writes the hidden state."""
 
     key: str
     experts: int
@@ -39,13 +39,13 @@ class ExpertProjection:
     is_down: bool
 
     def lora_shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of A `[experts or 1, rank, d_in]` and B `[experts or 1, d_out, rank]`."""
+        """Return the shapes of A `[experts or 1, rank, d_in]` and B `[experts or 1, d_out, rank]`."""
         own_A, own_B = (self.experts, 1) if self.is_down else (1, self.experts)
         return (own_A, rank, self.in_features), (own_B, self.out_features, rank)
 
 
 def expert_projections(model: nn.Module) -> dict[str, ExpertProjection]:
-    """Of every layer's experts, by name, in model order."""
+    """Return the projections of every layer's experts by name, in model order."""
     found: dict[str, ExpertProjection] = {}
     for name, module in model.named_modules():
         if is_adaptable(module):
@@ -54,7 +54,7 @@ def expert_projections(model: nn.Module) -> dict[str, ExpertProjection]:
 
 
 def adapt_experts(model: nn.Module) -> dict[str, ExpertProjection]:
-    """Puts our function in the place of every layer's experts; returns their projections."""
+    """Install our function for every layer's experts, and return their projections."""
     for name, module in model.named_modules():
         if is_adaptable(module):
             module.config._experts_implementation = IMPLEMENTATION
@@ -63,14 +63,14 @@ def adapt_experts(model: nn.Module) -> dict[str, ExpertProjection]:
 
 
 def is_adaptable(module: nn.Module) -> bool:
-    """Whether it is a layer's experts in the form that transformers' table of functions takes."""
+    """Return whether a module holds a layer's experts in the form that transformers' table of functions uses."""
     weights = {*dict(module.named_parameters(recurse=False)), *getattr(module, "quantized_weights", ())}
     has_up = "gate_up_proj" in weights or "up_proj" in weights
     return hasattr(module, "is_transposed") and has_up and "down_proj" in weights
 
 
 def unadaptable_experts(model: nn.Module) -> tuple[str, ...]:
-    """Names of modules that hold experts in another form: parameters of three dimensions."""
+    """Return the names of modules that hold experts in another form: parameters of three dimensions."""
     return tuple(
         name
         for name, module in model.named_modules()
@@ -80,7 +80,7 @@ def unadaptable_experts(model: nn.Module) -> tuple[str, ...]:
 
 
 def merge_into_experts(module: Any, deltas: Mapping[str, Tensor]) -> None:
-    """Adds to the weights of a layer's experts, in place: by `w1`, `w2` and `w3`, `[experts, d_out, d_in]` each."""
+    """Add deltas `[experts, d_out, d_in]`, by `w1`, `w2` and `w3`, to the weights of a layer's experts in place."""
     for parts, name in (((GATE, UP) if module.has_gate else (GATE,), _up_name(module)), ((DOWN,), "down_proj")):
         found = [deltas[part] for part in parts if part in deltas]
         if found:
@@ -102,18 +102,18 @@ def _projections(name: str, module: Any) -> dict[str, ExpertProjection]:
 
 
 def _sizes(weight: Tensor, module: Any) -> tuple[int, int, int]:
-    """Experts, d_in, d_out."""
+    """Return the number of experts, d_in and d_out."""
     experts, one, other = weight.shape
     return (experts, one, other) if module.is_transposed else (experts, other, one)
 
 
 def _experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Hidden states `[tokens, d]`, and of each token its experts and their weights `[tokens, k]`."""
+    """Compute the experts' output from hidden states `[tokens, d]`, and experts and weights `[tokens, k]`."""
     sent = Assignment.of(top_k_index, len(module.down_proj))
     up = _base(module, _up_name(module), sent.to_experts(hidden_states), sent)
     inner = _activated(module, _added(up, _up_deltas(module, hidden_states, sent)))
     out = _added(_base(module, "down_proj", inner, sent), _down_deltas(module, inner, sent))
-    if getattr(module, "has_post_expert_norm", False):  # transformers 5.8, of NeMo RL's image, knows of none
+    if getattr(module, "has_post_expert_norm", False):  # missing in transformers 5.8, which NeMo RL's image has
         out = module.post_expert_norm(out)
     return sent.weighted_sum(out, top_k_weights).to(hidden_states.dtype)
 
@@ -127,46 +127,32 @@ def _base(module: Any, name: str, rows: Tensor, sent: Assignment) -> Tensor:
 
 
 def _weight(module: Any, name: str) -> Tensor | FrozenWeight:
-    """`[experts, d_out, d_in]`."""
+    """Return `[experts, d_out, d_in]`."""
     if name in (held := getattr(module, "quantized_weights", {})):
-        return _QuantizedExperts(held[name], module.is_transposed)
+        return FrozenWeight(held[name], module.is_transposed)
     weight: Tensor = getattr(module, name)
     return weight.mT if module.is_transposed else weight
 
 
-@dataclass(frozen=True, slots=True)
-class _QuantizedExperts:
-    """`held`: a QuantizedWeight in the layout that the module has."""
-
-    held: Any
-    is_transposed: bool
-
-    @property
-    def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.held.dtype
-        return dtype
-
-    def dense(self) -> Tensor:
-        weight: Tensor = self.held.dense()
-        return weight.mT if self.is_transposed else weight
-
-
 def _activated(module: Any, up: Tensor) -> Tensor:
-    """In parts where the ends of what each thread takes would have other bits (rows.py): one thread takes a part."""
+    """Apply the activation in parts, each computed by one thread.
+
+    Otherwise the ends of each thread's share would have other bits (rows.py).
+    """
     activation = module._apply_gate if module.has_gate else module.act_fn
     if up.device.type != "cpu" or torch.get_num_threads() <= THREADS_WITHOUT_TAILS:
         whole: Tensor = activation(up)
         return whole
     rows = max(1, LEAST_PART_FLOATS // up.shape[1])
-    return torch.cat([activation(filled_up(part, rows))[: len(part)] for part in torch.split(up, rows)])
+    return torch.cat([activation(padded_rows(part, rows))[: len(part)] for part in torch.split(up, rows)])
 
 
 Delta = tuple[Tensor, Tensor]
-"""Rows `[some, d]`, and which of all rows they are added to."""
+"""Rows `[some, d]`, and their positions among all rows."""
 
 
 def _added(rows: Tensor, deltas: list[Delta]) -> Tensor:
-    """None of them share a row."""
+    """Add deltas to rows. No two deltas share a row."""
     if not deltas:
         return rows
     places, values = (torch.cat(parts) for parts in zip(*deltas, strict=True))
@@ -176,7 +162,7 @@ def _added(rows: Tensor, deltas: list[Delta]) -> Tensor:
 
 
 def _up_deltas(module: Any, hidden_states: Tensor, sent: Assignment) -> list[Delta]:
-    """Of what goes into the activation, in the layout that the base's own product has."""
+    """Return the deltas of the input to the activation, in the layout of the base's own product."""
     deltas = []
     for start, end, owns in _spans(module, (GATE, UP) if module.has_gate else (GATE,), len(hidden_states)):
         own, places = sent.part(start, end)
@@ -186,13 +172,13 @@ def _up_deltas(module: Any, hidden_states: Tensor, sent: Assignment) -> list[Del
 
 
 def _up_delta(x: Tensor, adapter: OwnDelta, sent: Assignment) -> Tensor:
-    """A is the same for all experts, so that a token's product with it serves all that it is sent to."""
+    """Compute one adapter's delta. A is shared by all experts, so each token is multiplied with it once."""
     down = by_all(x, adapter.lora_A) * adapter.scale
     return by_expert(sent.to_experts(down), adapter.lora_B, sent.counts)
 
 
 def _joined(parts: list[Tensor], *, dim: int, is_concatenated: bool) -> Tensor:
-    """Gate and up as one, twice as long in a dimension: one behind the other, or by turns."""
+    """Join gate and up into one tensor, twice as long in a dimension: concatenated or interleaved."""
     if is_concatenated or len(parts) == 1:
         return torch.cat(parts, dim)
     return torch.stack(parts, dim + 1).flatten(dim, dim + 1)
@@ -208,6 +194,6 @@ def _down_deltas(module: Any, inner: Tensor, sent: Assignment) -> list[Delta]:
 
 
 def _spans(module: Any, parts: Sequence[str], tokens: int) -> Iterator[tuple[int, int, tuple[OwnDelta, ...]]]:
-    """Which tokens an adapter is routed to, and its delta of each part: it has all of them, or none."""
+    """Yield the token range and deltas of each routed adapter, which has deltas for all parts or for none."""
     for spans in zip(*(spans_of(f"{module.tinsmith_key}.{part}", tokens) for part in parts), strict=True):
         yield spans[0].start, spans[0].end, tuple(span.own for span in spans)

@@ -1,7 +1,7 @@
-"""Images as their senders encoded them, to pixels: what is read, how large it may be, and what is said of the rest.
+"""Decoding of images: accepted formats, size limits, and the errors for everything else.
 
-A few bytes of a header may ask for gigabytes of memory. So the size is read first, and pixels only of what is within
-the limits.
+A header of a few bytes may claim gigabytes of pixels. So the size is read first, and pixels are decoded only within the
+limits.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tinsmith_trainer.torch_model.base_model import Image
 FORMATS = ("png", "jpeg")
 MAX_IMAGE_BYTES = 16 * 2**20
 MAX_IMAGE_PIXELS = 16 * 2**20
-"""Of width times height: 48 MiB once decoded, and some ten times as much while a processor works on it."""
+"""Width times height. Decoded this is 48 MiB, and a processor uses about ten times as much."""
 MAX_IMAGE_SIDE = 16_384
 MAX_IMAGES = 64
 MAX_PIXELS_TOGETHER = 64 * 2**20
-"""Of all images of a datum or a prompt, which are in memory at the same time."""
+"""The limit for all images of a datum or prompt, which are in memory at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """In pixels."""
+    """A size in pixels."""
 
     height: int
     width: int
@@ -38,23 +38,23 @@ class ImageSize:
 
 
 def read_sizes(what: str, images: Sequence[Image]) -> list[ImageSize]:
-    """Of the images of `what`, a datum or prompt, by their headers. Raises UserError at the limits."""
+    """Read the image sizes of `what`, a datum or prompt, from their headers. Raises UserError beyond the limits."""
     if len(images) > MAX_IMAGES:
-        raise UserError(f"{what} has {len(images)} images; {MAX_IMAGES} are the most.")
+        raise UserError(f"{what} has {len(images)} images; the limit is {MAX_IMAGES}.")
     sizes = [_read_size(f"{what}, image {index}", image) for index, image in enumerate(images)]
     together = sum(size.pixels for size in sizes)
     if together > MAX_PIXELS_TOGETHER:
         raise UserError(
-            f"{what} has images of {together} pixels together; {MAX_PIXELS_TOGETHER} are the most. Scale them down."
+            f"{what} has images of {together} pixels in total; the limit is {MAX_PIXELS_TOGETHER}. Scale them down."
         )
     return sizes
 
 
 def read_pixels(what: str, image: Image) -> PillowImage.Image:
-    """In RGB. Raises UserError, which begins with `what`, for an image that is cut off or damaged."""
+    """Decode an image to RGB. Raises UserError, which begins with `what`, for a truncated or damaged image."""
     try:
         with _opened(image) as file:
-            file.info.pop("transparency", None)  # Pillow would warn that it is lost
+            file.info.pop("transparency", None)  # Pillow would warn that it is dropped
             return file.convert("RGB")
     except Exception as error:  # Pillow's readers raise OSError, SyntaxError, ValueError, struct.error, …
         raise UserError(f"{what} cannot be decoded as {image.format}: {error}.") from error
@@ -62,26 +62,24 @@ def read_pixels(what: str, image: Image) -> PillowImage.Image:
 
 def _read_size(what: str, image: Image) -> ImageSize:
     if image.format not in FORMATS:
-        raise UserError(f"{what} has the format {image.format!r}; {' and '.join(FORMATS)} are read. Convert it.")
+        raise UserError(f"{what} has the format {image.format!r}; supported are {' and '.join(FORMATS)}. Convert it.")
     if len(image.content) > MAX_IMAGE_BYTES:
-        raise UserError(f"{what} has {len(image.content)} bytes; {MAX_IMAGE_BYTES} are the most. Scale it down.")
+        raise UserError(f"{what} has {len(image.content)} bytes; the limit is {MAX_IMAGE_BYTES}. Scale it down.")
     try:
         with _opened(image) as file:
             size = ImageSize(file.height, file.width)
     except (PillowImage.DecompressionBombError, PillowImage.DecompressionBombWarning) as error:
-        raise UserError(
-            f"{what} claims to have far more pixels than the {MAX_IMAGE_PIXELS} that are the most."
-        ) from error
+        raise UserError(f"{what} claims to have far more pixels than the limit of {MAX_IMAGE_PIXELS}.") from error
     except Exception as error:
-        raise UserError(f"{what} is not a readable {image.format} file: its bytes do not begin as one.") from error
+        raise UserError(f"{what} is not a readable {image.format} file: its header is invalid.") from error
     if size.pixels > MAX_IMAGE_PIXELS or max(size.height, size.width) > MAX_IMAGE_SIDE:
         raise UserError(
-            f"{what} is {size.width} x {size.height} pixels; {MAX_IMAGE_PIXELS} pixels and {MAX_IMAGE_SIDE} a side are "
-            f"the most. Scale it down."
+            f"{what} is {size.width} x {size.height} pixels; the limit is {MAX_IMAGE_PIXELS} pixels, and "
+            f"{MAX_IMAGE_SIDE} a side. Scale it down."
         )
     return size
 
 
 def _opened(image: Image) -> PillowImage.Image:
-    """Its header is read; pixels are not."""
+    """Open an image and read its header, but no pixels."""
     return PillowImage.open(io.BytesIO(image.content), formats=[image.format.upper()])

@@ -1,7 +1,4 @@
-"""A base model from a directory or the hub: weights and where they live, tokenizer, identity, and whose turn it is.
-
-Errors name the file.
-"""
+"""Loading of a base model from a directory or the hub: weights, tokenizer and identity. Errors name the file."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from transformers.utils.logging import disable_default_handler, disable_progress
 from tinsmith_trainer.errors import ModelDirectoryInvalid, is_out_of_memory
 from tinsmith_trainer.torch_model.architecture import LogitTransform, auto_class, logit_transform_of
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo, Quantization, model_directory
-from tinsmith_trainer.torch_model.device import DeviceTurn, WarmMemory
+from tinsmith_trainer.torch_model.device import DeviceLock, WarmMemory
 from tinsmith_trainer.torch_model.experts import ExpertProjection, adapt_experts, unadaptable_experts
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, StackedLoraLinear, module_family, wrap_linears
 from tinsmith_trainer.torch_model.quantization import quantize
@@ -35,15 +32,15 @@ SMALLEST_VOCABULARY = 16
 
 
 LoraLayer = StackedLoraLinear | ExpertProjection
-"""What an adapter may have a part of: a linear layer, or one projection of all experts of a layer."""
+"""A layer that an adapter may have a part for: a linear layer, or one projection of all experts of a layer."""
 
 
 @dataclass(slots=True)
 class TorchModel:
-    """Frozen base weights with LoRA layers in place, its tokenizer, and the turn to compute on it.
+    """Frozen base weights with LoRA layers in place, the tokenizer, and the lock of the device.
 
-    `layers` are those that an adapter may cover; `frozen_layers` the names of those that none does.
-    `eos_token_ids` are all ids at which generation ends by default.
+    `layers` are those that an adapter may cover; `frozen_layers` the names of the others. Generation ends by default at
+    any of `eos_token_ids`.
     """
 
     model: PreTrainedModel
@@ -55,39 +52,39 @@ class TorchModel:
     device: torch.device
     frozen_layers: tuple[str, ...] = ()
     frozen_experts: tuple[str, ...] = ()
-    """Layers' experts in a form that no adapter covers."""
+    """Names of layers whose experts have a form that no adapter covers."""
     logit_transform: LogitTransform = LogitTransform()
-    """What becomes of the output projection's logits."""
+    """The transform of the output projection's logits."""
     vision: Vision | None = None
-    """None: it takes text alone."""
-    turn: DeviceTurn = field(default_factory=DeviceTurn)
+    """None for a model that takes text only."""
+    device_lock: DeviceLock = field(default_factory=DeviceLock)
     memory: WarmMemory = field(default_factory=WarmMemory)
-    """For whoever has the turn, until its backward ends."""
+    """Memory for the holder of the device lock, until its backward ends."""
 
     @property
     def decoder(self) -> Any:
         """The layers, without the output projection."""
         found = self.model.get_decoder()
-        # Of a text model that has a multimodal one's names, transformers finds the whole.
+        # For a text model with a multimodal model's names, transformers returns the whole.
         return getattr(found, "model", found) if found is self.model else found
 
     @property
     def unembed(self) -> StackedLoraLinear:
-        """The output projection. Raises KeyError for a model that has none."""
+        """The output projection. Raises KeyError for a model without one."""
         layer = self.layers[UNEMBED_NAME]
         assert isinstance(layer, StackedLoraLinear)
         return layer
 
 
-def not_finite(torch_model: TorchModel) -> str:
-    """Say why a model computes numbers that are not finite, and what to do."""
+def explain_non_finite(torch_model: TorchModel) -> str:
+    """Explain why a model computes numbers that are not finite, and what to do."""
     weights = torch_model.model.named_parameters()
     named = next((name for name, weight in weights if not weight.isfinite().all()), None)
     path, dtype = torch_model.info.path, str(torch_model.model.dtype).removeprefix("torch.")
     if named is not None:
         return (
             f"{path} computes numbers that are not finite: its weight {named} holds NaN or infinity. Copy the model's "
-            "files again, or save the model anew from finite weights."
+            "files again, or save the model again from finite weights."
         )
     return (
         f"{path} computes numbers that are not finite in {dtype}, though its weights are finite. Serve it with --dtype "
@@ -103,14 +100,14 @@ def load_torch_model(
     device: str = "cpu",
     quantization: Quantization | None = None,
 ) -> TorchModel:
-    """Loads a model directory, or a revision of a hub repository that is cached or reachable.
+    """Load a model directory, or a revision of a hub repository that is cached or reachable.
 
-    What a checkpoint has quantized itself is made dense first, and quantized anew where that is asked for.
+    Weights that the checkpoint itself stores quantized are unpacked first, and quantized again if that is requested.
 
-    Raises ModelNotFound, or ModelDirectoryInvalid with the file or the tensors that are at fault.
+    Raises ModelNotFound, or ModelDirectoryInvalid with the file or the tensors at fault.
     """
     disable_progress_bar()
-    disable_default_handler()  # its lines are to look like ours
+    disable_default_handler()  # use our log format instead
     enable_propagation()
     directory = model_directory(source, revision)
     config = checked_config(directory)
@@ -128,13 +125,13 @@ def load_torch_model(
         raise ModelDirectoryInvalid(blame(directory, error)) from error
     if stored := stored_format(config):
         widen(model, dtype)
-        log.info("the checkpoint's quantized weights are made dense", format=stored, directory=str(directory))
+        log.info("unpacked the checkpoint's quantized weights", format=stored, directory=str(directory))
     if quantization is not None:
         quantize(model.get_decoder(), quantization)
-        log.info("base weights are quantized", bits=quantization, model=source)
+        log.info("quantized the base weights", bits=quantization, model=source)
     linears = {name: layer for name, layer in wrap_linears(model).items() if is_of_text(model, name)}
     model = model.to(device).eval().requires_grad_(False)
-    # PyTorch's default has cuDNN round the float32 of a vision tower's convolutions to ten bits.
+    # By default cuDNN rounds the float32 of a vision tower's convolutions to ten bits.
     torch.backends.cudnn.allow_tf32 = False
     if device == "cpu":
         wrap_activations(model)
@@ -158,35 +155,41 @@ def load_torch_model(
 
 
 def is_of_text(model: PreTrainedModel, name: str) -> bool:
-    """Whether a layer is one of the decoder's or the output projection: not of a vision tower, which stays as it is."""
+    """Return whether a layer belongs to the decoder or the output projection. A vision tower is never changed."""
     decoder = model.get_decoder()
     prefix = next((own for own, module in model.named_modules() if module is decoder), "")
     return name == UNEMBED_NAME or name.startswith(f"{prefix}." if prefix else "")
 
 
 def attention_for(config: Any) -> str:
-    """PyTorch's own, or plain products for an architecture that it does not cover: with sinks, or capped scores."""
+    """Return the attention implementation of an architecture.
+
+    It is PyTorch's kernel, or plain products if the kernel does not cover the architecture: with sinks or capped
+    scores.
+    """
     architecture = auto_class(config)._model_mapping.get(type(config), None)
     if architecture is None or architecture._supports_sdpa:
         return "sdpa"
-    log.info("attention by plain products: the architecture has none by PyTorch's", model=architecture.__name__)
+    log.info(
+        "attention uses plain products: PyTorch's kernel does not support the architecture", model=architecture.__name__
+    )
     return "eager"
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """Raises ModelDirectoryInvalid."""
+    """Load the tokenizer of a directory. Raises ModelDirectoryInvalid."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory)
     except Exception as error:
         raise ModelDirectoryInvalid(f"The tokenizer in {directory} cannot be loaded: {error}.") from error
     if len(tokenizer) < SMALLEST_VOCABULARY:
-        # Without its files transformers makes an empty tokenizer, and stop strings would never match.
-        raise ModelDirectoryInvalid(f"{directory} has no tokenizer: expected tokenizer.json beside config.json.")
+        # Without its files transformers creates an empty tokenizer, and stop strings would never match.
+        raise ModelDirectoryInvalid(f"{directory} has no tokenizer: expected tokenizer.json next to config.json.")
     return tokenizer
 
 
 def describe_model(source: str, directory: Path, config: Any) -> BaseModelInfo:
-    """What is known of a model without its weights in memory."""
+    """Return the facts of a model that are known without its weights in memory."""
     text_config = config.get_text_config()
     return BaseModelInfo(
         path=source,
@@ -200,7 +203,7 @@ def describe_model(source: str, directory: Path, config: Any) -> BaseModelInfo:
 
 
 def files_digest(directory: Path) -> str:
-    """sha256 over the names and contents of the files that decide the weights."""
+    """Return the SHA-256 of the names and contents of the files that determine the weights."""
     digest = hashlib.sha256()
     for path in sorted({path for pattern in IDENTITY_PATTERNS for path in directory.glob(pattern)}):
         with path.open("rb") as file:
@@ -210,7 +213,7 @@ def files_digest(directory: Path) -> str:
 
 
 def end_of_sequence(generation: Any, tokenizer: Any) -> tuple[int, ...]:
-    """All token ids at which generation ends by default. `generation`: a GenerationConfig, or None."""
+    """Return all token ids at which generation ends by default. `generation` is a GenerationConfig or None."""
     declared = getattr(generation, "eos_token_id", None)
     ids = declared if isinstance(declared, list) else [declared]
     return tuple(sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None}))

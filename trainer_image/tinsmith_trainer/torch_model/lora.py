@@ -1,12 +1,12 @@
-"""LoRA over a shared base model: each linear layer adds the deltas of whichever adapters are routed.
+"""LoRA over a shared base model: each linear layer adds the deltas of the routed adapters.
 
 Rows of a batch are sorted by adapter into `g` equal groups. A route says what each module adds to these groups:
 
     y = x W^T + scale_g * (x A_g^T) B_g^T
 
-Shapes: x `[rows, length, d_in]` with rows divisible by g. There are two ways. Stacked, one product serves all groups,
-which is faster for many small ones. Apart, each group has products of its own, the base's included, so that its bits
-are those that it has alone.
+x is `[rows, length, d_in]`, with rows divisible by g. There are two ways. Stacked: one product covers all groups, which
+is faster for many small ones. Apart: each group has its own products, including the base's, so that its bits are those
+that it has alone.
 """
 
 from __future__ import annotations
@@ -33,21 +33,23 @@ from tinsmith_trainer.torch_model.products import (
 ATTENTION_PARENTS = ("self_attn", "attention", "attn", "linear_attn", "mamba")
 MLP_PARENTS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", "experts", "shared_mlp", "shared_experts")
 MIXER_PARENT = "mixer"
-"""Of a layer that is one thing or the other: attention, a state space, or an MLP, told apart by its projections."""
+"""A layer that is attention, a state space or an MLP; the names of its projections tell which."""
 MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
 UNTRAINED_NAMES = ("gate", "router", "shared_expert_gate", "in_proj_a", "in_proj_b", "in_proj_ba", "x_proj", "dt_proj")
-"""Layers that say where a token goes, how much of it counts, or how fast a state decays. Tinker has no adapters there
-either: `get_lora_param_count` of tinker_cookbook comes out without them."""
+"""Layers that decide where a token goes, its weight there, or how fast a state decays.
+
+Tinker has no adapters there either: `get_lora_param_count` of tinker_cookbook does not count them.
+"""
 UNTRAINED_PARENT = "indexer"
-"""Chooses the tokens that sparse attention looks at: no gradient goes through a choice."""
+"""The module that selects the tokens of sparse attention. No gradient passes through a selection."""
 UNEMBED_NAME = "lm_head"
 
 
 @dataclass(frozen=True, slots=True)
 class StackedDelta:
-    """One module's adapters as one: A `[g, rank, d_in]`, B `[g, d_out, rank]`, scale `[g, 1, 1]`.
+    """One module's adapters in one stack: A `[g, rank, d_in]`, B `[g, d_out, rank]`, scale `[g, 1, 1]`.
 
-    Ranks below the stack's may be padded with zeros, which add nothing and receive exactly zero gradient.
+    Adapters of a lower rank may be padded with zeros, which add nothing and receive a gradient of exactly zero.
     """
 
     lora_A: Tensor  # noqa: N815
@@ -61,7 +63,7 @@ class StackedDelta:
 
 @dataclass(frozen=True, slots=True)
 class OwnDelta:
-    """One adapter's part of a module: A `[rank, d_in]`, B `[d_out, rank]`, or those of a layer's experts."""
+    """One adapter's part of a module: A `[rank, d_in]`, B `[d_out, rank]`, or the tensors of a layer's experts."""
 
     lora_A: Tensor  # noqa: N815
     lora_B: Tensor  # noqa: N815
@@ -74,7 +76,7 @@ class OwnDelta:
 
 @dataclass(frozen=True, slots=True)
 class OwnSpan:
-    """Tokens `start` to `end` of a forward, and the delta that they have."""
+    """Tokens `start` to `end` of a forward, and their delta."""
 
     start: int
     end: int
@@ -90,10 +92,11 @@ class OwnSpan:
 
 @dataclass(frozen=True, slots=True)
 class DeltasApart:
-    """One module's adapters, each by products of its own; of any rank. None: this one leaves the module as it is.
+    """One module's adapters, of any rank, each with its own products. A group of None leaves the module unchanged.
 
-    `tokens`: of each group, which lie one behind the other in the input. `product_tokens`: what one product takes, so
-    that it has one shape, and a token's bits are those that it has alone, whoever is beside it. None: all there are.
+    `tokens` are the lengths of the consecutive groups of the input. `product_tokens` is the size of one product, so
+    that all products have one shape and a token's bits do not depend on the other tokens. None: one product for all
+    tokens.
     """
 
     groups: tuple[OwnDelta | None, ...]
@@ -101,8 +104,8 @@ class DeltasApart:
     product_tokens: int | None
 
     def batches(self, x: Tensor) -> Sequence[_LongGroup | _ShortGroups]:
-        """All groups that have a delta, for x `[tokens, ...]`; short ones of one rank together."""
-        # A layer of an expert has the tokens that were sent to it; then there is one group.
+        """Return all groups that have a delta, for x `[tokens, ...]`. Short groups of one rank share a batch."""
+        # An expert's layer has the tokens that are routed to it, and then there is one group.
         one = self.groups[0] if len(self.groups) == 1 else None
         spans = list(self.spans()) if one is None else [OwnSpan(0, len(x), one)]
         batches: dict[tuple[str, int], list[int]] = {}
@@ -118,14 +121,14 @@ class DeltasApart:
         ]
 
     def _is_short(self, span: OwnSpan, x: Tensor) -> bool:
-        """Whether a batch of products gives the bits that a longer group's products have, by the same library."""
+        """Return whether a batched product has the same bits as a longer group's products, from the same library."""
         part, own = self.product_tokens or 0, span.own
         if own.lora_A.dtype != x.dtype or span.tokens > part:
             return False
         return not (uses_onednn(x, own.lora_A, part) or uses_onednn(x, own.lora_B, part))
 
     def spans(self) -> Iterator[OwnSpan]:
-        """Where each group that has a delta lies in the input."""
+        """Yield where each group that has a delta lies in the input."""
         end = 0
         for own, tokens in zip(self.groups, self.tokens, strict=True):
             end += tokens
@@ -134,26 +137,26 @@ class DeltasApart:
 
 
 class OwnProduct(Protocol):
-    """What is routed to a module where no gradient is needed."""
+    """A product that is routed to a module where no gradient is needed."""
 
     def __call__(self, x: Tensor, base: nn.Linear) -> Tensor:
-        """The module's output `[rows, ..., d_out]` from its input and the frozen layer."""
+        """Return the module's output `[rows, ..., d_out]` from its input and the frozen layer."""
         ...
 
     def spans(self, tokens: int) -> Iterable[OwnSpan]:
-        """Which of so many tokens have which delta."""
+        """Return the spans of this many tokens that have a delta."""
         ...
 
 
 Route = Mapping[str, StackedDelta | DeltasApart | OwnProduct]
-"""What is routed to each module, by name."""
+"""The deltas or product of each module, by name."""
 
 _current = threading.local()
 
 
 @contextmanager
 def routed(route: Route) -> Iterator[None]:
-    """Applies a route to every forward (and recomputation in backward) of this thread."""
+    """Apply a route to every forward of this thread, and to every recomputation in backward."""
     previous = getattr(_current, "route", None)
     _current.route = route
     try:
@@ -163,13 +166,13 @@ def routed(route: Route) -> Iterator[None]:
 
 
 def is_routed_apart() -> bool:
-    """Whether this thread's forward is one whose rows keep their bits whoever is beside them."""
+    """Return whether the rows of this thread's forward have bits that do not depend on the other rows."""
     route: Route = getattr(_current, "route", None) or {}
     return isinstance(next(iter(route.values()), None), DeltasApart)
 
 
 def spans_of(key: str, tokens: int) -> Sequence[OwnSpan]:
-    """Of a layer's experts, which compute all tokens of a forward together: whose tokens are where."""
+    """Return the spans of a layer's experts, which compute all tokens of a forward together."""
     route: Route = getattr(_current, "route", None) or {}
     delta = route.get(key)
     if delta is None:
@@ -188,7 +191,7 @@ class StackedLoraLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The frozen weight `[d_out, d_in]`; model code that peeks at `.weight` keeps working."""
+        """The frozen weight `[d_out, d_in]`, for model code that reads `.weight`."""
         return self.base.weight
 
     @property
@@ -204,7 +207,7 @@ class StackedLoraLinear(nn.Module):
         return self.base.out_features
 
     def lora_shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of A `[rank, d_in]` and B `[d_out, rank]`."""
+        """Return the shapes of A `[rank, d_in]` and B `[d_out, rank]`."""
         return (rank, self.in_features), (self.out_features, rank)
 
     @override
@@ -218,7 +221,7 @@ class StackedLoraLinear(nn.Module):
 
 
 def apply_delta(x: Tensor, base: nn.Linear, delta: StackedDelta | DeltasApart | OwnProduct) -> Tensor:
-    """The frozen layer plus the deltas, for x `[rows, ..., d_in]` in g equal groups of rows."""
+    """Compute the frozen layer plus the deltas, for x `[rows, ..., d_in]` in g equal groups of rows."""
     if isinstance(delta, DeltasApart):
         return _apart(x, base, delta)
     if not isinstance(delta, StackedDelta):
@@ -241,21 +244,21 @@ def _apart(x: Tensor, base: nn.Linear, delta: DeltasApart) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _LongGroup:
-    """The own products of a group of any length, a part at a time. `places`: where it is among those with a delta."""
+    """The products of one group of any length, part by part. `places`: its index among the groups with a delta."""
 
     places: Sequence[int]
     span: OwnSpan
     part: int | None
 
     def forward(self, x: Tensor, out: Tensor) -> Tensor:
-        """Adds to the group's rows of `out`; returns what A makes of those of x."""
+        """Add to the group's rows of `out`, and return the product of its rows with A."""
         own = self.span.own
         down = product_by_parts(self.span.of(x).to(own.lora_A.dtype), own.lora_A, None, self.part) * own.scale
         add_product_by_parts(self.span.of(out), down, own.lora_B.T, self.part)
         return down
 
     def backward(self, grad: Tensor, grad_x: Tensor | None) -> Tensor:
-        """Adds to the group's rows of `grad_x`; returns the gradient of what A makes."""
+        """Add to the group's rows of `grad_x`, and return the gradient of the product with A."""
         own = self.span.own
         wide = self.span.of(grad).to(own.lora_A.dtype)
         grad_down = product_by_parts(wide, own.lora_B.T, None, self.part) * own.scale
@@ -264,7 +267,10 @@ class _LongGroup:
         return grad_down
 
     def own_gradients(self, grad: Tensor, x: Tensor, down: Tensor, grad_down: Tensor) -> Iterator[Sequence[Tensor]]:
-        """Of A and B. The few rows come first: the other way round MKL takes five times as long for a rank of 8."""
+        """Yield the gradients of A and B.
+
+        The dimension with few rows comes first: in the other order MKL takes five times as long for a rank of 8.
+        """
         dtype = self.span.own.lora_A.dtype
         grad_A = linear_product(grad_down.T, self.span.of(x).to(dtype).T)
         yield grad_A, linear_product(down.T, self.span.of(grad).to(dtype).T).T
@@ -272,10 +278,10 @@ class _LongGroup:
 
 @dataclass(frozen=True, slots=True)
 class _ShortGroups:
-    """The same for groups of one rank, each of `part` tokens at most and filled up to that, in batches of products.
+    """Batched products of groups of one rank, each of at most `part` tokens and padded to that.
 
-    Each product of a batch is computed by itself, so its bits are those of a batch of one. Eight adapters of 16 tokens
-    take a batch as long as two of them took one after the other: calls cost more than what they compute.
+    Each product of a batch is computed separately, so its bits are those of a batch of one. Eight adapters of 16 tokens
+    take as long in a batch as two of them in sequence: the calls cost more than their arithmetic.
     """
 
     places: Sequence[int]
@@ -299,7 +305,7 @@ class _ShortGroups:
         return zip(of_A.unbind(), of_B.unbind(), strict=True)
 
     def _stacked(self, x: Tensor) -> Tensor:
-        """`[groups, part, d]`, with zeros behind each group's own."""
+        """Return `[groups, part, d]`, with zeros after each group's rows."""
         stacked = pad_sequence([span.of(x) for span in self.spans], batch_first=True)
         return functional.pad(stacked, (0, 0, 0, self.part - stacked.shape[1]))
 
@@ -319,11 +325,11 @@ class _ShortGroups:
 
 
 class _LoraLinearApart(torch.autograd.Function):
-    """The layer with the frozen base inside, so that each product adds onto the last one in place.
+    """The layer including its frozen base, so that each product adds to the previous one in place.
 
-    One product over all rows would have another shape in other company, for which BLAS may sum in another order. So
-    each takes a part of one size. The gradients of A and B are sums over a group, and one product each: its rows are
-    of one call, whoever else is in the forward.
+    One product over all rows would have another shape in another batch, and BLAS may then sum in another order. So each
+    product takes a part of one size. The gradients of A and B are sums over a group, with one product each: a group's
+    rows belong to one call, whatever else is in the forward.
     """
 
     @staticmethod
@@ -333,9 +339,9 @@ class _LoraLinearApart(torch.autograd.Function):
         ctx.batches = delta.batches(x)
         ctx.part = delta.product_tokens
         downs = [batch.forward(x, out) for batch in ctx.batches]
-        ctx.base = base  # a quantized weight is a matrix only while it is looked at
+        ctx.base = base  # a quantized weight is unpacked only while it is used
         ctx.save_for_backward(x, *downs)
-        return out.data  # no view of what was filled up, or models could not add to it in place
+        return out.data  # not a view of padded memory: models add to the result in place
 
     @staticmethod
     @override
@@ -355,7 +361,7 @@ class _LoraLinearApart(torch.autograd.Function):
 
 
 def module_family(name: str) -> str | None:
-    """ "attn", "mlp" or "unembed" for a linear layer that LoRA covers, else None."""
+    """Return "attn", "mlp" or "unembed" for a linear layer that LoRA covers, else None."""
     parts = name.split(".")
     if parts[-1] == UNEMBED_NAME:
         return "unembed"
@@ -371,14 +377,14 @@ def module_family(name: str) -> str | None:
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Whether it is a linear layer that computes as such: some are kept in one and take its weight apart by groups."""
+    """Return whether a linear layer computes as one. Some subclasses split their weight into groups."""
     return type(module).forward is nn.Linear.forward
 
 
 def wrap_linears(model: nn.Module) -> dict[str, StackedLoraLinear]:
-    """Replaces every linear layer; returns the wrappers by name, in model order.
+    """Replace every linear layer, and return the wrappers by name, in model order.
 
-    Those that LoRA does not cover (`module_family` is None) have their products apart all the same.
+    Layers that LoRA does not cover (`module_family` is None) are wrapped too, because they need separate products.
     """
     found = {
         name: module

@@ -1,7 +1,7 @@
-"""Sequences one behind the other in a forward, without padding between them: each attends to itself alone.
+"""Packed forwards: sequences follow each other without padding, and each attends only to itself.
 
-The attention of a packed forward takes each sequence by itself. Everything else of a model must work
-token by token; positions are given. Whether that is so is tried with each model, see `packs`.
+The attention of a packed forward handles each sequence separately. All other layers of the model must work token by
+token, with explicit positions. `packs` tests this for each model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from tinsmith_trainer.torch_model.attention import BLOCK_QUERIES, attending_by, blocked_attention
+from tinsmith_trainer.torch_model.attention import BLOCK_QUERIES, blocked_attention, use_attention
 from tinsmith_trainer.torch_model.experts import expert_projections
 from tinsmith_trainer.torch_model.lora import DeltasApart, StackedLoraLinear, routed
 
@@ -23,19 +23,19 @@ log = structlog.get_logger(__name__)
 
 LONG_ROPE = "longrope"
 BY_LENGTH = ("dynamic", LONG_ROPE)
-"""Types of rotary embeddings whose angles follow from the longest row of a forward, padding included."""
+"""Types of rotary embeddings whose angles depend on the longest row of a forward, including padding."""
 
 PROBE_LENGTHS = [5, 11, 11, BLOCK_QUERIES + 3]
 PROBE_PRODUCT_TOKENS = 16
 PROBE_TOLERANCE = 1e-4
 FILLED_TO_TOKENS = 16
-"""So that all elements of a forward are whole vectors, and halves of them, too."""
+"""The multiple that a forward is padded to, so that all elements, and half of them, are whole vectors."""
 CACHE_LINE_FLOATS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Sequences of `lengths`, one behind the other, and at the end a few tokens that are nobody's."""
+    """Consecutive sequences of `lengths`, and a few padding tokens at the end."""
 
     lengths: Sequence[int]
 
@@ -48,15 +48,15 @@ class Packing:
         return sum(self.lengths) + self.filling
 
     def filled(self, parts: Sequence[Tensor]) -> Tensor:
-        """All parts `[some tokens, ...]` and zeros behind them, as `[1, tokens, ...]`."""
+        """Concatenate parts `[some tokens, ...]` and add zeros at the end: `[1, tokens, ...]`."""
         return torch.cat([*parts, parts[0].new_zeros((self.filling, *parts[0].shape[1:]))]).unsqueeze(0)
 
 
 def packed_hidden_states(decoder: nn.Module, tokens: Tensor, packing: Packing) -> Tensor:
-    """Last hidden states `[tokens, d]`, filling included, of int64 tokens without it, on the CPU."""
-    # Models hand a mask of four dimensions to their attention as it is, which spares them the making of one.
+    """Return the last hidden states `[tokens, d]`, including padding, of int64 tokens without it, on the CPU."""
+    # Models pass a mask of four dimensions to their attention unchanged, which saves building one.
     no_mask = torch.empty((1, 1, 1, 0))
-    with attending_by(functools.partial(_attend_apart, packing)):
+    with use_attention(functools.partial(_attend_apart, packing)):
         hidden: Tensor = decoder(
             input_ids=packing.filled([tokens]),
             position_ids=packing.filled([torch.arange(length) for length in packing.lengths]),
@@ -75,7 +75,7 @@ def _attend_apart(
     _mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Every sequence by itself."""
+    """Attend within each sequence."""
     is_causal = options.get("is_causal")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal) or options.get("dropout"):
         raise ValueError("packed sequences attend causally and without dropout")
@@ -86,16 +86,16 @@ def _attend_apart(
 
 @dataclass(frozen=True, slots=True)
 class ChangingAngles:
-    """rope_type: as the configuration names it. behind: the longest sequence with fixed angles, if it is known."""
+    """A rope type whose angles change with length. `behind`: the longest sequence with fixed angles, if known."""
 
     rope_type: str
     behind: int | None
 
 
 def changing_angles(config: Any) -> ChangingAngles | None:
-    """Return how a model's angles change with a sequence's length; None for models in which they do not.
+    """Return how a model's angles change with a sequence's length, or None if they do not.
 
-    `config` is a configuration of transformers. Layers of several kinds may have parameters of their own.
+    `config` is a transformers configuration. Layers of several kinds may have their own parameters.
     """
     text = config.get_text_config()
     for parameters in _rope_parameters(getattr(text, "rope_parameters", None)):
@@ -114,10 +114,10 @@ def _rope_parameters(found: Any) -> Iterator[dict[str, Any]]:
 
 
 def packs(decoder: nn.Module, config: Any, longest: int) -> bool:
-    """Whether a model's packed sequences, shorter than `longest`, come out as each by itself, to the last bit.
+    """Return whether packed sequences shorter than `longest` have exactly the bits of separate sequences.
 
-    A window of attention must be as long as they are, and angles must not follow from the longest one. Products need
-    rows that begin at cache lines, or BLAS may sum a row differently at another place.
+    A window of attention must be as long as the sequences, and angles must not depend on the longest one. Products need
+    rows that begin at cache lines, or BLAS may sum a row differently at another position.
     """
     text = config.get_text_config()
     windows = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size")]
@@ -134,7 +134,7 @@ def packs(decoder: nn.Module, config: Any, longest: int) -> bool:
     try:
         with torch.no_grad():
             return _come_out_alike(decoder, config.get_text_config().vocab_size)
-    except Exception as error:  # whatever a model does with positions and masks that it does not expect
+    except Exception as error:  # a model may raise anything for unexpected positions and masks
         log.info("sequences are not packed", model=type(decoder).__name__, error=str(error))
         return False
 
@@ -153,7 +153,7 @@ def _come_out_alike(decoder: nn.Module, vocab_size: int) -> bool:
 
 def _probe(decoder: nn.Module, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
     packing = Packing(lengths)
-    nobodys = DeltasApart((None,), (packing.tokens,), PROBE_PRODUCT_TOKENS)
+    no_delta = DeltasApart((None,), (packing.tokens,), PROBE_PRODUCT_TOKENS)
     layers = (module for module in decoder.modules() if isinstance(module, StackedLoraLinear))
-    with routed({layer.key: nobodys for layer in layers}):
+    with routed({layer.key: no_delta for layer in layers}):
         return packed_hidden_states(decoder, tokens, packing)[: len(tokens)]

@@ -1,12 +1,12 @@
-"""Frozen base weights in 8 or 4 bits, which become matrices where they are used.
+"""Frozen base weights in 8 or 4 bits, unpacked where they are used.
 
-Only linear layers and experts that adapters cover are kept so, but for the output projection; what adapters add, and
-all that is computed, is as wide as ever. Weights are made dense for each product and again for its gradient, and in
-between nobody holds them: memory is that of the codes, and of one layer. A product with what comes out has the bits
-that a model with those weights has, so that company and replay change none.
+Only linear layers and experts that adapters cover are quantized, without the output projection. Adapters and all
+computation keep their full width. Weights are unpacked for each product and again for its gradient, and are not kept in
+between: memory is that of the codes and of one unpacked layer. A product has the bits that a model with the unpacked
+weights would have, so batching and replay change no bits.
 
-`4bit` is NF4 (Dettmers et al., QLoRA, 2023, appendix E) by blocks of 64 along a weight's elements, and `8bit` is
-symmetric, by rows: the numbers of bitsandbytes' `quantize_4bit` and `int8_vectorwise_quant`.
+`4bit` is NF4 (Dettmers et al., QLoRA, 2023, appendix E) in blocks of 64 along a weight's elements, and `8bit` is
+symmetric by rows: the numbers of bitsandbytes' `quantize_4bit` and `int8_vectorwise_quant`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EXPERT_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 class QuantizedWeight(nn.Module):
-    """A weight `[..., d_out, d_in]` in codes and scales. It has no parameters: nothing here is trained."""
+    """A weight `[..., d_out, d_in]` as codes and scales. It has no parameters: nothing here is trained."""
 
     codes: Tensor
     scales: Tensor
@@ -52,7 +52,7 @@ class QuantizedWeight(nn.Module):
         self.register_buffer("table", torch.tensor(NF4, device=weight.device))
 
     def dense(self) -> Tensor:
-        """In the dtype that the weight had."""
+        """Unpack to the dtype that the weight had."""
         if self.bits == "8bit":
             return (self.codes.float() * (self.scales / LARGEST_INT8)).to(self.dtype)
         pairs = torch.stack([self.codes >> 4, self.codes & 15], -1).int()
@@ -61,14 +61,17 @@ class QuantizedWeight(nn.Module):
 
 
 def _to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes of the weight's shape, scales `[..., d_out, 1]`: the largest magnitude of each row."""
+    """Return codes of the weight's shape and scales `[..., d_out, 1]`, the largest magnitude of each row."""
     scales = weight.float().abs().amax(-1, keepdim=True)
     codes = torch.round(weight.float() * (LARGEST_INT8 / scales.clamp(min=torch.finfo(torch.float32).tiny)))
     return codes.to(torch.int8), scales
 
 
 def _to_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Two codes a byte, the first in the upper half; scales `[blocks, 1]`: the largest magnitude of each block."""
+    """Return two codes a byte, the first in the upper half, and scales `[blocks, 1]`.
+
+    A scale is the largest magnitude of its block.
+    """
     flat = weight.detach().float().reshape(-1)
     blocks = functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
     scales = blocks.abs().amax(1, keepdim=True)
@@ -81,7 +84,7 @@ def _to_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class QuantizedLinear(nn.Linear):
-    """A frozen linear layer whose weight is a matrix only while somebody looks at it."""
+    """A frozen linear layer whose weight is unpacked only while it is used."""
 
     def __init__(self, linear: nn.Linear, bits: Quantization) -> None:
         nn.Module.__init__(self)
@@ -101,7 +104,7 @@ class QuantizedLinear(nn.Linear):
 
 
 class _FrozenProduct(torch.autograd.Function):
-    """Which keeps no weight for its backward."""
+    """A product that keeps no weight for its backward."""
 
     @staticmethod
     @override
@@ -116,7 +119,7 @@ class _FrozenProduct(torch.autograd.Function):
 
 
 def quantize(decoder: nn.Module, bits: Quantization) -> None:
-    """Puts codes in the place of weights, layer by layer. Before the layers are wrapped."""
+    """Replace weights with codes, layer by layer. This must happen before the layers are wrapped."""
     linears = {
         name: module
         for name, module in decoder.named_modules()
@@ -131,7 +134,7 @@ def quantize(decoder: nn.Module, bits: Quantization) -> None:
 
 
 def _quantize_experts(module: nn.Module, bits: Quantization) -> None:
-    """Its weights become properties: of a class of its own, since a property is of a class."""
+    """Replace the weights of experts with properties. Properties need a class, so the module gets its own."""
     names = [name for name in EXPERT_WEIGHTS if name in module._parameters]
     held = nn.ModuleDict({name: QuantizedWeight(getattr(module, name), bits) for name in names})
     for name in names:

@@ -1,7 +1,7 @@
-"""Checkpoints whose files hold quantized weights: which are read, and how.
+"""Checkpoints whose files hold quantized weights: the supported formats and how they are read.
 
-gpt-oss comes in MXFP4, DeepSeek V3 in FP8 with scales by blocks. Both are made dense as they are read, in the dtype
-that is computed with, so that engine and sampler see the weights of any other model. Other formats are refused.
+gpt-oss comes in MXFP4, DeepSeek V3 in FP8 with scales by blocks. Both are unpacked when they are read, to the dtype of
+the computation, so engine and sampler see ordinary weights. Other formats are refused.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ DENSE = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}
 
 
 def stored_format(config: Any) -> str:
-    """By the name that transformers has for it; empty: the files hold dense weights."""
+    """Return transformers' name for the format, or an empty string for dense weights."""
     return str(_options(config).get("quant_method", ""))
 
 
 def dequantizing(directory: Path, config: Any) -> dict[str, Any]:
-    """More arguments for transformers' loading; none for a checkpoint that is not quantized.
+    """Return additional arguments for transformers' loading; none if the checkpoint is not quantized.
 
-    Raises ModelDirectoryInvalid for a format that is not read here.
+    Raises ModelDirectoryInvalid for an unsupported format.
     """
     options, method = _options(config), stored_format(config)
     if not method:
         return {}
     if method not in DENSE:
         raise ModelDirectoryInvalid(
-            f"The weights in {directory} are quantized by {method!r}, and only {' and '.join(DENSE)} are read here. "
-            "Give the model's original weights, and --quantization to keep them in few bits."
+            f"The weights in {directory} are quantized by {method!r}; supported are {' and '.join(DENSE)}. "
+            "Use the model's original weights, with --quantization to keep them in few bits."
         )
     given = {name: value for name, value in options.items() if name != "quant_method"}
     return {"quantization_config": DENSE[method](**{**given, "dequantize": True})}
 
 
 def widen(model: Any, dtype: torch.dtype) -> None:
-    """Cast the weights that were made dense in a narrower dtype than the model computes in.
+    """Cast weights that were unpacked to a narrower dtype than the model computes in.
 
-    transformers before 5.23 makes MXFP4 dense in bfloat16, whatever it was asked for. That holds each value of MXFP4
-    exactly, but the layer would compute in it: logits of a float32 model were 5e-3 off.
+    transformers before 5.23 unpacks MXFP4 to bfloat16 for any requested dtype. That holds each value of MXFP4 exactly,
+    but the layer would compute in it: logits of a float32 model were 5e-3 off.
     """
     for parameter in model.parameters():
         if parameter.is_floating_point() and torch.finfo(parameter.dtype).bits < torch.finfo(dtype).bits:
@@ -57,16 +57,16 @@ def _options(config: Any) -> dict[str, Any]:
 
 
 def load_to_save(architecture: Any, directory: Path, config: Any, dtype: torch.dtype) -> Any:
-    """A model that `save_pretrained` writes dense, without a word of the format that it was in.
+    """Return a model that `save_pretrained` writes dense, without traces of its quantized format.
 
-    `architecture`: which of transformers' classes for it.
+    `architecture` is the transformers class to load it with.
     """
     options = dequantizing(directory, config)
     model = architecture.from_pretrained(directory, config=config, dtype=dtype, **options)
     if not options:
         return model
     widen(model, dtype)
-    # transformers would write the weights back in that format, which it can for some only: so they change their model.
+    # transformers would write the weights back in that format, which it supports for some only.
     for named in (config, config.get_text_config()):
         if getattr(named, "quantization_config", None) is not None:
             del named.quantization_config
@@ -77,7 +77,7 @@ def load_to_save(architecture: Any, directory: Path, config: Any, dtype: torch.d
 
 
 def _take_what_no_state_has(dense: Any, model: Any) -> None:
-    """Buffers that are in no checkpoint, such as the frequencies of positions; how to generate; and evaluation."""
+    """Copy what no checkpoint holds: other buffers such as frequencies, the generation config, the mode."""
     persistent = model.state_dict().keys()
     for name, buffer in model.named_buffers(remove_duplicate=False):
         if name not in persistent:

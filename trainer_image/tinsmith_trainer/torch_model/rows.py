@@ -1,11 +1,10 @@
-"""Whether the rows of a forward keep to themselves, to the last bit, whoever is in it.
+"""Checks and wrappers that keep each row of a forward independent of the other rows, to the last bit.
 
-Products do (products.py), and experts (expert_products.py). What is left are other layers with parameters, such as a
-convolution over time: where there is one, a model's forwards are of one call alone. Wrapped are routers, which take
-tokens by parts of one size; activations; and what turns positions into angles: beyond two
-threads PyTorch cuts the elements of all rows into as many parts as there are threads, and where a part ends without
-filling its vectors it takes scalar code, whose sigmoid, exp, tanh and cosine differ in the last bit (measured with 3, 4
-and 8 threads).
+Products (products.py) and experts (expert_products.py) already are. Other layers with parameters, such as a convolution
+over time, are not: models with such layers share no forwards. Three kinds of modules are wrapped: routers, which take
+tokens in parts of one size; activations; and rotary embeddings. With more than two threads PyTorch divides the elements
+of all rows among the threads. If a share does not end on a whole vector, its end runs as scalar code, whose sigmoid,
+exp, tanh and cosine differ in the last bit (measured with 3, 4 and 8 threads).
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from typing_extensions import override
 
 from tinsmith_trainer.torch_model.experts import is_adaptable
 from tinsmith_trainer.torch_model.lora import StackedLoraLinear, is_routed_apart
-from tinsmith_trainer.torch_model.products import LEAST_PART_FLOATS, THREADS_WITHOUT_TAILS, filled_up
+from tinsmith_trainer.torch_model.products import LEAST_PART_FLOATS, THREADS_WITHOUT_TAILS, padded_rows
 
 ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
 ROUTER_NAMES = ("Router", "MoEV1Gate")
-"""Of the classes of transformers whose instances say which experts a token goes to."""
+"""Endings of the transformers classes that choose a token's experts."""
 BY_TOKEN_ID = "HashRouter"
 ROUTED_TOKENS = 64
-"""What a router takes at once: of any number of experts so many scores are whole vectors."""
+"""Tokens of one call of a router. For any number of experts their scores are whole vectors."""
 VECTOR_FLOATS = 64
-"""Whole vectors, unrolled, on every CPU."""
+"""Floats of an unrolled vector loop on every CPU."""
 ANGLES_TOKENS = 64
-"""Few enough for one thread, with up to 512 angles each."""
+"""Few enough tokens for one thread, with up to 512 angles each."""
 
 
 def whole_vector_pieces(elements: int) -> list[int]:
-    """Sizes of pieces that PyTorch cuts into whole vectors, however many threads there are; of whole vectors itself."""
+    """Return sizes of pieces that PyTorch divides into whole vectors for any number of threads."""
     threads = torch.get_num_threads()
     if threads <= THREADS_WITHOUT_TAILS:
         return [elements]
@@ -44,7 +43,7 @@ def whole_vector_pieces(elements: int) -> list[int]:
 
 
 def _evenly_cut(elements: int, threads: int) -> int:
-    """The most of them whose parts are of whole vectors."""
+    """Return the largest number of elements whose shares are whole vectors."""
     for parts in range(min(threads, -(-elements // LEAST_PART_FLOATS)), 1, -1):
         even = elements - elements % (parts * VECTOR_FLOATS)
         if -(-even // LEAST_PART_FLOATS) >= parts:
@@ -53,7 +52,7 @@ def _evenly_cut(elements: int, threads: int) -> int:
 
 
 class InWholeVectors(nn.Module):
-    """An activation of x `[rows, ...]`, of which each element has the same bits wherever it lies."""
+    """An activation of x `[rows, ...]` whose elements have the same bits at every position."""
 
     def __init__(self, activation: nn.Module) -> None:
         super().__init__()
@@ -73,21 +72,24 @@ class InWholeVectors(nn.Module):
 
 
 def wrap_activations(model: nn.Module) -> None:
-    """And angles of positions, and routers. Of a model on the CPU: other devices' kernels have no such tails."""
+    """Wrap activations, rotary embeddings and routers of a model on the CPU.
+
+    Other devices' kernels have no such remainders.
+    """
     found = [(name, module) for name, module in model.named_modules() if _is_activation(module)]
     for name, module in found:
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, InWholeVectors(module))
     for module in model.modules():
         if type(module).__name__.endswith("RotaryEmbedding"):
-            # In place: models look into these modules.
+            # In place: models access these modules' attributes.
             module.forward = functools.partial(_angles_in_pieces, module.forward)
         if is_router(module):
             module.forward = functools.partial(_routed_in_parts, module.forward)
 
 
 def _angles_in_pieces(angles: Callable[..., Any], x: Tensor, position_ids: Tensor, *more: Any, **options: Any) -> Any:
-    """What `angles` makes of positions `[rows, length]`: a tensor `[rows, length, d]`, or several."""
+    """Compute the angles of positions `[rows, length]` in pieces: a tensor `[rows, length, d]`, or several."""
     if not _may_have_tails():
         return angles(x, position_ids, *more, **options)
     pieces = [angles(x, piece, *more, **options) for piece in torch.split(position_ids, ANGLES_TOKENS, 1)]
@@ -97,21 +99,21 @@ def _angles_in_pieces(angles: Callable[..., Any], x: Tensor, position_ids: Tenso
 
 
 def is_router(module: nn.Module) -> bool:
-    """One that looks at hidden states alone: a router by token ids is a layer of another kind."""
+    """Return whether a module routes by hidden states. A router by token ids is a layer of another kind."""
     name = type(module).__name__
     return name.endswith(ROUTER_NAMES) and not name.endswith(BY_TOKEN_ID)
 
 
 def _routed_in_parts(router: Callable[..., Any], hidden_states: Tensor, *of_experts: Any) -> Any:
-    """What a router makes of hidden states `[..., d]`: a tensor `[tokens, ...]`, or several.
+    """Route hidden states `[..., d]` in parts: a tensor `[tokens, ...]`, or several.
 
-    `of_experts`: a bias for each expert, say, and nothing of tokens.
+    `of_experts` depend on experts and not on tokens, such as a bias for each expert.
     """
     if not is_routed_apart():
         return router(hidden_states, *of_experts)
     tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
     parts = [
-        _cut(router(filled_up(part, ROUTED_TOKENS), *of_experts), len(part))
+        _cut(router(padded_rows(part, ROUTED_TOKENS), *of_experts), len(part))
         for part in torch.split(tokens, ROUTED_TOKENS)
     ]
     if isinstance(parts[0], Tensor):
@@ -128,7 +130,7 @@ def _may_have_tails() -> bool:
 
 
 def keeps_rows_apart(decoder: nn.Module) -> bool:
-    """Whether all that has parameters works on each token or row by itself: norms, embeddings and wrapped layers."""
+    """Return whether all modules with parameters compute each token or row separately."""
     wrapped = {id(module.base) for module in decoder.modules() if isinstance(module, StackedLoraLinear)}
     return all(_is_apart(module, wrapped) for module in decoder.modules())
 

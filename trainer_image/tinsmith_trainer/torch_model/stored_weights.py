@@ -1,7 +1,7 @@
-"""The check that a directory's tensors are those of the architecture in its configuration.
+"""The check of a model directory: its files are those of one model, with exactly the architecture's weights.
 
-transformers loads a checkpoint without some tensors, gives those random values, and only logs it. So it loads the
-headers first, as tensors without memory, and its report is read here. The loaders that follow read the same files.
+transformers gives random values to tensors that a checkpoint lacks, and only logs it. So the headers are first loaded
+as tensors without memory, and transformers' report is evaluated here. The loaders that follow read the same files.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ EXPERT = re.compile(r"(?P<layer>.*\.experts)\.(?P<number>\d+)\.(?P<part>.+)")
 PREDICTION = re.compile(r"(^|\.)mtp(\.|_)")
 """Layers that predict further tokens, which no engine here runs. transformers ignores them in most families."""
 UNUSED = re.compile(r"(^|\.)((cos|sin)_cached|inv_freq|[kv]_scale|input_scale)$")
-"""Tables of rotary positions, scales of a KV cache, and scales of FP8 activations: no model here computes with them."""
+"""Tables of rotary positions, scales of a KV cache, and scales of FP8 activations, which no model here uses."""
 LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
 FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 
 
 @dataclass(slots=True)
 class Differences:
-    """Differences between files and architecture by tensor name; `shapes` holds the stored and the expected one."""
+    """Differences between files and architecture, by tensor name. `shapes` holds the stored and the expected shape."""
 
     missing: set[str] = field(default_factory=set)
     unexpected: set[str] = field(default_factory=set)
@@ -103,7 +103,7 @@ def _refuse(directory: Path, architecture: Any, found: Differences, lost: Lost) 
 
 
 def _losses(lost: Lost, missing: Collection[str] = ()) -> str:
-    """Say which shards lack which tensors: those missing, or all of them where the architecture has other names."""
+    """Describe which shards lack which tensors: the missing ones, or all if the architecture uses other names."""
     by_shard: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in lost.keys() & missing or lost:
         by_shard[lost[name]].append(name)
@@ -114,10 +114,10 @@ def _losses(lost: Lost, missing: Collection[str] = ()) -> str:
 
 
 def _of_experts(stored: Stored, *, alike: bool) -> Differences:
-    """Find gaps in the numbers of experts, and experts of another shape than their neighbours.
+    """Find gaps in the numbers of experts, and experts whose shape differs from the others.
 
-    Experts are stacked in the order of their numbers, so that a gap moves every expert behind it. `alike`: whether
-    every part has as many; LongCat's experts without a computation have some parts only.
+    Experts are stacked in the order of their numbers, so a gap would shift every later expert. `alike`: every part must
+    have as many experts. LongCat's experts without computation have only some parts.
     """
     layers: dict[str, dict[str, dict[int, Sequence[int]]]] = defaultdict(lambda: defaultdict(dict))
     for name, tensor in stored.items():
@@ -165,7 +165,7 @@ def _reported(architecture: Any, directory: Path, config: Any, stored: Stored, l
                 **options,
             )
     except Exception as error:  # transformers raises RuntimeError, ValueError, KeyError, …
-        log.warning("transformers cannot load these weights", directory=str(directory), report="\n".join(said))
+        log.warning("transformers cannot load the weights", directory=str(directory), report="\n".join(said))
         _refuse(directory, architecture, _of_experts(stored, alike=True), lost)
         raise ModelDirectoryInvalid(
             f"The weights in {directory} cannot be those of the {architecture.__name__} that config.json describes: "
@@ -184,7 +184,7 @@ def _reported(architecture: Any, directory: Path, config: Any, stored: Stored, l
 
 @contextmanager
 def _said_by_transformers(messages: list[str]) -> Iterator[None]:
-    """Keep the table of what differs out of the log: the refusal names the tensors."""
+    """Collect transformers' table of differences instead of logging it: the error names the tensors."""
 
     def kept(record: logging.LogRecord) -> bool:
         messages.append(record.getMessage())
@@ -199,7 +199,7 @@ def _said_by_transformers(messages: list[str]) -> Iterator[None]:
 
 
 def _only_predicts(name: str, config: Any) -> bool:
-    """Tell whether a tensor belongs to a layer that config.json declares beyond the last one, or to one so named."""
+    """Return whether a tensor belongs to a prediction layer, by its name or by its layer's number."""
     text = config.get_text_config()
     declared = getattr(text, "num_nextn_predict_layers", None) or 0
     match = LAYER.search(name)
@@ -208,9 +208,9 @@ def _only_predicts(name: str, config: Any) -> bool:
 
 
 def _tied_copies(directory: Path, config: Any, stored: Stored) -> set[str]:
-    """Return the names of stored tensors that repeat what they are tied to.
+    """Return the names of stored tensors that repeat the tensor they are tied to.
 
-    Raises ModelDirectoryInvalid for two tensors that config.json ties, and the files hold apart: transformers would use
+    Raises ModelDirectoryInvalid if config.json ties two tensors whose stored values differ: transformers would use
     both, while Megatron and vLLM use one of them twice.
     """
     copies: set[str] = set()
@@ -235,7 +235,7 @@ def _tied_copies(directory: Path, config: Any, stored: Stored) -> set[str]:
 
 @contextmanager
 def _blaming(directory: Path) -> Iterator[None]:
-    """Make an error of transformers one of the directory's configuration."""
+    """Turn an error of transformers into one of the directory's configuration."""
     try:
         yield
     except Exception as error:  # transformers raises ValueError, KeyError, TypeError, …
@@ -281,7 +281,7 @@ def check_files(directory: Path) -> None:
     except ValueError as error:
         raise ModelDirectoryInvalid(f"{config} is not valid JSON: {error}.") from error
     if not any(directory.glob("*.safetensors")) and not any(directory.glob("*.bin")):
-        raise ModelDirectoryInvalid(f"{directory} has no weights: expected *.safetensors beside config.json.")
+        raise ModelDirectoryInvalid(f"{directory} has no weights: expected *.safetensors next to config.json.")
     for shard in sorted(directory.glob("*.safetensors")):
         _check_safetensors(shard)
 
@@ -290,9 +290,9 @@ def _check_no_adapter(directory: Path) -> None:
     """Refuse an adapter that transformers would add to every model that it loads from the directory."""
     if (directory / ADAPTER_CONFIG).is_file():
         raise ModelDirectoryInvalid(
-            f"{directory} holds a PEFT adapter ({ADAPTER_CONFIG}), which transformers would add to the model without "
-            f"notice. To serve the base model, give a directory without the files of the adapter. To train the adapter "
-            f"further, move them to a directory of their own and import that with `tinsmith import`."
+            f"{directory} holds a PEFT adapter ({ADAPTER_CONFIG}), which transformers would silently add to the "
+            f"model. To serve the base model, use a directory without the adapter's files. To train the adapter "
+            f"further, move its files to another directory and import that with `tinsmith import`."
         )
 
 
@@ -305,5 +305,5 @@ def _check_safetensors(shard: Path) -> None:
 
 
 def blame(directory: Path, error: Exception) -> str:
-    """Return what is said of a directory that transformers cannot load."""
+    """Return the message for a directory that transformers cannot load."""
     return f"The model in {directory} cannot be loaded: {type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
-"""A model of a few hundred kilobytes with a tokenizer, made on the spot: for the demo, tests and benchmarks.
+"""A generated model of a few hundred kilobytes with a tokenizer, for the demo, tests and benchmarks.
 
-The weights are random, the mathematics is real. The byte-level tokenizer has the special tokens
-of both the Qwen3 and the Llama 3 chat formats as single ids, and a chat template of the family's.
+The weights are random; the mathematics is real. The byte-level tokenizer has the special tokens of both the Qwen3 and
+the Llama 3 chat formats as single ids, and the chat template of the family.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CHATML = """\
     {{- '<|im_start|>assistant\n' }}
     {{- '<think>\n\n</think>\n\n' if enable_thinking is false }}
 {%- endif %}"""
-"""Calls and thoughts as Qwen3 writes them, so that what reads a Qwen3's answers reads those of a tiny one."""
+"""Tool calls and thoughts in Qwen3's format, so that parsers for Qwen3 also read a tiny model's answers."""
 LLAMA3_CHAT = """\
 {{- bos_token }}
 {%- for message in messages %}
@@ -66,7 +66,7 @@ CHAT_TEMPLATES: dict[Family, str] = {"qwen3": CHATML, "qwen3-moe": CHATML, "llam
 
 @dataclass(frozen=True, slots=True)
 class TinyShape:
-    """Sizes of a tiny model; the default has about 0.2 million parameters."""
+    """The sizes of a tiny model; the default has about 0.2 million parameters."""
 
     hidden_size: int = 64
     intermediate_size: int = 128
@@ -77,13 +77,13 @@ class TinyShape:
     max_sequence_length: int = 4096
     tied_embeddings: bool = False
     experts: int = 8
-    """Of a mixture; each token goes to two of them, which are half as wide as a dense layer."""
+    """The experts of a mixture. Each token uses two of them, which are half as wide as a dense layer."""
 
 
 def make_tiny_model(
     directory: Path, *, family: Family = "qwen3", shape: TinyShape | None = None, seed: int = 0
 ) -> Path:
-    """Writes config, random weights and tokenizer into `directory`, the same bytes for the same arguments."""
+    """Write config, random weights and tokenizer into `directory`. Equal arguments give equal bytes."""
     shape = shape or TinyShape()
     directory.mkdir(parents=True, exist_ok=True)
     disable_progress_bar()  # a bar for one file of a few hundred kilobytes is noise

@@ -1,8 +1,8 @@
-"""Images for a model that sees: how many of its tokens each one takes, and what its forward is given for them.
+"""Image inputs of a vision model: the number of tokens of each image, and the inputs of its forward.
 
-The processor of the model's directory makes pixels, always Pillow's and numpy's variant of it, so that a GPU's worker
-and a CPU's get the same bits. In the place of an image stand as many of the model's placeholder tokens as its vision
-tower makes features; what a chat format writes before and after them is text, and its sender's.
+The processor of the model's directory creates the pixels, always with its Pillow and numpy variant, so that a GPU and a
+CPU worker get the same bits. An image is replaced by as many of the model's placeholder tokens as its vision tower
+makes features. Tokens that a chat format writes around an image are text, and part of the request.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ log = structlog.get_logger(__name__)
 
 PROBE_SIZES = (ImageSize(40, 72), ImageSize(96, 56))
 TOKEN_TYPE_NAMES = ("mm_token_type_ids", "token_type_ids")
-"""What forwards call the tensor that says which tokens are an image's."""
-OF_AN_IMAGE = 1
+"""The names that forwards use for the tensor that marks image tokens."""
+IMAGE_TOKEN_TYPE = 1
 
 
-class CannotSee(Exception):
-    """The model has no images, or none that are understood here; the message says why."""
+class VisionUnsupported(Exception):
+    """The model takes no images, or in a way that is not supported. The message says why."""
 
 
 class Vision:
-    """A model's processor of images and its placeholder tokens. Raises CannotSee."""
+    """A model's image processor and its placeholder token. Raises VisionUnsupported."""
 
     def __init__(self, model: PreTrainedModel, directory: Path) -> None:
         self._sees: Any = model.base_model
@@ -47,19 +47,19 @@ class Vision:
         try:
             self._processor = AutoImageProcessor.from_pretrained(directory, backend="pil")
         except Exception as error:  # OSError, ValueError, ImportError, …
-            raise CannotSee(f"its processor cannot be loaded: {error}") from error
+            raise VisionUnsupported(f"its processor cannot be loaded: {error}") from error
         self._tokens_of_any = None if _counts_patches(self._processor) else self._fixed_number()
         self._try()
 
     def placed(self, what: str, tokens: NDArray[np.int32], images: Sequence[Image]) -> NDArray[np.int32]:
-        """A datum's or prompt's text tokens with the placeholders of its images among them; decodes no pixels.
+        """Return text tokens with the placeholders of the images among them. No pixels are decoded.
 
-        Raises UserError, which begins with `what`, for images that cannot be taken or come to another number of tokens
-        than was expected.
+        Raises UserError, which begins with `what`, for images that are refused or that do not have the expected number
+        of tokens.
         """
         if self._image_token in tokens:
             raise UserError(
-                f"{what} holds token {self._image_token}, which stands for an image; send images as chunks alone."
+                f"{what} holds token {self._image_token}, which represents an image; send images only as chunks."
             )
         sizes = read_sizes(what, images)
         placeholders = [
@@ -68,19 +68,19 @@ class Vision:
         ]
         cuts = [image.before_token for image in images]
         if len(set(cuts)) < len(cuts):
-            raise UserError(f"{what} has an image right behind another one; put the model's own tokens between them.")
+            raise UserError(f"{what} has an image directly after another one; put the model's own tokens between them.")
         parts = np.split(tokens, cuts)
         return np.concatenate(
             [parts[0], *(part for pair in zip(placeholders, parts[1:], strict=True) for part in pair)]
         )
 
     def inputs(self, what: str, tokens: NDArray[np.int32], images: Sequence[Image]) -> dict[str, Tensor]:
-        """What a forward of `placed` tokens takes beside them, of one row. Raises UserError for damaged images."""
+        """Return a forward's additional inputs for `placed` tokens of one row. Raises UserError for damaged images."""
         pictures = [read_pixels(f"{what}, image {index}", image) for index, image in enumerate(images)]
         inputs = self._processed(what, pictures)
         for name in TOKEN_TYPE_NAMES:
             if name in self._taken:
-                types = torch.from_numpy(np.where(tokens == self._image_token, OF_AN_IMAGE, 0))
+                types = torch.from_numpy(np.where(tokens == self._image_token, IMAGE_TOKEN_TYPE, 0))
                 inputs[name] = types.unsqueeze(0).to(self._device)
         return inputs
 
@@ -98,35 +98,33 @@ class Vision:
         try:
             number = self._number(size)
         except ValueError as error:
-            raise UserError(f"{what} is nothing for the model's processor: {error}.") from error
+            raise UserError(f"{what} is refused by the model's processor: {error}.") from error
         if image.expected_tokens not in (None, number):
             raise UserError(
-                f"{what} comes to {number} tokens, and expected_tokens is {image.expected_tokens}: it was counted for "
-                f"another model, or scaled since. Leave expected_tokens out, or count with this model's processor."
+                f"{what} has {number} tokens, but expected_tokens is {image.expected_tokens}: it was counted for "
+                f"another model, or scaled since. Omit expected_tokens, or count with this model's processor."
             )
         return number
 
     def _number(self, size: ImageSize) -> int:
-        """Of placeholder tokens. Raises ValueError for a shape that the processor refuses."""
+        """Return the number of placeholder tokens. Raises ValueError for a shape that the processor refuses."""
         if self._tokens_of_any is not None:
             return self._tokens_of_any
         patches = self._processor.get_number_of_image_patches(size.height, size.width, {})
         return int(patches // self._processor.merge_size**2)
 
     def _fixed_number(self) -> int:
-        """Of a model to which all images are of one size."""
+        """Return the number of tokens of any image, for a model that scales all images to one size."""
         shapes = {self._blank(size)["pixel_values"].shape for size in PROBE_SIZES}
         if len(shapes) > 1:
-            raise CannotSee("its processor cuts images into numbers of tokens that it does not tell")
+            raise VisionUnsupported("its processor does not report how many tokens it makes of an image")
         return self._features(PROBE_SIZES[0])
 
     def _try(self) -> None:
-        """One image through the vision tower, whose features must be as many as are counted."""
+        """Run one image through the vision tower, and compare the number of features with the number of tokens."""
         size = PROBE_SIZES[0]
         if self._tokens_of_any is None and (made := self._features(size)) != (counted := self._number(size)):
-            raise CannotSee(
-                f"its vision tower makes {made} features of an image for which {counted} tokens are counted"
-            )
+            raise VisionUnsupported(f"its vision tower makes {made} features for an image of {counted} tokens")
 
     def _blank(self, size: ImageSize) -> dict[str, Tensor]:
         return self._processed("The trial", [PillowImage.new("RGB", (size.width, size.height))])
@@ -138,20 +136,20 @@ class Vision:
 
 
 def vision_of(model: PreTrainedModel, directory: Path) -> Vision | None:
-    """None for a model of text, and for one whose images are not understood, which is logged."""
+    """Return the model's vision, or None for a text model and for unsupported images, which is logged."""
     if getattr(model.config, "vision_config", None) is None:
         return None
     try:
         return Vision(model, directory)
-    except Exception as error:  # whatever a processor or a vision tower does with what it does not expect
-        log.warning("images are refused: the model's text is served alone", model=type(model).__name__, why=str(error))
+    except Exception as error:  # a processor or vision tower may raise anything
+        log.warning("images are refused; the model serves text only", model=type(model).__name__, why=str(error))
         return None
 
 
 def _image_token(model: PreTrainedModel) -> int:
     token = getattr(model.config, "image_token_id", None)
     if token is None or not hasattr(model.base_model, "get_image_features"):
-        raise CannotSee("it takes images in another way than by tokens of their own")
+        raise VisionUnsupported("it does not represent images as tokens")
     return int(token)
 
 

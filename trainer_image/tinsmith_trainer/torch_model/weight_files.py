@@ -1,6 +1,6 @@
-"""The files of a model directory that transformers reads weights from, and their tensors' names, shapes and types.
+"""The files that transformers reads weights from, and their tensors' names, shapes and types.
 
-Nothing but headers is read of safetensors files, unless two tensors are to be the same.
+Only the headers of safetensors files are read, unless two tensors have to be compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CANDIDATES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-"""In the order in which transformers looks for them."""
+"""The files that transformers looks for, in its order."""
 INDEX = ".index.json"
 NAMED_WEIGHTS = "transformers_weights"
 """The key of config.json that names another file than the candidates."""
@@ -34,7 +34,7 @@ ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """`header` is a tensor without memory, of the stored shape and type."""
+    """A tensor in a file. `header` is a tensor without memory, of the stored shape and type."""
 
     name: str
     file: Path
@@ -67,12 +67,12 @@ def shard_of_each(index: Path) -> Mapping[str, str]:
     try:
         found: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
     except (ValueError, KeyError) as error:
-        raise ModelDirectoryInvalid(f"{index} is no index of weights: {type(error).__name__}: {error}.") from error
+        raise ModelDirectoryInvalid(f"{index} is not an index of weights: {type(error).__name__}: {error}.") from error
     return found
 
 
 def stored_tensors(directory: Path, config: Any) -> dict[str, StoredTensor]:
-    """Return what the files hold, by name. Raises ModelDirectoryInvalid for a name with two tensors."""
+    """Return the stored tensors by name. Raises ModelDirectoryInvalid for a name with two tensors."""
     stored: dict[str, StoredTensor] = {}
     for file in weight_files(directory, config):
         headers = _safetensors_headers(file) if file.suffix == ".safetensors" else _pickled_headers(file)
@@ -103,7 +103,7 @@ def lost_tensors(directory: Path, stored: Mapping[str, StoredTensor]) -> dict[st
 
 
 def have_equal_values(one: StoredTensor, other: StoredTensor) -> bool:
-    """Compare two tensors, which may be of different types, some rows at a time."""
+    """Compare two tensors, which may have different types, some rows at a time."""
     if one.header.shape != other.header.shape:
         return False
     if one.file.suffix != ".safetensors":
@@ -128,7 +128,7 @@ def _safetensors_headers(file: Path) -> dict[str, Tensor]:
         with safe_open(str(file), framework="pt") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  no mapping
             return {
-                # Types that transformers has no name for only occur in formats that are refused.
+                # Types without a name in transformers occur only in formats that are refused.
                 name: torch.empty(
                     part.get_shape(), dtype=str_to_torch_dtype.get(part.get_dtype(), torch.uint8), device="meta"
                 )
@@ -141,15 +141,15 @@ def _safetensors_headers(file: Path) -> dict[str, Tensor]:
 def _pickled_headers(file: Path) -> dict[str, Tensor]:
     try:
         found = pickled(file, device="meta")
-    except Exception as error:  # pickle and torch raise errors of many kinds
+    except Exception as error:  # pickle and torch raise many kinds of errors
         raise ModelDirectoryInvalid(
-            f"{file} is not a file of weights: {type(error).__name__}: {error}. Save the model again as safetensors."
+            f"{file} is not a weights file: {type(error).__name__}: {error}. Save the model again as safetensors."
         ) from error
     return {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
 
 
 def pickled(file: Path, device: str = "cpu") -> dict[str, Any]:
-    """Return what torch saved in a file, without reading more than is used where its format allows that."""
+    """Return what torch saved in a file, reading only what is used if the format allows it."""
     found: dict[str, Any] = torch.load(file, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(file))
     return found
 

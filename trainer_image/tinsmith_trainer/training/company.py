@@ -141,7 +141,7 @@ class Company:
 
     def _invited_beside(self, first: CallInProgress) -> list[Ready]:
         """Those with a call of their own, where its forward has room for any."""
-        if not self._may_share(first.entry) or not self._executor.room_beside(first.training):
+        if not self._may_share(first.entry) or not self._executor.cobatch_room(first.training):
             return []
         return [
             (queue, turn, entry) for queue, turn, entry in self._invited if not turn.missing and self._may_share(entry)
@@ -156,7 +156,7 @@ class Company:
     def _who_goes_along(self, first: CallInProgress, invited: Sequence[Ready]) -> list[CallInProgress]:
         """Of those that the engine takes together, as many as there is room for."""
         found: list[CallInProgress] = []
-        room = self._executor.room_beside(first.training)
+        room = self._executor.cobatch_room(first.training)
         for queue, _, entry in invited:
             call = self._call_of(queue, entry) if room > 0 else None
             if call is None or not 0 < call.training.next_tokens <= room:

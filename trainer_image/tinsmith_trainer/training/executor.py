@@ -227,13 +227,13 @@ class Executor:
             if datum.images:
                 raise UserError(f"Datum {index} has images, and this server trains {self._base.path} on text alone.")
 
-    def room_beside(self, training: TrainingCall) -> int:
+    def cobatch_room(self, training: TrainingCall) -> int:
         """Tokens that its next forward could take of others; 0: it goes alone."""
-        return self._engine.room_beside(training.call)
+        return self._engine.cobatch_room(training.call)
 
     def together(self, first: TrainingCall, others: Sequence[TrainingCall]) -> list[TrainingCall]:
         """The first, and those of the others that go into its next forward."""
-        group = self._engine.together([first.call, *(other.call for other in others)])
+        group = self._engine.cobatch([first.call, *(other.call for other in others)])
         return [first, *(other for other in others if any(other.call is call for call in group))]
 
     def compute(self, group: Sequence[TrainingCall]) -> None:

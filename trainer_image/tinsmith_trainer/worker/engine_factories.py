@@ -19,7 +19,7 @@ from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSett
 from tinsmith_trainer.sampling.builtin.kv_memory import kv_memory
 from tinsmith_trainer.sampling.builtin.model_cache.choice import choose_forward
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo, model_directory
-from tinsmith_trainer.torch_model.device import place
+from tinsmith_trainer.torch_model.device import choose_device
 from tinsmith_trainer.torch_model.loading import TorchModel, describe_model, load_torch_model
 from tinsmith_trainer.torch_model.stored_weights import checked_config
 
@@ -98,7 +98,7 @@ def build_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
 
 def load_base_model(options: WorkerOptions) -> TorchModel:
     """With the limit on its length that the options say. Raises ModelNotFound, ModelDirectoryInvalid, ServerError."""
-    device, dtype = place(options.device, options.dtype)
+    device, dtype = choose_device(options.device, options.dtype)
     model = load_torch_model(
         options.model,
         revision=options.model_revision,

@@ -15,7 +15,7 @@ import structlog
 from tinsmith_rpc import TENANT_METADATA, wire_pb2, worker_pb2, worker_pb2_grpc
 from typing_extensions import override
 
-from tinsmith_trainer.checkpoints.offered_saves import SaveNotGiven, SaveNotOffered, TooManyStreams
+from tinsmith_trainer.checkpoints.offered_saves import SaveNotOffered, SaveUnavailable, TooManyStreams
 from tinsmith_trainer.engines.base import EngineCapabilities
 from tinsmith_trainer.errors import (
     Draining,
@@ -298,7 +298,7 @@ class WorkerServicer(SamplingServicer):
                 await context.write(worker_pb2.SavePart(manifest=offer.manifest))
                 for part in offer.parts():
                     await context.write(worker_pb2.SavePart(content=part))
-        except SaveNotGiven as error:
+        except SaveUnavailable as error:
             await _abort(context, error)
 
     @override

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.checkpoints.offered_saves import OfferedSaves
-from tinsmith_trainer.checkpoints.shared_saves import SavesDoor
+from tinsmith_trainer.checkpoints.shared_saves import SaveSocket
 from tinsmith_trainer.engines.base import Engine, EngineCapabilities
 from tinsmith_trainer.engines.megatron.flags import ENGINES as RANKS_ENGINES
 from tinsmith_trainer.errors import (
@@ -81,7 +81,7 @@ async def start(options: WorkerOptions) -> Running:
 class RunningWorker(Running):
     """A service with its clock and its address."""
 
-    def __init__(self, service: WorkerService, server: grpc.aio.Server, saves_door: SavesDoor | None) -> None:
+    def __init__(self, service: WorkerService, server: grpc.aio.Server, saves_door: SaveSocket | None) -> None:
         self._service = service
         self._server = server
         self._saves_door = saves_door
@@ -136,7 +136,7 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
     engine, sampler = await asyncio.to_thread(load_engine, options)
     await asyncio.to_thread(with_journal, volume, lambda journal: check_numerics(journal, numerics_of(options), volume))
     # The volume is this process's: whoever had the socket before has ended.
-    saves_door = SavesDoor(options.saves_socket) if options.saves_socket is not None else None
+    saves_door = SaveSocket(options.saves_socket) if options.saves_socket is not None else None
     root = CheckpointRoot(options.checkpoint_root, reserved_bytes=options.reserved_bytes)
     parts = WorkerParts(
         engine=engine,

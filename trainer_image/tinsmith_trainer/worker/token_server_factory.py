@@ -28,7 +28,7 @@ from tinsmith_trainer.sampling.token_server.server_process import ILL_SECONDS, S
 from tinsmith_trainer.sampling.token_server.sglang import DETERMINISTIC, SglangServer, sglang_command
 from tinsmith_trainer.sampling.token_server.vllm import VllmServer, vllm_command
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
-from tinsmith_trainer.torch_model.device import place
+from tinsmith_trainer.torch_model.device import choose_device
 from tinsmith_trainer.worker.termination_log import tell_reason, write_termination_log
 
 log = structlog.get_logger(__name__)
@@ -137,7 +137,7 @@ def free_port() -> int:
 
 def _dtype(options: WorkerOptions) -> str:
     """As the engines that train on such a machine have it by themselves, whatever the checkpoint is saved in."""
-    _, dtype = place(options.device, options.dtype)
+    _, dtype = choose_device(options.device, options.dtype)
     return str(dtype).removeprefix("torch.")
 
 

@@ -15,7 +15,7 @@ import pytest
 from support.engine.reference import ReferenceEngine
 from tinsmith_trainer.checkpoints import shared_saves
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
-from tinsmith_trainer.checkpoints.shared_saves import SavesDoor, SealedWeights, SharedSaves, taken_from
+from tinsmith_trainer.checkpoints.shared_saves import SaveSocket, SealedWeights, SharedSaves, fetch_save
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.engines.tensor_files import TENSOR_ALIGNMENT_BYTES
 from tinsmith_trainer.errors import ServerError
@@ -46,8 +46,8 @@ def sealed_files() -> int:
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[SavesDoor]:
-    door = SavesDoor(tmp_path / "saves", SharedSaves(most=2, size_bytes=3 * STATE_BYTES))
+def door(tmp_path: Path) -> Iterator[SaveSocket]:
+    door = SaveSocket(tmp_path / "saves", SharedSaves(most=2, size_bytes=3 * STATE_BYTES))
     yield door
     door.close()
 
@@ -71,14 +71,14 @@ def giver(path: Path, answer: Callable[[socket.socket], None]) -> Iterator[Path]
         serving.join()
 
 
-def test_weights_are_bit_for_bit_those_that_the_root_has(door: SavesDoor, tmp_path: Path) -> None:
+def test_weights_are_bit_for_bit_those_that_the_root_has(door: SaveSocket, tmp_path: Path) -> None:
     root = CheckpointRoot(f"file://{tmp_path / 'root'}")
     saved = state()
     with door.saves.copying(saved, BASE.revision) as tell:
         written = root.write("m", 1, 1, "sampler", saved, BASE, "ephemeral")
         tell(written.manifest_digest)
     read = root.read(written.directory, written.manifest_digest, BASE).state
-    taken = taken_from(tmp_path / "saves", written.manifest_digest, BASE.revision)
+    taken = fetch_save(tmp_path / "saves", written.manifest_digest, BASE.revision)
     assert taken is not None
     assert (taken.lora, taken.optimizer_step) == (read.lora, read.optimizer_step)
     assert list(taken.tensors) == list(read.tensors)
@@ -88,19 +88,19 @@ def test_weights_are_bit_for_bit_those_that_the_root_has(door: SavesDoor, tmp_pa
         assert taken.tensors[name].ctypes.data % TENSOR_ALIGNMENT_BYTES == 0
 
 
-def test_what_one_taker_does_to_its_weights_no_other_sees(door: SavesDoor, tmp_path: Path) -> None:
+def test_what_one_taker_does_to_its_weights_no_other_sees(door: SaveSocket, tmp_path: Path) -> None:
     keep(door.saves, "a", state())
-    first, second = (taken_from(tmp_path / "saves", "a", BASE.revision) for _ in range(2))
+    first, second = (fetch_save(tmp_path / "saves", "a", BASE.revision) for _ in range(2))
     assert first is not None
     assert second is not None
     first.tensors["weights/a.lora_A"][:] = 0
     assert second.tensors["weights/a.lora_A"].tobytes() == state().tensors["weights/a.lora_A"].tobytes()
 
 
-def test_the_newest_are_kept_as_many_as_were_allowed(door: SavesDoor, tmp_path: Path) -> None:
+def test_the_newest_are_kept_as_many_as_were_allowed(door: SaveSocket, tmp_path: Path) -> None:
     for digest in ("a", "b", "c"):
         keep(door.saves, digest, state())
-    found = [taken_from(tmp_path / "saves", digest, BASE.revision) is not None for digest in ("a", "b", "c")]
+    found = [fetch_save(tmp_path / "saves", digest, BASE.revision) is not None for digest in ("a", "b", "c")]
     assert found == [False, True, True]
 
 
@@ -112,9 +112,9 @@ def test_a_save_that_could_not_be_written_is_not_kept() -> None:
 
 
 def test_memory_is_gone_when_neither_the_worker_nor_a_sampler_has_it(tmp_path: Path) -> None:
-    door = SavesDoor(tmp_path / "saves")
+    door = SaveSocket(tmp_path / "saves")
     keep(door.saves, "a", state())
-    taken = taken_from(tmp_path / "saves", "a", BASE.revision)
+    taken = fetch_save(tmp_path / "saves", "a", BASE.revision)
     door.close()
     assert sealed_files() == 1
     assert taken is not None
@@ -134,17 +134,17 @@ def test_a_machine_without_such_memory_shares_nothing_and_fails_no_save(monkeypa
 def test_the_socket_is_its_users_alone_and_takes_the_place_of_an_ended_workers(tmp_path: Path) -> None:
     path = tmp_path / "saves"
     path.touch()
-    door = SavesDoor(path)
+    door = SaveSocket(path)
     assert path.stat().st_mode & 0o777 == 0o600
     door.close()
     assert not path.exists()
     with pytest.raises(ServerError, match="cannot be shared at"):
-        SavesDoor(tmp_path / "nowhere" / "saves")
+        SaveSocket(tmp_path / "nowhere" / "saves")
 
 
 def test_a_worker_that_ends_before_it_answers_gives_nothing(tmp_path: Path) -> None:
     with giver(tmp_path / "saves", lambda taker: None) as path:
-        assert taken_from(path, "a", BASE.revision) is None
+        assert fetch_save(path, "a", BASE.revision) is None
 
 
 def unsealed(size_bytes: int) -> int:
@@ -157,7 +157,7 @@ def test_memory_that_somebody_could_shorten_is_not_mapped(tmp_path: Path) -> Non
     sealed = SealedWeights(state(), BASE.revision)
     other = unsealed(sealed.size_bytes)
     with giver(tmp_path / "saves", lambda taker: send(taker, sealed.description, other)) as path:
-        assert taken_from(path, "a", BASE.revision) is None
+        assert fetch_save(path, "a", BASE.revision) is None
     os.close(other)
     sealed.close()
 
@@ -169,14 +169,14 @@ def test_memory_that_is_not_what_was_said_is_not_used(tmp_path: Path, altered: d
     sealed = SealedWeights(state(), BASE.revision)
     description = json.dumps({**json.loads(sealed.description), **altered}).encode()
     with giver(tmp_path / "saves", lambda taker: send(taker, description, sealed.fileno())) as path:
-        assert taken_from(path, "a", BASE.revision) is None
+        assert fetch_save(path, "a", BASE.revision) is None
     sealed.close()
 
 
 def test_what_is_no_description_is_not_used(tmp_path: Path) -> None:
     sealed = SealedWeights(state(), BASE.revision)
     with giver(tmp_path / "saves", lambda taker: send(taker, b"{", sealed.fileno())) as path:
-        assert taken_from(path, "a", BASE.revision) is None
+        assert fetch_save(path, "a", BASE.revision) is None
     sealed.close()
 
 

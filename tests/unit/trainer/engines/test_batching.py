@@ -128,7 +128,7 @@ def test_no_datum_is_computed_beyond_the_length_behind_which_its_angles_change(
     operation: list[Datum], behind: int
 ) -> None:
     """transformers turns all rows of a forward by the longest one, padding included."""
-    microbatches = plan_microbatches(operation, max_length=MAX_LENGTH, token_budget=BUDGET, angles_change_behind=behind)
+    microbatches = plan_microbatches(operation, max_length=MAX_LENGTH, token_budget=BUDGET, angles_change_after=behind)
     for microbatch in microbatches:
         are_short = {operation[index].length <= behind for index in microbatch.datum_indices}
         assert are_short == {microbatch.shape.width <= behind}
@@ -162,9 +162,9 @@ def test_padded_arrays_hold_each_datum_in_its_row_and_nothing_else(operation: li
     [
         pytest.param([], "no datums", id="nothing"),
         pytest.param([sft_datum(3), sft_datum(0)], "Datum 1 has no tokens", id="empty"),
-        pytest.param([sft_datum(11)], "Datum 0 has 11 tokens.* at most 10", id="too-long"),
+        pytest.param([sft_datum(11)], "Datum 0 has 11 tokens; the limit of this model is 10", id="too-long"),
         pytest.param([Datum(np.array([0, 32], np.int32), sft_datum(2).loss_inputs)], "model_input.* 32;", id="token"),
-        pytest.param([with_inputs(sft_datum(2), target_tokens=[0, -100])], "target_tokens.* -100;", id="target"),
+        pytest.param([with_inputs(sft_datum(2), target_tokens=[0, -100])], "target_tokens.* -100,", id="target"),
     ],
 )
 def test_what_no_engine_can_run_is_refused(operation: list[Datum], message: str) -> None:

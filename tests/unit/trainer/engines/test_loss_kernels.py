@@ -29,7 +29,7 @@ def test_ligers_kernel_makes_the_logprobs_and_gradients_of_a_log_softmax() -> No
 
 def test_on_the_cpu_it_is_not_taken_and_refused_to_who_asks_for_it() -> None:
     assert choose_loss_kernel("auto", torch.device("cpu"), torch.float32) == "torch"
-    with pytest.raises(ServerError, match="--loss-kernel liger: it is for a GPU, and this worker computes on the CPU"):
+    with pytest.raises(ServerError, match="--loss-kernel liger: it requires a GPU, and this worker uses the CPU"):
         build_peft_engine(tiny_model(), PeftEngineSettings(loss_kernel="liger"))
 
 

@@ -98,7 +98,7 @@ def test_products_in_bfloat16_train_as_those_in_float32_within_what_it_rounds() 
     assert any(not np.array_equal(gradient, expected[name]) for name, gradient in gradients(low).items())
 
 
-@pytest.mark.parametrize(("products", "message"), [("bfloat16", "--dtype bfloat16"), ("tf32", "is for a GPU")])
+@pytest.mark.parametrize(("products", "message"), [("bfloat16", "--dtype bfloat16"), ("tf32", "requires a GPU")])
 def test_products_that_the_weights_or_the_device_have_not_are_refused(products: LoraProducts, message: str) -> None:
     with pytest.raises(ServerError, match=message):
         build_peft_engine(tiny_model(), PeftEngineSettings(lora_products=products))
@@ -275,7 +275,7 @@ def test_another_thread_gets_the_device_between_microbatches() -> None:
     order: list[str] = []
 
     def sample() -> None:
-        with model.turn.taken():
+        with model.device_lock.held():
             order.append("sampler")
 
     sampler = threading.Thread(target=sample)
@@ -284,7 +284,7 @@ def test_another_thread_gets_the_device_between_microbatches() -> None:
         order.append(f"{kwargs['input_ids'].numel()} tokens")
         if len(order) == 1:
             sampler.start()
-            while not model.turn.waiting:
+            while not model.device_lock.waiting:
                 sampler.join(0.001)
 
     handle = model.model.get_decoder().register_forward_pre_hook(on_microbatch, with_kwargs=True)

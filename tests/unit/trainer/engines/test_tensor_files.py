@@ -52,7 +52,7 @@ def test_what_lies_otherwise_in_memory_is_written_as_it_reads() -> None:
 
 
 def test_what_is_not_of_float32_is_refused() -> None:
-    with pytest.raises(TypeError, match="a is of float64"):
+    with pytest.raises(TypeError, match="a has dtype float64"):
         tensor_file({"a": np.zeros(2)}, {})  # type: ignore[dict-item]
 
 

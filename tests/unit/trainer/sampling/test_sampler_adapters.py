@@ -20,7 +20,7 @@ from tinsmith_trainer.checkpoints.checkpoint_root import (
     SavedWeights,
     WrittenCheckpoint,
 )
-from tinsmith_trainer.checkpoints.shared_saves import SavesDoor
+from tinsmith_trainer.checkpoints.shared_saves import SaveSocket
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.errors import CheckpointInvalid, OutOfMemory
 from tinsmith_trainer.sampling.base import Sampler
@@ -231,7 +231,7 @@ async def test_weights_that_were_just_saved_are_not_read_back() -> None:
 
 async def test_weights_that_the_worker_beside_it_shares_are_not_read_and_all_others_are(tmp_path: Path) -> None:
     memory = Memory()
-    door = SavesDoor(tmp_path / "saves")
+    door = SaveSocket(tmp_path / "saves")
     weights = {"weights/a.lora_A": np.zeros((1, 4), np.float32)}
     shared = AdapterState(LoraSpec(rank=1, alpha=32.0, seed=0), 0, weights)
     with door.saves.copying(shared, BASE.revision) as written:

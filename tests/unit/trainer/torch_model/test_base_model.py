@@ -47,7 +47,7 @@ def test_a_repository_is_downloaded_at_its_revision(
 
 
 def test_a_directory_has_no_revisions(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match="leave out the revision v2"):
+    with pytest.raises(ModelNotFound, match="omit the revision v2"):
         model_directory(str(tmp_path), "v2")
 
 
@@ -64,13 +64,13 @@ def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (refused(errors.RepositoryNotFoundError, 401), r"shows no model repository some/model.*tokenSecretRef"),
+        (refused(errors.RepositoryNotFoundError, 401), r"no visible model repository some/model.*tokenSecretRef"),
         (refused(errors.GatedRepoError, 403), r"is gated\. Accept its terms.*HF_TOKEN"),
         (refused(errors.RevisionNotFoundError, 404), r"has no revision v2\. Name a branch"),
         (refused(errors.HfHubHTTPError, 403, "Forbidden"), r"refused the token for some/model: Forbidden"),
         (refused(errors.HfHubHTTPError, 502, "Bad gateway"), r"could not be downloaded \(HfHubHTTPError: Bad gateway"),
-        (errors.LocalEntryNotFoundError("offline"), r"the hub cannot be reached.*open the way"),
-        (errors.HFValidationError("bad"), r"neither a directory nor a name of a model repository"),
+        (errors.LocalEntryNotFoundError("offline"), r"the hub cannot be reached.*allow access"),
+        (errors.HFValidationError("bad"), r"neither a directory nor the name of a model repository"),
         (httpx.ReadTimeout("timed out\nlong"), r"could not be downloaded \(ReadTimeout: timed out\)"),
         (OSError(28, "No space left on device"), r"No space left on device"),
     ],

@@ -89,7 +89,7 @@ def test_a_want_of_memory_is_not_blamed_on_the_directory(directory: Path, monkey
 
 def test_a_name_that_is_no_directory_and_no_repository_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelNotFound, match=r"nobody/nothing.*Give a local directory"):
+    with pytest.raises(ModelNotFound, match=r"nobody/nothing.*Use a local directory"):
         load_torch_model("nobody/nothing")
 
 

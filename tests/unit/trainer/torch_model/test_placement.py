@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tinsmith_trainer.errors import ServerError
-from tinsmith_trainer.torch_model.device import place
+from tinsmith_trainer.torch_model.device import choose_device
 
 
 @pytest.mark.parametrize(
@@ -20,10 +20,10 @@ def test_a_gpu_is_used_in_bfloat16_where_there_is_one_unless_told_otherwise(
     monkeypatch: pytest.MonkeyPatch, gpu: bool, device: str, dtype: str, placed: tuple[str, torch.dtype]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    assert place(device, dtype) == placed
+    assert choose_device(device, dtype) == placed
 
 
 def test_a_gpu_that_is_not_there_is_missed_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ServerError, match="--device cuda: this process sees no GPU"):
-        place("cuda", "auto")
+        choose_device("cuda", "auto")

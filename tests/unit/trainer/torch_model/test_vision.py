@@ -64,15 +64,18 @@ def test_an_image_that_was_counted_right_is_taken(vision: Vision, content: bytes
 @pytest.mark.parametrize(
     ("image", "sentence"),
     [
-        (Image(1, PNG, "webp"), "has the format 'webp'; png and jpeg are read"),
+        (Image(1, PNG, "webp"), "has the format 'webp'; supported are png and jpeg"),
         (Image(1, JPEG, "png"), "is not a readable png file"),
         (Image(1, b"", "png"), "is not a readable png file"),
-        (Image(1, b"\0" * (MAX_IMAGE_BYTES + 1), "png"), "bytes; 16777216 are the most"),
-        (Image(1, png_that_claims(60_000, 60_000), "png"), "claims to have far more pixels than the 16777216"),
+        (Image(1, b"\0" * (MAX_IMAGE_BYTES + 1), "png"), "bytes; the limit is 16777216"),
+        (Image(1, png_that_claims(60_000, 60_000), "png"), "claims to have far more pixels than the limit of 16777216"),
         (Image(1, png_that_claims(10_000, 10_000), "png"), "(claims to have far more|is 10000 x 10000) pixels"),
-        (Image(1, png_that_claims(16_385, 1), "png"), "is 16385 x 1 pixels; 16777216 pixels and 16384 a side are"),
-        (Image(1, PNG, "png", expected_tokens=9), "comes to 8 tokens, and expected_tokens is 9"),
-        (image_at(1, width=2100, height=10), "is nothing for the model's processor: absolute aspect ratio"),
+        (
+            Image(1, png_that_claims(16_385, 1), "png"),
+            "is 16385 x 1 pixels; the limit is 16777216 pixels, and 16384 a side",
+        ),
+        (Image(1, PNG, "png", expected_tokens=9), "has 8 tokens, but expected_tokens is 9"),
+        (image_at(1, width=2100, height=10), "is refused by the model's processor: absolute aspect ratio"),
     ],
     ids=["format", "another format", "empty", "bytes", "bomb", "large", "side", "miscounted", "too long"],
 )
@@ -84,8 +87,8 @@ def test_what_cannot_be_taken_is_refused_in_words(vision: Vision, image: Image, 
 @pytest.mark.parametrize(
     ("tokens", "images", "sentence"),
     [
-        (TOKENS, [image_at(1), image_at(1)], "has an image right behind another one"),
-        (np.array([1, IMAGE_TOKEN], np.int32), [image_at(1)], f"holds token {IMAGE_TOKEN}, which stands for an image"),
+        (TOKENS, [image_at(1), image_at(1)], "has an image directly after another one"),
+        (np.array([1, IMAGE_TOKEN], np.int32), [image_at(1)], f"holds token {IMAGE_TOKEN}, which represents an image"),
         (TOKENS, [image_at(index) for index in range(MAX_IMAGES + 1)], f"has {MAX_IMAGES + 1} images"),
     ],
     ids=["neighbours", "placeholder", "too many"],
@@ -100,7 +103,7 @@ def test_what_images_cannot_be_together_is_refused_in_words(
 def test_headers_alone_say_what_images_take_together() -> None:
     large = Image(0, png_that_claims(4096, 4096), "png")
     assert read_sizes("Datum 0", [large] * 4) == [ImageSize(4096, 4096)] * 4
-    with pytest.raises(UserError, match=f"together; {MAX_PIXELS_TOGETHER} are the most"):
+    with pytest.raises(UserError, match=f"in total; the limit is {MAX_PIXELS_TOGETHER}"):
         read_sizes("Datum 0", [large] * 5)
 
 

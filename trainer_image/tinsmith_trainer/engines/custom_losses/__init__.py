@@ -1,1 +1,1 @@
-"""Losses that users bring along, as graphs of allowed functions: what each may cost, and how it is run."""
+"""Losses of users, as graphs of allowed functions: their cost limits, and their evaluation."""

@@ -1,8 +1,7 @@
-"""What a node of a custom loss would compute at most, in values, told from its arguments' shapes before it runs.
+"""Upper bounds on the values that a node of a custom loss computes, from its arguments' shapes before it runs.
 
-Most functions give no more values than their arguments have when each is stretched to the shape of all. The rules here
-are for the others: those that are told a size, that put tensors beside each other, that pair all values with all
-others, or that take more than one pass.
+Most functions return no more values than their arguments have after broadcasting. The rules here are for the other
+functions: those that take a size, concatenate tensors, combine all pairs of values, or take more than one pass.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 NODE_VALUES = 512
-"""What a node costs however small it is: a call of torch, forwards and backwards."""
+"""The minimum cost of a node: a call of torch, forward and backward."""
 SORT_PASSES = 16
 
 Args = Sequence[Any]
@@ -22,23 +21,23 @@ Rule = Callable[[Args, Mapping[str, Any]], int]
 
 
 class TooCostly(ValueError):
-    """The message is for whoever made the loss."""
+    """The loss exceeds its limits. The message is for its author."""
 
 
 class Budget:
-    """Values that a loss may still compute for one datum."""
+    """The number of values that a loss may still compute for one datum."""
 
     def __init__(self, values: int) -> None:
         self._values = self._left = values
 
     def take(self, target: str, args: Args, kwargs: Mapping[str, Any]) -> None:
-        """Raises TooCostly."""
+        """Charge a node. Raises TooCostly."""
         rule = _RULES.get(target.rpartition(".")[2], _stretched)
         self._left -= NODE_VALUES + rule(args, kwargs)
         if self._left < 0:
             raise TooCostly(
-                f"the loss would compute more than {self._values} values, which is what a datum of this length may "
-                "take. Values grow where a shape of [T] meets one of [T, 1]"
+                f"the loss would compute more than {self._values} values, the limit for a datum of this length. "
+                "Combining shapes [T] and [T, 1] gives T times as many values"
             )
 
 
@@ -64,7 +63,7 @@ def _beside(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 
 def _differences(args: Args, kwargs: Mapping[str, Any]) -> int:
-    """`diff`: a pass of its own for each order, all of which autograd keeps."""
+    """Return the cost of `diff`: a pass for each order, all of which autograd keeps."""
     order = int(args[1] if len(args) > 1 else kwargs.get("n", 1))
     return max(1, order) * (NODE_VALUES + _beside(args, kwargs))
 
@@ -74,7 +73,7 @@ def _paired(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 
 def _product(args: Args, kwargs: Mapping[str, Any]) -> int:
-    """Multiplications of matrices or vectors."""
+    """Return the number of multiplications of a product of matrices or vectors."""
     one: Tensor = _given(args, kwargs, 0, "input")
     other: Tensor = _given(args, kwargs, 1, "other", "mat2", "vec", "tensor")
     if other.ndim <= 2:
@@ -98,7 +97,7 @@ def _repeated(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 
 def _padded(args: Args, kwargs: Mapping[str, Any]) -> int:
-    """Sizes come in pairs, from the last dimension on."""
+    """Return the padded size. Paddings are pairs, starting at the last dimension."""
     value, pad = args[0], kwargs["pad"] if len(args) < 2 else args[1]
     more = [max(0, before) + max(0, after) for before, after in zip(pad[::2], pad[1::2], strict=True)]
     more += [0] * (value.ndim - len(more))
@@ -122,21 +121,21 @@ def _filled_like(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 
 def _counted(args: Args, kwargs: Mapping[str, Any]) -> int:
-    """`arange`: end; start and end; start, end and step."""
+    """Return the length of `arange`, called with end; start and end; or start, end and step."""
     given = [*args, *(kwargs[name] for name in ("start", "end", "step") if name in kwargs)]
     start, end, step = map(float, (0, given[0], 1) if len(given) == 1 else (*given, 1)[:3])
     return math.ceil(abs((end - start) / step))
 
 
 def _selected(args: Args, kwargs: Mapping[str, Any]) -> int:
-    """`index_select`: as many slices as there are indices."""
+    """Return the size of `index_select`: as many slices as there are indices."""
     value: Tensor = _given(args, kwargs, 0, "input")
     dim, index = int(_given(args, kwargs, 1, "dim")), _given(args, kwargs, 2, "index")
     return value.numel() // max(1, value.shape[dim]) * int(index.numel())
 
 
 def _item(args: Args, kwargs: Mapping[str, Any]) -> int:
-    """A part of what is indexed, unless a tensor of whole numbers says how often each is taken."""
+    """Return the size of an indexed part: at most the whole, unless an integer tensor repeats entries."""
     value, index = args
     if isinstance(value, Tensor) and isinstance(index, Tensor) and not _is_mask(index):
         return value.numel() // max(1, value.shape[0]) * index.numel()
@@ -154,7 +153,7 @@ def _diagonal(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 
 def _given(args: Args, kwargs: Mapping[str, Any], place: int, *names: str) -> Any:
-    """An argument by its place or its name: names may come in any order, and which is which decides the cost."""
+    """Return an argument by its position or name. Names may come in any order."""
     if len(args) > place:
         return args[place]
     for name in names:
@@ -164,13 +163,13 @@ def _given(args: Args, kwargs: Mapping[str, Any], place: int, *names: str) -> An
 
 
 def _sizes(args: Args, kwargs: Mapping[str, Any]) -> list[int]:
-    """Sizes as they may be given: one by one, as a tuple, or by their name."""
+    """Return sizes given one by one, as a tuple, or by name."""
     for name in ("size", "repeats", "dims", "sizes"):
         if name in kwargs:
             args = [kwargs[name]]
     flat = [size for entry in args for size in (entry if isinstance(entry, tuple | list) else (entry,))]
     if not all(isinstance(size, int) for size in flat):
-        raise TooCostly("sizes must be whole numbers")
+        raise TooCostly("sizes must be integers")
     return flat
 
 
@@ -193,4 +192,4 @@ _RULES: Mapping[str, Rule] = {
     "getitem": _item,
     "diag": _diagonal,
 }
-"""By a function's last name."""
+"""The rules by a function's last name."""

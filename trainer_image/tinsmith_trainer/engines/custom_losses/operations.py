@@ -1,7 +1,7 @@
-"""The functions behind the names that a custom loss may call, looked up once, by the list alone.
+"""The implementations of the names that a custom loss may call, resolved once from the allow list.
 
-Most are torch's own. Others are narrower than Python's, where a small graph could ask for endless work: plain numbers
-may be computed with, and nothing else that is no tensor.
+Most are torch's own functions. Others are restricted, because a small graph could otherwise ask for endless work: apart
+from tensors, only plain numbers are allowed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 Operation = Callable[..., Any]
 
 MAX_POWER = 64
-"""Of plain numbers: Python's whole numbers have any number of digits."""
+"""The limit for plain numbers, since Python's integers have any number of digits."""
 MAX_PIECES = 1024
 
 
 class NotAllowed(ValueError):
-    """The message is for whoever made the loss."""
+    """The loss calls a function in a way that is not allowed. The message is for its author."""
 
 
 def _looked_up(name: str) -> Operation:
@@ -41,13 +41,13 @@ def _are_numbers(values: tuple[Any, ...]) -> bool:
 
 
 def _operator(function: Operation, *args: Any) -> Any:
-    """Of tensors and numbers. A list times a number, or a number to the power of a large one, has no bound."""
+    """Apply an operator to tensors and numbers. A list times a number, or a number to a large power, has no bound."""
     if any(isinstance(value, Tensor) for value in args):
         return function(*args)
     if not _are_numbers(args):
         raise NotAllowed(f"{function.__name__} takes tensors and numbers")
     if function is operator.pow and abs(args[1]) > MAX_POWER:
-        raise NotAllowed(f"a number can be raised to the power of {MAX_POWER} at most")
+        raise NotAllowed(f"a number can be raised to a power of at most {MAX_POWER}")
     return function(*args)
 
 
@@ -59,33 +59,33 @@ def _math(function: Operation, *args: Any) -> Any:
 
 def _attribute(value: Any, name: Any) -> Any:
     if name not in ATTRIBUTES or not isinstance(value, Tensor | tuple):
-        raise NotAllowed(f"getattr may ask a tensor for {', '.join(sorted(ATTRIBUTES))}, and for nothing else")
+        raise NotAllowed(f"getattr supports only {', '.join(sorted(ATTRIBUTES))} of a tensor")
     return getattr(value, name)
 
 
 def _item(value: Any, index: Any) -> Any:
-    """Part of a tensor, or an entry of a tuple.
+    """Return a part of a tensor, or an entry of a tuple.
 
-    A list of whole numbers is `index_select`: torch's general indexing adds gradients up in an order that differs.
+    An integer list is an `index_select`: torch's general indexing accumulates gradients in a varying order.
     """
     if not isinstance(value, Tensor):
         if not isinstance(index, int | slice):
-            raise NotAllowed("an entry of a tuple has a whole number")
+            raise NotAllowed("the index of a tuple must be an integer or a slice")
         return value[index]
     if isinstance(index, Tensor) and index.dtype != torch.bool:
         if index.ndim != 1:
-            raise NotAllowed("an index that is a tensor has one dimension; torch.gather takes others")
+            raise NotAllowed("an index tensor must have one dimension; use torch.gather for others")
         return torch.index_select(value, 0, index.long())
     for part in index if isinstance(index, tuple) else (index,):
         if isinstance(part, list | tuple) or (isinstance(part, Tensor) and part.dtype != torch.bool):
-            raise NotAllowed("an index is whole numbers, slices and a mask; torch.gather takes others")
+            raise NotAllowed("an index may have integers, slices and a mask; use torch.gather for others")
     return value[index]
 
 
 def _pieces(function: Operation, count: Callable[..., int], value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Refuses what would be cut into more pieces than anybody writes down: each is an object of its own."""
+    """Refuse to split a tensor into more pieces than a program would name, since each is an object."""
     if (pieces := count(value, *args, **kwargs)) > MAX_PIECES:
-        raise NotAllowed(f"a tensor can be cut into {MAX_PIECES} pieces at most, and not into {pieces}")
+        raise NotAllowed(f"a tensor can be split into at most {MAX_PIECES} pieces, not into {pieces}")
     return function(value, *args, **kwargs)
 
 
@@ -107,9 +107,12 @@ def _sections(_: Tensor, indices_or_sections: Any, dim: int = 0) -> int:
 
 
 def _divided(function: Operation, *args: Any, rounding_mode: str | None = None, **kwargs: Any) -> Any:
-    """Truncation is of floats: the smallest whole number by -1 is a trap of the processor, which ends the process."""
+    """Divide. Truncation requires floats.
+
+    The smallest integer divided by -1 is a processor trap, which ends the process.
+    """
     if rounding_mode == "trunc" and not any(_is_float(value) for value in (*args, *kwargs.values())):
-        raise NotAllowed('whole numbers are divided with rounding_mode="floor", or made floats before')
+        raise NotAllowed('integers need rounding_mode="floor", or a conversion to floats')
     return function(*args, rounding_mode=rounding_mode, **kwargs)
 
 
@@ -118,9 +121,9 @@ def _is_float(value: Any) -> bool:
 
 
 def _norm(function: Operation, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Of numbers. The nuclear norm takes a matrix apart, which is work that no count of values tells."""
+    """Compute a norm. The nuclear norm decomposes a matrix, which no count of values covers."""
     if "nuc" in (*args, *kwargs.values()):
-        raise NotAllowed("the nuclear norm is not there")
+        raise NotAllowed("the nuclear norm is not supported")
     return function(value, *args, **kwargs)
 
 
@@ -133,7 +136,7 @@ _COUNTED: Mapping[str, Callable[..., int]] = {
 
 
 def _to(value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Another dtype. Where a loss is computed is not for it to say."""
+    """Convert to another dtype. The device of a loss is fixed."""
     for wanted in (*args, *kwargs.values()):
         if isinstance(wanted, torch.dtype):
             return value.to(wanted)
@@ -172,5 +175,5 @@ _METHODS = _methods()
 
 
 def operation(target: str, *, is_method: bool) -> Operation:
-    """Of a name that stands on the list."""
+    """Return the implementation of an allowed name."""
     return _METHODS[target] if is_method else _FUNCTIONS[target]

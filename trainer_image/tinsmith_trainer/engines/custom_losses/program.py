@@ -1,10 +1,10 @@
-"""A custom loss that can be run, on the CPU, one datum at a time, whatever the model's own device is.
+"""Evaluation of a custom loss on the CPU, one datum at a time, on any device of the model.
 
-On the CPU an index that is out of range is an error of this loss; on a GPU it would end the device for everybody. And
-so the numbers are those that the SDK's own run of the same loss comes to.
+On the CPU an index out of range is an error of this loss; on a GPU it would end the device for all clients. The numbers
+also equal those of the SDK's own evaluation.
 
-Before each node is run, what it would compute is counted. The bounds are counts and never clocks, since a replay must
-end as the first run did. Before the model's forward a loss is tried with logprobs of -1, which finds what does not fit.
+The cost of each node is counted before it runs. Limits are counts and never times, because a replay must end like the
+first run. Before the model's forward a loss is tested with logprobs of -1, which finds mismatched shapes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tinsmith_trainer.engines.custom_losses.operations import operation
 from tinsmith_trainer.errors import UserError
 
 MAX_VALUES = 2**24
-"""That all nodes of a loss give together for one datum: 64 MiB of float32, and what autograd keeps beside them."""
+"""The limit for all nodes of a loss and one datum: 64 MiB of float32, plus what autograd keeps."""
 VALUES_PER_TOKEN = 2**15
-"""Of these for each of the datum's tokens, so that a microbatch takes a time that goes with its tokens."""
+"""The limit per token of the datum, so that a microbatch's time is bounded by its tokens."""
 MAX_DIMENSIONS = 8
 TRIAL_LOGPROB = -1.0
 
 
 @dataclass(frozen=True, slots=True)
 class DatumLoss:
-    """`gradient` is that of the loss by the logprobs, float32 of their shape; None where none was asked for."""
+    """The loss of a datum. `gradient` with respect to the logprobs is float32 of their shape; None if not requested."""
 
     loss: float
     gradient: Tensor | None
@@ -41,19 +41,21 @@ class DatumLoss:
 
 
 class Program:
-    """What one graph computes."""
+    """An executable graph."""
 
     def __init__(self, loss: CustomLoss) -> None:
         self.loss = loss
 
     def check(self, inputs: Sequence[Tensor]) -> None:
-        """Of one datum, whose logprobs are not known yet. Raises UserError if the loss cannot be computed of it, would
-        cost too much of it, or is none."""
+        """Test the loss on one datum whose logprobs are not known yet.
+
+        Raises UserError if the loss cannot be computed, exceeds its limits, or does not return a loss.
+        """
         logprobs = torch.full_like(inputs[0], TRIAL_LOGPROB).requires_grad_()
         with torch.enable_grad():
             loss, metrics = self._evaluated([logprobs, *inputs[1:]])
         if not isinstance(loss, Tensor) or loss.ndim != 0 or not loss.is_floating_point():
-            raise self._error(f"must return a scalar tensor of floats as its loss, not {_described(loss)}")
+            raise self._error(f"must return a scalar float tensor as its loss, not {_described(loss)}")
         if not loss.requires_grad:
             raise self._error("does not depend on logprobs, so there is nothing to train")
         for name, value in metrics.items():
@@ -61,7 +63,7 @@ class Program:
                 raise self._error(f"must return a scalar tensor as {name!r}, not {_described(value)}")
 
     def run(self, inputs: Sequence[Tensor], *, trains: bool) -> DatumLoss:
-        """Of one datum. Inputs are on the CPU, `logprobs` first, which is read and not changed. Raises UserError."""
+        """Compute one datum. Inputs are on the CPU, `logprobs` first, which is not modified. Raises UserError."""
         logprobs = inputs[0].detach().clone().requires_grad_(trains)
         with torch.set_grad_enabled(trains):
             loss, metrics = self._evaluated([logprobs, *inputs[1:]])
@@ -69,8 +71,8 @@ class Program:
         found = float(loss.detach())
         if not math.isfinite(found) or not (gradient is None or bool(gradient.isfinite().all())):
             raise self._error(
-                f"is {found} for a datum of {len(logprobs)} tokens, or its gradient is not finite. Mask what must not "
-                "count before it is exponentiated or divided: 0 times infinity is NaN"
+                f"is {found} for a datum of {len(logprobs)} tokens, or its gradient is not finite. Mask ignored "
+                "values before an exponential or a division: 0 times infinity is NaN"
             )
         return DatumLoss(found, gradient, {name: float(value.detach()) for name, value in metrics.items()})
 
@@ -87,7 +89,7 @@ class Program:
         for call in self.loss.calls:
             try:
                 values.append(_called(call, values, budget))
-            except Exception as error:  # whatever torch has to say about it: it is about this loss
+            except Exception as error:  # any error of torch concerns this loss
                 shapes = ", ".join(
                     f"{declared.name} {list(value.shape)}"
                     for declared, value in zip(self.loss.inputs, inputs, strict=True)
@@ -101,14 +103,11 @@ class Program:
 
 @lru_cache(maxsize=64)
 def program_of(loss_id: str) -> Program:
-    """Raises UserError for what is no id of a loss, or of one that is not allowed."""
+    """Return the program of a loss id. Raises UserError for an invalid id or a loss that is not allowed."""
     try:
         return Program(loss_of(loss_id))
     except CustomLossInvalid as error:
         raise UserError(f"The custom loss cannot be run: {error}.") from error
-
-
-# ---- one node
 
 
 def _called(call: Call, values: Sequence[Any], budget: Budget) -> Any:
@@ -136,17 +135,17 @@ def _resolved(argument: Any, values: Sequence[Any]) -> Any:
 
 
 def _check_value(value: Any) -> None:
-    """What a node may give. A bound method, say, would be a way out of the list."""
+    """Check a node's result. A bound method, for example, would bypass the allow list."""
     if isinstance(value, tuple | list):
         for entry in value:
             _check_value(entry)
     elif isinstance(value, Tensor):
         if value.ndim > MAX_DIMENSIONS:
-            raise ValueError(f"it gives a tensor of {value.ndim} dimensions; {MAX_DIMENSIONS} are the most")
+            raise ValueError(f"it returns a tensor of {value.ndim} dimensions; the limit is {MAX_DIMENSIONS}")
     elif isinstance(value, int) and abs(value) >= 2**63:
-        raise ValueError("it gives a whole number of more than 64 bits")
+        raise ValueError("it returns an integer of more than 64 bits")
     elif not isinstance(value, bool | int | float | torch.dtype | torch.device):
-        raise ValueError(f"it gives a {type(value).__name__}, and not a tensor or a number")
+        raise ValueError(f"it returns a {type(value).__name__}, not a tensor or a number")
 
 
 def _described(value: Any) -> str:

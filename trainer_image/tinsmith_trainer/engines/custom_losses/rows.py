@@ -21,26 +21,24 @@ LOSS_ID = "loss_id"
 TARGETS = "target_tokens"
 
 MAX_KINDS = 16
-"""Combinations of types among a call's datums: for each the loss is tried twice."""
+"""The limit on type combinations among a call's datums. The loss is tested twice for each."""
 
 Numbers = NDArray[np.int64] | NDArray[np.float32]
 
 
 def program_for(spec: LossSpec) -> Program:
-    """Of a call's `loss_fn_config`. Raises UserError."""
+    """Return the program of a call's `loss_fn_config`. Raises UserError."""
     loss_id = spec.config.get(LOSS_ID)
     if spec.config.keys() != {LOSS_ID} or not isinstance(loss_id, str):
-        raise UserError(
-            f"loss_fn_config of {CUSTOM_LOSS} holds {LOSS_ID}, which create_custom_loss answers, and nothing else."
-        )
+        raise UserError(f"loss_fn_config of {CUSTOM_LOSS} must hold only {LOSS_ID}, which create_custom_loss returns.")
     return program_of(loss_id)
 
 
 def custom_arrays(program: Program, datums: Sequence[Datum]) -> list[dict[str, Numbers]]:
-    """What the loss reads of each datum, `logprobs` apart, as arrays with a row for each token.
+    """Return each datum's inputs of the loss except `logprobs`, as arrays with a row per token.
 
-    Scalars are repeated for each token, so that every input is laid out as all losses' are. What the loss does not
-    read is left out. Raises UserError for a datum that the loss does not fit, before anything is computed.
+    Scalars are repeated for each token, so that every input has the layout of other losses' inputs. Unused inputs are
+    left out. Raises UserError for a datum that does not fit the loss, before anything is computed.
     """
     arrays = [_arrays(program, index, datum) for index, datum in enumerate(datums)]
     _check_widths(program, arrays)
@@ -50,22 +48,22 @@ def custom_arrays(program: Program, datums: Sequence[Datum]) -> list[dict[str, N
 
 
 def _extremes(program: Program, datums: Sequence[Datum], arrays: Sequence[Mapping[str, Numbers]]) -> list[int]:
-    """Of the datums whose inputs are of the same types the one of the fewest targets and that of the most."""
+    """Return, for each combination of input types, the datums with the fewest and the most targets."""
     by_types: dict[tuple[str, ...], list[int]] = {}
     names = [declared.name for declared in program.loss.inputs[1:]]
     for index, own in enumerate(arrays):
         by_types.setdefault(tuple(own[name].dtype.name for name in names), []).append(index)
     if len(by_types) > MAX_KINDS:
         raise UserError(
-            f"The call's datums have inputs of {len(by_types)} different combinations of types; a custom loss takes "
-            f"{MAX_KINDS}. Give each input the same type in all datums."
+            f"The call's datums have inputs of {len(by_types)} combinations of types; the limit of a custom loss is "
+            f"{MAX_KINDS}. Use the same type for each input in all datums."
         )
     sizes = [datum.loss_inputs[TARGETS].size for datum in datums]
     return [choice(alike, key=sizes.__getitem__) for alike in by_types.values() for choice in (min, max)]
 
 
 def _inputs(program: Program, datum: Datum, arrays: Mapping[str, Numbers]) -> list[Tensor]:
-    """As a run takes them, but for the logprobs, which have their shape alone."""
+    """Return a run's inputs, with an empty tensor of the logprobs' shape."""
     _, *read = program.loss.inputs
     tensors = [torch.from_numpy(arrays[declared.name].copy()) for declared in read]
     others = [tensor[0] if declared.rank == 0 else tensor for declared, tensor in zip(read, tensors, strict=True)]
@@ -96,36 +94,39 @@ def _laid_out(index: int, datum: Datum, declared: LossInput) -> Numbers:
         return cast("Numbers", np.full(datum.length, values, values.dtype))
     if len(values) != datum.length or (declared.rank == targets.ndim == 2 and values.shape != targets.shape):
         raise UserError(
-            f"Datum {index}: {declared.name} has shape {list(values.shape)}, {TARGETS} has {list(targets.shape)}; of "
-            f"both there must be one row per token, and as many columns."
+            f"Datum {index}: {declared.name} has shape {list(values.shape)}, {TARGETS} has {list(targets.shape)}; both "
+            f"need one row per token, and equally many columns."
         )
     return values
 
 
 def _check_widths(program: Program, arrays: Sequence[Mapping[str, Numbers]]) -> None:
-    """Beside targets of one column rows of several would not say how many are theirs."""
+    """Require equal widths. With targets of one column, wider rows would not tell their number of columns."""
     if program.loss.inputs[0].rank == 2:
         return
     for declared in program.loss.inputs[1:]:
         if declared.rank == 2 and len(widths := {own[declared.name].shape[1] for own in arrays}) > 1:
             raise UserError(
-                f"{declared.name} has {sorted(widths)} columns in one call's datums; it needs equally many."
+                f"{declared.name} has {sorted(widths)} columns in one call's datums; all datums need equally many."
             )
 
 
 @dataclass(frozen=True, slots=True)
 class RowLosses:
-    """`loss` is of the logprobs' shape, a row's sum its datum's loss; `metrics` are `[rows]`, by `name:reduction`."""
+    """The losses of a microbatch's rows.
+
+    `loss` has the logprobs' shape, and each row sums to its datum's loss. `metrics` are `[rows]`, by `name:reduction`.
+    """
 
     loss: Tensor
     metrics: Mapping[str, Tensor]
 
 
 def row_losses(program: Program, logprobs: Tensor, inputs: Mapping[str, Tensor], valid: Tensor) -> RowLosses:
-    """Each row by itself, without its padding, so that its bits do not depend on the others.
+    """Compute each row separately, without padding, so that its bits do not depend on the others.
 
-    What the graph keeps for its gradient is let go row by row. The gradient reaches the model through a product with
-    what is always 0, beside which the loss stands as it was computed. Raises UserError.
+    What the graph keeps for its gradient is freed row by row. The gradient reaches the model through a term that is
+    always 0, which is added to the computed loss. Raises UserError.
     """
     trains = torch.is_grad_enabled() and logprobs.requires_grad
     host = {name: values.cpu() for name, values in inputs.items()} | {"": logprobs.detach().cpu()}
@@ -141,7 +142,7 @@ def row_losses(program: Program, logprobs: Tensor, inputs: Mapping[str, Tensor],
         for name, value in found.metrics.items():
             metrics[name][row] = value
     gradient, losses = gradient.to(logprobs.device), losses.to(logprobs.device)
-    used = torch.where(gradient != 0, logprobs, 0.0)  # minus infinity less itself is NaN
+    used = torch.where(gradient != 0, logprobs, 0.0)  # -inf minus -inf is NaN
     return RowLosses((used - used.detach()) * gradient + losses, metrics)
 
 

@@ -1,1 +1,1 @@
-"""Adapters that were made elsewhere, on their way in."""
+"""Import of adapters that other programs made."""

@@ -1,7 +1,7 @@
-"""The configuration of an adapter that was made elsewhere, held against each field of PEFT's LoraConfig.
+"""The check of an imported adapter's configuration against each field of PEFT's LoraConfig.
 
-A field is honoured, changes nothing in what the weights compute, or is refused by its name. So is a field that is in
-none of the tables, because a later PEFT may compute something else with it.
+A field is supported, has no effect on what the weights compute, or is refused by name. Unknown fields are refused too,
+because a later PEFT may compute something else with them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tinsmith_trainer.engines.peft_layout import CONFIG_FILE
 from tinsmith_trainer.errors import CheckpointInvalid
 
 MOST_ALPHA = 1e6
-"""A scale far below what float32 holds, and far above any that is trained with."""
+"""A scale that float32 holds easily, and far above any that is trained with."""
 MOST_SHOWN_CHARACTERS = 100
 
 HONOURED = frozenset(
@@ -47,9 +47,9 @@ REFUSED = {
     "use_qalora": "QALoRA",
     "velora_config": "VeLoRA",
 }
-"""The fields for parts besides A and B, which no model here has; a false value turns a field off."""
+"""Fields for parts other than A and B, which no model here has. A false value turns a field off."""
 PLAIN_INITIALIZATIONS = ("gaussian", "eva", "orthogonal", "mica")
-"""Initializations that leave the base weights alone, as true, false and null do."""
+"""Initializations that do not change the base weights, like true, false and null."""
 CONVERTED_INITIALIZATIONS = ("pissa", "olora", "corda", "lora_ga")
 """Initializations that subtract the first A and B from the base weights; PEFT can convert such adapters."""
 
@@ -57,8 +57,8 @@ CONVERTED_INITIALIZATIONS = ("pissa", "olora", "corda", "lora_ga")
 def rank_and_alpha(content: bytes) -> tuple[int, float]:
     """Return the rank, and alpha for a scale of alpha / rank. Raises CheckpointInvalid."""
     not_lora = (
-        f"{CONFIG_FILE} is not PEFT's for LoRA: it needs `r` and `lora_alpha`, both positive, "
-        f"and alpha of {MOST_ALPHA:g} at most."
+        f"{CONFIG_FILE} is not PEFT's configuration for LoRA: it needs positive `r` and `lora_alpha`, "
+        f"and an alpha of at most {MOST_ALPHA:g}."
     )
     try:
         config = json.loads(content)
@@ -75,54 +75,56 @@ def rank_and_alpha(content: bytes) -> tuple[int, float]:
 
 def _check_fields(config: dict[str, Any]) -> None:
     if config.get("peft_type", "LORA") != "LORA":
-        raise CheckpointInvalid(f"{CONFIG_FILE} is of {_shown(config['peft_type'])}; this server has LoRA alone.")
+        raise CheckpointInvalid(f"{CONFIG_FILE} is for {_shown(config['peft_type'])}; this server supports only LoRA.")
     found = {field: what for field, what in REFUSED.items() if config.get(field)}
     if config.get("bias", "none") != "none":
         found["bias"] = "biases"
     if found:
         parts = " and ".join(dict.fromkeys(found.values()))
         raise CheckpointInvalid(
-            f"{CONFIG_FILE}: the adapter has {parts} ({', '.join(found)}); this server has LoRA alone. Merge it into "
-            "the base model and serve that, or train the adapter as plain LoRA."
+            f"{CONFIG_FILE}: the adapter has {parts} ({', '.join(found)}); this server supports only LoRA. Merge it "
+            "into the base model and serve that, or train the adapter as plain LoRA."
         )
-    # A field that is null is one that its PEFT does not use.
+    # PEFT does not use a field that is null.
     unknown = [field for field in config.keys() - HONOURED - HARMLESS - REFUSED.keys() if config[field] is not None]
     if unknown:
         raise CheckpointInvalid(
-            f"{CONFIG_FILE}: this server does not know the field {_shown(min(unknown))}, so that it cannot tell "
-            "whether the adapter is plain LoRA. Remove the field if it changes nothing in what the adapter computes."
+            f"{CONFIG_FILE}: the field {_shown(min(unknown))} is unknown to this server, which cannot check whether "
+            "the adapter is plain LoRA. Remove the field if it does not change what the adapter computes."
         )
 
 
 def _check_initialization(value: Any) -> None:
-    """Refuse adapters on base weights that their initialization has changed: added to ours, they say something else."""
+    """Refuse adapters whose initialization changed the base weights: here the base weights are unchanged."""
     if value is None or isinstance(value, bool):
         return
     name = value.lower() if isinstance(value, str) else ""
     if name in PLAIN_INITIALIZATIONS:
         return
     if name.startswith(CONVERTED_INITIALIZATIONS):
-        cure = "Save the adapter with PEFT's `path_initial_model_for_weight_conversion`, which makes it plain LoRA."
+        cure = (
+            "Save the adapter with PEFT's `path_initial_model_for_weight_conversion`, which converts it to plain LoRA."
+        )
     else:
         cure = "Merge the adapter into its base model and serve that, or train it with another initialization."
     raise CheckpointInvalid(
-        f"{CONFIG_FILE}: init_lora_weights is {_shown(value)}, which may change the base weights that the adapter is "
-        f"added to; this server has the unchanged ones. {cure}"
+        f"{CONFIG_FILE}: init_lora_weights is {_shown(value)}, which may change the base weights; this server has the "
+        f"unchanged ones. {cure}"
     )
 
 
 def _check_patterns(config: dict[str, Any], rank: int, alpha: float) -> None:
-    """Layers may have another rank, as fused experts do, but an adapter here has one scale."""
+    """Allow layers of other ranks, as fused experts have, but only one scale for an adapter."""
     ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
     try:
         scales = {name: alphas.get(name, alpha) / ranks.get(name, rank) for name in {*ranks, *alphas}}
         other = [name for name, scale in scales.items() if not math.isclose(scale, alpha / rank, rel_tol=1e-6)]
     except (TypeError, AttributeError, ZeroDivisionError, OverflowError):
-        raise CheckpointInvalid(f"{CONFIG_FILE}: rank_pattern and alpha_pattern hold no plain numbers.") from None
+        raise CheckpointInvalid(f"{CONFIG_FILE}: rank_pattern and alpha_pattern must hold positive numbers.") from None
     if other or (scales and config.get("use_rslora")):
         raise CheckpointInvalid(
-            f"{CONFIG_FILE} scales its layers differently (rank_pattern, alpha_pattern); an adapter here has one "
-            "alpha / rank for all of them."
+            f"{CONFIG_FILE} scales its layers differently (rank_pattern, alpha_pattern); this server needs one "
+            "alpha / rank for all layers."
         )
 
 

@@ -1,7 +1,7 @@
-"""Adapters of experts from the layouts of other programs: the way back from `engines/expert_layouts.py`.
+"""Conversion of adapters of experts from other programs' layouts: the inverse of `engines/peft_layout.py`.
 
-PEFT has those of a layer as two flat pairs, and servers each expert by itself. Ours are of three dimensions, and all
-experts of a layer share the factor at the model's hidden size; what does not share it is refused.
+PEFT has two flat pairs for a layer's experts, and servers one pair for each expert. Our tensors have three dimensions,
+and all experts of a layer share the factor at the model's hidden size. Adapters that do not share it are refused.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ EACH = re.compile(r"(?P<experts>.*\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)
 
 
 class NotShared(ValueError):
-    """Experts that have factors of their own where ours have one for all."""
+    """Experts have their own factors where one must be shared by all."""
 
 
 def experts_of_tinker(tensors: Tensors, rank: int) -> dict[str, Array]:
-    """`<experts>.w1|w2|w3.lora_A|B`, of three dimensions, in the place of other layouts; other tensors as they are.
+    """Convert other layouts to `<experts>.w1|w2|w3.lora_A|B` of three dimensions.
 
-    Raises ValueError with what is wrong.
+    Other tensors are returned unchanged. Raises ValueError with the cause.
     """
     found = {name: tensor for name, tensor in tensors.items() if not FUSED.fullmatch(name) and not EACH.fullmatch(name)}
     for experts in sorted({match["experts"] for name in tensors if (match := FUSED.fullmatch(name))}):
@@ -43,7 +43,10 @@ def experts_of_tinker(tensors: Tensors, rank: int) -> dict[str, Array]:
 
 
 def fitted(tensor: Array, shape: tuple[int, ...]) -> Array:
-    """As the shape has it: one factor for all experts, or one for each. Raises NotShared, or ValueError."""
+    """Convert a factor to the shape: one for all experts, or one for each.
+
+    Raises NotShared, or ValueError for another shape.
+    """
     if tensor.shape == shape:
         return tensor
     if tensor.ndim != 3 or tensor.shape[1:] != shape[1:]:
@@ -58,13 +61,13 @@ def fitted(tensor: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _from_fused(tensors: Tensors, experts: str, rank: int) -> dict[str, Array]:
-    """From PEFT's: A `[experts * rank, d_in]`, B `[d_out, rank * experts]`; gate and up are one of twice the rank."""
+    """Convert PEFT's A `[experts * rank, d_in]`, B `[d_out, rank * experts]`; gate and up have twice the rank."""
     inner = _pair(tensors, f"{experts}.base_layer")
     outer = _pair(tensors, experts)
-    # The outer one is always at the experts' own rank, so it says how many there are.
+    # The outer adapter always has the experts' own rank, which gives their number.
     count, rest = divmod(len(outer[0]), rank)
     if rest or not count or any(side % count for side in (len(inner[0]), inner[1].shape[1], outer[1].shape[1])):
-        raise ValueError(f"{experts} has {len(outer[0])} rows, which are no experts of rank {rank}")
+        raise ValueError(f"{experts} has {len(outer[0])} rows, which do not divide into experts of rank {rank}")
     parts = {DOWN: _apart(*outer, count)}
     up_A, up_B = _apart(*inner, count)
     if up_A.shape[1] == rank:
@@ -79,25 +82,25 @@ def _pair(tensors: Tensors, module: str) -> tuple[Array, Array]:
     try:
         pair = tensors[f"{module}.lora_A"], tensors[f"{module}.lora_B"]
     except KeyError as missing:
-        raise ValueError(f"{missing.args[0]} is missing: experts have an adapter on both of their parameters") from None
+        raise ValueError(f"{missing.args[0]} is missing: adapters of experts have both parameters") from None
     if any(tensor.ndim != 2 for tensor in pair):
-        raise ValueError(f"{module} has no factors of two dimensions")
+        raise ValueError(f"the factors of {module} must have two dimensions")
     return pair
 
 
 def _apart(lora_A: Array, lora_B: Array, count: int) -> tuple[Array, Array]:
-    """A `[experts, rank, d_in]`, B `[experts, d_out, rank]`."""
+    """Return A `[experts, rank, d_in]` and B `[experts, d_out, rank]`."""
     return lora_A.reshape(count, -1, lora_A.shape[1]), lora_B.reshape(len(lora_B), -1, count).transpose(2, 0, 1)
 
 
 def _gate_and_up(
     experts: str, lora_A: Array, lora_B: Array, rank: int
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Each of its own half of the rank and of the rows: those of the weight lie one behind the other, or by turns."""
+    """Split gate and up, each with half of the rank and of the rows, which are concatenated or interleaved."""
     rows = lora_B.shape[1]
     if lora_A.shape[1] != 2 * rank or lora_B.shape[2] != 2 * rank or rows % 2:
         raise ValueError(
-            f"{experts}.gate_up_proj has an adapter of rank {lora_A.shape[1]}: gate and up have one of rank {rank} each"
+            f"{experts}.gate_up_proj has an adapter of rank {lora_A.shape[1]}: gate and up must have rank {rank} each"
         )
     for of_gate, of_up in (
         (slice(rows // 2), slice(rows // 2, None)),
@@ -106,27 +109,25 @@ def _gate_and_up(
         if not lora_B[:, of_gate, rank:].any() and not lora_B[:, of_up, :rank].any():
             gate = lora_A[:, :rank], lora_B[:, of_gate, :rank]
             return gate, (lora_A[:, rank:], lora_B[:, of_up, rank:])
-    raise ValueError(
-        f"{experts}.gate_up_proj has an adapter that mixes gate and up; adapters of experts have one for each here"
-    )
+    raise ValueError(f"{experts}.gate_up_proj has an adapter that mixes gate and up; this server needs one for each")
 
 
 def _from_each(tensors: Tensors, experts: str, matches: Sequence[re.Match[str]]) -> dict[str, Array]:
-    """From one pair of matrices for each expert and projection."""
+    """Convert one pair of matrices for each expert and projection."""
     parts = {match["part"] for match in matches}
     names = GATED_NAMES if GATED_NAMES[GATE] in parts else UNGATED_NAMES
     of_part = {name: part for part, name in names.items()}
     if unknown := parts - of_part.keys():
-        raise ValueError(f"{experts} has a projection {min(unknown)}; there are {', '.join(of_part)}")
+        raise ValueError(f"{experts} has an unknown projection {min(unknown)}; known are {', '.join(of_part)}")
     count = 1 + max(int(match["number"]) for match in matches)
     if count > len(matches):
-        raise ValueError(f"{experts} has an expert {count - 1}, and lacks others below it")
+        raise ValueError(f"{experts} has an expert {count - 1}, but lacks lower ones")
     found: dict[str, Array] = {}
     for name, part in of_part.items():
         for letter in "AB":
             one_by_one = [tensors.get(f"{experts}.{number}.{name}.lora_{letter}") for number in range(count)]
-            present = [one for one in one_by_one if one is not None]
-            if len(present) != count or len({one.shape for one in present}) != 1:
-                raise ValueError(f"{experts} lacks {name}.lora_{letter} of an expert, or has it in different shapes")
+            present = [tensor for tensor in one_by_one if tensor is not None]
+            if len(present) != count or len({tensor.shape for tensor in present}) != 1:
+                raise ValueError(f"{experts} lacks {name}.lora_{letter} for an expert, or has it in different shapes")
             found[f"{experts}.{part}.lora_{letter}"] = np.stack(present)
     return found

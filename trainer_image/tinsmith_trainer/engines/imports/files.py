@@ -1,8 +1,12 @@
-"""An adapter that was made elsewhere, from its two files to a state of ours: PEFT's layout, or Tinker's own.
+"""Import of an adapter's two files, in PEFT's layout or Tinker's, as an adapter state.
 
-What comes in is not trusted: weights are safetensors alone, and names, shapes and rank have to be those of an adapter
-on this base model. Modules of a family that the files leave out are drawn as for a new adapter, with a B of zeros, so
-that they change nothing until somebody trains them.
+The files are not trusted: weights must be safetensors, and names, shapes and rank must be those of an adapter on this
+base model. Modules of a family that the files leave out are initialized as in a new adapter, with a B of zeros, so they
+have no effect until they are trained.
+
+PEFT may write copies of the base model's embeddings into the file: the output projection if it has an adapter, and both
+embeddings on request or if it detects a resized vocabulary. Copies add nothing; embeddings that differ from the base
+model's are not LoRA.
 """
 
 from __future__ import annotations
@@ -36,10 +40,10 @@ EMBEDDINGS_KEY = re.compile(
 )
 STORED_NAME = re.compile(r"(?:.*\.)?(?P<name>embed_tokens|lm_head)\.weight")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""A model of bfloat16 may be loaded as float32, and one of float32 as bfloat16, before its weights are saved."""
+"""A bfloat16 model may be loaded as float32, and a float32 one as bfloat16, before its weights are saved."""
 
 Embeddings = Mapping[str, StoredTensor]
-"""The base model's, by the last part of the module's name."""
+"""The base model's embeddings, by the last part of the module's name."""
 NO_EMBEDDINGS: Embeddings = MappingProxyType({})
 
 
@@ -50,26 +54,26 @@ def stored_embeddings(directory: Path, config: Any) -> dict[str, StoredTensor]:
 
 
 def check_copy(key: str, tensor: Tensor, embeddings: Embeddings) -> None:
-    """Raise CheckpointInvalid unless the tensor repeats the base model's."""
+    """Raise CheckpointInvalid unless the tensor repeats the base model's embedding."""
     match = EMBEDDINGS_KEY.fullmatch(key)
-    # A model of tied embeddings has one weight for both.
+    # A model with tied embeddings has one weight for both.
     stored = match and (embeddings.get(match["name"]) or embeddings.get("embed_tokens"))
     if stored and tensor.shape != stored.header.shape:
         raise CheckpointInvalid(
             f"{WEIGHTS_FILE}: {key} has shape {list(tensor.shape)}, and the base model's has "
-            f"{list(stored.header.shape)}. An adapter whose vocabulary was resized belongs to another base model: "
+            f"{list(stored.header.shape)}. An adapter with a resized vocabulary belongs to another base model: "
             "train it without resizing, or serve the resized model."
         )
     if not stored or not any(_equals(tensor, stored, dtype) for dtype in TYPES):
         raise CheckpointInvalid(
-            f"{WEIGHTS_FILE}: {key} differs from the base model's: the embedding was trained as a whole, and this "
-            "server has LoRA alone. Save the adapter with `save_embedding_layers=False` if the embedding was not to "
-            "change, or merge the adapter and serve that model."
+            f"{WEIGHTS_FILE}: {key} differs from the base model's: the embedding was fully trained, and this server "
+            "supports only LoRA. Save the adapter with `save_embedding_layers=False` if the embedding should be "
+            "unchanged, or merge the adapter and serve that model."
         )
 
 
 def _equals(tensor: Tensor, stored: StoredTensor, dtype: torch.dtype) -> bool:
-    """Tell whether a tensor has the stored values, rounded to a type on their way."""
+    """Return whether a tensor has the stored values, rounded to a type in between."""
     starts = range(0, tensor.shape[0], ROWS_AT_ONCE)
     return all(
         torch.equal(tensor[start : start + ROWS_AT_ONCE], rows.to(dtype).to(tensor.dtype))
@@ -89,10 +93,10 @@ def _rows_of(stored: StoredTensor, starts: range) -> Iterator[Tensor]:
 
 KEY_PREFIX, KEY_SUFFIX = "base_model.model.", ".weight"
 TINKER_UNEMBED = "model.unembed_tokens"
-"""What Tinker's archives call the output projection; `lm_head` is transformers'."""
+"""The output projection's name in Tinker's archives; `lm_head` is transformers' name."""
 MOST_NAME_CHARACTERS = 256
 LENGTH_BYTES = 8
-"""At a safetensors file's beginning: how long its header is."""
+"""The size of the header's length at a safetensors file's beginning."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Array = NDArray[np.float32]
 
@@ -104,14 +108,14 @@ def read_adapter(
     shapes_of: ShapesOf,
     embeddings: Embeddings = NO_EMBEDDINGS,
 ) -> AdapterState:
-    """Raises CheckpointInvalid, with what is wrong with which file; UserError as `shapes_of` does.
+    """Read an adapter. Raises CheckpointInvalid with the file and the cause, and UserError from `shapes_of`.
 
-    `embeddings` are those of the base model's files: PEFT may write copies of them next to the adapter.
+    `embeddings` are those of the base model's files, copies of which PEFT may write next to the adapter.
     """
     limits = SizeLimits.of(announced, shapes_of, [tuple(stored.header.shape) for stored in embeddings.values()])
     rank, alpha = rank_and_alpha(config)
     if rank != announced.rank:
-        raise CheckpointInvalid(f"{CONFIG_FILE} says rank {rank}, and {announced.rank} was announced.")
+        raise CheckpointInvalid(f"{CONFIG_FILE} has rank {rank}, but rank {announced.rank} was announced.")
     keys = [key for key, shape in _shapes_in(weights, limits).items() if 0 not in shape]
     families = _families([_name(key) for key in keys if not EMBEDDINGS_KEY.fullmatch(key)], announced)
     flags = {f"train_{family}": family in families for family in FAMILIES}
@@ -119,8 +123,8 @@ def read_adapter(
     shapes = shapes_of(lora)
     if len(weights) > limits.weights_bytes:
         raise CheckpointInvalid(
-            f"{WEIGHTS_FILE} has {len(weights)} bytes; an adapter of rank {rank} on this base model has "
-            f"{limits.weights_bytes} at most."
+            f"{WEIGHTS_FILE} has {len(weights)} bytes; the limit for rank {rank} on this base model is "
+            f"{limits.weights_bytes}."
         )
     given = _fitted(_layouts_of_experts(_tensors(weights, embeddings), rank), shapes)
     new = _new({name: shape for name, shape in shapes.items() if name not in given}, announced.seed)
@@ -134,14 +138,16 @@ def _new(shapes: Shapes, seed: int) -> dict[str, Array]:
 
 
 def _shapes_in(content: bytes, limits: SizeLimits) -> dict[str, list[int]]:
-    """By key, from the header alone: nothing of the tensors is in memory twice yet."""
+    """Return the shapes by key from the header only, before any tensor is copied."""
     size = int.from_bytes(content[:LENGTH_BYTES], "little")
     _check_header(content, size, limits)
     try:
         header = _header_in(content[LENGTH_BYTES : LENGTH_BYTES + size])
         return {key: list(found["shape"]) for key, found in header.items() if key != "__metadata__"}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise CheckpointInvalid(f"{WEIGHTS_FILE} is not a whole safetensors file: its header cannot be read.") from None
+        raise CheckpointInvalid(
+            f"{WEIGHTS_FILE} is not a complete safetensors file: its header cannot be read."
+        ) from None
 
 
 def _header_in(content: bytes) -> Any:
@@ -150,33 +156,32 @@ def _header_in(content: bytes) -> Any:
 
 def _check_header(content: bytes, size: int, limits: SizeLimits) -> None:
     if LENGTH_BYTES + size > len(content):
-        raise CheckpointInvalid(f"{WEIGHTS_FILE} is not a whole safetensors file: its header is cut off.")
+        raise CheckpointInvalid(f"{WEIGHTS_FILE} is not a complete safetensors file: its header is truncated.")
     if size > limits.header_bytes:
         raise CheckpointInvalid(
-            f"{WEIGHTS_FILE} has a header of {size} bytes; that of an adapter on this base model has "
-            f"{limits.header_bytes} at most."
+            f"{WEIGHTS_FILE} has a header of {size} bytes; the limit on this base model is {limits.header_bytes}."
         )
     separators = sum(content.count(each, LENGTH_BYTES, LENGTH_BYTES + size) for each in (b",", b"[", b"{"))
     if separators > limits.header_separators:
         raise CheckpointInvalid(
-            f"{WEIGHTS_FILE} has a header of {separators} values; that of an adapter on this base model has "
-            f"{limits.header_separators} at most."
+            f"{WEIGHTS_FILE} has a header of {separators} values; the limit on this base model is "
+            f"{limits.header_separators}."
         )
 
 
 def _tensors(content: bytes, embeddings: Embeddings) -> dict[str, Array]:
-    """By `<module>.lora_A|B`, in float32."""
+    """Return the tensors by `<module>.lora_A|B`, in float32."""
     try:
         loaded = load_tensors(content)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise CheckpointInvalid(f"{WEIGHTS_FILE} is not a whole safetensors file: {error}.") from error
+        raise CheckpointInvalid(f"{WEIGHTS_FILE} is not a complete safetensors file: {error}.") from error
     found: dict[str, Array] = {}
     for key, tensor in loaded.items():
         if not tensor.numel():
-            continue  # Tinker's placeholder for a projection that the model's experts have not
+            continue  # Tinker's placeholder for a projection that the model's experts lack
         if tensor.dtype not in DTYPES:
             dtype = str(tensor.dtype).removeprefix("torch.")
-            raise CheckpointInvalid(f"{WEIGHTS_FILE}: {key} is of {dtype}; float32, bfloat16 and float16 may be.")
+            raise CheckpointInvalid(f"{WEIGHTS_FILE}: {key} is {dtype}; supported are float32, bfloat16 and float16.")
         if not torch.isfinite(tensor).all():
             raise CheckpointInvalid(f"{WEIGHTS_FILE}: {key} holds numbers that are not finite.")
         if EMBEDDINGS_KEY.fullmatch(key):
@@ -195,7 +200,7 @@ def _name(key: str) -> str:
     if not is_factor or len(key) > MOST_NAME_CHARACTERS:
         shown = key[:MOST_NAME_CHARACTERS]
         raise CheckpointInvalid(
-            f"{WEIGHTS_FILE}: {shown!r} is no factor of a LoRA adapter (….lora_A.weight, ….lora_B.weight)."
+            f"{WEIGHTS_FILE}: {shown!r} is not a factor of a LoRA adapter (….lora_A.weight, ….lora_B.weight)."
         )
     return f"{UNEMBED_NAME if module == TINKER_UNEMBED else module}.{part}"
 
@@ -205,9 +210,9 @@ def _families(names: Sequence[str], announced: AnnouncedAdapter) -> set[str]:
     for name in names:
         family = module_family(name.rpartition(".")[0].removesuffix(".base_layer"))
         if family is None:
-            raise CheckpointInvalid(f"{WEIGHTS_FILE}: no adapter here has a part {name}.")
+            raise CheckpointInvalid(f"{WEIGHTS_FILE}: adapters on this server cannot have a part {name}.")
         if not announced.allows(family):
-            raise CheckpointInvalid(f"{WEIGHTS_FILE} holds {name}, and train_{family} was announced as False.")
+            raise CheckpointInvalid(f"{WEIGHTS_FILE} holds {name}, but train_{family} was announced as False.")
         families.add(family)
     return families
 
@@ -220,7 +225,7 @@ def _layouts_of_experts(tensors: dict[str, Array], rank: int) -> dict[str, Array
 
 
 def _fitted(tensors: Mapping[str, Array], shapes: Shapes) -> dict[str, Array]:
-    """Whole pairs alone, each of the shape that the base model needs."""
+    """Return whole pairs in the shapes that the base model needs."""
     fitting: dict[str, Array] = {}
     for given, tensor in tensors.items():
         name = given if given in shapes else given.replace(".attn.", ".self_attn.")  # Tinker's name in gpt-oss
@@ -230,12 +235,12 @@ def _fitted(tensors: Mapping[str, Array], shapes: Shapes) -> dict[str, Array]:
             fitting[name] = fitted(tensor, shapes[name])
         except NotShared:
             raise CheckpointInvalid(
-                f"{WEIGHTS_FILE}: {given} differs from expert to expert. Experts share this factor here, as Tinker's "
-                "do: an adapter in which each has its own cannot be brought in."
+                f"{WEIGHTS_FILE}: {given} differs between experts. On this server, as in Tinker, experts share this "
+                "factor: an adapter in which each has its own cannot be imported."
             ) from None
         except ValueError:
             raise CheckpointInvalid(
-                f"{WEIGHTS_FILE}: {given} has shape {list(tensor.shape)}, this base model needs {list(shapes[name])}."
+                f"{WEIGHTS_FILE}: {given} has shape {list(tensor.shape)}; this base model needs {list(shapes[name])}."
             ) from None
     for name in fitting:
         module, _, part = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""How large the files of an adapter may be that comes in, known from the base model before any of them is read."""
+"""Limits on the size of an imported adapter's files, computed from the base model before the files are read."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FAMILIES = ("attn", "mlp", "unembed")
 WIDEST_BYTES = 4
 CONFIG_BYTES = 2**20
 CONFIG_BYTES_OF_A_TENSOR = 64
-"""PEFT's configurations are of some kilobytes. One of a mixture may name each expert's module, and a rank for it."""
+"""PEFT's configurations have some kilobytes. A mixture's may name each expert's module, with a rank."""
 EMBEDDING_COPIES = 2
 LAYOUTS = 2
-"""Tinker's archives may have a placeholder for each tensor that the base model has."""
+"""Tinker's archives may have a placeholder for each tensor of the base model."""
 HEADER_BYTES_OF_A_TENSOR = 512
 HEADER_SEPARATORS_OF_A_TENSOR = 12
 METADATA_BYTES = 64 * 1024
@@ -28,9 +28,9 @@ ShapesOf = Callable[[LoraSpec], Shapes]
 
 @dataclass(frozen=True, slots=True)
 class SizeLimits:
-    """How large the file of weights may be, and what its header may be made of, before either is read.
+    """Limits on the file of weights and its header, which apply before either is read.
 
-    A header that is parsed takes some thirty times its bytes, and one may be as long as the file.
+    A parsed header takes about thirty times its bytes, and a malicious one may be as long as the file.
     """
 
     tensors: int
@@ -40,10 +40,10 @@ class SizeLimits:
     def of(
         cls, announced: AnnouncedAdapter, shapes_of: ShapesOf, embedding_shapes: Sequence[tuple[int, ...]] = ()
     ) -> SizeLimits:
-        """By the largest adapter that was announced; raises UserError where this base model can have none.
+        """Return the limits for the largest announced adapter. Raises UserError if this base model can have none.
 
-        Experts one by one have what is shared here once for each. `embedding_shapes`: of the base model's embeddings,
-        of which PEFT may write two copies, tied or not.
+        Separate experts repeat the factors that are shared here. `embedding_shapes` are those of the base model's
+        embeddings, of which PEFT may write two copies, tied or not.
         """
         shapes = _largest_shapes(announced, shapes_of)
         experts = max((shape[0] for shape in shapes.values() if len(shape) == 3), default=1)

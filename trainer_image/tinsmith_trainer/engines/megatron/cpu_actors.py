@@ -14,7 +14,7 @@ from tinsmith_trainer.engines.megatron.local_rank import RankModel, build_rank, 
 from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
 from tinsmith_trainer.engines.megatron.rank_group import Answer
 from tinsmith_trainer.engines.megatron.ray_cluster import RayCluster
-from tinsmith_trainer.engines.megatron.ray_ranks import ON_CPUS, RankPlaces, RankProcess, RayRanks, started_on
+from tinsmith_trainer.engines.megatron.ray_ranks import ON_CPUS, RankPlacement, RankProcess, RayRanks, start_ranks_on
 
 MEETING_TIMEOUT = timedelta(minutes=5)
 
@@ -25,10 +25,12 @@ def start_cpu_ranks(model: RankModel, *, nodes: int, address: str | None) -> Ray
     Raises ServerError and what `build_rank` raises.
     """
     cluster = RayCluster(address, cpus=model.parallelism.world_size)
-    return started_on(model.parallelism, nodes, ON_CPUS, lambda places: _start(model, places), at_close=cluster.close)
+    return start_ranks_on(
+        model.parallelism, nodes, ON_CPUS, lambda places: _start(model, places), at_close=cluster.close
+    )
 
 
-def _start(model: RankModel, places: RankPlaces) -> None:
+def _start(model: RankModel, places: RankPlacement) -> None:
     for rank in range(model.parallelism.world_size):
         places.start(RankActor, model, rank)
     places.meet()

@@ -44,7 +44,7 @@ from tinsmith_trainer.engines.megatron.rank_group import RankGroup, RanksFailed,
 from tinsmith_trainer.engines.megatron.sharding import shards_of
 from tinsmith_trainer.engines.megatron.step.tensor_parts import Shape, TensorPart, Tensors, join, whole_shapes
 from tinsmith_trainer.engines.megatron.step.train_step import StepState
-from tinsmith_trainer.engines.undivided_calls import ComputesWhole
+from tinsmith_trainer.engines.undivided_calls import UndividedCallRunner
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.process.exit import end_process
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
@@ -67,7 +67,7 @@ class _Adapter:
         return self.lora.alpha / self.lora.rank
 
 
-class MegatronEngine(ComputesWhole[PreparedLoss], Engine):
+class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
     """Checks every call before a rank sees it, since a rank that fails where others do not costs the process.
 
     A call is not divided, since its gradients are reduced over the ranks once, at its end: others wait for all of it.

@@ -20,7 +20,7 @@ from tinsmith_trainer.engines.megatron.model.schedule import MegatronSchedule
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup, agreed, attempt
 from tinsmith_trainer.engines.megatron.step.optimizer import wrap_for_training
-from tinsmith_trainer.engines.megatron.step.rank import LoraPlaces, Rank
+from tinsmith_trainer.engines.megatron.step.rank import LoraTarget, Rank
 from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep
 from tinsmith_trainer.errors import ServerError
 
@@ -67,7 +67,7 @@ def build_rank(model: RankModel, rank: int) -> Rank:
         )
         ddp, optimizer = wrap_for_training(part.chunk, distributed_optimizer=model.parallelism.distributed_optimizer)
         step = AdapterStep(ddp, optimizer, part.lora.tensors)
-    places = LoraPlaces(tuple(tensor.part() for tensor in part.lora.tensors), part.lora.set_scale)
+    places = LoraTarget(tuple(tensor.part() for tensor in part.lora.tensors), part.lora.set_scale)
     return Rank(step, MegatronSchedule(ddp), places, model.parallelism, rank)
 
 

@@ -76,7 +76,7 @@ class Parallelism:
         """The same for experts, which fewer ranks hold all of than dense layers."""
         return self._in_stage(rank) < self.expert
 
-    def speakers(self) -> list[int]:
+    def reporting_ranks(self) -> list[int]:
         """For each data index the rank that tells its results: last pipeline stage, first of all else."""
         return [
             rank

@@ -25,7 +25,7 @@ PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_
 PASSED_ON_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "GLOO_", "RAY_")
 """What ranks need of the environment. The rest stays here: it holds keys to stores and hubs, and ranks need none."""
 
-OF_GPUS = ("CUDA_VISIBLE_DEVICES",)
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
 """Where ranks are on GPUs: which of the machine's are this worker's."""
 
 SHARED_MEMORY = "/dev/shm"
@@ -42,7 +42,7 @@ ALWAYS = {
     # Half a minute by default, which a busy node does not keep to.
     "RAY_gcs_server_port_wait_time_s": "120",
 }
-RANKS_FIRST: Mapping[str, Any] = {"worker_niceness": 0}
+SYSTEM_CONFIG: Mapping[str, Any] = {"worker_niceness": 0}
 """Ray's workers give way to all else by default; ranks are what this machine is for."""
 RAY_FOLDER = "/tmp/ray"
 """Where Ray keeps its logs and sockets by itself, and pods have a volume for them."""
@@ -71,7 +71,7 @@ class RayCluster:
             if address is not None:
                 _attach(address, shows_actors)
             else:
-                self._folder = started(functools.partial(_start, cpus=cpus, gpus=gpus, shows_actors=shows_actors))
+                self._folder = start_ray(functools.partial(_start, cpus=cpus, gpus=gpus, shows_actors=shows_actors))
         except Exception as error:
             self.close()
             where = "in this container" if address is None else f"at {address}"
@@ -79,7 +79,7 @@ class RayCluster:
 
     def close(self) -> None:
         """Ends what was started. Idempotent."""
-        ended(self._folder)
+        stop_ray(self._folder)
 
 
 def new_folder() -> str:
@@ -108,26 +108,26 @@ def _attach(address: str, shows_actors: bool) -> None:
     ray.init(address, log_to_driver=shows_actors, configure_logging=False, logging_level=logging.ERROR)
 
 
-def started(start: Callable[[str], None]) -> str:
+def start_ray(start: Callable[[str], None]) -> str:
     """The folder of a Ray that runs now: `start` is given it.
 
     Ray waits 30 s for its own programs, whatever it is told; those of a busy node may need longer once.
     """
     try:
-        return _started_at_once(start)
+        return _start_once(start)
     except Exception as error:
         log.warning("Ray did not start, and is started again", reason=f"{type(error).__name__}: {error}")
-        return _started_at_once(start)
+        return _start_once(start)
 
 
-def ended(folder: str | None) -> None:
+def stop_ray(folder: str | None) -> None:
     """This process is no driver any more, and `folder`, of a Ray that it started, is gone."""
     _shut_down()
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _started_at_once(start: Callable[[str], None]) -> str:
+def _start_once(start: Callable[[str], None]) -> str:
     """Or nothing is left of it."""
     folder = new_folder()
     try:
@@ -160,7 +160,7 @@ def _start(folder: str, cpus: int, gpus: int, shows_actors: bool) -> None:
     require_token()
     import ray
 
-    with _only_passed_on(OF_GPUS if gpus else ()):
+    with _only_passed_on(GPU_VARIABLES if gpus else ()):
         ray.init(
             num_cpus=cpus,
             num_gpus=gpus,
@@ -171,7 +171,7 @@ def _start(folder: str, cpus: int, gpus: int, shows_actors: bool) -> None:
             object_store_memory=_object_store_bytes(),
             _node_ip_address="127.0.0.1",
             _temp_dir=folder,
-            _system_config={"gcs_rpc_server_reconnect_timeout_s": LOST_HEAD_SECONDS, **RANKS_FIRST},
+            _system_config={"gcs_rpc_server_reconnect_timeout_s": LOST_HEAD_SECONDS, **SYSTEM_CONFIG},
         )
 
 

@@ -24,9 +24,9 @@ from tinsmith_trainer.process.exit import end_process
 
 log = structlog.get_logger(__name__)
 
-GANG_SECONDS = 600.0
+PLACEMENT_SECONDS = 600.0
 """How long all places for ranks may take to be free, nodes that are still to come included."""
-TOLD_SECONDS = 120.0
+PROGRESS_SECONDS = 120.0
 """After this long without a rank that is ready, the log has which are missing. How long a model takes, nobody knows."""
 
 Resources = Mapping[str, float]
@@ -62,7 +62,7 @@ class RankProcess(ABC):
         return self.ts_call(method, (shard, *args))
 
 
-class RankPlaces:
+class RankPlacement:
     """Room for all ranks of a model or for none, since half a model would wait for ever, and the actors there."""
 
     def __init__(self, ranks: int, nodes: int, each: Resources = ON_CPUS) -> None:
@@ -103,7 +103,7 @@ def _until_all(calls: Sequence[Any], doing: str) -> list[Any]:
     """Raises at the first that fails, for which the others may wait in vain."""
     pending = list(calls)
     while pending:
-        ready, pending = ray.wait(pending, num_returns=1, timeout=TOLD_SECONDS)
+        ready, pending = ray.wait(pending, num_returns=1, timeout=PROGRESS_SECONDS)
         ray.get(ready)
         if not ready:
             log.info(f"ranks {doing}", waiting_for=[rank for rank, call in enumerate(calls) if call in pending])
@@ -117,7 +117,7 @@ def _reserve(ranks: int, nodes: int, each: Resources) -> PlacementGroup:
     bundle = {resource: count * (ranks // nodes) for resource, count in each.items()}
     places = placement_group([bundle] * nodes, strategy=strategy)
     try:
-        ray.get(places.ready(), timeout=GANG_SECONDS)
+        ray.get(places.ready(), timeout=PLACEMENT_SECONDS)
     except GetTimeoutError:
         remove_placement_group(places)
         raise ServerError(_no_room(ranks, nodes, each)) from None
@@ -128,7 +128,7 @@ def _no_room(ranks: int, nodes: int, each: Resources) -> str:
     has = ray.cluster_resources()
     theirs = ", ".join(f"their {resource}s: {has.get(resource, 0):.0f}" for resource in each)
     return (
-        f"Ray has no room for --ranks {ranks} on --nodes {nodes} after {GANG_SECONDS:.0f} s. Each needs a "
+        f"Ray has no room for --ranks {ranks} on --nodes {nodes} after {PLACEMENT_SECONDS:.0f} s. Each needs a "
         f"{' and a '.join(each)}; Ray's nodes: {len(ray.nodes())}, {theirs}."
     )
 
@@ -137,7 +137,7 @@ class RayRanks(RankGroup):
     """Actors of the cluster that this process is the driver of, all of them or none. `places` belong to it."""
 
     def __init__(
-        self, parallelism: Parallelism, places: RankPlaces, *, at_close: Callable[[], None] = lambda: None
+        self, parallelism: Parallelism, places: RankPlacement, *, at_close: Callable[[], None] = lambda: None
     ) -> None:
         """All ranks of `places` are ready to be called."""
         self._parallelism = parallelism
@@ -163,7 +163,7 @@ class RayRanks(RankGroup):
             for rank, actor in enumerate(self._places.actors)
         ]
         values = agreed(collect(calls))
-        return [values[rank] for rank in self._parallelism.speakers()]
+        return [values[rank] for rank in self._parallelism.reporting_ranks()]
 
     @override
     def close(self) -> None:
@@ -177,11 +177,11 @@ class RayRanks(RankGroup):
             self._at_close()
 
 
-def started_on(
+def start_ranks_on(
     parallelism: Parallelism,
     nodes: int,
     each: Resources,
-    start: Callable[[RankPlaces], None],
+    start: Callable[[RankPlacement], None],
     *,
     at_close: Callable[[], None] = lambda: None,
 ) -> RayRanks:
@@ -189,9 +189,9 @@ def started_on(
 
     Raises ServerError where there is no room, and a rank's own TrainerError.
     """
-    places: RankPlaces | None = None
+    places: RankPlacement | None = None
     try:
-        places = RankPlaces(parallelism.world_size, nodes, each)
+        places = RankPlacement(parallelism.world_size, nodes, each)
         start(places)
         return RayRanks(parallelism, places, at_close=at_close)
     except BaseException as error:
@@ -201,7 +201,7 @@ def started_on(
         raise
 
 
-def _undo(places: RankPlaces | None, at_close: Callable[[], None]) -> None:
+def _undo(places: RankPlacement | None, at_close: Callable[[], None]) -> None:
     """The start's own error is the one that counts."""
     try:
         if places is not None:
@@ -212,7 +212,7 @@ def _undo(places: RankPlaces | None, at_close: Callable[[], None]) -> None:
         at_close()
 
 
-OTHERS_SECONDS = 10.0
+GRACE_SECONDS = 10.0
 """How long the others may take to fail as well once one has: then they are waiting for it in vain."""
 
 
@@ -228,7 +228,7 @@ def collect(calls: Sequence[Any]) -> list[Answer]:
             raise RanksLost(f"{len(pending)} of {len(calls)} ranks do not answer, since another one failed: {why}")
         answers[ready[0]] = _answer(ready[0])
         if answers[ready[0]].fault is not None:
-            give_up_at = min(give_up_at, time.monotonic() + OTHERS_SECONDS)
+            give_up_at = min(give_up_at, time.monotonic() + GRACE_SECONDS)
     return [answers[call] for call in calls]
 
 
@@ -253,7 +253,7 @@ def start_error(error: BaseException | None) -> Exception:
 EVERY_SECONDS = 1.0
 
 
-def end_the_worker() -> None:
+def end_worker() -> None:
     """In the handler of the error that tells of the loss. A new process brings new ranks."""
     end_process("a rank of the model is gone")
 
@@ -267,7 +267,7 @@ class RankWatch:
     def __init__(
         self,
         actors: Sequence[Any],
-        on_lost: Callable[[], None] = end_the_worker,
+        on_lost: Callable[[], None] = end_worker,
         *,
         every_seconds: float = EVERY_SECONDS,
     ) -> None:

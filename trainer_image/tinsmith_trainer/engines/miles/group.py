@@ -9,12 +9,12 @@ import torch
 
 from tinsmith_trainer.engines.megatron.factory import RanksRequest
 from tinsmith_trainer.engines.megatron.model.ranked_model import check_no_code, ranked_model
-from tinsmith_trainer.engines.megatron.ray_cluster import OF_GPUS, RayCluster
-from tinsmith_trainer.engines.megatron.ray_ranks import ON_GPUS, RankPlaces, RayRanks, started_on
+from tinsmith_trainer.engines.megatron.ray_cluster import GPU_VARIABLES, RayCluster
+from tinsmith_trainer.engines.megatron.ray_ranks import ON_GPUS, RankPlacement, RayRanks, start_ranks_on
 from tinsmith_trainer.engines.miles.arguments import miles_arguments, sizes_of
 from tinsmith_trainer.engines.miles.rank import MilesRank
 
-OF_MILES: Mapping[str, str] = {
+MILES_VARIABLES: Mapping[str, str] = {
     # Those of `allocate_gpus_for_actor` (`miles/ray/train/actor_factory.py`): SGLang and NVSHMEM, which share the
     # image, have NCCL without them; and a rank sees all GPUs of its node and takes the one that Ray gave it.
     "NCCL_CUMEM_ENABLE": "0",
@@ -47,7 +47,7 @@ def start_miles_ranks(request: RanksRequest) -> tuple[RayRanks, torch.dtype]:
     sizes = sizes_of(request.directory)
     arguments = miles_arguments(model, sizes, parallelism, nodes=wanted.nodes)
     cluster = RayCluster(wanted.ray_address, cpus=parallelism.world_size, gpus=wanted.gpus_per_node, shows_actors=True)
-    ranks = started_on(
+    ranks = start_ranks_on(
         parallelism,
         wanted.nodes,
         ON_GPUS,
@@ -57,7 +57,7 @@ def start_miles_ranks(request: RanksRequest) -> tuple[RayRanks, torch.dtype]:
     return ranks, getattr(torch, sizes.dtype)
 
 
-def _start(arguments: list[str], request: RanksRequest, places: RankPlaces) -> None:
+def _start(arguments: list[str], request: RanksRequest, places: RankPlacement) -> None:
     parallelism, environment = request.wanted.parallelism, rank_environment(os.environ)
     for rank in range(parallelism.world_size):
         places.start(MilesRank, arguments, parallelism, rank, environment=environment)
@@ -66,5 +66,7 @@ def _start(arguments: list[str], request: RanksRequest, places: RankPlaces) -> N
 
 def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """What a rank has beside its node's own: nothing of the driver's that is secret, nor which GPUs are its."""
-    told = {name: value for name, value in environment.items() if name.startswith(PASSED_ON) and name not in OF_GPUS}
-    return {**told, **OF_MILES}
+    told = {
+        name: value for name, value in environment.items() if name.startswith(PASSED_ON) and name not in GPU_VARIABLES
+    }
+    return {**told, **MILES_VARIABLES}

@@ -39,7 +39,7 @@ _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
 """Of ranks. The importer is alone, and takes a port that is free."""
 
 
-class OutOfMemory(ServerError):
+class ConversionOutOfMemory(ServerError):
     """The kernel killed the process that converted."""
 
 
@@ -52,7 +52,7 @@ def import_model(
     lock: int,
     progress_seconds: float = PROGRESS_SECONDS,
 ) -> None:
-    """Converts the model in `directory` into `folder`, which is there and empty. Raises ServerError, or OutOfMemory.
+    """Converts the model in `directory` into `folder`, an empty folder. Raises ServerError or ConversionOutOfMemory.
 
     `python` has Megatron-Bridge, which this process need not have. The child holds the descriptor `lock` too: were
     this process killed, nobody else would begin while the child, which ends when its input does, still writes.
@@ -96,7 +96,7 @@ def _wait(child: subprocess.Popen[bytes], folder: Path, started: float, progress
 
 
 def _error(status: int) -> type[ServerError]:
-    return OutOfMemory if status == -signal.SIGKILL else ServerError
+    return ConversionOutOfMemory if status == -signal.SIGKILL else ServerError
 
 
 def _reason(status: int, folder: Path) -> str:

@@ -17,7 +17,7 @@ from tinsmith_trainer.engines.megatron.flags import MegatronSettings
 from tinsmith_trainer.engines.megatron.model.ranked_model import check_no_code, ranked_model
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup, RanksLost, agreed
-from tinsmith_trainer.engines.megatron.ray_cluster import RANKS_FIRST, ended, require_token, started
+from tinsmith_trainer.engines.megatron.ray_cluster import SYSTEM_CONFIG, require_token, start_ray, stop_ray
 from tinsmith_trainer.engines.megatron.ray_ranks import collect, start_error
 from tinsmith_trainer.engines.nemo_rl.conversion import converted_model
 from tinsmith_trainer.engines.nemo_rl.environment import check_driver, for_ranks, shared_with_ranks
@@ -116,7 +116,7 @@ def _joined_ray(address: str | None) -> Iterator[str | None]:
     try:
         yield folder
     except Exception as error:
-        ended(folder)
+        stop_ray(folder)
         if isinstance(error, TrainerError):
             raise
         raise ServerError(f"NeMo RL's workers did not start: {type(error).__name__}: {error}") from error
@@ -135,8 +135,8 @@ def _join_ray(address: str | None) -> str | None:
     if address is not None:
         ray.init(address=address, **how)
         return None
-    how |= {"address": "local", "include_dashboard": False, "_system_config": dict(RANKS_FIRST)}
-    return started(lambda folder: ray.init(_temp_dir=folder, **how))
+    how |= {"address": "local", "include_dashboard": False, "_system_config": dict(SYSTEM_CONFIG)}
+    return start_ray(lambda folder: ray.init(_temp_dir=folder, **how))
 
 
 def _start(prepared: Prepared, directory: Path, nodes: int, gpus_per_node: int) -> tuple[Any, Any]:
@@ -207,7 +207,7 @@ class NemoGroup(RankGroup):
             shard=list(shards),
         )
         values = agreed(collect(calls.futures))
-        return [values[rank] for rank in self._parallelism.speakers()]
+        return [values[rank] for rank in self._parallelism.reporting_ranks()]
 
     @override
     def close(self) -> None:
@@ -217,4 +217,4 @@ class NemoGroup(RankGroup):
         self._closed = True
         self._policy.shutdown()
         self._cluster.shutdown()
-        ended(self._ray_folder)
+        stop_ray(self._ray_folder)

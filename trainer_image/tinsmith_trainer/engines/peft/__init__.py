@@ -10,5 +10,5 @@ __all__ = ["PeftEngine", "PeftEngineSettings", "build_peft_engine"]
 
 
 def build_peft_engine(torch_model: TorchModel, settings: PeftEngineSettings | None = None) -> PeftEngine:
-    """An engine without adapters on a loaded base model."""
+    """Return an engine without adapters for a loaded base model."""
     return PeftEngine(torch_model, settings or PeftEngineSettings())

@@ -1,4 +1,4 @@
-"""One adapter in memory: weights, gradients and Adam's moments, each a flat float32 buffer, or named arrays."""
+"""An adapter in memory: its weights, gradients and Adam's moments in flat buffers, and copies of its state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Arrays = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """Where `<module>.lora_A` or `<module>.lora_B` lies in a flat buffer."""
+    """The position of `<module>.lora_A` or `<module>.lora_B` in a flat buffer."""
 
     name: str
     offset: int
@@ -64,7 +64,7 @@ class AdapterLayout:
 
 
 def plan_layout(lora: LoraSpec, layers: Mapping[str, LoraLayer]) -> AdapterLayout:
-    """The modules that the spec's families choose. Raises UserError if there are none, or none of one."""
+    """Lay out the modules of the spec's families. Raises UserError if a family has no modules."""
     modules = adapters.trained_modules(lora, layers)
     adapters.check_families(lora, modules)
     slots, offset = [], 0
@@ -76,9 +76,9 @@ def plan_layout(lora: LoraSpec, layers: Mapping[str, LoraLayer]) -> AdapterLayou
 
 
 class Adapter:
-    """Weights to train, the gradient accumulated since the last step, and torch's AdamW over them.
+    """Weights to train, the gradients accumulated since the last step, and torch's AdamW over them.
 
-    `gradients` and `moments` (exp_avg, exp_avg_sq) are flat like `weights`; None before the first.
+    `gradients` and `moments` (exp_avg, exp_avg_sq) are flat like `weights`, and None before the first call or step.
     """
 
     def __init__(self, lora: LoraSpec, layout: AdapterLayout, device: torch.device) -> None:
@@ -100,19 +100,19 @@ class Adapter:
         return (state["exp_avg"], state["exp_avg_sq"]) if state else None
 
     def draw(self) -> None:
-        """A from the spec's seed; B stays zero."""
+        """Draw A from the spec's seed. B stays zero."""
         for name, drawn in adapters.draw(self.lora.seed, self.layout.shapes):
             self.views[name].copy_(drawn)
 
     def accumulate(self, scratch: Tensor) -> None:
-        """Adds a succeeded call's gradient, flat; the buffer becomes the adapter's."""
+        """Add the flat gradient of a successful call. The adapter takes ownership of the buffer."""
         if self.gradients is None:
             self.gradients = scratch
         else:
             self.gradients += scratch
 
     def restore_optimizer(self, step: int, moments: tuple[Tensor, Tensor] | None) -> None:
-        """Sets step and moments; None restarts them."""
+        """Set step and moments; None restarts them."""
         self.step = step
         self._optimizer.state.clear()
         if moments is not None:
@@ -123,7 +123,7 @@ class Adapter:
             }
 
     def optim_step(self, params: AdamParams) -> dict[str, float]:
-        """Clips and steps as torch does. Raises UserError, weights untouched, if the gradient is not finite."""
+        """Clip and step as torch does. Raises UserError, with weights unchanged, if the gradient is not finite."""
         check_adam(params)
         gradients = torch.zeros_like(self.weights.data) if self.gradients is None else self.gradients
         self.gradients = None
@@ -142,21 +142,21 @@ class Adapter:
             eps=params.eps,
             weight_decay=params.weight_decay,
         )
-        # torch changes step, moments and weights one after the other. Where it stops in between, as for want of memory,
-        # the adapter is neither as before nor as after. The next process takes both from the journal.
-        with fatal_on_error("AdamW stopped in the middle of a step"):
+        # torch changes step, moments and weights in sequence. If it fails in between, for example out of memory, the
+        # adapter is inconsistent. The next process restores it from the journal.
+        with fatal_on_error("AdamW failed in the middle of a step"):
             self._optimizer.step()
         self.weights.grad = None
         self.step += 1
 
 
 def read_weights(adapter: Adapter) -> AdapterState:
-    """A copy of the weights alone."""
+    """Return a copy of the weights only."""
     return AdapterState(adapter.lora, adapter.step, _copies(adapter, {WEIGHTS: adapter.weights.data}))
 
 
 def read_state(adapter: Adapter) -> AdapterState:
-    """A copy of everything."""
+    """Return a copy of the whole state."""
     flats = {WEIGHTS: adapter.weights.data}
     if adapter.moments is not None:
         flats |= dict(zip((EXP_AVG, EXP_AVG_SQ), adapter.moments, strict=True))
@@ -168,8 +168,8 @@ def read_state(adapter: Adapter) -> AdapterState:
 def _copies(adapter: Adapter, flats: Mapping[str, Tensor]) -> Arrays:
     tensors: dict[str, NDArray[np.float32]] = {}
     for group, flat in flats.items():
-        # One contiguous copy a group; the arrays are views of it. numpy asks for huge pages, which PyTorch does not:
-        # 370 MB take 0.03 s instead of 0.13 s, most of which the kernel spent on small ones.
+        # One contiguous copy per group; the arrays are views of it. Unlike PyTorch, numpy uses huge pages: 370 MB take
+        # 0.03 s instead of 0.13 s, most of which the kernel spent on small pages.
         memory = np.frombuffer(aligned_memory(flat.numel() * flat.itemsize), np.float32)
         copied = torch.from_numpy(memory).copy_(flat.detach())
         tensors |= {f"{group}/{name}": view.numpy() for name, view in adapter.layout.views(copied).items()}
@@ -177,7 +177,7 @@ def _copies(adapter: Adapter, flats: Mapping[str, Tensor]) -> Arrays:
 
 
 def write_state(adapter: Adapter, state: AdapterState, *, with_optimizer: bool) -> None:
-    """Sets a new adapter. Raises CheckpointInvalid when the tensors are not those of the adapter's layout."""
+    """Set the state of a new adapter. Raises CheckpointInvalid if the tensors do not match its layout."""
     device = adapter.weights.device
     check_state(state, adapter.layout.shapes)
     adapter.weights.data.copy_(_flat(state.tensors, WEIGHTS, adapter.layout, device))

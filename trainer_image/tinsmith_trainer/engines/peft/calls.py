@@ -1,4 +1,4 @@
-"""Calls under way on the PEFT engine: what each has left to compute, and which of them can share a forward."""
+"""Calls in progress on the PEFT engine: their remaining microbatches, and which of them can share a forward."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tinsmith_trainer.torch_model.vision import Vision
 
 @dataclass(frozen=True, slots=True)
 class _GroupKey:
-    """Microbatches with equal keys may share a forward, of whatever rank and modules their adapters are.
+    """Microbatches with equal keys may share a forward, for adapters of any rank and modules.
 
-    `length`: of those in rows; packed ones may have any.
+    `length` is that of rows; packed microbatches may have any.
     """
 
     product_tokens: int
@@ -33,7 +33,7 @@ class _GroupKey:
 
 @dataclass(slots=True, eq=False)
 class PeftCall(Call):
-    """Gradients add up in `scratch`, from the first microbatch on; it is the adapter's only from the end on."""
+    """A call whose gradients add up in `scratch`. `finish` passes them to the adapter."""
 
     work: Work
     adapter: Adapter
@@ -43,12 +43,15 @@ class PeftCall(Call):
     computed: int = 0
     results: dict[int, DatumResult] = field(default_factory=dict)  # by datum
     error: TrainerError | None = None
-    shares_no_more: bool = False  # forwards, after a failure in company
+    runs_alone: bool = False  # since the failure of a shared forward
 
     @property
     def is_alone(self) -> bool:
-        """Whether its next forward is its own. A custom loss's always is: others wait for no code but ours."""
-        return self.shares_no_more or self.loss.program is not None or (self.next_tokens > 0 and self.shape.sees)
+        """Whether the next forward runs alone.
+
+        A custom loss always does, so that other calls do not wait for user code.
+        """
+        return self.runs_alone or self.loss.program is not None or (self.next_tokens > 0 and self.shape.has_images)
 
     @property
     @override
@@ -59,7 +62,7 @@ class PeftCall(Call):
 
     @property
     def shape(self) -> MicrobatchShape:
-        """Of its next microbatch."""
+        """The shape of the next microbatch."""
         return self.plan[self.computed].shape
 
     def key(self) -> _GroupKey:
@@ -68,29 +71,33 @@ class PeftCall(Call):
         return _GroupKey(shape.product_tokens, length, trains=not self.work.forward_only)
 
     def share(self, vision: Vision | None) -> Share:
-        """Raises UserError for an image of its next microbatch that turns out to be damaged."""
+        """Build the next microbatch's part of a forward. Raises UserError for a damaged image."""
         if self.scratch is None and not self.work.forward_only:
             self.scratch = torch.zeros_like(self.adapter.weights.data)
         arrays = pad(self.plan[self.computed], self.work.datums, self.loss.arrays)
         return Share(self.adapter, self.shape, arrays, self.loss, self.scratch, self._image_inputs(vision))
 
     def _image_inputs(self, vision: Vision | None) -> Mapping[str, Tensor] | None:
-        if vision is None or not self.shape.sees:
+        if vision is None or not self.shape.has_images:
             return None
         [index] = self.plan[self.computed].datum_indices
         datum = self.work.datums[index]
         return vision.inputs(f"Datum {index}", datum.tokens, datum.images)
 
     def take(self, result: ShareResult) -> None:
+        """Record the result of a microbatch."""
         for row, index in enumerate(self.plan[self.computed].datum_indices):
             length = self.work.datums[index].length
             metrics = {name: float(values[row]) for name, values in result.metrics.items()}
             self.results[index] = DatumResult(result.logprobs[row, :length].copy(), float(result.losses[row]), metrics)
         self.computed += 1
 
-    def begin_again_alone(self) -> None:
-        """After a failure in company, which was perhaps another's. The backward may have added part of a gradient."""
-        self.shares_no_more, self.computed = True, 0
+    def restart_alone(self) -> None:
+        """Restart after the failure of a shared forward, which another call may have caused.
+
+        The backward may have added part of a gradient, so `scratch` is cleared.
+        """
+        self.runs_alone, self.computed = True, 0
         self.results.clear()
         if self.scratch is not None:
             self.scratch.zero_()
@@ -104,8 +111,8 @@ class PeftCall(Call):
         return outcome
 
 
-def share_a_forward(calls: Sequence[PeftCall], cobatch_tokens: int) -> list[PeftCall]:
-    """The first, and those whose next microbatch can be laid out beside its own, of so many tokens together."""
+def select_cobatch(calls: Sequence[PeftCall], cobatch_tokens: int) -> list[PeftCall]:
+    """Return the first call, and those whose next microbatch fits into its forward of `cobatch_tokens`."""
     first = calls[0]
     if first.is_alone:
         return [first]
@@ -118,7 +125,7 @@ def share_a_forward(calls: Sequence[PeftCall], cobatch_tokens: int) -> list[Peft
 
 
 def with_placed_images(torch_model: TorchModel, work: Work) -> Work:
-    """The same with the model's own tokens for images among those of the text. Raises UserError."""
+    """Return the work with the model's image tokens among the text tokens. Raises UserError."""
     if not any(datum.images for datum in work.datums):
         return work
     placed = [_with_placed_images(torch_model, index, datum) for index, datum in enumerate(work.datums)]
@@ -128,5 +135,5 @@ def with_placed_images(torch_model: TorchModel, work: Work) -> Work:
 def _with_placed_images(torch_model: TorchModel, index: int, datum: Datum) -> Datum:
     if not datum.images:
         return datum
-    assert torch_model.vision is not None, "capabilities() says that there are no images"
+    assert torch_model.vision is not None, "capabilities() excludes images"
     return replace(datum, tokens=torch_model.vision.placed(f"Datum {index}", datum.tokens, datum.images))

@@ -37,7 +37,7 @@ from tinsmith_trainer.engines.peft.adapter import (
     read_weights,
     write_state,
 )
-from tinsmith_trainer.engines.peft.calls import PeftCall, share_a_forward, with_placed_images
+from tinsmith_trainer.engines.peft.calls import PeftCall, select_cobatch, with_placed_images
 from tinsmith_trainer.engines.peft.logprobs import choose_loss_kernel
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
 from tinsmith_trainer.engines.peft.shared_forward import check_architecture, run_shares
@@ -53,11 +53,11 @@ log = structlog.get_logger(__name__)
 
 
 class PeftEngine(Engine):
-    """Adapters over one TorchModel; raises ModelDirectoryInvalid for an architecture it cannot train, and ServerError
-    for products or kernels that its weights or its device have not.
+    """Adapters over one TorchModel.
 
-    `batch_invariant` on the CPU in float32, for models whose rows keep apart (docs/design.md). Others share no forward:
-    what was computed in company would have other bits when it is run again after a crash.
+    Raises ModelDirectoryInvalid for an architecture that it cannot train, and ServerError for products or kernels that
+    its weights or device do not support. `batch_invariant` on the CPU in float32, for models whose rows are independent
+    (docs/design.md). Other models share no forwards: a shared forward would have other bits when it is replayed alone.
     """
 
     def __init__(self, torch_model: TorchModel, settings: PeftEngineSettings) -> None:
@@ -69,12 +69,12 @@ class PeftEngine(Engine):
         model = torch_model.model
         is_exact = torch_model.device.type == "cpu" and model.dtype == torch.float32
         self._is_invariant = is_exact and keeps_rows_apart(torch_model.decoder)
-        recomputes = settings.recompute_above_tokens < PACKED_BELOW_TOKENS  # which is done with rows alone
+        recomputes = settings.recompute_above_tokens < PACKED_BELOW_TOKENS  # only rows are recomputed
         self._packs = (
             self._is_invariant and not recomputes and packs(torch_model.decoder, model.config, PACKED_BELOW_TOKENS)
         )
         angles = changing_angles(model.config)
-        self._angles_change_behind = angles.behind if angles is not None else None
+        self._angles_change_after = angles.behind if angles is not None else None
         self._families = {module_family(name) for name in torch_model.layers}
         self._adapters: dict[str, Adapter] = {}
 
@@ -113,8 +113,8 @@ class PeftEngine(Engine):
     def _layout(self, lora: LoraSpec) -> AdapterLayout:
         if lora.train_mlp and self._torch_model.frozen_experts:
             raise UserError(
-                f"train_mlp would leave the experts of {self._torch_model.info.architecture} as they are: this server "
-                f"cannot train them. Set train_mlp to False."
+                f"train_mlp cannot train the experts of {self._torch_model.info.architecture} on this server. Set "
+                f"train_mlp to False."
             )
         return plan_layout(lora, self._torch_model.layers)
 
@@ -131,21 +131,21 @@ class PeftEngine(Engine):
             max_length=info.max_sequence_length,
             token_budget=settings.token_budget,
             packs=self._packs,
-            angles_change_behind=self._angles_change_behind,
+            angles_change_after=self._angles_change_after,
         )
         return PeftCall(work, adapter, loss, plan)
 
     @override
-    def room_beside(self, call: Call) -> int:
+    def cobatch_room(self, call: Call) -> int:
         own = cast("PeftCall", call)
         if own.is_alone or not self._is_invariant:
             return 0
         return max(0, self._settings.cobatch_tokens - own.next_tokens)
 
     @override
-    def together(self, calls: Sequence[Call]) -> Sequence[Call]:
+    def cobatch(self, calls: Sequence[Call]) -> Sequence[Call]:
         most_tokens = self._settings.cobatch_tokens if self._is_invariant else 0
-        return share_a_forward(cast("Sequence[PeftCall]", calls), most_tokens)
+        return select_cobatch(cast("Sequence[PeftCall]", calls), most_tokens)
 
     @override
     def advance(self, calls: Sequence[Call]) -> None:
@@ -156,7 +156,7 @@ class PeftEngine(Engine):
                 results = run_shares(self._torch_model, shares, self._settings)
             for call, result in zip(group, results, strict=True):
                 call.take(result)
-        except Exception as error:  # also one of ours: the gradients of all of them may have been added by then
+        except Exception as error:  # also for our own errors: gradients of all calls may already be added
             log.exception("a microbatch failed", adapters=[call.work.adapter_id for call in group])
             _fail(group, error)
 
@@ -175,7 +175,7 @@ class PeftEngine(Engine):
     @needs_device()
     def optim_step(self, adapter_id: str, params: AdamParams) -> dict[str, float]:
         adapter = self._adapter(adapter_id)
-        with self._torch_model.turn.taken():
+        with self._torch_model.device_lock.held():
             return adapter.optim_step(params)
 
     @override
@@ -225,23 +225,23 @@ class PeftEngine(Engine):
 
 
 def _set_up_products(torch_model: TorchModel, lora_products: LoraProducts) -> None:
-    """Raises ServerError."""
+    """Set the precision of products. Raises ServerError if the device or weights do not support it."""
     if lora_products == "bfloat16" and torch_model.model.dtype != torch.bfloat16:
-        raise ServerError("--lora-products bfloat16 is for base weights in bfloat16: give --dtype bfloat16, too.")
+        raise ServerError("--lora-products bfloat16 requires base weights in bfloat16: also give --dtype bfloat16.")
     if lora_products == "tf32" and torch_model.device.type != "cuda":
-        raise ServerError("--lora-products tf32 is for a GPU, and this worker computes on the CPU: leave it out.")
+        raise ServerError("--lora-products tf32 requires a GPU, and this worker uses the CPU: omit it.")
     if torch_model.device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = lora_products == "tf32"
 
 
 def _fail(group: Sequence[PeftCall], error: Exception) -> None:
-    """Of several it is not known whose failure it was: each has another try by itself."""
+    """Record a failure. If several calls shared the forward, the cause is unknown, and each is retried alone."""
     if len(group) > 1:
         for call in group:
-            call.begin_again_alone()
+            call.restart_alone()
         return
-    # An image that turned out to be damaged when its pixels were read, or a custom loss that is not finite.
+    # A damaged image, or a custom loss that is not finite.
     if isinstance(error, UserError):
         group[0].error = error
         return
-    group[0].error = ServerError(f"The computation failed in this worker and left no trace: {error}")
+    group[0].error = ServerError(f"The computation failed in this worker, and the model is unchanged: {error}")

@@ -1,7 +1,13 @@
-"""Logprobs of targets from hidden states, without ever holding more logits than a byte budget allows.
+"""Logprobs of targets from hidden states, holding no more logits than a byte budget allows.
 
-On the CPU in float32 they are held in warm memory alone. Elsewhere the device's own kernels are fast enough to hold
-new memory full of them.
+On the CPU in float32, logits are held in warm memory only (vocabulary_tiles.py). Elsewhere logits are computed in
+chunks, and logprobs from logits by PyTorch's own operations, or on a GPU by Liger's kernel.
+
+PyTorch's operations write float32 logprobs next to the logits, and read and write them again in backward: about 30
+bytes of traffic per logit in bfloat16. Liger's kernel reads logits twice, keeps a float32 loss of each token, and
+writes the gradient over the logits: 10 bytes. It takes logits as input, so an adapter of the output projection may have
+changed them. Kernels that compute logits themselves would need the whole projection's gradient for that: see
+docs/how-to/gpu.md.
 """
 
 from __future__ import annotations
@@ -27,38 +33,41 @@ log = structlog.get_logger(__name__)
 FLOAT32_BYTES = 4
 TRIAL_TOKENS, TRIAL_VOCABULARY = 16, 1000
 TRIAL_TOLERANCE = 0.03
-"""Of gradients of up to 2 in bfloat16, which each way rounds once or twice; of logprobs it is a wide one."""
+"""For gradients of up to 2 in bfloat16, which each way rounds once or twice; wide for logprobs."""
 NOT_IGNORED = -100
-"""No target: which of them count is the loss's own affair."""
+"""A value that no target has: the loss itself decides which targets count."""
 
 
 def choose_loss_kernel(asked: LossKernel, device: torch.device, dtype: torch.dtype) -> LossKernel:
-    """`torch` or `liger`, which `auto` takes where it can. Raises ServerError where it is asked for and cannot be."""
+    """Return `torch` or `liger`. `auto` chooses Liger's kernel if it works here.
+
+    Raises ServerError if `liger` is requested and does not work.
+    """
     obstacle = None if asked == "torch" else _obstacle(device, dtype)
     if asked == "liger" and obstacle is not None:
-        raise ServerError(f"--loss-kernel liger: {obstacle} Leave it out, or give torch.")
+        raise ServerError(f"--loss-kernel liger: {obstacle} Omit it, or use torch.")
     chosen: LossKernel = "torch" if asked == "torch" or obstacle is not None else "liger"
-    log.info("the kernel of losses is chosen", kernel=chosen, asked=asked, obstacle=obstacle)
+    log.info("chose the loss kernel", kernel=chosen, asked=asked, obstacle=obstacle)
     return chosen
 
 
 def _obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    """A sentence, or None where Liger's kernel runs and agrees."""
+    """Return why Liger's kernel cannot be used, as a sentence, or None if it runs and agrees."""
     if device.type != "cuda":
-        return "it is for a GPU, and this worker computes on the CPU."
+        return "it requires a GPU, and this worker uses the CPU."
     if find_spec("liger_kernel") is None:
         return "the Python package liger-kernel is not installed."
     try:
         difference = trial(device, dtype)
-    except Exception as error:  # whatever a compiler says to a device that it was not made for
+    except Exception as error:  # a compiler may raise anything for an unsupported device
         return f"Liger's kernel does not run on this GPU: {error}."
-    if not difference <= TRIAL_TOLERANCE:  # also where it is not a number
-        return f"on this GPU Liger's kernel is {difference:.3g} apart from PyTorch's operations."
+    if not difference <= TRIAL_TOLERANCE:  # also true for NaN
+        return f"on this GPU Liger's kernel differs from PyTorch's operations by {difference:.3g}."
     return None
 
 
 def trial(device: torch.device, dtype: torch.dtype) -> float:
-    """The largest difference between both ways, in logprobs and in gradients of either sign."""
+    """Return the largest difference between both ways, in logprobs and in gradients of either sign."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn((TRIAL_TOKENS, TRIAL_VOCABULARY), generator=generator)
     targets = torch.randint(TRIAL_VOCABULARY, (TRIAL_TOKENS, 2), generator=generator).to(device)
@@ -73,20 +82,20 @@ def trial(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def logprobs_of_logits(logits: Tensor, targets: Tensor, kernel: LossKernel) -> Tensor:
-    """Float32 `[tokens, K]` of int64 targets `[tokens, K]`. What is left of the logits is not for anybody else."""
+    """Return float32 `[tokens, K]` for int64 targets `[tokens, K]`. The logits may be overwritten."""
     function = _LigerLogprobs if kernel == "liger" else _GatheredLogSoftmax
     logprobs: Tensor = function.apply(logits, targets)
     return logprobs
 
 
 def bytes_per_logit(kernel: LossKernel, logits_dtype: torch.dtype, transform: LogitTransform) -> int:
-    """Held until backward: by the kernel, and a cap's hyperbolic tangent."""
+    """Return the bytes per logit held until backward, by the kernel and by a cap's hyperbolic tangent."""
     own = logits_dtype.itemsize if kernel == "liger" else FLOAT32_BYTES
     return own if transform.cap is None else own + logits_dtype.itemsize
 
 
 class _GatheredLogSoftmax(torch.autograd.Function):
-    """`log_softmax(logits)[targets]`; its gradient is made in one pass, with no dense tensor of zeros."""
+    """`log_softmax(logits)[targets]`, whose gradient is computed in one pass, without a dense tensor of zeros."""
 
     @staticmethod
     @override
@@ -105,12 +114,12 @@ class _GatheredLogSoftmax(torch.autograd.Function):
 
 
 class _LigerLogprobs(torch.autograd.Function):
-    """The kernel knows one target of a token: the others follow from it, since they share a sum of exponentials."""
+    """Liger's kernel for one target per token. The other targets follow, since they share a sum of exponentials."""
 
     @staticmethod
     @override
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        target_logits = logits.gather(-1, targets).float()  # before the gradient takes their place
+        target_logits = logits.gather(-1, targets).float()  # before the gradient overwrites the logits
         losses, gradient = _losses_and_gradient(logits, targets[:, 0].contiguous(), trains=ctx.needs_input_grad[0])
         ctx.save_for_backward(gradient, targets)
         return (target_logits - target_logits[:, :1] - losses.unsqueeze(1)).clamp_(max=0.0)
@@ -118,7 +127,7 @@ class _LigerLogprobs(torch.autograd.Function):
     @staticmethod
     @override
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """The saved gradient is that of minus the first target's logprob; backward goes through once."""
+        """Scale the saved gradient, which is that of minus the first target's logprob. Backward runs once."""
         gradient, targets = ctx.saved_tensors
         sums = grad.sum(-1, keepdim=True)
         gradient.mul_(-sums)
@@ -130,8 +139,11 @@ class _LigerLogprobs(torch.autograd.Function):
 
 
 def _losses_and_gradient(logits: Tensor, targets: Tensor, *, trains: bool) -> tuple[Tensor, Tensor]:
-    """Float32 cross-entropies `[tokens]` and their gradient by logits, which takes the logits' place if it `trains`."""
-    import liger_kernel.functional  # noqa: F401 - declares what can be dispatched
+    """Return float32 cross-entropies `[tokens]` and their gradient with respect to the logits.
+
+    If it `trains`, the gradient overwrites the logits.
+    """
+    import liger_kernel.functional  # noqa: F401 - registers the implementations
     from liger_kernel.backends import dispatch
 
     weights, smoothing, squared_sums, cap = None, 0.0, 0.0, None
@@ -172,11 +184,11 @@ def target_logprobs(
     transform: LogitTransform = PLAIN,
     memory: WarmMemory | None = None,
 ) -> Tensor:
-    """Float32 logprobs `[tokens, K]` of int64 targets `[tokens, K]`, for hidden states `[tokens, d]` of one adapter.
+    """Return float32 logprobs `[tokens, K]` of int64 targets `[tokens, K]`.
 
-    On the CPU in float32 a product takes `product_tokens` at a time, all at once if None, and its shape is all that a
-    token's bits depend on; what is left of `memory` saves it from computing logits twice. Elsewhere `kernel` makes
-    logprobs of logits. `transform` is what becomes of these first.
+    `hidden` are the states `[tokens, d]` of one adapter. On the CPU in float32 a product takes `product_tokens` at a
+    time, or all if None, and a token's bits depend only on that shape; free space of `memory` avoids computing logits
+    twice. Elsewhere `kernel` computes logprobs from logits. `transform` is applied to the logits first.
     """
     if hidden.device.type == "cpu" and hidden.dtype == head.weight.dtype == torch.float32:
         part = product_tokens or len(hidden)
@@ -193,7 +205,7 @@ def target_logprobs(
 
 
 def tokens_per_chunk(tokens: int, bytes_per_token: int, byte_budget: int) -> int:
-    """All of them if their logits fit, else as many as do, at least one."""
+    """Return how many tokens' logits fit into the budget, at least one."""
     return min(tokens, max(1, byte_budget // bytes_per_token))
 
 

@@ -1,4 +1,10 @@
-"""What an operator of the PEFT engine may choose."""
+"""The settings of the PEFT engine, and those that follow from the device's memory.
+
+On a CPU larger microbatches are not faster, and smaller ones let other calls run sooner. A GPU is fast with much work,
+so there a microbatch is as large as a share of the memory next to the weights. Longer forwards keep only the inputs of
+their layers, for a third more time. Everything follows from the device's total memory and not from what is free,
+because a start after a crash has to split its calls in the same way.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +24,18 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 class PeftEngineSettings:
     """Limits in adapters, ranks, tokens and bytes.
 
-    `token_budget`: tokens of a microbatch; longer datums go alone. `cobatch_tokens`: microbatches of
-    several adapters share a forward while their tokens together stay within it (measured on a CPU: eight of
-    16 tokens take half of their time together, eight of 64 tokens 0.8, and nothing is won at 1024 each).
-    `logits_byte_budget`: logits above it are computed in chunks, and again in backward; in float32 on a
-    CPU so much memory is kept for them from forward to forward, and what has no room in it is computed again.
-    `recompute_above_tokens`: layers of a forward of more tokens are computed again in backward.
-    `lora_products`: what an adapter's own products are computed in. Its weights, gradients and moments are float32
-    whatever it is; `bfloat16` makes no float32 copy of activations, and is for a base in bfloat16.
-    `loss_kernel`: what makes logprobs of logits on a GPU, `torch` or `liger`; `auto`: Liger's where it is installed and
-    agrees in a trial.
-    `token_budget`, `logits_byte_budget`, `recompute_above_tokens`, `lora_products` and `loss_kernel` decide how sums
+    - `token_budget`: tokens of a microbatch; longer datums run alone.
+    - `cobatch_tokens`: microbatches of several adapters share a forward of at most this many tokens. Measured on a CPU:
+      eight of 16 tokens take half of their time together, eight of 64 tokens 0.8, and with 1024 each nothing is gained.
+    - `logits_byte_budget`: more logits are computed in chunks, and again in backward. In float32 on a CPU this much
+      memory is kept for them between forwards, and what does not fit is recomputed.
+    - `recompute_above_tokens`: layers of a longer forward are recomputed in backward.
+    - `lora_products`: the precision of an adapter's own products. Its weights, gradients and moments are always
+      float32. `bfloat16` avoids a float32 copy of activations, and requires a base in bfloat16.
+    - `loss_kernel`: computes logprobs from logits on a GPU: `torch` or `liger`; `auto` uses Liger's if it is installed
+      and passes a trial.
+
+    `token_budget`, `logits_byte_budget`, `recompute_above_tokens`, `lora_products` and `loss_kernel` determine how sums
     are rounded: changing one between a crash and its replay changes bits.
     """
 
@@ -46,7 +53,7 @@ class PeftEngineSettings:
 log = structlog.get_logger(__name__)
 
 ACTIVATIONS_SHARE = 0.4
-"""Of a GPU's memory beside the weights. Keys and values of samples take a quarter, adapters and logits the rest."""
+"""The share of a GPU's memory next to the weights. A sampler's keys and values use a quarter."""
 LARGEST_TOKEN_BUDGET = 16_384
 KEPT_ON_A_CPU = 2048
 FLOAT32_BYTES = 4
@@ -54,14 +61,14 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Both are numbers of tokens, of a microbatch and of a forward."""
+    """The tokens of a microbatch, and of the longest forward without recomputation."""
 
     token_budget: int
     recompute_above_tokens: int
 
 
 def plan_memory(torch_model: TorchModel, given_budget: int | None, recompute: Recompute) -> MemoryPlan:
-    """`given_budget` by the operator, or None."""
+    """Plan for the device. `given_budget` is the operator's setting, or None."""
     if torch_model.device.type == "cuda":
         reported = torch.cuda.get_device_properties(torch_model.device).total_memory
         room = activations_room(counted_gpu_memory(reported), weight_bytes(torch_model.model))
@@ -70,7 +77,7 @@ def plan_memory(torch_model: TorchModel, given_budget: int | None, recompute: Re
         budget = given_budget or DEFAULT_TOKEN_BUDGET
         plan = MemoryPlan(budget, _threshold(recompute, max(KEPT_ON_A_CPU, budget)))
     log.info(
-        "memory is planned",
+        "planned the memory",
         token_budget=plan.token_budget,
         recompute=recompute,
         recompute_above_tokens=None if recompute == "none" else plan.recompute_above_tokens,
@@ -79,14 +86,14 @@ def plan_memory(torch_model: TorchModel, given_budget: int | None, recompute: Re
 
 
 def activations_room(memory_bytes: int, base_bytes: int) -> int:
-    """What a GPU of so much memory has for a microbatch's activations beside the weights."""
+    """Return the memory that a GPU has for a microbatch's activations."""
     return int((memory_bytes - base_bytes) * ACTIVATIONS_SHARE)
 
 
 def plan_for_room(
     room_bytes: int, config: Any, element_bytes: int, given_budget: int | None, recompute: Recompute
 ) -> MemoryPlan:
-    """Without a budget given: the power of two that fits, from 1,024 on."""
+    """Without a given budget, choose the largest power of two that fits, at least 1,024."""
     kept = room_bytes // activation_bytes_per_token(config, element_bytes)
     bytes_per_token = (recomputed_bytes_per_token if recompute == "layers" else activation_bytes_per_token)(
         config, element_bytes
@@ -102,9 +109,9 @@ def _threshold(recompute: Recompute, kept_tokens: int) -> int:
 
 
 def activation_bytes_per_token(config: Any, element_bytes: int) -> int:
-    """What a forward keeps for its backward of one token, in a decoder whose layers are not computed again.
+    """Return what a forward keeps for backward per token, if no layer is recomputed.
 
-    Of each layer: the inputs of its projections and what attention and the gated product need, in the weights' type,
+    Each layer keeps the inputs of its projections and what attention and the gated product need, in the weights' type,
     and the two norms' inputs in float32. Frozen weights need no inputs of their own; LoRA on every layer does.
     """
     text = config.get_text_config()
@@ -118,7 +125,7 @@ def activation_bytes_per_token(config: Any, element_bytes: int) -> int:
 
 
 def recomputed_bytes_per_token(config: Any, element_bytes: int) -> int:
-    """The same where layers are computed again: the input of each, and all of the one that is at work."""
+    """Return the same with recomputed layers: the input of each, and everything of the current one."""
     text = config.get_text_config()
     inputs = text.num_hidden_layers * text.hidden_size * element_bytes
     return int(inputs + activation_bytes_per_token(config, element_bytes) // text.num_hidden_layers)

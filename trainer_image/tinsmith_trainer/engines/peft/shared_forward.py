@@ -19,7 +19,7 @@ from tinsmith_trainer.engines.peft.adapter import Adapter
 from tinsmith_trainer.engines.peft.logprobs import target_logprobs
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
 from tinsmith_trainer.errors import ModelDirectoryInvalid
-from tinsmith_trainer.torch_model.loading import TorchModel, not_finite
+from tinsmith_trainer.torch_model.loading import TorchModel, explain_non_finite
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, DeltasApart, OwnDelta, Route, routed
 from tinsmith_trainer.torch_model.packing import Packing, packed_hidden_states
 
@@ -30,9 +30,9 @@ PROBE_LOGITS = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One adapter's part of a forward. Its gradient adds up in `scratch`, flat; None computes the forward only.
+    """One adapter's part of a forward. Its flat gradient adds up in `scratch`; None computes the forward only.
 
-    One that has `image_inputs`, which the model's forward takes beside tokens, is a forward by itself.
+    A share with `image_inputs`, which the model's forward takes in addition to tokens, runs alone.
     """
 
     adapter: Adapter
@@ -45,7 +45,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class ShareResult:
-    """Per row: logprobs `[rows, width]` or `[rows, width, K]`, loss and metrics `[rows]`; all float32."""
+    """Results per row: logprobs `[rows, width]` or `[rows, width, K]`, loss and metrics `[rows]`; all float32."""
 
     logprobs: NDArray[np.float32]
     losses: NDArray[np.float32]
@@ -53,13 +53,13 @@ class ShareResult:
 
 
 def run_shares(torch_model: TorchModel, shares: Sequence[Share], settings: PeftEngineSettings) -> list[ShareResult]:
-    """Computes shares in one forward, all packed or all of one padded length; adds gradients to their scratch.
+    """Compute shares in one forward, all packed or all of one padded length, and add gradients to their scratch.
 
-    They may have any number of datums, and adapters of any rank and modules; their products take equally many tokens.
-    All shares train or none does. Takes the device's turn for its whole length.
+    They may have any number of datums, and adapters of any rank and modules. Their products take equally many tokens.
+    All shares train or none does. Holds the device lock throughout.
     """
     trains = shares[0].scratch is not None
-    with torch_model.turn.taken(), torch.set_grad_enabled(trains):
+    with torch_model.device_lock.held(), torch.set_grad_enabled(trains):
         torch_model.memory.begin(settings.logits_byte_budget)
         leaves = [_in_product_dtype(_leaves(share), settings) for share in shares]
         layout = _layout(shares)
@@ -76,10 +76,10 @@ def run_shares(torch_model: TorchModel, shares: Sequence[Share], settings: PeftE
 
 
 def check_architecture(torch_model: TorchModel) -> None:
-    """Raises ModelDirectoryInvalid for a model that is not layers, then one output projection, then softmax.
+    """Raise ModelDirectoryInvalid if a model is not layers, one output projection, and softmax.
 
-    What is done to hidden states or logits beside that would be left out of training without a sign. So a few tokens
-    go through the model's own forward, which is handed logits so large that a cap shows.
+    Training would silently miss other operations on hidden states or logits. So a few tokens run through the model's
+    own forward, with logits so large that a cap is visible.
     """
     info = torch_model.info
     if UNEMBED_NAME not in torch_model.layers or not hasattr(torch_model.decoder, "layers"):
@@ -88,17 +88,17 @@ def check_architecture(torch_model: TorchModel) -> None:
             f"the peft engine cannot train it."
         )
     if not _is_finite(torch_model):
-        raise ModelDirectoryInvalid(not_finite(torch_model))
+        raise ModelDirectoryInvalid(explain_non_finite(torch_model))
     if not _ends_as_known(torch_model):
         raise ModelDirectoryInvalid(
             f"{info.path} is a {info.architecture}, which changes hidden states before {UNEMBED_NAME}, or logits after "
-            f"it, in a way that the peft engine does not know; it cannot train it."
+            f"it, in a way that the peft engine does not support."
         )
 
 
 @torch.no_grad()
 def _is_finite(torch_model: TorchModel) -> bool:
-    with torch_model.turn.taken():
+    with torch_model.device_lock.held():
         logits: Tensor = torch_model.model(input_ids=_probe(torch_model), use_cache=False).logits
     return bool(logits.isfinite().all())
 
@@ -108,7 +108,7 @@ def _probe(torch_model: TorchModel) -> Tensor:
 
 
 def _ends_as_known(torch_model: TorchModel) -> bool:
-    """Whether the decoder's states are what the projection takes, and `logit_transform` all that follows."""
+    """Return whether the projection's input is the decoder's output, and only `logit_transform` follows it."""
     model, seen, made = torch_model.model, [], []
 
     def with_large_logits(_: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def _ends_as_known(torch_model: TorchModel) -> bool:
     tokens = _probe(torch_model)
     hook = torch_model.unembed.register_forward_hook(with_large_logits)
     try:
-        with torch_model.turn.taken(), torch.no_grad():
+        with torch_model.device_lock.held(), torch.no_grad():
             states = torch_model.decoder(input_ids=tokens, use_cache=False).last_hidden_state
             logits = model(input_ids=tokens, use_cache=False).logits
     finally:
@@ -133,9 +133,9 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 @contextmanager
 def recomputed(layers: Sequence[nn.Module], route: Route) -> Iterator[None]:
-    """Layers called inside keep only their input, and run again in backward under the same route.
+    """Let layers keep only their input, and run again in backward under the same route.
 
-    For sequences whose activations would not fit. The route is handed to the recomputation because on an accelerator
+    For sequences whose activations would not fit. The route is passed to the recomputation because on an accelerator
     backward runs in another thread.
     """
     for layer in layers:
@@ -150,7 +150,7 @@ def recomputed(layers: Sequence[nn.Module], route: Route) -> Iterator[None]:
 
 
 def _leaves(share: Share) -> dict[str, Tensor]:
-    """The adapter's tensors as leaves whose `.grad` is a view of the scratch, so that backward adds in place."""
+    """Return the adapter's tensors as leaves whose `.grad` is a view of the scratch, so that backward adds in place."""
     if share.scratch is None:
         return share.adapter.views
     leaves = {name: view.detach().requires_grad_() for name, view in share.adapter.views.items()}
@@ -160,28 +160,30 @@ def _leaves(share: Share) -> dict[str, Tensor]:
 
 
 def _in_product_dtype(leaves: Mapping[str, Tensor], settings: PeftEngineSettings) -> Mapping[str, Tensor]:
-    """Gradients go back through the cast, and add up in float32."""
+    """Cast the leaves to the products' dtype. Gradients pass through the cast, and add up in float32."""
     if settings.lora_products != "bfloat16":
         return leaves
     return {name: leaf.to(torch.bfloat16) for name, leaf in leaves.items()}
 
 
 def _layout(shares: Sequence[Share]) -> Packing | None:
-    """None: rows of one length."""
+    """Return the packing, or None for rows of one length."""
     return Packing([length for share in shares for length in share.shape.lengths]) if shares[0].shape.packed else None
 
 
 def _route(
     torch_model: TorchModel, shares: Sequence[Share], layout: Packing | None, leaves: Sequence[Mapping[str, Tensor]]
 ) -> Route:
-    """Of all layers that LoRA may cover, so that a share's products are its own also where no adapter trains one."""
+    """Route all layers that LoRA may cover, so that a share has separate products even in untrained layers."""
     filling = (layout.filling,) if layout is not None and layout.filling else ()
     tokens = (*(share.shape.tokens for share in shares), *filling)
     part = _product_tokens(torch_model, shares[0])
-    nobodys = (None,) * len(filling)
+    padding_deltas = (None,) * len(filling)
     return {
         module: DeltasApart(
-            (*(_own(share, module, own) for share, own in zip(shares, leaves, strict=True)), *nobodys), tokens, part
+            (*(_own(share, module, own) for share, own in zip(shares, leaves, strict=True)), *padding_deltas),
+            tokens,
+            part,
         )
         for module in (*torch_model.layers, *torch_model.frozen_layers)
         if module != UNEMBED_NAME
@@ -189,7 +191,7 @@ def _route(
 
 
 def _product_tokens(torch_model: TorchModel, share: Share) -> int | None:
-    """On the CPU so many that bits do not depend on company. On a GPU: all."""
+    """Return the product size that makes bits independent of other shares on the CPU; None for a GPU."""
     return share.shape.product_tokens if torch_model.device.type == "cpu" else None
 
 
@@ -201,7 +203,7 @@ def _own(share: Share, module: str, leaves: Mapping[str, Tensor]) -> OwnDelta | 
 def _hidden_states(
     torch_model: TorchModel, shares: Sequence[Share], layout: Packing | None, route: Route, settings: PeftEngineSettings
 ) -> Sequence[Tensor]:
-    """Last hidden states of each share `[tokens, d]`."""
+    """Return the last hidden states of each share, `[tokens, d]`."""
     decoder = torch_model.decoder
     sizes = [share.shape.tokens for share in shares]
     if layout is not None:
@@ -211,7 +213,7 @@ def _hidden_states(
     rows = torch.from_numpy(np.concatenate([share.arrays.tokens for share in shares])).to(torch_model.device)
     recompute = torch.is_grad_enabled() and rows.numel() > settings.recompute_above_tokens
     with recomputed(decoder.layers, route) if recompute else nullcontext():
-        if (inputs := shares[0].image_inputs) is not None:  # by embeddings, positions and mask of the whole model
+        if (inputs := shares[0].image_inputs) is not None:  # the whole model computes embeddings, positions and mask
             hidden = torch_model.model.base_model(input_ids=rows, use_cache=False, **inputs).last_hidden_state
         else:
             hidden = decoder(input_ids=rows, use_cache=False).last_hidden_state
@@ -221,7 +223,7 @@ def _hidden_states(
 def _share_loss(
     torch_model: TorchModel, share: Share, hidden: Tensor, delta: OwnDelta | None, settings: PeftEngineSettings
 ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-    """Of hidden states `[tokens, d]`: logprobs, and loss and metrics per row."""
+    """Return logprobs, and loss and metrics per row, for hidden states `[tokens, d]`."""
     device = torch_model.device
     targets = torch.from_numpy(share.arrays.targets).to(device)
     inputs = {name: torch.from_numpy(values).to(device) for name, values in share.arrays.loss_inputs.items()}

@@ -28,7 +28,7 @@ from tinsmith_trainer.sampling.builtin.kv_cache import (
     StepView,
 )
 from tinsmith_trainer.sampling.builtin.prefixes.attention import PrefixSpan, SharedAttention
-from tinsmith_trainer.torch_model.attention import attending_by
+from tinsmith_trainer.torch_model.attention import use_attention
 from tinsmith_trainer.torch_model.device import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import Route, routed
@@ -60,7 +60,7 @@ class ForwardPass:
         self._model = torch_model.model
         self._decoder = torch_model.decoder
         self._torch_model = torch_model
-        self._turn = torch_model.turn
+        self._device_lock = torch_model.device_lock
         self.device: torch.device = torch_model.device
         self.modules = tuple(torch_model.layers)
         config = torch_model.model.config.get_text_config()
@@ -93,7 +93,7 @@ class ForwardPass:
         No logits, which would be as many as the prompt is long: `project` makes those that are asked for.
         """
         cache = DynamicCache()  # without a configuration, so that layers with a window keep all, as ours do
-        with self._turn.taken(), routed(route):
+        with self._device_lock.held(), routed(route):
             started = time.perf_counter()
             whole = self._model.base_model
             output = whole(input_ids=ids, past_key_values=cache, use_cache=True, **inputs)
@@ -107,7 +107,7 @@ class ForwardPass:
     @torch.inference_mode()
     def project(self, hidden: Tensor, route: Route) -> Tensor:
         """Logits `[n, vocab]` in float32, of last hidden states `[n, d]`."""
-        with self._turn.taken(), routed(route):
+        with self._device_lock.held(), routed(route):
             logits = self._torch_model.logit_transform(self._torch_model.unembed(hidden[None]))
         return logits[0].float()
 
@@ -143,7 +143,7 @@ class ForwardPass:
             own[span.start : span.end] -= span.prefix.tokens
         view = StepView(kv, own, extent, chosen)
         angles = positions if angles is None else angles
-        with attending_by(SharedAttention(shared)) if shared else nullcontext():
+        with use_attention(SharedAttention(shared)) if shared else nullcontext():
             output = self._run(self._model, ids, own, view, extent, route, angles)
         logits: Tensor = output.logits.float()
         return logits[:, 0]
@@ -187,7 +187,7 @@ class ForwardPass:
         angles: Tensor | None = None,
         **options: int,
     ) -> Any:
-        with self._turn.taken(), routed(route):
+        with self._device_lock.held(), routed(route):
             started = time.perf_counter()
             output = module(
                 input_ids=ids,
@@ -226,7 +226,7 @@ class ForwardPass:
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         mask = torch.zeros(1, 1, 1, 1, dtype=self._model.dtype, device=self.device)
         masks = dict.fromkeys(self._layer_types, mask) if len(self._layer_types) > 1 else mask
-        with self._turn.taken():
+        with self._device_lock.held():
             self._model(input_ids=one, position_ids=one, attention_mask=masks, past_key_values=probe, use_cache=True)
         geometry = probe.geometry(self.device)
         if geometry is None:

@@ -43,7 +43,7 @@ def test_an_adapter_that_mixes_gate_and_up_is_refused() -> None:
 def test_an_expert_that_is_missing_is_named() -> None:
     tensors = one_by_one(expert_adapter())
     del tensors[f"{NAME}.1.up_proj.lora_A"]
-    with pytest.raises(ValueError, match=r"lacks up_proj\.lora_A of an expert"):
+    with pytest.raises(ValueError, match=r"lacks up_proj\.lora_A for an expert"):
         experts_of_tinker(tensors, RANK)
 
 
@@ -59,5 +59,5 @@ def test_one_factor_for_all_is_taken_only_where_all_are_alike() -> None:
 
 def test_a_number_beyond_those_that_are_there_is_refused_at_once() -> None:
     tensors = {f"{NAME}.99999.up_proj.lora_A": np.zeros((RANK, HIDDEN), np.float32)}
-    with pytest.raises(ValueError, match="has an expert 99999, and lacks others"):
+    with pytest.raises(ValueError, match="has an expert 99999, but lacks lower ones"):
         experts_of_tinker(tensors, RANK)

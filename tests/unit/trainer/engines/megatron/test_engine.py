@@ -149,7 +149,9 @@ def test_a_lost_rank_ends_the_process(engine: MegatronEngine, ranks: RecordedGro
 
 def test_a_computation_that_fails_on_all_ranks_fails_its_call(engine: MegatronEngine, ranks: RecordedGroup) -> None:
     ranks.failure = RanksFailed("out of memory")
-    with pytest.raises(ServerError, match=r"^The computation failed in this worker and left no trace: out of memory$"):
+    with pytest.raises(
+        ServerError, match=r"^The computation failed in this worker and the model is unchanged: out of memory$"
+    ):
         forward_backward(engine, [sft_datum(4)])
 
 

@@ -37,5 +37,5 @@ def test_a_microbatch_holds_the_longest_datum_that_is_taken_and_a_longer_one_is_
     arrays = prepare_loss(LossSpec("cross_entropy"), [datum]).arrays
     row = encode([datum], arrays, multiple_of=length_multiple(tensor=tensor, context=context))[INPUT_IDS]
     assert row.shape[1] <= packing["train_mb_tokens"]
-    with pytest.raises(UserError, match=f"takes at most {longest}"):
+    with pytest.raises(UserError, match=f"the limit of this model is {longest}"):
         check_tokens([sft_datum(longest + 1)], vocab_size=VOCAB_SIZE, max_length=longest)

@@ -44,10 +44,10 @@ def test_each_copy_of_the_data_has_one_speaker_on_the_last_stage(
 ) -> None:
     layout = Parallelism(pipeline * data * context * tensor, tensor=tensor, pipeline=pipeline, context=context)
 
-    speakers = [layout.coordinates(rank) for rank in layout.speakers()]
+    reporting_ranks = [layout.coordinates(rank) for rank in layout.reporting_ranks()]
 
-    assert [at.data for at in speakers] == list(range(data))
-    assert {(at.pipeline, at.context, at.tensor) for at in speakers} == {(pipeline - 1, 0, 0)}
+    assert [at.data for at in reporting_ranks] == list(range(data))
+    assert {(at.pipeline, at.context, at.tensor) for at in reporting_ranks} == {(pipeline - 1, 0, 0)}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from ray.exceptions import ActorDiedError, RaySystemError, RayTaskError
 from tinsmith_trainer.engines.megatron import ray_ranks
 from tinsmith_trainer.engines.megatron.rank_group import Answer, RanksLost
-from tinsmith_trainer.engines.megatron.ray_ranks import OTHERS_SECONDS, collect, start_error
+from tinsmith_trainer.engines.megatron.ray_ranks import GRACE_SECONDS, collect, start_error
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 
 FAILED = Answer(fault="computation", message="out of memory")
@@ -66,14 +66,14 @@ def test_a_rank_that_waits_for_one_that_failed_is_given_up_after_seconds_with_th
     calls = start((NEVER, Answer()), (5.0, FAILED), (7.0, Answer()))
     with pytest.raises(RanksLost, match="1 of 3 ranks do not answer, since another one failed: out of memory"):
         collect([0, 1, 2])
-    assert calls.now == 5.0 + OTHERS_SECONDS
+    assert calls.now == 5.0 + GRACE_SECONDS
 
 
 def test_ranks_that_fail_one_after_the_other_are_all_heard_and_waited_for_once(start: Start) -> None:
-    start((5.0, FAILED), (5.0 + OTHERS_SECONDS, FAILED))
+    start((5.0, FAILED), (5.0 + GRACE_SECONDS, FAILED))
     assert collect([0, 1]) == [FAILED, FAILED]
 
-    start((5.0, FAILED), (6.0, FAILED), (5.5 + OTHERS_SECONDS, FAILED))
+    start((5.0, FAILED), (6.0, FAILED), (5.5 + GRACE_SECONDS, FAILED))
     with pytest.raises(RanksLost):
         collect([0, 1, 2])
 

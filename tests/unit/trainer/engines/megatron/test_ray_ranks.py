@@ -6,7 +6,7 @@ import pytest
 from ray.exceptions import GetTimeoutError, RayError, RaySystemError
 from tinsmith_trainer.engines.megatron import ray_ranks
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
-from tinsmith_trainer.engines.megatron.ray_ranks import ON_CPUS, ON_GPUS, RankPlaces, Resources, started_on
+from tinsmith_trainer.engines.megatron.ray_ranks import ON_CPUS, ON_GPUS, RankPlacement, Resources, start_ranks_on
 from tinsmith_trainer.errors import ServerError
 
 
@@ -36,7 +36,7 @@ class FullRay:
         return ["one"]
 
 
-def never(_places: RankPlaces) -> None:
+def never(_places: RankPlacement) -> None:
     raise AssertionError("there is no room")
 
 
@@ -61,7 +61,7 @@ def test_places_that_ray_does_not_give_are_told_in_a_sentence(
     monkeypatch.setattr(ray_ranks, "placement_group", full.placement_group)
     monkeypatch.setattr(ray_ranks, "remove_placement_group", full.remove_placement_group)
     with pytest.raises(ServerError, match=f"^{sentence}"):
-        started_on(Parallelism(2), 1, each, never, at_close=lambda: closed.append(True))
+        start_ranks_on(Parallelism(2), 1, each, never, at_close=lambda: closed.append(True))
     assert closed == [True]
 
 
@@ -80,11 +80,11 @@ class Killing:
         raise RaySystemError("the head is gone")
 
 
-def places_in(lost: Killing, monkeypatch: pytest.MonkeyPatch) -> RankPlaces:
+def places_in(lost: Killing, monkeypatch: pytest.MonkeyPatch) -> RankPlacement:
     monkeypatch.setattr(ray_ranks, "ray", lost)
     monkeypatch.setattr(ray_ranks, "remove_placement_group", lost.remove_placement_group)
     monkeypatch.setattr(ray_ranks, "_reserve", lambda *_: "places")
-    places = RankPlaces(2, 1)
+    places = RankPlacement(2, 1)
     places.actors = ["rank 0", "rank 1"]
     return places
 
@@ -103,10 +103,10 @@ def test_ray_is_left_even_where_ranks_cannot_be_ended_and_the_starts_own_error_i
     lost = Killing()
     places_in(lost, monkeypatch)
 
-    def start(places: RankPlaces) -> None:
+    def start(places: RankPlacement) -> None:
         places.actors = ["rank 0"]
         raise ServerError("Miles refuses its arguments")
 
     with pytest.raises(ServerError, match="Miles refuses its arguments"):
-        started_on(Parallelism(2), 1, ON_GPUS, start, at_close=lambda: closed.append(True))
+        start_ranks_on(Parallelism(2), 1, ON_GPUS, start, at_close=lambda: closed.append(True))
     assert (closed, lost.asked) == ([True], ["rank 0", "places"])

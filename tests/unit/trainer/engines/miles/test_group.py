@@ -12,7 +12,7 @@ from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.megatron.factory import RanksRequest
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RanksWanted
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
-from tinsmith_trainer.engines.miles.group import OF_MILES, rank_environment, start_miles_ranks
+from tinsmith_trainer.engines.miles.group import MILES_VARIABLES, rank_environment, start_miles_ranks
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 
 WHAT_A_DRIVER_IMPORTS = """
@@ -40,7 +40,7 @@ def test_a_rank_has_what_the_node_tells_its_libraries_and_nothing_that_is_secret
         }
     )
     told = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "PYTORCH_CUDA_ALLOC_CONF"}
-    assert given.keys() == told | OF_MILES.keys()
+    assert given.keys() == told | MILES_VARIABLES.keys()
     assert given["NCCL_ALGO"] == "Ring"
 
 

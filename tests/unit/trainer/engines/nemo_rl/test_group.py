@@ -146,7 +146,7 @@ def test_a_ray_that_was_too_slow_to_start_is_started_once_more_and_its_folder_go
 
 @pytest.mark.usefixtures("ray")
 def test_a_shard_reaches_all_ranks_of_its_data_index_and_the_last_stage_answers() -> None:
-    """Ranks are numbered by stage, data index, tensor index; speakers are the last stage's first tensor ranks."""
+    """Ranks are numbered by stage, data index, tensor index; the last stage's first tensor ranks report."""
     ranks = group(echo)
     found = ranks.sharded("ts_forward_backward", ["first", "second"], "a")
     assert [(rank, shard) for rank, shard, _, _ in found] == [(4, "first"), (6, "second")]

@@ -99,7 +99,7 @@ def test_a_fault_in_a_prompt_spares_the_other_jobs(
     sampler: BuiltinSampler, model: TorchModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [job(prompt_of(20, seed=n)) for n in range(3)]
-    with model.turn.taken():
+    with model.device_lock.held():
         fail_once(monkeypatch, Prefill, "__init__")
         answers = [submit(sampler, asked) for asked in jobs]
     assert isinstance(answers[0].get().error, ServerError)

@@ -162,6 +162,6 @@ def test_a_fault_in_a_step_answers_the_samples_that_would_have_ended_in_it(monke
     monkeypatch.setattr(CacheBatch, "_compute", failing)
     jobs = [job(prompt(10), max_tokens=1), job(prompt(20), request_id="fails")]
     with sampler_of("lfm2") as sampler:
-        with family_model("lfm2").turn.taken():
+        with family_model("lfm2").device_lock.held():
             waiting = [submit(sampler, each) for each in jobs]
         assert [type(answer.get().error) for answer in waiting] == [ServerError, ServerError]

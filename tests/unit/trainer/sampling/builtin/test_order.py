@@ -40,7 +40,7 @@ def order_of_answers(model: TorchModel, sampler: BuiltinSampler, jobs: Sequence[
 
         return done
 
-    with model.turn.taken():
+    with model.device_lock.held():
         for index, each in enumerate(jobs):
             sampler.submit(each, ends(index))
     for answer in answers:
@@ -85,7 +85,7 @@ def test_a_dropped_adapter_takes_its_prefixes_along(
     base_bytes = sampler._loop._prefixes.used_bytes
     ask(sampler, job(prompt_of(100), adapter="tuned"))
     assert sampler._loop._prefixes.used_bytes == 2 * base_bytes
-    with model.turn.taken():
+    with model.device_lock.held():
         running = Answer()
         sampler.submit(job(prompt_of(90, seed=1), adapter="tuned"), running)
         sampler.drop_adapter("tuned")

@@ -34,7 +34,7 @@ def answers(model: TorchModel, *jobs: SampleJob) -> list[SampleOutcome]:
     """Of jobs that are there before the first can run."""
     sampler = BuiltinSampler(model, SETTINGS)
     sampler.load_adapter("tuned", random_adapter(model))
-    with model.turn.taken():
+    with model.device_lock.held():
         waiting = [submit(sampler, each) for each in jobs]
     outcomes = [answer.get() for answer in waiting]
     sampler.close()

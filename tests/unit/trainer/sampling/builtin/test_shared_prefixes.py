@@ -55,7 +55,7 @@ def answers(
     sampler = BuiltinSampler(model, settings)
     sampler.load_adapter("tuned", random_adapter(model))
     assert sampler._loop._shares_prompts is not settings.deterministic
-    with model.turn.taken():
+    with model.device_lock.held():
         waiting = [submit(sampler, each) for each in jobs]
     outcomes = [answer.get() for answer in waiting]
     assert sampler._loop._shared.nbytes == 0, "nothing is kept for samples that are done"

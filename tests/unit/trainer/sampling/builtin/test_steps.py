@@ -42,7 +42,7 @@ def answers(model: TorchModel, settings: BuiltinSamplerSettings, jobs: Sequence[
     sampler = BuiltinSampler(model, settings)
     for seed in (1, 2):
         sampler.load_adapter(f"tuned {seed}", random_adapter(model, seed=seed))
-    with model.turn.taken():
+    with model.device_lock.held():
         waiting = [submit(sampler, each) for each in jobs]
     outcomes = [answer.get() for answer in waiting]
     sampler.close()

@@ -25,7 +25,7 @@ from tinsmith_trainer.engines.megatron.model.lora import COLUMNS, ROWS, LoraTens
 from tinsmith_trainer.engines.megatron.model.ranked_model import EXPERTS
 from tinsmith_trainer.engines.megatron.model.weights import Part
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
-from tinsmith_trainer.engines.megatron.step.rank import LoraPlaces, Rank, Schedule
+from tinsmith_trainer.engines.megatron.step.rank import LoraTarget, Rank, Schedule
 from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 
@@ -106,7 +106,7 @@ def adapted_rank(
     step = AdapterStep(chunk, optimizer, lora.tensors)
     parts = tuple(tensor.part() for tensor in lora.tensors)
     log.info("a rank is ready", rank=number, tensors=len(parts), dtype=str(lora.tensors[0].parameter.dtype))
-    return Rank(step, make_schedule(), LoraPlaces(parts, lora.set_scale), parallelism, number)
+    return Rank(step, make_schedule(), LoraTarget(parts, lora.set_scale), parallelism, number)
 
 
 def find_lora(model: nn.Module, *, tensor_ranks: int) -> CanonicalLora:

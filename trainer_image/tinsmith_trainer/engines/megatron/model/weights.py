@@ -119,40 +119,40 @@ class Loader:
                 makers[f"decoder.layers.{here}.{name}"] = make
         return makers
 
-    def _layer(self, theirs: str) -> Mapping[str, Callable[[], Tensor]]:
-        attention, sizes = f"{theirs}self_attn.", self.architecture
+    def _layer(self, source: str) -> Mapping[str, Callable[[], Tensor]]:
+        attention, sizes = f"{source}self_attn.", self.architecture
         return {
-            **self._feed_forward(f"{theirs}mlp."),
-            "input_layernorm.weight": lambda: self._norm(f"{theirs}input_layernorm.weight"),
+            **self._feed_forward(f"{source}mlp."),
+            "input_layernorm.weight": lambda: self._norm(f"{source}input_layernorm.weight"),
             "self_attention.linear_qkv.weight": lambda: self._query_key_value(attention),
             "self_attention.q_layernorm.weight": lambda: self._norm(f"{attention}q_norm.weight", sizes.head_size),
             "self_attention.k_layernorm.weight": lambda: self._norm(f"{attention}k_norm.weight", sizes.head_size),
             "self_attention.linear_proj.weight": lambda: self._columns(
                 f"{attention}o_proj.weight", sizes.heads * sizes.head_size
             ),
-            "pre_mlp_layernorm.weight": lambda: self._norm(f"{theirs}post_attention_layernorm.weight"),
+            "pre_mlp_layernorm.weight": lambda: self._norm(f"{source}post_attention_layernorm.weight"),
         }
 
-    def _feed_forward(self, theirs: str) -> Mapping[str, Callable[[], Tensor]]:
+    def _feed_forward(self, source: str) -> Mapping[str, Callable[[], Tensor]]:
         mixture = self.architecture.mixture
         if mixture is None:
-            return self._gated("mlp.", theirs, self.architecture.intermediate_size)
+            return self._gated("mlp.", source, self.architecture.intermediate_size)
         makers: dict[str, Callable[[], Tensor]] = {
             "mlp.router.weight": lambda: self.checkpoint.part(
-                f"{theirs}gate.weight", (mixture.experts, self.architecture.hidden_size), None, self.part
+                f"{source}gate.weight", (mixture.experts, self.architecture.hidden_size), None, self.part
             )
         }
         for here, expert in enumerate(range(mixture.experts)[self.experts.of(mixture.experts)]):
-            ours = f"mlp.experts.local_experts.{here}."
-            makers |= self._gated(ours, f"{theirs}experts.{expert}.", mixture.intermediate_size)
+            target = f"mlp.experts.local_experts.{here}."
+            makers |= self._gated(target, f"{source}experts.{expert}.", mixture.intermediate_size)
         return makers
 
-    def _gated(self, ours: str, theirs: str, inner: int) -> Mapping[str, Callable[[], Tensor]]:
+    def _gated(self, target: str, source: str, inner: int) -> Mapping[str, Callable[[], Tensor]]:
         return {
-            f"{ours}linear_fc1.weight": lambda: torch.cat(
-                [self._rows(f"{theirs}{name}_proj.weight", inner) for name in ("gate", "up")]
+            f"{target}linear_fc1.weight": lambda: torch.cat(
+                [self._rows(f"{source}{name}_proj.weight", inner) for name in ("gate", "up")]
             ),
-            f"{ours}linear_fc2.weight": lambda: self._columns(f"{theirs}down_proj.weight", inner),
+            f"{target}linear_fc2.weight": lambda: self._columns(f"{source}down_proj.weight", inner),
         }
 
     def _query_key_value(self, attention: str) -> Tensor:

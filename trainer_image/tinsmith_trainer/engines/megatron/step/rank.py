@@ -6,9 +6,9 @@ CPU, each rank cuts its part; what it gives back is its part, and the engine joi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from torch import Tensor
 
@@ -17,22 +17,7 @@ from tinsmith_trainer.engines.losses import PreparedLoss
 from tinsmith_trainer.engines.megatron.batch import Batch, RowResults
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.step.tensor_parts import TensorPart, Tensors, cut
-from tinsmith_trainer.engines.megatron.step.train_step import StepState
-
-T = TypeVar("T")
-
-
-class Step(Protocol):
-    """The adapters on this rank; `train_step.AdapterStep` is one."""
-
-    def create(self, adapter_id: str, weights: Mapping[str, Tensor]) -> None: ...
-    def accumulate(self, adapter_id: str, run: Callable[[], T]) -> T: ...
-    def forward_only(self, adapter_id: str, run: Callable[[], T]) -> T: ...
-    def optim_step(self, adapter_id: str, params: AdamParams) -> float: ...
-    def clear_gradients(self, adapter_id: str) -> None: ...
-    def drop(self, adapter_id: str) -> None: ...
-    def read(self, adapter_id: str) -> StepState: ...
-    def write(self, adapter_id: str, state: StepState) -> None: ...
+from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep, StepState
 
 
 class Schedule(Protocol):
@@ -41,7 +26,7 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LoraPlaces:
+class LoraTarget:
     """Where adapters are switched in: the parts of their tensors, and how alpha / rank is set."""
 
     parts: tuple[TensorPart, ...]
@@ -51,7 +36,9 @@ class LoraPlaces:
 class Rank:
     """Methods that the engine calls begin with `ts_`."""
 
-    def __init__(self, step: Step, schedule: Schedule, places: LoraPlaces, parallelism: Parallelism, rank: int) -> None:
+    def __init__(
+        self, step: AdapterStep, schedule: Schedule, places: LoraTarget, parallelism: Parallelism, rank: int
+    ) -> None:
         self._step = step
         self._schedule = schedule
         self._places = places

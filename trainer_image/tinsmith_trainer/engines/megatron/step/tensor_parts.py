@@ -52,15 +52,15 @@ def cut(whole: Tensors, parts: Sequence[TensorPart], at: Coordinates) -> dict[st
 
 
 def _cut(whole: Tensor | None, part: TensorPart, index: int) -> Tensor:
-    mine = torch.zeros(part.shape)
+    own = torch.zeros(part.shape)
     if whole is None:
-        return mine
+        return own
     if part.split is not None:
         width = part.shape[part.split]
         start = min(index * width, whole.shape[part.split])
         whole = whole.narrow(part.split, start, min(width, whole.shape[part.split] - start))
-    mine[_corner(whole.shape)] = whole
-    return mine
+    own[_corner(whole.shape)] = whole
+    return own
 
 
 def _corner(shape: Shape) -> tuple[slice, ...]:

@@ -77,7 +77,7 @@ class AdapterStep:
         self._ddp.train()
         self._ddp.zero_grad_buffer()
         try:
-            with _hooks_held_back(self._ddp.config):
+            with _without_hooks(self._ddp.config):
                 result = run()
             self._reduce()
             gradients = pack(self._buffers())
@@ -228,7 +228,7 @@ class AdapterStep:
 
 
 @contextlib.contextmanager
-def _hooks_held_back(config: Any) -> Iterator[None]:
+def _without_hooks(config: Any) -> Iterator[None]:
     """Schedules reduce nothing of their own accord, so that one reduction follows the whole call."""
     names = ("finalize_model_grads_func", "grad_sync_func", "no_sync_func")
     before = {name: getattr(config, name) for name in names}

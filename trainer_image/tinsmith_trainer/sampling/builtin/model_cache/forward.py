@@ -46,7 +46,7 @@ class CacheForward:
 
     def __init__(self, torch_model: TorchModel, trial: Trial | None = None) -> None:
         self._model = torch_model.model
-        self._turn = torch_model.turn
+        self._device_lock = torch_model.device_lock
         self.device: torch.device = torch_model.device
         self.modules = tuple(torch_model.layers)
         self.busy_seconds = 0.0
@@ -82,7 +82,7 @@ class CacheForward:
             options["position_ids"] = positions.expand(rows, length)
         if states is not None:
             options[self._cache_name] = states.cache
-        with self._turn.taken(), routed(route):
+        with self._device_lock.held(), routed(route):
             started = time.perf_counter()
             output = self._model(input_ids=ids, use_cache=True, **options)
             self.busy_seconds += time.perf_counter() - started

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tinsmith_trainer.errors import ModelDirectoryInvalid
-from tinsmith_trainer.torch_model.loading import TorchModel, not_finite
+from tinsmith_trainer.torch_model.loading import TorchModel, explain_non_finite
 
 TOKENS = 40
 PARTS = (16, 14, 7, 1, 1, 1)
@@ -31,7 +31,7 @@ class Trial:
         self.ids = self.tokens()
         self._expected = self._logits(self.ids)
         if not self._expected.isfinite().all():
-            raise ModelDirectoryInvalid(not_finite(torch_model))
+            raise ModelDirectoryInvalid(explain_non_finite(torch_model))
         forgetful = in_parts(lambda part, _: self._logits(part), self.ids, PARTS)
         tolerance = TOLERANCE if torch_model.model.dtype == torch.float32 else TOLERANCE_IN_HALVES
         self._most = tolerance * distance(forgetful, self._expected)
@@ -52,7 +52,7 @@ class Trial:
     @torch.inference_mode()
     def _logits(self, ids: Tensor) -> Tensor:
         """`[tokens, vocab]`, of one forward without a cache."""
-        with self._torch_model.turn.taken():
+        with self._torch_model.device_lock.held():
             logits: Tensor = self._torch_model.model(input_ids=ids, use_cache=False).logits
         return logits[0].float()
 
