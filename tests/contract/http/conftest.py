@@ -17,7 +17,22 @@ def fleet() -> Iterator[FakeFleet]:
     fleet.cleanup()
 
 
-@pytest.fixture(params=["one server", pytest.param("two in turn", marks=pytest.mark.slow("the same of two servers"))])
+ONE, TWO = "one server", pytest.param("two in turn", marks=pytest.mark.slow("the same of two servers"))
+ALSO_OF_TWO = {
+    *("test_traps", "test_checkpoints", "test_copies", "test_models", "test_plain_http", "test_promotions"),
+    "test_sessions",
+}
+"""Modules about what one request leaves for the next one. What others promise ends with its request."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    chosen = any("server" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "server" in metafunc.fixturenames and not chosen and not hasattr(metafunc.module, "server"):
+        name = metafunc.module.__name__.rpartition(".")[2]
+        metafunc.parametrize("server", [ONE, TWO] if name in ALSO_OF_TWO else [ONE], indirect=True)
+
+
+@pytest.fixture
 async def server(request: pytest.FixtureRequest, tmp_path: Path, fleet: FakeFleet) -> AsyncIterator[TestedServer]:
     async with REPLICAS[request.param](settings_for(tmp_path), fleet) as server:
         yield server
