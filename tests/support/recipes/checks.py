@@ -21,6 +21,8 @@ class Check:
     holds: Callable[[Run], bool]
     shows: Callable[[Run], object]
     """What was seen."""
+    is_count: bool = False
+    """A count of rows, requests, operations or checkpoints; the page leaves it out."""
 
     def problem(self, run: Run) -> str | None:
         """What to tell where it does not hold; a metric that was never written holds nothing."""
@@ -37,7 +39,9 @@ def problems(run: Run, checks: Sequence[Check]) -> list[str]:
 
 
 def steps(metric: str, count: int) -> Check:
-    return Check(f"{count} rows of `{metric}`", lambda run: len(run.series(metric)) == count, _series(metric))
+    return Check(
+        f"{count} rows of `{metric}`", lambda run: len(run.series(metric)) == count, _series(metric), is_count=True
+    )
 
 
 def starts_near(metric: str, value: float, within: float) -> Check:
@@ -98,12 +102,22 @@ def same(metric: str, other: str) -> Check:
 def asked(**requests: int) -> Check:
     """How often the server was asked these, and answered."""
     said = ", ".join(f"{count} `{route}`" for route, count in requests.items())
-    return Check(said, lambda run: all(run.requests[route] == count for route, count in requests.items()), _requests)
+    return Check(
+        said,
+        lambda run: all(run.requests[route] == count for route, count in requests.items()),
+        _requests,
+        is_count=True,
+    )
 
 
 def asked_at_least(**requests: int) -> Check:
     said = ", ".join(f"{count} `{route}` or more" for route, count in requests.items())
-    return Check(said, lambda run: all(run.requests[route] >= count for route, count in requests.items()), _requests)
+    return Check(
+        said,
+        lambda run: all(run.requests[route] >= count for route, count in requests.items()),
+        _requests,
+        is_count=True,
+    )
 
 
 def ran(operations: int) -> Check:
@@ -111,6 +125,7 @@ def ran(operations: int) -> Check:
         f"{operations} operations ran, each once",
         lambda run: run.operations["done"] == operations,
         lambda run: dict(run.operations),
+        is_count=True,
     )
 
 
@@ -119,6 +134,7 @@ def checkpoints(*names: str) -> Check:
         f"checkpoints {', '.join(names)}",
         lambda run: [row["name"] for row in run.checkpoints] == [*names],
         lambda run: [row["name"] for row in run.checkpoints],
+        is_count=True,
     )
 
 
