@@ -1,4 +1,4 @@
-"""Rows of docs/reference/limits.md: every limit of the API server, where it stands, and what is seen at it."""
+"""The rows of docs/reference/limits.md: every limit of the API server, and what happens at it."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tinsmith_server.wire.json_bodies import PLAIN, PROMPT
 KIB = 2**10
 UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", KIB))
 
-WAITS = f"It waits up to {body_budget.WAIT_SECONDS:g} s, then gets 429 with Retry-After. The SDK sends it again."
-LATER = "429 with Retry-After, the time until there is room."
-REJECTED = "The future fails with a sentence, category `user`."
+WAITS = f"The request waits up to {body_budget.WAIT_SECONDS:g} s, then 429 with Retry-After. The SDK retries."
+LATER = "429 with Retry-After."
+REJECTED = "The future fails, category `user`."
 
 BY_SETTING = {
-    "max_body_bytes": f"{REJECTED} Of the body only the beginning is read.",
-    "max_sample_bytes": "413 with a sentence, at once.",
+    "max_body_bytes": REJECTED,
+    "max_sample_bytes": "413 at once.",
     "body_bytes_per_tenant": WAITS,
     "body_bytes_in_all": WAITS,
-    "connections_per_address": "The connection ends without a word; behind a trusted proxy 429. The SDK tries again.",
+    "connections_per_address": "The connection is closed; behind a trusted proxy 429. The SDK retries.",
     "requests_per_minute": LATER,
     "trained_tokens_per_minute": f"The next call waits up to 20 s, then {LATER}",
-    "sampled_tokens_per_minute": f"For the next sample {LATER}",
+    "sampled_tokens_per_minute": f"The next sample: {LATER}",
     "adapters_per_tenant": REJECTED,
-    "queued_operations_per_tenant": "The next operation waits up to 20 s, then 429; what fills a gap goes through.",
-    "checkpoint_bytes_per_tenant": f"Of a save with a name: {REJECTED}",
-    "max_upload_bytes": "413 with a sentence, at once.",
-    "uploads_per_tenant": "422 at the first file of another one.",
-    "samples_per_tenant": "429; the SDK holds its samples back and sends them again, without limit.",
-    "ephemeral_per_tenant": "The oldest unnamed weights go; samples from them answer 410.",
+    "queued_operations_per_tenant": "The next operation waits up to 20 s, then 429. Gaps can be filled.",
+    "checkpoint_bytes_per_tenant": f"Named saves: {REJECTED}",
+    "max_upload_bytes": "413 at once.",
+    "uploads_per_tenant": "422 at the first file of the next one.",
+    "samples_per_tenant": "429; the SDK retries without limit.",
+    "ephemeral_per_tenant": "The oldest unnamed weights are removed; samples from them get 410.",
 }
 
 
@@ -48,51 +48,52 @@ def setting_rows() -> list[tuple[str, ...]]:
 def fixed_rows() -> list[tuple[str, ...]]:
     metadata = f"{_size(requests.METADATA_BYTES)} as JSON, {requests.METADATA_KEYS} keys"
     return [
-        ("`user_metadata`", metadata, f"422; where there is a future: {REJECTED}"),
+        ("`user_metadata`", metadata, f"422, or: {REJECTED}"),
         ("tags of a session", str(requests.MAX_TAGS), "422"),
         ("stop strings or tokens of a sample", str(requests.MAX_STOPS), REJECTED),
         ("samples of one request", str(requests.MAX_SAMPLES), REJECTED),
-        ("values in a body", f"{PLAIN.values}; of a sample {PROMPT.values}, long lists of tokens apart", "422"),
+        ("values in a body", f"{PLAIN.values}; of a sample {PROMPT.values}, without long lists of tokens", "422"),
         (
             "values in training data in JSON",
-            f"{json_training.VALUES}, long lists of numbers apart; in these a quarter of `max_body_bytes`",
+            f"{json_training.VALUES}, without long lists of numbers",
             "422",
         ),
-        ("bytes of training data in JSON without its lists", _size(json_training.BYTES_BESIDE_NUMBERS), "422"),
+        ("training data in JSON, without its lists", _size(json_training.BYTES_BESIDE_NUMBERS), "422"),
         ("depth of a body", str(PLAIN.depth), "422"),
         ("promoted names of a tenant", str(promotions.NAMES_PER_TENANT), "422 at one more"),
         (
-            "what a promoted name is remembered to have stood for",
+            "history of a promoted name",
             f"{promotions.KEPT_PER_NAME} changes",
             "the oldest is forgotten",
         ),
-        ("bytes of a sample without its tokens and images", _size(PROMPT.bytes_beside_numbers or 0), "422"),
+        ("a sample, without its tokens and images", _size(PROMPT.bytes_beside_numbers or 0), "422"),
         (
-            "how slowly a body may come",
+            "the slowest body",
             f"{_size(uploads.LEAST_BYTES_PER_SECOND)} a second after {uploads.GRACE_SECONDS:g} s, "
             f"{uploads.LONGEST_SECONDS:g} s in all",
-            "408, which the SDK repeats",
+            "408; the SDK retries",
         ),
         (
             "a request's header",
             f"{_size(connections.HEAD_BYTES)}, {connections.HEAD_FIELDS} fields, {connections.HEAD_SECONDS:g} s",
             "431, or 408, at once",
         ),
-        ("an idle connection", f"{connections.KEEP_ALIVE_SECONDS:g} s", "it ends; the SDK keeps one for 90 s"),
-        ("a reader who takes nothing of an answer", f"{connections.STALL_SECONDS:g} s", "the connection ends"),
+        ("an idle connection", f"{connections.KEEP_ALIVE_SECONDS:g} s", "it is closed; the SDK keeps one for 90 s"),
+        ("a client that reads nothing of an answer", f"{connections.STALL_SECONDS:g} s", "the connection is closed"),
     ]
 
 
 def _whole(path: str) -> str:
-    """Return whether the path belongs to a dialect: Tinker's own calls lie below a prefix."""
+    """Return the path with the prefix that Tinker's own calls have."""
     return path if path.startswith(("/oai/", "/anthropic/")) else f"/api/v1{path}"
 
 
 def body_rows() -> list[tuple[str, ...]]:
-    return [
-        (f"`{_whole(path)}`", f"`{limit}`" if isinstance(limit, str) else _size(limit))
-        for path, limit in sorted(uploads.BODY_BYTES.items())
-    ]
+    """Return each limit of a body with the calls that have it."""
+    calls: dict[str, list[str]] = {}
+    for path, limit in sorted(uploads.BODY_BYTES.items()):
+        calls.setdefault(f"`{limit}`" if isinstance(limit, str) else _size(limit), []).append(f"`{_whole(path)}`")
+    return [(limit, ", ".join(paths)) for limit, paths in calls.items()]
 
 
 def _size(size: int) -> str:

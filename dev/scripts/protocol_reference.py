@@ -11,25 +11,25 @@ from tinsmith_server.routes.dependencies import API_PREFIX
 from tinsmith_server.routes.openapi import install_openapi
 from tinsmith_server.wire.responses import ClientConfigResponse, DynamicConfigResponse
 
-CALL_HEADER = ("Call", "It takes", "It answers")
-FLAG_HEADER = ("Flag", "From", "What this server says")
+CALL_HEADER = ("Call", "Fields")
+FLAG_HEADER = ("Flag", "From", "Value")
 JSON = "application/json"
 
 
 def call_rows() -> Iterator[tuple[str, ...]]:
-    """Each call, in the order in which a server looks for it; what must be there is bold."""
+    """Return each call and its fields, in the order in which a server matches them; required fields are bold."""
     document = _document()
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            yield _call(method, path), _taken(document, operation), _answered(document, operation)
+            yield _call(method, path), _taken(document, operation)
 
 
 def flag_rows() -> Iterator[tuple[str, ...]]:
-    """Yield the flags of the SDK's two configurations; a flag without a default names the setting that makes it."""
+    """Return the flags of the SDK's two configurations, with their values or with what decides them."""
     models = {"client/config": ClientConfigResponse, "client/dynamic_config": DynamicConfigResponse}
     for call, model in models.items():
         for name, field in model.model_fields.items():
-            computed = field.description or "a setting's"
+            computed = field.description or "a setting"
             said = computed if field.is_required() else f"`{str(field.default).lower()}`"
             yield f"`{name}`", f"`{call}`", said
 
@@ -45,23 +45,13 @@ def _call(method: str, path: str) -> str:
 
 
 def _taken(document: Mapping[str, Any], operation: Mapping[str, Any]) -> str:
-    """Fields of the body and what stands in the URL and in headers, but for the path's own."""
+    """Return the fields of the body, the query and the headers."""
     parameters = [one for one in operation.get("parameters", []) if one["in"] != "path"]
     names = [_field(f"{one['name']} ({one['in']})", required=one["required"]) for one in parameters]
     content = operation.get("requestBody", {}).get("content", {})
     for media_type, body in content.items():
         names += _fields(document, body["schema"]) if media_type == JSON else [media_type]
     return ", ".join(names)
-
-
-def _answered(document: Mapping[str, Any], operation: Mapping[str, Any]) -> str:
-    status = min(status for status in operation["responses"] if status.isdecimal())
-    content = operation["responses"][status].get("content", {})
-    told: list[str] = [] if status == "200" else [f"{status}: elsewhere"]
-    for media_type, body in content.items():
-        schema = body.get("schema", {})
-        told += _fields(document, schema) if media_type == JSON and schema else [media_type]
-    return ", ".join(told) or "nothing"
 
 
 def _fields(document: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:

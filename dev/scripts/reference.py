@@ -166,13 +166,13 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "flags": ("reference/protocol.md", flags_table),
     "limits": (
         "reference/limits.md",
-        lambda: table(("Setting", "What", "Default", "What is seen at it"), limits_reference.setting_rows()),
+        lambda: table(("Setting", "What", "Default", "At the limit"), limits_reference.setting_rows()),
     ),
     "fixed-limits": (
         "reference/limits.md",
-        lambda: table(("What", "At most", "What is seen at it"), limits_reference.fixed_rows()),
+        lambda: table(("What", "At most", "At the limit"), limits_reference.fixed_rows()),
     ),
-    "body-limits": ("reference/limits.md", lambda: table(("Call", "Bytes of its body"), limits_reference.body_rows())),
+    "body-limits": ("reference/limits.md", lambda: table(("At most", "Calls"), limits_reference.body_rows())),
     "parsers": ("reference/limits.md", lambda: table(parser_memory.PARSER_HEADER, parser_memory.parser_rows())),
     "metrics": ("reference/metrics.md", lambda: metrics_table(_server_families())),
     "operator-settings": ("reference/operator.md", lambda: settings_table(operator_reference.setting_fields())),

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Generation:
-    """Versions that speak alike."""
+    """Versions with the same requests."""
 
     versions: str
     tested: tuple[str, ...]
     otherwise: str
-    """Than in the next generation."""
+    """The difference from the next generation."""
 
 
 GENERATIONS = (
     Generation(
         "0.3 to 0.5",
         ("0.3.0",),
-        "Images say their tokens as `tokens`; `load_state` restores the optimizer, too. 0.3 asks for a run's "
-        "checkpoints at `/models/{run}/checkpoints`, and has no lists of all checkpoints and of sessions",
+        "The field of an image's tokens is `tokens`; `load_state` also restores the optimizer. 0.3 lists a run's "
+        "checkpoints at `/models/{run}/checkpoints`, and lists neither all checkpoints nor sessions",
     ),
     Generation(
         "0.6 to 0.16",
@@ -32,28 +32,27 @@ GENERATIONS = (
         "Results of `forward`, `forward_backward` and `sample` in JSON; chunks without `type`",
     ),
     Generation("0.18", ("0.18.2",), "`forward_backward` in JSON"),
-    Generation("0.19 to 0.22.2", ("0.19.0",), "`forward` in JSON, at `/forward`; the first flag is the only one"),
+    Generation("0.19 to 0.22.2", ("0.19.0",), "`forward` in JSON, at `/forward`; knows only the first flag"),
     Generation(
         "0.22.3 to 0.24",
         ("0.22.7", "0.24.1"),
-        "Needs two flags to send what later ones send: `proto_write_fwdbwd` and `fwd_via_fwdbwd`",
+        "Sends protobuf only with the flags `proto_write_fwdbwd` and `fwd_via_fwdbwd`",
     ),
     Generation(
         "0.25 to 0.27",
         ("0.25.0",),
-        "Fails on a list that holds an external checkpoint, so they are left out; "
-        "its layer of HTTP has `/unload_model` up to 0.25",
+        "Fails on lists with external checkpoints, so these are left out; uses `/unload_model` up to 0.25",
     ),
     Generation(
-        "0.28 to 0.35", ("0.30.4", "0.34.0"), "Fetches a checkpoint as one archive, by a redirect from `…/archive`"
+        "0.28 to 0.35", ("0.30.4", "0.34.0"), "Downloads a checkpoint as one archive, by a redirect from `…/archive`"
     ),
-    Generation("0.36 to 0.38", ("0.36.0", "0.38.0"), "The latest that is published"),
+    Generation("0.36 to 0.38", ("0.36.0", "0.38.0"), "The latest"),
 )
-HEADER = ("Versions", "Tested", "What is otherwise")
+HEADER = ("Versions", "Tested", "Difference")
 TESTED = tuple(version for generation in GENERATIONS for version in generation.tested)
 
 
 def rows() -> Iterator[tuple[str, ...]]:
-    """Yield the rows, newest first."""
+    """Return the generations, the newest first."""
     for generation in reversed(GENERATIONS):
         yield generation.versions, ", ".join(generation.tested), f"{generation.otherwise}."
