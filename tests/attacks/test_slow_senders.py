@@ -6,7 +6,6 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 
-import pytest
 from support.server.attacked_server import AttackedServer, Uploads, answer
 from tinsmith_server.cli import connections
 
@@ -50,28 +49,6 @@ async def drip(writers: list[asyncio.StreamWriter], part: bytes) -> None:
             if not writer.is_closing():
                 writer.write(part)
         await asyncio.sleep(0.5)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        b"X-A: " + b"a" * 40_000 + b"\r\n\r\n",
-        b"X-A: b\r\n" * 20_000,
-        b"X-A: " + b"a" * 5_000_000,
-        b"".join(b"X-%d: b\r\n" % number for number in range(101)) + b"\r\n",
-    ],
-    ids=["one long", "very many", "without end", "many"],
-)
-async def test_a_header_over_the_limit_is_answered_at_once(server: AttackedServer, fields: bytes) -> None:
-    async with server.connected() as (reader, writer):
-        writer.write(b"POST /api/v1/asample HTTP/1.1\r\nHost: server\r\n" + fields)
-        assert await asyncio.wait_for(answer(reader), connections.HEAD_SECONDS / 2) in {431, 0}
-
-
-async def test_a_request_with_a_header_of_a_usual_size_is_served(server: AttackedServer) -> None:
-    async with server.connected() as (reader, writer):
-        writer.write(server.head("/get_server_capabilities", X_Padding="a" * 16_000, content_length=0))
-        assert await answer(reader) == 405
 
 
 async def test_one_address_has_no_more_connections_than_it_may_and_gets_them_back(server: AttackedServer) -> None:

@@ -7,15 +7,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tinsmith_server.services.checkpoints.files import FETCH_BYTES
 from tinsmith_server.services.checkpoints.upload_files import UploadFiles
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.errors import CheckpointInvalid
 
 CONFIG, NAME = "adapter_config.json", "adapter_model.safetensors"
 LATER = datetime(2030, 1, 1, tzinfo=UTC)
-# An object store gets it in several requests.
-PARTS = [bytes([number]) * (FETCH_BYTES // 2) for number in range(5)]
 
 
 @pytest.fixture
@@ -33,14 +30,6 @@ def send(files: UploadFiles, directory: str, parts: list[bytes]) -> None:
     for part in parts:
         file.write(part)
     file.finish()
-
-
-def test_a_file_is_there_as_a_whole_when_it_is_finished(files: UploadFiles, directory: str) -> None:
-    send(files, directory, PARTS)
-    assert files.list(directory) == {NAME: sum(map(len, PARTS))}
-    assert b"".join(files.read(directory, NAME)) == b"".join(PARTS)
-    send(files, directory, [b"better"])
-    assert b"".join(files.read(directory, NAME)) == b"better"
 
 
 def test_a_file_that_is_sent_again_is_another_file(tmp_path: Path) -> None:
@@ -66,15 +55,6 @@ def test_an_uploaded_file_is_on_the_disk_before_it_has_its_name(
     files = UploadFiles(tmp_path.as_uri())
     send(files, files.new_directory("tenant", LATER), [b"weights"])
     assert done[:2] == ["sync", "rename"]
-
-
-def test_what_is_given_up_leaves_nothing(files: UploadFiles, directory: str) -> None:
-    file = files.open(directory, NAME)
-    for part in PARTS:
-        file.write(part)
-    file.give_up()
-    assert files.list(directory) == {}
-    assert files.others_of("tenant", "") == set()
 
 
 def test_an_upload_whose_time_is_over_is_swept_and_others_stay(files: UploadFiles, directory: str) -> None:

@@ -74,27 +74,6 @@ def test_several_weighted_targets_have_the_gradient_of_their_sum(trained: Engine
         np.testing.assert_allclose(gradient, together[name], atol=atol, err_msg=name)
 
 
-def test_negative_weights_give_the_negative_gradient(trained: Engine) -> None:
-    forward_backward(trained, [sft_datum(9, weights=2.5)])
-    positive = gradients(trained)
-    trained.clear_gradients("a")
-
-    forward_backward(trained, [sft_datum(9, weights=-2.5)])
-
-    assert all(np.array_equal(gradient, -positive[name]) for name, gradient in gradients(trained).items())
-
-
-def test_weights_left_out_are_one(trained: Engine) -> None:
-    datum = sft_datum(9)
-    unweighted = Datum(datum.tokens, {"target_tokens": datum.loss_inputs["target_tokens"]})
-    assert forward_backward(trained, [unweighted]).metrics == forward_backward(trained, [datum]).metrics
-
-
-def test_tokens_of_weight_zero_train_nothing(trained: Engine) -> None:
-    forward_backward(trained, [sft_datum(9, weights=0.0)])
-    assert not any(gradient.any() for gradient in gradients(trained).values())
-
-
 @pytest.mark.parametrize("loss", ["cross_entropy", "importance_sampling"])
 def test_every_metric_has_exactly_one_reduction_that_the_client_knows(trained: Engine, loss: str) -> None:
     datum = sft_datum(9) if loss == "cross_entropy" else policy_datum(9)

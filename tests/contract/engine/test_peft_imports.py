@@ -150,21 +150,3 @@ def test_copies_of_the_base_models_embeddings_change_nothing(
     halves = {key: tensor if "lora_" in key else tensor.bfloat16() for key, tensor in written.items()}
     save_file(halves, tmp_path / FILES[1])
     imported(tmp_path, shape)
-
-
-@pytest.mark.parametrize("name", ["lm_head", "model.embed_tokens"])
-def test_an_embedding_that_was_trained_as_a_whole_is_refused(name: str, tmp_path: Path) -> None:
-    made().save_pretrained(tmp_path, save_embedding_layers=True)
-    written = load_file(tmp_path / FILES[1])
-    key = f"base_model.model.{name}.weight"
-    changed = written[key].clone()
-    changed[-1, -1] += 1e-3
-    save_file(written | {key: changed}, tmp_path / FILES[1])
-    assert f"{key} differs from the base model's" in refusal(tmp_path)
-    save_file(written | {key: torch.cat([written[key], written[key][:1]])}, tmp_path / FILES[1])
-    assert "resized vocabulary" in refusal(tmp_path)
-
-
-def test_an_adapter_on_the_embedding_is_refused(tmp_path: Path) -> None:
-    made(target_modules=["q_proj", "embed_tokens"]).save_pretrained(tmp_path)
-    assert "embed_tokens" in refusal(tmp_path)

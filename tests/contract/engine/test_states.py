@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.engine.contract import (
-    CROSS_ENTROPY,
     MAX_RANK,
     SLOTS,
     EngineFactory,
-    compute_together,
     forward_backward,
     gradients,
     group,
@@ -20,7 +18,7 @@ from support.engine.contract import (
     train,
 )
 from support.engine.datums import sft_datum
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, AnnouncedAdapter, Engine, Work
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, AnnouncedAdapter, Engine
 from tinsmith_trainer.errors import TrainerError, UserError
 
 pytestmark = pytest.mark.core
@@ -93,16 +91,6 @@ def test_without_the_optimizer_moments_step_and_gradients_restart(engine: Engine
     assert all(np.array_equal(original[name], values) for name, values in loaded.items())
 
 
-def test_loading_over_a_living_adapter_replaces_all_of_it(engine: Engine) -> None:
-    fresh = engine.state("a")
-    train(engine, DATUMS, steps=2)
-    forward_backward(engine, DATUMS)
-
-    engine.load_state("a", fresh, with_optimizer=True)
-
-    assert state_bits(engine.state("a")) == state_bits(fresh)
-
-
 @pytest.mark.core("Engine.create_adapter")
 def test_a_new_adapter_is_the_seeds_and_changes_nothing_yet(engine: Engine) -> None:
     engine.create_adapter("same", spec(engine, seed=1))
@@ -135,13 +123,6 @@ def test_tensor_names_and_shapes_are_those_of_the_contract(engine: Engine) -> No
 def test_a_rank_outside_the_limits_is_the_users_error(engine: Engine, rank: int) -> None:
     with pytest.raises(UserError, match=str(rank)):
         engine.create_adapter("b", spec(engine, rank=rank))
-
-
-def test_adapters_of_different_rank_live_on_one_base(engine: Engine) -> None:
-    for rank in (1, 5, MAX_RANK):
-        engine.create_adapter(f"rank-{rank}", spec(engine, rank=rank))
-    works = [Work(adapter, DATUMS, CROSS_ENTROPY) for adapter in ("a", "rank-1", "rank-5", f"rank-{MAX_RANK}")]
-    assert all(outcome.outputs for outcome in compute_together(engine, works))
 
 
 @pytest.mark.core("Engine.drop")

@@ -40,13 +40,6 @@ def with_catalogue(settings: Settings, folder: Path, entries: list[dict[str, Any
     return settings.model_copy(update={"catalogue": file})
 
 
-async def test_models_of_the_catalogue_are_advertised_before_any_session_is_there(fleet: KubernetesFleet) -> None:
-    assert {model.name: (model.max_rank, model.sampling) for model in fleet.models} == {
-        MODEL: (16, True),
-        BIG_MODEL: (128, False),
-    }
-
-
 async def test_a_session_is_made_for_who_waits_and_another_once_the_first_is_at_work(
     fleet: KubernetesFleet, operator: StandInOperator
 ) -> None:
@@ -89,30 +82,6 @@ async def test_a_name_that_somebody_else_has_taken_is_passed_over_and_counts_for
         await fleet.changes.beyond(fleet.changes.count)
     assert f"TrainingSession {operator.title('tiny-2')} is being made" in await fleet.provide(MODEL)
     assert await operator.session_names() == ["tiny-1", "tiny-2"]
-
-
-async def test_no_session_is_made_for_a_need_that_its_entry_does_not_serve(
-    fleet: KubernetesFleet, operator: StandInOperator
-) -> None:
-    sentence = await fleet.provide(MODEL, rank=17)
-    assert sentence == f"no TrainingSession trains {MODEL} at LoRA rank 17; an administrator must add one"
-    sentence = await fleet.provide(BIG_MODEL, rank=8, sampling=True)
-    assert sentence == (
-        f"no SamplerPool and no TrainingSession samples from {BIG_MODEL} at LoRA rank 8; an administrator must add one"
-    )
-    assert await operator.session_names() == []
-
-
-async def test_a_session_that_cannot_start_is_named_and_not_repeated(
-    fleet: KubernetesFleet, operator: StandInOperator
-) -> None:
-    await fleet.provide(MODEL)
-    await operator.claim("tiny-1")
-    await operator.say("tiny-1", ready=False, stalled=True, message="There is no model at /models.")
-    sentence = f"TrainingSession {operator.title('tiny-1')} is not ready: There is no model at /models"
-    while await fleet.provide(MODEL) != sentence:
-        await fleet.changes.beyond(fleet.changes.count)
-    assert await operator.session_names() == ["tiny-1"]
 
 
 async def test_a_spec_that_the_cluster_refuses_is_quoted_to_who_waits(

@@ -103,15 +103,6 @@ async def test_a_model_that_cannot_be_loaded_is_tried_again_by_the_next_request_
     assert worker.running() is not None
 
 
-async def test_requests_within_the_back_off_hear_the_reason_and_start_nothing(
-    local_fleet: LocalFleet, tmp_path: Path
-) -> None:
-    worker = await refused(local_fleet, tmp_path, "model.safetensors is truncated")
-    (tmp_path / "model" / "refuse").unlink()
-    with pytest.raises(WorkerUnstartable, match="is truncated"):
-        await worker.connection(START_SECONDS)
-
-
 async def test_a_worker_that_ends_at_its_flags_is_not_tried_again(
     local_fleet: LocalFleet, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,18 +122,6 @@ async def test_a_lost_worker_is_one_line_with_its_reason_once(
     output = "".join(capfd.readouterr())
     assert output.count("model.safetensors is truncated") == 1
     assert output.count("worker lost") == 1
-
-
-async def test_closing_the_fleet_lets_workers_end_by_themselves(
-    settings: Settings, store: Store, tmp_path: Path
-) -> None:
-    fleet = LocalFleet(settings)
-    await fleet.open(store)
-    client = await only_worker(fleet).connection(START_SECONDS)
-    await fleet.close()
-    assert (tmp_path / "model" / "stopped").exists()
-    with pytest.raises(WorkerUnavailable):
-        await client.describe()
 
 
 async def test_one_server_owns_a_data_directory(local_fleet: LocalFleet, settings: Settings, store: Store) -> None:
@@ -196,30 +175,6 @@ async def test_a_model_loads_before_there_is_a_store_and_is_ready_once_there_is(
     await fleet.open(store)
     await worker.connection(START_SECONDS)
     assert worker_pid() == loading
-    await fleet.close()
-
-
-async def test_a_fleet_that_is_closed_while_it_loads_leaves_no_process(settings: Settings, store: Store) -> None:
-    fleet = LocalFleet(settings.model_copy(update={"preload_models": True}))
-    await fleet.open(store)
-    worker = only_worker(fleet)
-    while worker._life is None:
-        await asyncio.sleep(0)
-    await fleet.close()
-    assert worker._life.done()
-    assert worker.running() is None
-
-
-async def test_a_worker_has_as_many_slots_as_were_set_until_it_says_how_many_it_has(
-    settings: Settings, store: Store, tmp_path: Path
-) -> None:
-    (tmp_path / "model" / "slots").write_text("3")
-    fleet = LocalFleet(settings)
-    await fleet.open(store)
-    worker = only_worker(fleet)
-    assert worker.slots == settings.adapter_slots
-    await worker.connection(START_SECONDS)
-    assert worker.slots == 3
     await fleet.close()
 
 

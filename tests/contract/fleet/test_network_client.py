@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -82,24 +81,12 @@ async def test_a_channel_opened_after_a_renewal_shows_the_new_certificate(port: 
     assert directory.shows(after)
 
 
-async def test_files_that_are_not_there_are_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(WorkerUnavailable, match=r"nowhere cannot be used.*tls\.crt"):
-        TlsDirectory(tmp_path / "nowhere").for_worker(WORKER_ID)
-
-
 async def test_files_that_vanish_replace_nothing(port: Port, tmp_path: Path) -> None:
     folder = secret(tmp_path, port.authority)
     directory = TlsDirectory(folder)
     tls = directory.for_worker(WORKER_ID)
     (folder / "..data").unlink()
     assert directory.shows(tls)
-
-
-async def test_a_certificate_that_ran_out_opens_nothing(port: Port, tmp_path: Path) -> None:
-    leaf = port.authority.leaf(API_SERVER, usages=(CLIENT,), lifetime=-datetime.timedelta(days=1))
-    folder = mount_secret(tmp_path / "old-tls", leaf, port.authority)
-    with pytest.raises(WorkerUnavailable):
-        await described(port, TlsDirectory(folder).for_worker(WORKER_ID))
 
 
 async def test_a_worker_that_does_not_sample_says_so_and_another_one_can_be_asked(port: Port, tmp_path: Path) -> None:

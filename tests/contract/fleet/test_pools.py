@@ -62,19 +62,6 @@ async def test_every_replica_is_a_sampler_of_its_own_and_no_worker(
         assert replica.fake.epoch == 0  # nobody activates what keeps no journal
 
 
-async def test_replicas_come_before_workers_that_also_train_and_make_way_by_rank(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator
-) -> None:
-    await operator.apply("tiny")
-    worker = await operator.run("tiny")
-    await operator.apply_pool("fast", adapters={"maxRank": 16})
-    replica = await running_replica(cluster_fleet, operator)
-    await until(lambda: worker.worker_id in accepting(cluster_fleet))
-    assert [one.kind for one in cluster_fleet.samplers(MODEL, 16)] == ["pool", "colocated"]
-    assert set(accepting(cluster_fleet, 17)) == {worker.worker_id}
-    assert holding(cluster_fleet) == {replica.pod_uid, worker.worker_id}
-
-
 async def test_a_replica_that_terminates_gets_nothing_new_and_is_asked_for_results_until_it_is_gone(
     cluster_fleet: KubernetesFleet, operator: StandInOperator
 ) -> None:
@@ -151,19 +138,6 @@ async def test_a_replica_that_no_watch_tells_of_is_found_by_looking_again(
     await until(lambda: holding(cluster_fleet) == {known.pod_uid})  # watched again
 
 
-async def test_a_replica_that_takes_streams_reaches_the_workers_of_its_namespace(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator
-) -> None:
-    await operator.apply_pool("fast")
-    silent = await running_replica(cluster_fleet, operator)
-    streaming = await running_replica(cluster_fleet, operator)
-    streaming.fake.streams_saves = True
-    await streaming.worker.crash()  # what it says is asked with each connection
-    handles = {one.sampler_id: one for one in cluster_fleet.all_samplers}
-    await until(lambda: handles[streaming.pod_uid].takes_saves_in == operator.namespace)
-    assert handles[silent.pod_uid].takes_saves_in is None
-
-
 @asynccontextmanager
 async def serving(settings: Settings) -> AsyncIterator[TestedServer]:
     changed = Settings(**{**settings.model_dump(), "api_key": API_KEY, "poll_hold_seconds": 0.5})
@@ -198,17 +172,6 @@ async def test_a_sample_without_a_ready_replica_is_pushed_back_with_what_the_poo
         while (answer := await server.sample(sampler)).status_code == 429:
             await asyncio.sleep(0.01)
         assert answer.status_code == 200
-
-
-async def test_a_pool_without_replicas_leaves_its_samples_to_a_session_that_samples(
-    cluster_settings: Settings, operator: StandInOperator
-) -> None:
-    await operator.apply_pool("fast", replicas=0)
-    await operator.apply("tiny")
-    worker = await operator.run("tiny")
-    async with serving(cluster_settings) as server:
-        taken = (await server.sample(await server.sampler())).json()["request_id"]
-        assert list(worker.fake.samples) == [taken]
 
 
 async def test_a_model_with_sessions_that_only_train_is_sampled_from_once_it_has_a_pool(

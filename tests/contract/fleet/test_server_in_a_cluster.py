@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +11,7 @@ import httpx
 import pytest
 from support.server.fleet_under_test import until_present
 from support.server.http_server import API_KEY, TestedServer, running_server
-from support.server.operator_stand_in import FINALIZER, MODEL, StandInOperator, spec_of
+from support.server.operator_stand_in import MODEL, StandInOperator, spec_of
 from tinsmith_server.app import create_app
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings
@@ -68,21 +67,6 @@ async def test_a_model_waits_for_the_session_that_is_made_for_it_and_then_for_it
         assert await operator.session_names() == ["tiny-1"]
 
 
-async def test_a_model_that_a_vanished_replica_had_accepted_is_taken_up_by_another(
-    settings: Settings, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody polls for it: the other replica finds it in the store, once the task is its own."""
-    monkeypatch.setattr("tinsmith_server.services.background.tasks.TAKE_UP_SECONDS", 0.1)
-    monkeypatch.setattr("tinsmith_server.services.background.leases.RENEW_SECONDS", 0.1)
-    async with serving(settings):
-        async with serving(settings) as vanishing:
-            made = (await vanishing.create_model(await vanishing.session())).json()
-            await until_session(operator, "tiny-1")
-        worker = await operator.run("tiny-1")
-        while (made["model_id"], 0) not in worker.fake.operations:
-            await asyncio.sleep(0.01)
-
-
 async def test_results_and_models_outlive_the_server_and_a_suspension(
     settings: Settings, operator: StandInOperator
 ) -> None:
@@ -102,24 +86,6 @@ async def test_results_and_models_outlive_the_server_and_a_suspension(
         await operator.resume("own")
         assert (await until_answered(server, f"{model_id}:op:1")).status_code == 200
         assert (await server.forward_backward(model_id, 2)).status_code == 200
-
-
-async def test_a_session_deleted_with_its_volume_leaves_its_models_as_checkpoints(
-    settings: Settings, operator: StandInOperator
-) -> None:
-    await operator.apply("own", finalizers=(FINALIZER,), storage={"retentionPolicy": {"whenDeleted": "Delete"}})
-    await operator.run("own")
-    async with serving(settings) as server:
-        model_id = await server.model()
-        await operator.delete("own")
-        while not (listed := (await server.client.get(f"/training_runs/{model_id}/checkpoints")).json()["checkpoints"]):
-            await server.services.background.reap_now()
-        assert [one["checkpoint_id"] for one in listed] == ["weights/autosave"]
-        await operator.let_go("own")
-        while (answer := await server.result(f"{model_id}:op:0")).status_code != 410:
-            await asyncio.sleep(0.01)
-        assert f"TrainingSession {operator.namespace}/own was deleted" in answer.json()["detail"]
-        assert f"resume from tinker://{model_id}/weights/autosave" in answer.json()["detail"]
 
 
 async def test_a_volume_that_is_gone_corrupts_its_models_with_the_cure(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from support.server.fleet_under_test import START_SECONDS, until_present
-from support.server.operator_stand_in import FINALIZER, MODEL, StandInOperator, StandInWorker
+from support.server.operator_stand_in import MODEL, StandInOperator, StandInWorker
 from testcluster.cluster import Cluster
 from testcluster.ports import free_port
 from tinsmith_rpc import worker_pb2
@@ -165,21 +165,6 @@ async def test_a_suspended_session_gets_no_work_and_says_how_to_resume_it(
     assert worker.fake.epoch == 2
 
 
-async def test_a_worker_that_is_neither_connected_nor_ready_is_not_waited_for_with_samples(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator
-) -> None:
-    """As on a lost node: what it had in memory others can make again."""
-    worker = await running_session(cluster_fleet, operator, "tiny")
-    handle = cluster_fleet.worker(worker.worker_id)
-    await operator.say("tiny", ready=False, message="The worker's node is lost.", workerId=worker.worker_id)
-    await until(cluster_fleet, lambda: not handle.accepting)
-    assert list(cluster_fleet.all_samplers) == [handle]  # it answers still
-    await worker.stop()
-    while handle.running() is not None:
-        await asyncio.sleep(0.01)
-    assert list(cluster_fleet.all_samplers) == []
-
-
 async def test_a_deleted_session_whose_volume_stays_may_come_back_as_the_same_worker(
     cluster_fleet: KubernetesFleet, operator: StandInOperator, store: Store
 ) -> None:
@@ -222,46 +207,6 @@ async def test_a_worker_of_another_cluster_is_never_judged_by_names_that_both_ha
     assert await cluster_fleet.lost_for_ever(await store.get_worker("elsewhere")) is not None
     await store.note_home("elsewhere", f"{operator.title('tiny')}@another")
     assert await cluster_fleet.lost_for_ever(await store.get_worker("elsewhere")) is None
-
-
-async def test_a_session_that_is_deleted_with_its_volume_is_leaving_and_gets_no_new_models(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator
-) -> None:
-    storage = {"retentionPolicy": {"whenDeleted": "Delete"}}
-    await operator.apply("tiny", finalizers=(FINALIZER,), storage=storage)
-    worker = await operator.run("tiny")
-    await until_present(cluster_fleet)
-    handle = cluster_fleet.worker(worker.worker_id)
-    client = await handle.connection(START_SECONDS)
-    assert not handle.leaving
-    await operator.delete("tiny")
-    await until(cluster_fleet, lambda: handle.leaving)
-    assert list(cluster_fleet.trainers(MODEL, 8)) == []
-    assert cluster_fleet.model(MODEL) is None
-    assert (await client.describe()).instance_id == worker.fake.instance_id
-    await operator.let_go("tiny")
-    await until_present(cluster_fleet, 0)
-
-
-async def test_a_worker_that_is_leaving_is_reached_again_after_a_restart(
-    cluster_fleet: KubernetesFleet, operator: StandInOperator
-) -> None:
-    """Its session is not ready any more, and its models are not saved yet."""
-    storage = {"retentionPolicy": {"whenDeleted": "Delete"}}
-    await operator.apply("tiny", finalizers=(FINALIZER,), storage=storage)
-    worker = await operator.run("tiny")
-    await until_present(cluster_fleet)
-    handle = cluster_fleet.worker(worker.worker_id)
-    await handle.connection(START_SECONDS)
-    await operator.delete("tiny")
-    await operator.say("tiny", ready=False, message="Adapters are saved before the volume is deleted.")
-    await until(cluster_fleet, lambda: handle.leaving and not cluster_fleet._sessions[operator.namespace, "tiny"].ready)
-    await worker.crash()
-    async with asyncio.timeout(START_SECONDS):
-        while worker.fake.epoch != 2:
-            await asyncio.sleep(0.01)
-    await handle.connection(START_SECONDS)
-    await operator.let_go("tiny")
 
 
 async def test_two_servers_share_a_worker_under_one_epoch(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import random
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -20,7 +19,6 @@ from tinsmith_server.wire.token_counts import trained_tokens
 
 pytestmark = pytest.mark.core
 
-MIB = 2**20
 # Its files are larger than a test should send, and its limit has tests of its own.
 UPLOAD = "/uploads/{token}/{name}"
 
@@ -66,31 +64,6 @@ async def test_one_byte_over_the_limit_is_refused_with_the_limit(
 
 
 @one_server
-@pytest.mark.parametrize("path", sorted(path for path in BODY_BYTES if path.startswith(DIALECTS)))
-async def test_a_short_path_has_the_limit_of_the_path_that_it_stands_for(server: TestedServer, path: str) -> None:
-    limit = limit_of(path, server.services.settings)
-    short = path.removeprefix("/oai/api").removeprefix("/anthropic/api")
-    body = b'{"a":"' + b"x" * (limit - 7) + b'"}'
-    refused = await server.client.post(f"http://server{short}", content=in_parts(body))
-    assert refused.status_code == 413
-    assert f"over the limit of {limit} bytes of {path}" in refused.text
-    assert (await server.client.post(f"http://server{short}", content=body[1:])).status_code == 400
-
-
-@one_server
-async def test_a_body_that_says_it_is_too_large_is_not_waited_for(server: TestedServer) -> None:
-    never = asyncio.Event()
-
-    async def body() -> AsyncIterator[bytes]:
-        yield b"{"
-        await never.wait()
-
-    headers = {"content-length": str(10**9)}
-    response = await asyncio.wait_for(server.client.post("/optim_step", content=body(), headers=headers), 30)
-    assert response.status_code == 413
-
-
-@one_server
 async def test_of_too_large_a_training_body_the_head_is_enough(server: TestedServer) -> None:
     """Else the SDK's training client would hang for good."""
     model_id = await server.model()
@@ -105,34 +78,6 @@ async def test_of_too_large_a_training_body_the_head_is_enough(server: TestedSer
     submitted = await asyncio.wait_for(server.client.post("/forward_backward", content=body(), headers=headers), 30)
     failed = await server.outcome(submitted)
     assert "over the limit of 67108864 bytes of /forward_backward (setting max_body_bytes)" in failed["error"]
-
-
-def unsized(body: bytes) -> bytes:
-    packing = zstandard.ZstdCompressor().compressobj()
-    return packing.compress(body) + packing.flush()
-
-
-PACKED = {"zstd": zstandard.compress, "zstd without a size": unsized, "gzip": gzip.compress}
-
-
-@pytest.mark.parametrize("packing", PACKED)
-async def test_packed_bodies_whose_content_is_over_the_budget_do_not_wait_for_each_other(
-    tmp_path: Path, fleet: FakeFleet, packing: str
-) -> None:
-    """Each fits packed, and none of them packed and unpacked."""
-    noise = random.Random(0).randbytes(700_000)
-    limits = {"body_bytes_per_tenant": MIB, "body_bytes_in_all": MIB, "trained_tokens_per_minute": 10**9}
-    async with running_server(settings_for(tmp_path, **limits), fleet) as server:
-        model_id = await server.model()
-
-        async def send(seq_id: int) -> int:
-            body = training_body(model_id, seq_id) + b"\x3a\xe0\xdc\x2a" + noise
-            headers = {**PROTOBUF, "content-encoding": packing.split(maxsplit=1)[0]}
-            sent = await server.client.post("/forward_backward", content=PACKED[packing](body), headers=headers)
-            return sent.status_code
-
-        assert await asyncio.gather(*(send(seq_id) for seq_id in range(1, 7))) == [200] * 6
-        assert server.services.admission.bodies.held_bytes == 0
 
 
 @one_server

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from support.server.fake_worker import END_TOKEN
 from support.server.http_server import API_KEY, TestedServer, running_server, settings_for
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.services.polling import texts
-from tinsmith_server.wire.dialects.texts import Prompt, TextRequest
-from tinsmith_server.wire.requests import SamplingParams
 
 pytestmark = pytest.mark.core
 
@@ -75,10 +72,6 @@ async def test_a_key_is_taken_in_either_header_and_a_wrong_one_is_told_in_the_di
         refused = await asked(server, path, headers={"X-API-Key": "", "Authorization": "Bearer tml-wrong"})
         assert refused.status_code == 401
         assert refused.json()["error"]["type"] == "authentication_error"
-
-
-async def test_tinkers_own_routes_take_a_bearer_key_too(server: TestedServer) -> None:
-    assert (await server.client.get("/sessions", headers=BEARER)).status_code == 200
 
 
 @pytest.mark.core("POST /oai/api/v1/chat/completions")
@@ -170,12 +163,6 @@ async def test_what_is_wrong_with_a_request_is_told_in_words(server: TestedServe
     assert server.worker.samples == {}
 
 
-async def test_what_the_models_template_refuses_is_the_senders_mistake(server: TestedServer) -> None:
-    server.worker.prompt_refusal = "roles must alternate"
-    refused = await asked(server, CHAT)
-    assert (refused.status_code, message_of(refused)) == (400, "roles must alternate")
-
-
 async def test_a_sampler_that_stays_full_is_a_429_after_some_patience(
     server: TestedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,35 +184,10 @@ async def test_sampled_tokens_are_counted_on_the_keys_rate(tmp_path: Path, fleet
         assert (await asked(server, COUNT, messages=HELLO)).status_code == 200, "counting samples nothing"
 
 
-OPENAI_MISSES = [
-    *("/v1/responses", "/v1/embeddings", "/v1/", "/v1", "/v1/messages/batches", "/v1/chat/completions/more"),
-    *("/oai/api/v1/responses", "/oai/api/v1", "/oai/v1/chat/completions", "/oai/chat/completions", "/oai"),
-    *("/chat/completions", "/completions", "/responses", "/models", "/models/a/b", "/embeddings"),
-    *("/api/v1/chat/completions", "/api/v1/completions", "/api/v1/responses", "/api/v1/embeddings"),
-]
-HOST = {"Host": "tin.example:81"}
-
-
-async def test_a_call_that_openais_clients_miss_names_the_base_url(server: TestedServer) -> None:
-    for method, path in product(("GET", "POST"), OPENAI_MISSES):
-        refused = await server.client.request(method, f"http://server{path}", headers=HOST)
-        assert (refused.status_code, refused.json()["error"]["type"]) == (404, "not_found_error"), path
-        assert message_of(refused).startswith(f"{method} {path} is no call of this server, which has /models, ")
-        assert message_of(refused).endswith("the client's base URL is http://tin.example:81/v1")
-
-
 async def test_a_path_that_only_begins_like_a_short_one_is_none(server: TestedServer) -> None:
     for path in ("/v1x/models", "/v10", "/V1/models", "/api/v1/v1/models"):
         missing = await server.client.get(f"http://server{path}")
         assert (missing.status_code, missing.json().keys()) == (404, {"detail"})
-
-
-async def test_short_paths_are_counted_as_the_paths_that_they_stand_for(server: TestedServer) -> None:
-    for path, short in SHORT.items():
-        await asked(server, short)
-        metrics = (await server.client.get("http://server/metrics")).text
-        assert f'route="{path}"' in metrics
-        assert f'route="{short}"' not in metrics
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
@@ -269,25 +231,6 @@ async def arriving(body: bytes, seen: asyncio.Event, server: TestedServer) -> As
     yield {"type": "http.request", "body": body, "more_body": False}
     await seen.wait()
     yield {"type": "http.disconnect"}
-
-
-async def test_many_samples_of_one_sampler_that_is_gone_are_given_up_at_once(
-    tmp_path: Path, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Waited for one by one they would keep their client from its answer, and their places from its tenant."""
-    prompts = tuple(Prompt(tokens=bytes([number, 0, 0, 0])) for number in range(8))
-    wanted = TextRequest(BASE_MODEL, prompts, SamplingParams(max_tokens=4), ())
-    monkeypatch.setattr("tinsmith_server.services.sampling.dispatch.CANCEL_SECONDS", 3600.0)
-    async with running_server(settings_for(tmp_path, samples_per_tenant=len(prompts)), fleet) as server:
-        begun = await server.services.texts.begin("default", wanted)
-        server.handle.down = "its machine is gone"
-        server.handle.waits.clear()
-        monkeypatch.setattr(texts, "CANCEL_SECONDS", 0.1)
-        async with asyncio.timeout(20):
-            await texts.stop_all(begun)
-        assert server.handle.waits == [3600.0] * len(prompts)
-        server.handle.down = None
-        assert len(await server.services.texts.begin("default", wanted)) == len(prompts)
 
 
 async def test_a_stream_that_breaks_off_says_why_in_its_last_event(server: TestedServer) -> None:

@@ -79,17 +79,6 @@ async def test_a_model_without_a_slot_waits_with_a_reason_that_a_human_understan
         assert (BASE_MODEL, 4, False) in fleet.asked
 
 
-async def test_a_new_worker_is_used_and_followed_at_once(server: TestedServer, fleet: FakeFleet) -> None:
-    for _ in range(2 * SLOTS):
-        await server.model()
-    made = (await server.create_model(await server.session())).json()
-    await until_asked(fleet)
-    await fleet.add(FakeHandle("w3", "tiny-1", SLOTS))
-    assert (await server.result(made["request_id"])).status_code == 200
-    saved = await server.outcome(await server.save(made["model_id"], 1, "ck"))
-    assert saved["path"] == f"tinker://{made['model_id']}/weights/ck"
-
-
 async def test_a_model_accepted_for_a_worker_that_stops_goes_to_another(server: TestedServer, fleet: FakeFleet) -> None:
     fleet.handles["w1"].down = "the node is away"
     made = (await server.create_model(await server.session())).json()
@@ -99,14 +88,6 @@ async def test_a_model_accepted_for_a_worker_that_stops_goes_to_another(server: 
     await fleet.remove("w1")
     assert (await server.result(made["request_id"])).status_code == 200
     assert models_at(fleet, "w2") == [made["model_id"]]
-
-
-async def test_a_worker_whose_disk_is_full_gives_its_model_to_another(server: TestedServer, fleet: FakeFleet) -> None:
-    fleet.handles["w1"].fake.disk_full = True
-    model_id = await server.model()
-    assert models_at(fleet, "w2") == [model_id]
-    fleet.handles["w1"].fake.disk_full = False
-    assert (await server.create_model(await server.session())).status_code == 200
 
 
 async def test_of_a_worker_that_refuses_models_the_log_says_when_it_begins_and_why_and_when_it_ends(
@@ -297,19 +278,6 @@ async def test_models_of_a_worker_that_is_gone_for_ever_are_corrupted_and_free_t
     assert (await server.client.get(f"/training_runs/{model_id}")).json()["corrupted"] is True
 
 
-async def test_a_session_that_ends_while_its_model_waits_for_a_slot_waits_no_more(
-    server: TestedServer, fleet: FakeFleet
-) -> None:
-    for _ in range(2 * SLOTS):
-        await server.model()
-    session_id = await server.session()
-    made = (await server.create_model(session_id)).json()
-    await until_asked(fleet)
-    await server.post(f"/sessions/{session_id}/finish", {"reason": {"type": "success"}, "detail": None})
-    await server.services.background.reap_now()
-    assert (await server.result(made["request_id"])).status_code == 410
-
-
 async def test_a_releaser_that_slept_while_a_model_got_its_place_releases_it_there(
     server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,40 +296,6 @@ async def test_a_releaser_that_slept_while_a_model_got_its_place_releases_it_the
     assert (await server.services.models.owned("default", model_id)).state == "released"
     told = [handle for handle in fleet.handles.values() if (model_id, RELEASE_SEQ_ID) in handle.fake.operations]
     assert len(told) == 1
-
-
-async def sampled_at(server: TestedServer, fleet: FakeFleet, sampler: str, seq_id: int, prompt: int = 0) -> str:
-    """The worker that got the sample."""
-    chunks = [{"type": "encoded_text", "tokens": [prompt]}]
-    submitted = (await server.sample(sampler, seq_id, prompt={"chunks": chunks})).json()["request_id"]
-    assert (await server.result(submitted)).status_code == 200
-    (worker_id,) = [name for name, handle in fleet.handles.items() if submitted in handle.fake.samples]
-    return worker_id
-
-
-async def test_samples_from_a_model_go_to_its_own_worker_while_it_runs_and_then_to_another(
-    server: TestedServer, fleet: FakeFleet
-) -> None:
-    await fleet.handles["w2"].connection(5)
-    model_id = await server.model()
-    for number in range(8):
-        body = {"model_id": model_id, "seq_id": number + 1, "sampling_session_seq_id": number}
-        saved = await server.outcome(await server.post("/save_weights_for_sampler", body))
-        assert await sampled_at(server, fleet, saved["sampling_session_id"], 0) == "w1"
-    fleet.handles["w1"].suspended = True
-    assert await sampled_at(server, fleet, saved["sampling_session_id"], 1) == "w2"
-
-
-async def test_a_sample_without_a_worker_is_pushed_back_while_capacity_is_asked_for(
-    server: TestedServer, fleet: FakeFleet
-) -> None:
-    sampler = await server.sampler()
-    for handle in fleet.handles.values():
-        handle.suspended = True
-    fleet.capacity = "TrainingSession tiny is starting"
-    response = await server.sample(sampler)
-    assert (response.status_code, response.json()) == (429, {"detail": "TrainingSession tiny is starting"})
-    assert fleet.asked == [(BASE_MODEL, 0, True)]
 
 
 async def test_weights_for_nothing_but_samples_are_not_saved_where_no_worker_samples(

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import zstandard
 from support.engine.graphs import node, ref, written
-from support.server.fake_fleet import ALIAS, BASE_MODEL, OTHER_MODEL
+from support.server.fake_fleet import ALIAS, OTHER_MODEL
 from support.server.fake_worker import proto_result
-from support.server.http_server import PROTOBUF, TestedServer, one_server, training_body
+from support.server.http_server import PROTOBUF, TestedServer, training_body
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.store.store import open_store
 
@@ -87,12 +87,6 @@ async def test_a_model_whose_worker_lost_its_volume_is_corrupted_and_says_so(ser
     assert (await server.client.get(f"/training_runs/{model_id}")).json()["corrupted"] is True
 
 
-async def test_a_future_that_never_existed_is_a_404(server: TestedServer) -> None:
-    model_id = await server.model()
-    for request_id in (f"{model_id}:op:9", f"{model_id}:op:x", "nonsense", f"{model_id}:op:-1"):
-        assert (await server.result(request_id)).status_code == 404
-
-
 @pytest.mark.core("POST /api/v1/load_weights")
 async def test_loading_takes_the_lora_settings_of_the_checkpoint(server: TestedServer) -> None:
     path = (await server.outcome(await server.save(await server.model(), 1, "ck")))["path"]
@@ -124,26 +118,6 @@ async def test_a_load_that_cannot_work_fails_its_future(
     failed = await server.outcome(await server.post("/load_weights", {**body, "path": path.format(run=run)}))
     assert failed["category"] == "user"
     assert sentence in failed["error"]
-
-
-async def test_a_checkpoint_of_another_base_model_is_not_loaded_into_a_model(server: TestedServer) -> None:
-    other = (await server.create_model(await server.session(), base_model=OTHER_MODEL)).json()
-    path = (await server.outcome(await server.save(other["model_id"], 1, "ck")))["path"]
-    body = {"model_id": await server.model(), "seq_id": 1, "path": path, "optimizer": False}
-    failed = await server.outcome(await server.post("/load_weights", body))
-    assert failed["error"].endswith("is of the base model org/other, not of org/tiny")
-
-
-@one_server
-@pytest.mark.parametrize("seq_id", [0, -1, 2**62, 1.5, "1", True])
-async def test_an_operation_without_a_usable_number_is_a_422(server: TestedServer, seq_id: object) -> None:
-    response = await server.post("/optim_step", {"model_id": await server.model(), "seq_id": seq_id})
-    assert response.status_code == 422
-
-
-async def test_work_for_an_unknown_model_is_a_404(server: TestedServer) -> None:
-    assert (await server.forward_backward("sess-none:train:0", 1)).status_code == 404
-    assert (await server.post("/get_info", {"model_id": "sess-none:train:0"})).status_code == 404
 
 
 async def test_an_epoch_raised_behind_an_acknowledgement_makes_the_server_submit_again(server: TestedServer) -> None:
@@ -207,17 +181,6 @@ async def test_a_refused_model_is_logged_with_its_reason(
     assert f"base_model={fields['base_model']}" in line
     assert "reason=" in line
     assert "model accepted" not in output
-
-
-async def test_a_refused_load_is_logged_with_the_checkpoints_base_model(
-    server: TestedServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = (await server.outcome(await server.save(await server.model(), 1, "ck")))["path"]
-    monkeypatch.delitem(server.fleet.served, BASE_MODEL)
-    body = {"session_id": await server.session(), "model_seq_id": 0, "path": path, "optimizer": True}
-    await server.post("/load_weights", body)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "model refused" in line]
-    assert f"base_model={BASE_MODEL}" in line
 
 
 @pytest.mark.core("POST /api/v1/create_custom_loss")

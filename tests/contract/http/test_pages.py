@@ -7,13 +7,11 @@ import hashlib
 import re
 from html import unescape
 from html.parser import HTMLParser
-from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
 import httpx
 import pytest
-from support.server.fake_fleet import FakeFleet
-from support.server.http_server import TestedServer, one_server, running_server, settings_for
+from support.server.http_server import TestedServer, one_server
 from tinsmith_server.routes.about.pages import DOCS_PATHS, prefers_html
 from typing_extensions import override
 
@@ -104,15 +102,6 @@ async def test_the_front_page_names_each_base_url_as_the_browser_does(server: Te
         assert (await opened(server, f"/{link}")).status_code == 200
 
 
-async def test_the_front_page_names_the_public_url_where_there_is_one(tmp_path: Path, fleet: FakeFleet) -> None:
-    async with running_server(settings_for(tmp_path, public_url="https://tin.example/a/"), fleet) as server:
-        answer = await opened(server)
-        assert re.findall(r"<code>(http[^<]*)</code>", answer.text)[:2] == [
-            "https://tin.example/a",
-            "https://tin.example/a/v1",
-        ]
-
-
 @one_server
 async def test_the_front_page_runs_no_script_and_loads_nothing(server: TestedServer) -> None:
     answer = await opened(server)
@@ -157,11 +146,3 @@ async def test_a_host_that_is_markup_stays_text(server: TestedServer, host: str)
 )
 def test_a_page_is_for_a_client_that_prefers_one(accept: str, html: bool) -> None:
     assert prefers_html(accept) is html
-
-
-@one_server
-async def test_a_client_that_is_no_browser_gets_json(server: TestedServer) -> None:
-    for accept in ("*/*", "application/json"):
-        answer = await opened(server, Accept=accept)
-        assert answer.json().keys() == {"detail"}
-        assert answer.headers["vary"] == "Accept"

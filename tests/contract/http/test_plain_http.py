@@ -12,7 +12,6 @@ import pytest
 from support.server.fake_fleet import BASE_MODEL, OTHER_MODEL, FakeFleet
 from support.server.http_server import TestedServer, one_server, running_servers, settings_for
 from tinsmith_rpc import worker_pb2
-from tinsmith_server.routes.problems import UNKNOWN_CALL
 from tinsmith_server.services.accounts.sessions import ACTIVE_SECONDS
 
 pytestmark = pytest.mark.core
@@ -134,18 +133,6 @@ async def test_what_is_no_number_is_refused(server: TestedServer, seq_id: object
         assert (refused.status_code, "seq_id" in refused.json()["detail"]) == (422, True)
 
 
-@one_server
-async def test_a_key_of_a_kilobyte_is_refused(server: TestedServer) -> None:
-    assert (await server.post("/create_model", {"base_model": BASE_MODEL}, **key("k" * 1000))).status_code == 422
-
-
-async def test_what_is_wrong_fails_the_operation_in_its_place(server: TestedServer) -> None:
-    model_id = await a_model(server)
-    failed = await server.outcome(await server.post("/optim_step", {"model_id": model_id, "adam_params": {"beta1": 2}}))
-    assert failed["category"] == "user"
-    assert number(await server.post("/optim_step", {"model_id": model_id})) == 2
-
-
 # ---- models without a session
 
 
@@ -241,14 +228,6 @@ async def test_a_session_that_a_client_asked_for_outlives_its_deleted_model(serv
     assert session.finished_at is None
 
 
-async def test_a_delete_says_that_it_waits(servers: tuple[TestedServer, TestedServer]) -> None:
-    server = servers[0]
-    model_id = await a_model(server)
-    server.worker.withheld.add((model_id, 2**62))
-    waiting = await server.post("/delete_model", {"model_id": model_id})
-    assert (waiting.status_code, waiting.json()["queue_state"]) == (408, "active")
-
-
 # ---- results
 
 
@@ -328,15 +307,6 @@ async def test_samples_of_one_sampling_client_are_apart_unless_their_key_is_one(
     assert len(set(ids)) == 4
 
 
-async def test_a_sampling_client_is_opened_once_for_a_key_and_on_a_saved_sampler(server: TestedServer) -> None:
-    model_id = await a_model(server)
-    saved = await server.post("/save_weights_for_sampler", {"model_id": model_id, "path": "s"})
-    path = (await server.outcome(saved))["path"]
-    opened = [(await server.post("/create_sampling_client", {"model_path": path}, **key("c"))).json() for _ in "12"]
-    assert opened[0] == opened[1]
-    assert (opened[0]["model_path"], opened[0]["base_model"]) == (path, BASE_MODEL)
-
-
 @one_server
 @pytest.mark.parametrize(
     "body",
@@ -366,13 +336,6 @@ async def test_a_tokenizer_is_named_with_what_the_workers_say(server: TestedServ
     answer = (await server.client.get("/get_tokenizer", params={"model_id": model_id})).json()
     assert (answer["tokenizer_id"], answer["tokenizer_type"]) == (BASE_MODEL, "HuggingFace")
     assert (await server.client.get("/get_tokenizer", params={"model_id": "sess-1:train:0"})).status_code == 404
-
-
-async def test_a_call_that_only_later_servers_have_is_refused_with_what_to_do(server: TestedServer) -> None:
-    """An SDK that is newer than its server shows these words to its user."""
-    for answer in (await server.post("/client/next", {}), await server.client.get("/next")):
-        method, path = answer.request.method, answer.request.url.path
-        assert (answer.status_code, answer.json()["detail"]) == (404, f"{method} {path}: Not Found. {UNKNOWN_CALL}")
 
 
 @one_server

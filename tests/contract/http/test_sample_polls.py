@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from support.server.fake_fleet import FakeFleet, FakeReplica
 from support.server.http_server import TestedServer, running_server, settings_for
-from tinsmith_server.wire.ids import LAST_CLIENT
 
 pytestmark = pytest.mark.core
 
@@ -82,12 +81,6 @@ async def test_a_poll_is_held_until_a_sample_ends(server: TestedServer) -> None:
     assert ids(await asyncio.wait_for(held, 10)) == {waiting}
 
 
-async def test_a_poll_in_which_nothing_ends_comes_back_with_its_cursor(hasty_server: TestedServer) -> None:
-    sampler = await hasty_server.sampler()
-    assert await poll(hasty_server, sampler, 7) == {"completions": [], "cursor": 7}
-    assert await poll(hasty_server, sampler) == {"completions": [], "cursor": 0}
-
-
 @one_server
 async def test_a_sample_that_was_refused_is_told_as_ended_and_its_future_says_why(server: TestedServer) -> None:
     """Also of what cannot be a sample: it fails in its future, as for those that poll it alone."""
@@ -151,28 +144,6 @@ async def test_a_sampler_that_cannot_tell_of_many_says_what_to_do(server: Tested
     target = {"sampling_session_id": await server.sampler()}
     response = await server.post("/retrieve_futures", {"target": target})
     assert (response.status_code, "setting session_poller off" in response.text) == (422, True)
-
-
-@one_server
-async def test_a_poll_that_makes_no_sense_is_refused_with_a_sentence(server: TestedServer) -> None:
-    refused: list[dict[str, Any]] = [
-        {},
-        {"target": {"type": "session", "sampling_session_id": "s"}},
-        {"target": {"sampling_session_id": "s", "cloned_sampler_id": -1}},
-        {"target": {"sampling_session_id": "s", "cloned_sampler_id": LAST_CLIENT + 1}},
-        {"target": {"sampling_session_id": "s"}, "prev_cursor": -1},
-        {"target": {"sampling_session_id": "s"}, "timeout": -1},
-        {"target": {"sampling_session_id": "s"}, "retrieved_request_ids": [1]},
-    ]
-    answers = [await server.post("/retrieve_futures", fields) for fields in refused]
-    assert [answer.status_code for answer in answers] == [422] * len(refused)
-
-
-@one_server
-async def test_thousands_of_fetched_samples_can_be_named(server: TestedServer) -> None:
-    sampler = await server.sampler()
-    fetched = [f"{sampler}:asample:{number}@0a0a0a0a" for number in range(32_768)]
-    assert ids(await poll(server, sampler, timeout=0, retrieved_request_ids=fetched)) == set()
 
 
 @pytest.mark.core("POST /api/v1/join_sampling_session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,18 +110,6 @@ async def test_a_tenant_that_has_filled_its_share_of_every_replica_pushes_nobody
     assert sum(len(replica.fake.samples) for replica in replicas) == 4
 
 
-async def test_a_pool_out_of_reach_leaves_its_samples_to_the_worker_that_trains(
-    server: TestedServer, fleet: FakeFleet
-) -> None:
-    replicas = await add_pool(fleet, "p1", "p2")
-    sampler = await server.sampler()
-    for replica in replicas:
-        replica.fake.draining = True
-    assert await taken_by(server, sampler, 0) == "tiny-1"
-    replicas[0].fake.draining = False
-    assert await taken_by(server, sampler, 1) == "p1"
-
-
 async def test_a_replica_that_terminates_takes_nothing_new_and_still_gives_its_results(
     server: TestedServer, fleet: FakeFleet
 ) -> None:
@@ -200,18 +187,6 @@ async def test_a_replica_that_a_server_never_heard_of_is_looked_for_before_its_s
     assert fleet.refreshes == needed
 
 
-async def test_a_cancelled_sample_is_stopped_where_it_is(server: TestedServer, fleet: FakeFleet) -> None:
-    replicas = await add_pool(fleet, "p1", "p2")
-    submitted = (await server.sample(await server.sampler())).json()["request_id"]
-    assert (await server.post("/cancel_future", {"request_id": submitted})).status_code == 200
-    [holder] = [one for one in replicas if submitted in one.fake.samples]
-    assert {one.sampler_id: one.fake.cancelled for one in replicas} == {
-        one.sampler_id: [submitted] if one is holder else [] for one in replicas
-    }
-    await fleet.remove_replica(holder.sampler_id)
-    assert (await server.post("/cancel_future", {"request_id": submitted})).status_code == 200
-
-
 async def test_a_replica_that_hangs_leaves_what_is_known_of_the_others_fresh(
     one_server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,19 +197,6 @@ async def test_a_replica_that_hangs_leaves_what_is_known_of_the_others_fresh(
         await one_server.services.inspection.refresh()
     assert "p2" in one_server.services.inspection.workers
     assert "p1" not in one_server.services.inspection.workers
-
-
-async def test_a_model_that_only_a_pool_serves_is_sampled_from_and_not_trained(
-    server: TestedServer, fleet: FakeFleet
-) -> None:
-    fleet.served[BASE_MODEL] = replace(fleet.served[BASE_MODEL], training=False)
-    await fleet.remove("tiny-1")
-    await add_pool(fleet, "p1")
-    assert await taken_by(server, await server.sampler()) == "p1"
-    failed = await server.outcome(await server.create_model(await server.session()))
-    assert (failed["category"], "is served for sampling only" in failed["error"]) == ("user", True)
-    [described, *_] = (await server.client.get("/get_server_capabilities")).json()["supported_models"]
-    assert (described["trainable"], described["sampleable"]) == (False, True)
 
 
 async def refusals(server: TestedServer, sampler: str, seconds: int) -> list[str]:
@@ -258,34 +220,6 @@ async def test_a_model_that_is_away_for_a_moment_is_waited_for(server: TestedSer
     fleet.handles["tiny-1"].suspended = False
     for seq_id in range(2):
         assert (await server.sample(sampler, seq_id)).status_code == 200
-
-
-async def test_an_adapter_above_every_samplers_rank_is_refused_and_not_waited_for_without_end(
-    one_server: TestedServer, fleet: FakeFleet
-) -> None:
-    server = one_server
-    body = {"model_id": await server.model(), "seq_id": 1, "sampling_session_seq_id": 0}
-    saved = await server.outcome(await server.post("/save_weights_for_sampler", body))
-    fleet.handles["tiny-1"].suspended = True
-    fleet.served[BASE_MODEL] = replace(fleet.served[BASE_MODEL], max_sampling_rank=8)
-    assert (await server.sample(saved["sampling_session_id"])).status_code == 429
-    fleet.served[BASE_MODEL] = replace(fleet.served[BASE_MODEL], max_sampling_rank=7)
-    *waited, refused = await refusals(server, saved["sampling_session_id"], 330)
-    assert {one[:3] for one in waited[:-1]} == {"429"}
-    assert (refused[:3], "is sampled from up to rank 7" in refused) == ("422", True)
-
-
-async def test_a_replica_that_hangs_is_followed_by_the_next_and_not_asked_again(
-    one_server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tinsmith_server.services.sampling.dispatch.POOL_SAMPLE_SECONDS", 2.0)
-    await add_pool(fleet, "p1", "p2")
-    sampler = await one_server.sampler()
-    first = await taken_by(one_server, sampler, 0)
-    hanging = fleet.replicas[first].fake
-    hanging.hangs, hanging.asked = True, 0
-    assert {await taken_by(one_server, sampler, seq_id) for seq_id in (1, 2, 3)} == {"p1", "p2"} - {first}
-    assert hanging.asked == 1
 
 
 async def test_replicas_that_do_not_answer_hold_a_sample_for_a_while_and_not_one_after_the_other(

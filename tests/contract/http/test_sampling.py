@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.server.fake_fleet import ALIAS, BASE_MODEL, OTHER_MODEL
+from support.server.fake_fleet import OTHER_MODEL
 from support.server.http_server import TestedServer
 from tinsmith_rpc import wire_pb2, worker_pb2
 
@@ -33,13 +33,6 @@ async def test_a_samples_parameters_reach_the_worker(server: TestedServer) -> No
     assert (request.temperature, request.top_k, request.top_p) == (0.0, 5, 0.9)
     assert (request.num_samples, request.prompt_logprobs, request.prompt_logprobs_last_n) == (2, True, 2)
     assert request.prompt_tokens == b"\1\0\0\0\2\0\0\0\3\0\0\0"
-
-
-async def test_whatever_logprobs_are_asked_for_the_worker_is_asked_for_them(server: TestedServer) -> None:
-    asked = {"topk_prompt_logprobs": 3, "topk_sample_logprobs": 4, "prompt_alt_tokens_k": 5}
-    request = await sent(server, **asked)
-    assert {name: getattr(request, name) for name in asked} == asked
-    assert not request.HasField("target_prompt_logprobs")
 
 
 async def test_target_tokens_reach_the_worker_in_the_layout_they_came_in(server: TestedServer) -> None:
@@ -115,26 +108,6 @@ async def test_a_sampler_on_saved_weights_samples_from_them(server: TestedServer
     assert adapter.directory == server.worker.events[-1].checkpoint_saved.directory
 
 
-@pytest.mark.parametrize("base_model", [BASE_MODEL, ALIAS], ids=["the-same", "another-name-of-it"])
-async def test_a_sampler_on_saved_weights_may_name_their_base_model_too(server: TestedServer, base_model: str) -> None:
-    """As `sdft` of the cookbook does. What is sampled from is what was saved, not the base model."""
-    path = (await save_for_sampler(server, await server.model(), 1, path="s1"))["path"]
-    body = {"session_id": await server.session(), "sampling_session_seq_id": 0, "model_path": path}
-    opened = (await server.post("/create_sampling_session", {**body, "base_model": base_model})).json()
-    submitted = (await server.sample(opened["sampling_session_id"])).json()["request_id"]
-    assert server.worker.samples[submitted].adapter.directory == server.worker.events[-1].checkpoint_saved.directory
-
-
-async def test_a_sampler_on_saved_weights_of_another_base_model_is_refused(server: TestedServer) -> None:
-    path = (await save_for_sampler(server, await server.model(), 1, path="s1"))["path"]
-    body = {"session_id": await server.session(), "sampling_session_seq_id": 0, "model_path": path}
-    refused = await server.post("/create_sampling_session", {**body, "base_model": OTHER_MODEL})
-    assert refused.status_code == 422
-    assert refused.json()["detail"] == (
-        f"{path} is a checkpoint of org/tiny, and base_model is org/other; name org/tiny, or leave base_model out"
-    )
-
-
 @pytest.mark.core("durability 11")
 async def test_a_sampler_whose_weights_were_deleted_is_gone(server: TestedServer) -> None:
     model_id = await server.model()
@@ -191,13 +164,6 @@ async def test_a_sample_can_be_cancelled_and_a_training_operation_cannot(server:
     assert server.worker.cancelled == [submitted]
     operation = f"{await server.model()}:op:0"
     assert (await server.post("/cancel_future", {"request_id": operation})).status_code == 422
-
-
-async def test_a_sample_on_a_model_that_cannot_be_loaded_fails_with_the_workers_sentence(server: TestedServer) -> None:
-    sampler = await server.sampler()
-    server.handle.down, server.handle.unloadable = "model.safetensors is truncated", True
-    response = await server.sample(sampler)
-    assert (response.status_code, response.json()) == (422, {"detail": "model.safetensors is truncated"})
 
 
 async def test_a_worker_that_restarts_pushes_samples_back_without_losing_them(

@@ -39,16 +39,6 @@ async def test_trap_01_a_pending_poll_is_held_until_the_result_is_there(server: 
     assert (await poll).status_code == 200
 
 
-async def test_trap_01_a_pending_answer_is_a_408_and_not_a_warning_on_the_users_screen(
-    hasty_server: TestedServer,
-) -> None:
-    model_id = await hasty_server.model()
-    hasty_server.worker.withheld.add((model_id, 1))
-    await hasty_server.forward_backward(model_id, 1)
-    response = await hasty_server.result(f"{model_id}:op:1")
-    assert (response.status_code, response.json()) == (408, {"queue_state": "active", "queue_state_reason": None})
-
-
 @pytest.mark.core("durability 10")
 async def test_trap_01_an_unreachable_worker_is_a_408_with_a_reason_after_the_full_hold(
     hasty_server: TestedServer,
@@ -138,15 +128,6 @@ async def test_trap_05_an_oversize_chunk_is_acknowledged_and_its_future_fails(
         failed = await server.outcome(await server.client.post("/forward_backward", content=body, headers=headers))
         assert failed["category"] == "user"
         assert "limit of 1048576 bytes" in failed["error"]
-
-
-async def test_trap_05_a_worker_that_cannot_load_its_model_is_worth_another_try_of_a_chunk(
-    server: TestedServer,
-) -> None:
-    model_id = await server.model()
-    server.handle.down, server.handle.unloadable = "model.safetensors is truncated", True
-    response = await server.forward_backward(model_id, 1)
-    assert (response.status_code, response.json()) == (503, {"detail": "model.safetensors is truncated"})
 
 
 async def test_trap_07_a_gap_is_named_to_the_one_who_waits_behind_it(hasty_server: TestedServer) -> None:

@@ -121,29 +121,6 @@ async def test_a_create_whose_worker_loads_its_model_says_so(tmp_path: Path, fle
         assert (await server.result(made["request_id"])).status_code == 200
 
 
-async def test_a_slot_that_comes_free_goes_to_the_tenant_that_has_fewest(server: TestedServer) -> None:
-    held = [await server.model() for _ in range(SLOTS)]
-    bo = await tenant(server, "bo")
-    for _ in range(3):
-        server.time.pass_seconds(1)
-        await server.create_model(await server.session())
-    server.time.pass_seconds(1)
-    of_bo = await bo.create()
-    assert "1st of 4 waiting" in (await bo.result(of_bo["request_id"])).json()["queue_state_reason"]
-    await finish(server, held[0])
-    await bo.get(of_bo["request_id"])
-
-
-async def test_the_last_slot_is_left_to_a_tenant_at_work_that_has_none(server: TestedServer) -> None:
-    bo = await tenant(server, "bo")
-    await bo.client.post("/create_session", json={"tags": [], "user_metadata": {}, "sdk_version": "0"})
-    await server.model()
-    greedy = (await server.create_model(await server.session())).json()
-    assert (await server.result(greedy["request_id"])).status_code == 408
-    of_bo = await bo.create()
-    await bo.get(of_bo["request_id"])
-
-
 @pytest.mark.core("GET /api/v1/waiting_models")
 async def test_waiting_models_are_listed_to_their_own_tenant_at_every_replica(tmp_path: Path, fleet: FakeFleet) -> None:
     async with running_servers(settings_for(tmp_path), fleet) as (first, second):

@@ -10,7 +10,6 @@ import pytest
 from pydantic import ValidationError
 from support.server.fake_fleet import BASE_MODEL, FakeFleet
 from support.server.http_server import TestedServer, running_server, settings_for
-from tinsmith_server.configuration import notes_on
 
 pytestmark = pytest.mark.core
 
@@ -43,13 +42,6 @@ async def test_whoever_is_on_this_machine_is_the_default_tenant(
     assert model.tenant == "default"
 
 
-async def test_a_key_of_a_tenant_is_that_tenants(server: TestedServer) -> None:
-    secret = (await server.services.keys.create("other", "a test")).secret
-    async with reach(server, headers={"x-api-key": secret}) as client:
-        made = await client.post("/create_model", json={"base_model": BASE_MODEL})
-    assert (await server.services.models.owned("other", made.json()["model_id"])).tenant == "other"
-
-
 @pytest.mark.parametrize(
     ("host", "peer", "headers", "why"),
     [
@@ -78,11 +70,6 @@ async def test_whatever_comes_from_elsewhere_or_may_is_refused_in_a_sentence(
             assert "setting require_keys" in refused.json()["detail"]
 
 
-async def test_a_server_without_keys_makes_none(server: TestedServer) -> None:
-    assert server.app.state.first_key is None
-    assert await server.services.keys.list() == []
-
-
 async def test_where_keys_are_required_none_is_not_enough(tmp_path: Path, fleet: FakeFleet) -> None:
     async with running_server(settings_for(tmp_path), fleet) as server, reach(server) as client:
         assert (await client.get("/sessions")).status_code == 401
@@ -92,7 +79,3 @@ async def test_where_keys_are_required_none_is_not_enough(tmp_path: Path, fleet:
 def test_settings_that_let_others_in_are_refused_without_keys(tmp_path: Path, changes: dict[str, str]) -> None:
     with pytest.raises(ValidationError, match="require_keys: without keys the server is for this machine alone"):
         settings_for(tmp_path, require_keys=False, **changes)
-
-
-def test_whoever_starts_it_reads_that_keys_are_off(tmp_path: Path) -> None:
-    assert any("keys are off" in note for note in notes_on(settings_for(tmp_path, require_keys=False), {}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 from support.server.fake_fleet import FakeFleet
@@ -15,7 +14,6 @@ from tinsmith_server.store.store import open_store
 Replicas = tuple[TestedServer, TestedServer]
 
 SUCCESS = {"reason": {"type": "success"}, "detail": None}
-SOON_SECONDS = 60.0
 
 
 async def test_a_model_made_at_one_takes_work_and_answers_at_the_other_at_once(replicas: Replicas) -> None:
@@ -33,30 +31,6 @@ async def test_a_save_sent_to_one_and_polled_at_the_other_is_listed_by_both_at_o
     for server in (first, second):
         listed = (await server.client.get(f"/training_runs/{model_id}/checkpoints")).json()["checkpoints"]
         assert [one["tinker_path"] for one in listed] == [saved["path"]]
-
-
-async def test_one_operation_told_to_both_at_once_runs_once(replicas: Replicas) -> None:
-    model_id = await replicas[0].model()
-    sent = await asyncio.gather(*(replicas[number % 2].forward_backward(model_id, 1) for number in range(10)))
-    assert {answer.json()["request_id"] for answer in sent} == {f"{model_id}:op:1"}
-    assert sorted(seq_id for _, seq_id in replicas[0].worker.operations) == [0, 1]
-
-
-@pytest.fixture
-def no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the maintenance tasks that would do it in the end."""
-    for period in ("REAP_SECONDS", "RELEASE_SECONDS"):
-        monkeypatch.setattr(f"tinsmith_server.services.background.tasks.{period}", 3600.0)
-
-
-async def test_slots_come_free_at_once_wherever_a_session_ended(no_rounds: None, replicas: Replicas) -> None:
-    for server in replicas:
-        model_id = await server.model()
-        await server.post(f"/sessions/{model_id.split(':', maxsplit=1)[0]}/finish", SUCCESS)
-        deadline = time.monotonic() + SOON_SECONDS
-        while (await server.services.models.owned("default", model_id)).state != "released":
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
 
 
 async def test_a_key_works_everywhere_at_once_and_dies_everywhere_within_seconds(replicas: Replicas) -> None:

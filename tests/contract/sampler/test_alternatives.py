@@ -75,24 +75,12 @@ def test_the_likeliest_tokens_of_a_sample_are_those_of_one_full_forward(
         assert_likeliest(sequence.topk_logprobs, logprobs)
 
 
-def test_greedy_takes_the_first_of_the_likeliest(sampler: Sampler) -> None:
-    [sequence] = ask(sampler, job(PROMPT, temperature=0.0, topk_sample=3)).sequences
-    assert sequence.topk_logprobs is not None
-    assert sequence.topk_logprobs.token_ids[:, 0].tolist() == sequence.tokens.tolist()
-    assert sequence.topk_logprobs.logprobs[:, 0].tolist() == sequence.logprobs.tolist()
-
-
 def test_each_job_of_a_batch_gets_as_many_as_it_asked_for(sampler: Sampler) -> None:
     outcomes = ask_all(sampler, [job(PROMPT, topk_sample=k) for k in (0, 1, 6, 3)])
     parts = [outcome.sequences[0].topk_logprobs for outcome in outcomes]
     assert parts[0] is None
     assert [part.token_ids.shape for part in parts[1:] if part] == [(8, 1), (8, 6), (8, 3)]
     assert parts[1].token_ids.tolist() == parts[2].token_ids[:, :1].tolist()  # type: ignore[union-attr]
-
-
-def test_a_sequence_without_tokens_has_no_likeliest_ones(sampler: Sampler) -> None:
-    [sequence] = ask(sampler, job(PROMPT, max_tokens=0, topk_sample=3)).sequences
-    assert sequence.topk_logprobs is None or sequence.topk_logprobs.token_ids.size == 0
 
 
 @pytest.mark.parametrize("last_n", [0, 1, BLOCK, 39, 100])
@@ -195,13 +183,6 @@ def test_a_prompt_in_the_cache_is_scored_all_the_same(sampler: Sampler, asks: di
     assert again.prompt_cache_hit_tokens == 0
     for one, other in zip(_floats(first), _floats(again), strict=True):
         np.testing.assert_allclose(one, other, atol=TOLERANCE)
-
-
-def test_what_is_before_the_first_named_token_may_come_from_the_cache(sampler: Sampler) -> None:
-    targets = np.full((len(PROMPT) - 1, 1), NO_TARGET)
-    targets[-1] = 7
-    ask(sampler, job(PROMPT, max_tokens=1))
-    assert ask(sampler, job(PROMPT, max_tokens=1, targets=targets)).prompt_cache_hit_tokens >= BLOCK
 
 
 def test_a_prompt_of_one_token_has_no_position_to_ask_about(sampler: Sampler) -> None:

@@ -101,13 +101,6 @@ async def test_a_checkpoint_that_was_altered_fails_its_samples_in_words(
     assert (failure.category, "is damaged" in failure.message) == (worker_pb2.USER, True)
 
 
-async def test_a_checkpoint_that_is_gone_fails_its_samples_in_words(stub: Stub) -> None:
-    await sample(stub, "gone", worker_pb2.AdapterRef(directory="ephemeral/never", manifest_digest="0"))
-    failure = (await result(stub, "gone")).failure
-    assert failure.category == worker_pb2.USER
-    assert "ephemeral/never is incomplete: manifest.json is missing" in failure.message
-
-
 async def test_an_adapter_saved_a_moment_ago_is_found(stub: Stub, replica: PoolReplica, model: TorchModel) -> None:
     """Nothing that it has listed or read before may hide it."""
     for seed in (10, 11):
@@ -158,10 +151,6 @@ async def test_it_trains_nothing_and_keeps_nothing(stub: Stub) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await call(message, timeout=AWAIT_SECONDS)  # type: ignore[operator]
         assert refusal.value.code() == grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_an_id_it_never_saw_is_not_found(stub: Stub) -> None:
-    assert (await result(stub, "never", timeout=0)).WhichOneof("state") == "not_found"
 
 
 async def test_describe_tells_who_it_is_and_what_it_holds_in_memory(

@@ -46,12 +46,6 @@ def test_a_sequence_ends_with_the_context(sampler: Sampler, max_tokens: int | No
     assert (len(sequence.tokens), sequence.stopped) == (10, False)
 
 
-def test_dtypes_are_those_of_the_wire(sampler: Sampler) -> None:
-    outcome = ask(sampler, job(PROMPT, prompt_logprobs=True))
-    dtypes = (outcome.sequences[0].tokens.dtype, outcome.sequences[0].logprobs.dtype, outcome.prompt_logprobs.dtype)
-    assert dtypes == (np.int32, np.float32, np.float32)
-
-
 def test_prompt_logprobs_come_without_a_sequence_too(sampler: Sampler) -> None:
     outcome = ask(sampler, job(PROMPT, max_tokens=0, prompt_logprobs=True))
     assert len(outcome.sequences[0].tokens) == 0
@@ -73,10 +67,6 @@ def test_a_prompt_that_fills_the_context_is_scored(
     top = outcome.topk_prompt_logprobs
     assert (top.token_ids.shape, top.logprobs[:first].max()) == ((CONTEXT, 2), EMPTY_LOGPROB)
     assert (top.logprobs[first:, 0] >= outcome.prompt_logprobs[first:] - TOLERANCE).all()
-
-
-def test_prompt_logprobs_come_only_when_asked_for(sampler: Sampler) -> None:
-    assert ask(sampler, job(PROMPT)).prompt_logprobs is None
 
 
 # --- stops ---
@@ -148,16 +138,6 @@ def test_a_seed_repeats_its_samples(sampler: Sampler) -> None:
     asked = job(PROMPT, num_samples=3, seed=5)
     first, second = ask(sampler, asked), ask(sampler, asked)
     assert [s.tokens.tolist() for s in first.sequences] == [s.tokens.tolist() for s in second.sequences]
-
-
-def test_samples_of_a_job_differ(sampler: Sampler) -> None:
-    sequences = ask(sampler, job(PROMPT, num_samples=4)).sequences
-    assert len({tuple(s.tokens) for s in sequences}) == 4
-
-
-def test_seeds_differ(sampler: Sampler) -> None:
-    outcomes = ask_all(sampler, [job(PROMPT, seed=seed) for seed in (None, None, 0, 1, -1, 2**63)])
-    assert len({tuple(outcome.sequences[0].tokens) for outcome in outcomes}) == 6
 
 
 def test_greedy_ignores_the_seed(sampler: Sampler) -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.server.store_records import NOW, a_checkpoint, a_model, a_session, later
-from tinsmith_server.store.records import AuditEntry, StoredCheckpoints, Usage
+from support.server.store_records import NOW, a_checkpoint, later
+from tinsmith_server.store.records import AuditEntry, Usage
 from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core
@@ -50,16 +50,6 @@ async def test_usage_comes_by_the_hour_the_largest_first_and_of_the_tenant_and_w
     assert await used(store, "bob") == [replace(TRAINED, tenant="bob")]
 
 
-async def test_any_number_of_rows_is_added_at_once(store: Store) -> None:
-    many = [replace(TRAINED, session_id=f"session-{number:04}") for number in range(1200)]
-
-    await store.add_usage(many)
-    await store.add_usage([])
-
-    found = await store.usage_between("ada", HOUR, HOUR + LONG, 5000)
-    assert sorted(one.session_id for one in found) == [one.session_id for one in many]
-
-
 async def test_storage_is_counted_for_the_time_since_the_last_round_hour_by_hour(store: Store) -> None:
     await store.put_checkpoint(a_checkpoint("kept", size_bytes=1000))
     await store.put_checkpoint(a_checkpoint("sampled", type="sampler", size_bytes=24))
@@ -92,28 +82,6 @@ async def test_of_a_long_absence_no_more_storage_is_counted_than_was_asked_for(s
     await store.add_storage_usage(HOUR, SOON, timedelta(hours=2))
 
     assert sum(one.amount for one in await used(store)) == 7200
-
-
-async def test_stored_checkpoints_are_counted_by_project(store: Store) -> None:
-    for number, project in enumerate(("p", None)):
-        session = a_session(f"session-{number}", project_id=project)
-        await store.create_session(session, None)
-        await store.add_model(a_model(session.session_id))
-        for name in ("a", "b")[: 2 - number]:
-            await store.put_checkpoint(a_checkpoint(name, run_id=f"session-{number}:train:0", size_bytes=1000))
-    run = "session-0:train:0"
-    await store.put_checkpoint(a_checkpoint("unnamed", type="ephemeral", run_id=run))
-    await store.put_checkpoint(a_checkpoint("over", run_id=run, expires_at=NOW))
-    await store.put_checkpoint(a_checkpoint("gone", run_id=run))
-    await store.delete_checkpoint(run, "training", "gone", NOW)
-
-    assert await store.stored_checkpoints("ada", NOW) == [
-        StoredCheckpoints("p", 2, 2000),
-        StoredCheckpoints(None, 1, 1000),
-    ]
-    assert await store.stored_checkpoints("ada", NOW, "p") == [StoredCheckpoints("p", 2, 2000)]
-    assert await store.stored_checkpoints("ada", NOW, "q") == []
-    assert await store.stored_checkpoints("bob", NOW) == []
 
 
 async def test_what_goes_along_with_a_save_is_written_once_however_often_its_event_is_replayed(store: Store) -> None:
@@ -152,14 +120,3 @@ async def test_entries_are_read_page_by_page_oldest_first_and_each_tenants_apart
 
     assert [one.event for one in found] == ["1", "2", "3"]
     assert {one.tenant for one in await noted(store, "bob")} == {"bob"}
-
-
-async def test_what_is_older_is_forgotten(store: Store) -> None:
-    old = HOUR - timedelta(hours=3)
-    await store.add_usage([TRAINED, replace(TRAINED, hour=old)])
-    await store.put_checkpoint(a_checkpoint(), (SAVED, replace(SAVED, at=old, event="old")))
-
-    await store.forget_accounts(HOUR)
-
-    assert await used(store) == [TRAINED]
-    assert [one.event for one in await noted(store)] == ["checkpoint_saved"]

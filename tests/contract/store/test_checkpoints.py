@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from support.server.store_records import NOW, a_checkpoint, a_model, a_sampling_session, a_session, later
-from tinsmith_server.store.records import Checkpoint, CheckpointType
+from tinsmith_server.store.records import Checkpoint
 from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core
@@ -55,13 +55,6 @@ async def test_a_replayed_or_late_event_changes_nothing(store: Store, older: Che
     assert await store.put_checkpoint(older) is None
 
     assert await store.get_checkpoint(RUN, "training", "first") == present
-
-
-async def test_a_newer_event_about_the_same_directory_leaves_no_garbage(store: Store) -> None:
-    first = a_checkpoint(event_id=1)
-    await store.put_checkpoint(first)
-
-    assert await store.put_checkpoint(replace(first, event_id=2)) is None
 
 
 async def test_a_deleted_checkpoint_is_gone_and_said_once(store: Store) -> None:
@@ -138,16 +131,6 @@ async def test_a_save_that_is_forgotten_takes_along_the_sampling_session_that_it
     assert await store.sampler_ids_of_session("session-1") == kept
 
 
-async def test_a_name_can_be_saved_again_after_its_deletion(store: Store) -> None:
-    await store.put_checkpoint(a_checkpoint(event_id=1))
-    await store.delete_checkpoint(RUN, "training", "first", NOW)
-    again = a_checkpoint(event_id=2)
-
-    assert await store.put_checkpoint(again) is None, "the first one's files were handed out at its deletion"
-
-    assert await store.get_checkpoint(RUN, "training", "first") == again
-
-
 async def test_of_concurrent_saves_the_newest_stays_and_every_other_is_garbage_at_most_once(
     replicas: tuple[Store, Store],
 ) -> None:
@@ -160,15 +143,6 @@ async def test_of_concurrent_saves_the_newest_stays_and_every_other_is_garbage_a
     replaced = [checkpoint.directory for checkpoint in put if checkpoint is not None]
     assert len(replaced) == len(set(replaced))
     assert saves[-1].directory not in replaced
-
-
-async def test_of_concurrent_deletions_one_gets_the_files(replicas: tuple[Store, Store]) -> None:
-    checkpoint = a_checkpoint()
-    await replicas[0].put_checkpoint(checkpoint)
-
-    deletions = [replicas[n % 2].delete_checkpoint(RUN, "training", "first", NOW) for n in range(8)]
-
-    assert [deleted for deleted in await asyncio.gather(*deletions) if deleted is not None] == [checkpoint]
 
 
 async def test_publishing_and_expiry_change_only_what_is_there(store: Store) -> None:
@@ -189,17 +163,6 @@ async def test_publishing_and_expiry_change_only_what_is_there(store: Store) -> 
     assert await store.get_checkpoint(RUN, "training", "second") is None
 
 
-async def test_lists_are_newest_first_without_ephemeral_ones(store: Store) -> None:
-    types: list[CheckpointType] = ["training", "sampler", "ephemeral", "external"]
-    for number, type in enumerate(types):
-        await store.put_checkpoint(a_checkpoint(type, type, event_id=number, created_at=later(number)))
-    await store.put_checkpoint(a_checkpoint("foreign", run_id="session-2:train:0", tenant="grace"))
-
-    assert await names(store.checkpoints_of_run(RUN)) == ["external", "sampler", "training"]
-    page = await store.list_checkpoints("ada", limit=1, offset=1)
-    assert ([checkpoint.name for checkpoint in page.rows], page.total) == (["sampler"], 3)
-
-
 async def test_checkpoints_expire_at_their_time(store: Store) -> None:
     for name, expires_at in [("past", later(1)), ("now", later(2)), ("future", later(3)), ("never", None)]:
         await store.put_checkpoint(a_checkpoint(name, expires_at=expires_at))
@@ -207,16 +170,6 @@ async def test_checkpoints_expire_at_their_time(store: Store) -> None:
     await store.delete_checkpoint(RUN, "training", "deleted", NOW)
 
     assert await names(store.expired_checkpoints(later(2))) == ["past", "now"]
-
-
-async def test_ephemeral_checkpoints_of_a_tenant_come_oldest_first(store: Store) -> None:
-    for name, created_at in [("b", later(2)), ("a", later(1)), ("c", later(3))]:
-        await store.put_checkpoint(a_checkpoint(name, "ephemeral", created_at=created_at))
-    await store.put_checkpoint(a_checkpoint("named", "sampler"))
-    await store.put_checkpoint(a_checkpoint("foreign", "ephemeral", tenant="grace"))
-    await store.delete_checkpoint(RUN, "ephemeral", "c", NOW)
-
-    assert await names(store.ephemeral_checkpoints("ada")) == ["a", "b"]
 
 
 async def test_ephemeral_checkpoints_outlive_their_session_for_a_while(store: Store) -> None:

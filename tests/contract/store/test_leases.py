@@ -46,22 +46,6 @@ async def test_an_expired_lease_moves_and_does_not_come_back(store: Store) -> No
     assert await store.hold_leases("a", {"reaper"}, 30) == frozenset()
 
 
-async def test_a_lease_that_is_given_up_is_free_at_once(store: Store) -> None:
-    await store.hold_leases("a", {"reaper", "sweeper"}, 30)
-    await store.give_up_leases("a", {"reaper"})
-    await store.give_up_leases("b", {"sweeper"})
-    assert await store.hold_leases("b", {"reaper", "sweeper"}, 30) == {"reaper"}
-
-
-async def test_nobody_counts_on_a_replica_that_left(store: Store) -> None:
-    await store.attend("a", 30)
-    await store.hold_leases("a", {"reaper", "sweeper"}, 30)
-    await store.hold_leases("c", {"binder"}, 30)
-    await store.leave("a")
-    assert await store.attend("b", 30) == ["b"]
-    assert await store.hold_leases("b", {"reaper", "sweeper", "binder"}, 30) == {"reaper", "sweeper"}
-
-
 async def test_of_concurrent_takers_each_expired_lease_gets_one(replicas: tuple[Store, Store]) -> None:
     """In whichever order each of them names the leases: nobody waits for another crosswise."""
     names = [f"events of {number}" for number in range(40)]
@@ -83,15 +67,6 @@ async def test_renewing_and_giving_up_at_once_ends(replicas: tuple[Store, Store]
             replicas[1].hold_leases("b", names, 0),
             replicas[0].hold_leases("c", names[20:], 0),
         )
-
-
-async def test_those_that_are_long_gone_are_forgotten_and_no_others(store: Store) -> None:
-    for name, seconds in (("present", 30), ("just gone", -60), ("long gone", -7200)):
-        await store.attend(name, seconds)
-        await store.hold_leases(name, {f"lease of {name}"}, seconds)
-    await store.forget_the_gone()
-    assert await store.attend("present", 30) == ["present"]
-    assert await store.hold_leases("b", {"lease of present", "lease of just gone"}, 30) == {"lease of just gone"}
 
 
 async def test_rounds_without_a_gap_go_back_to_the_first_whoever_makes_them(replicas: tuple[Store, Store]) -> None:

@@ -1,12 +1,10 @@
 import asyncio
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, inspect, text
 from support.server.store_records import a_session
 from tinsmith_server.store import migrate
@@ -15,9 +13,6 @@ from tinsmith_server.store.tables import metadata
 from tinsmith_server.store.url import driver_url, parse_store_url
 
 pytestmark = pytest.mark.core
-
-STEPS = ScriptDirectory(str(Path(migrate.__file__).parent / "migrations"))
-REVISIONS = [step.revision for step in STEPS.walk_revisions()][::-1]
 
 
 @pytest.fixture
@@ -48,14 +43,6 @@ async def test_constraints_carry_their_conventional_names(store_url: str, connec
         foreign = {str(constraint["name"]) for constraint in database.get_foreign_keys(table.name)}
         assert all(name.startswith(f"uq_{table.name}_") for name in unique)
         assert all(name.startswith(f"fk_{table.name}_") for name in foreign)
-
-
-async def test_stores_opened_at_once_in_one_process_migrate_once(store_url: str) -> None:
-    stores = await asyncio.gather(*(open_store(store_url) for _ in range(4)))
-
-    assert await stores[0].create_session(a_session(), None) == await stores[1].get_session("session-1")
-    for store in stores:
-        await store.close()
 
 
 async def test_processes_that_start_at_once_on_an_empty_database_all_come_up(store_url: str) -> None:
@@ -123,10 +110,6 @@ print("alembic" in sys.modules)
     )
 
     assert (await process.communicate())[0] == b"False\n"
-
-
-def test_the_names_of_the_steps_say_the_revisions_that_alembic_finds_in_them() -> None:
-    assert migrate.known_revisions() == REVISIONS
 
 
 async def test_a_schema_of_a_newer_version_is_left_alone_and_used(store_url: str, connection: Connection) -> None:

@@ -3,7 +3,6 @@ from typing import get_args
 
 import pytest
 from support.server.store_records import NOW, a_model, a_session, later
-from tinsmith_server.store.errors import RowRefused
 from tinsmith_server.store.records import FinalState, ModelState
 from tinsmith_server.store.store import Store
 
@@ -30,11 +29,6 @@ async def test_a_repeated_create_gives_the_first_model(store: Store) -> None:
     assert await store.add_model(a_model(create_payload=b"second", worker_id="worker-2")) == first
 
 
-async def test_a_model_needs_its_session(store: Store) -> None:
-    with pytest.raises(RowRefused, match="refused a row"):
-        await store.add_model(a_model("session-3"))
-
-
 async def test_twenty_concurrent_creates_make_one_model(store: Store, replicas: tuple[Store, Store]) -> None:
     attempts = [replicas[number % 2].add_model(a_model(create_payload=bytes([number]))) for number in range(20)]
 
@@ -54,15 +48,6 @@ async def test_the_first_end_of_a_model_is_final(store: Store, final: FinalState
 
         assert await store.get_model(model.model_id) == a_model(state=final, failure="first reason")
     assert not await store.bind_model(model.model_id, "worker-1")
-
-
-async def test_the_last_request_never_moves_back(store: Store) -> None:
-    model = await store.add_model(a_model())
-
-    await store.touch_model(model.model_id, later(10))
-    await store.touch_model(model.model_id, later(5))
-
-    assert await store.get_model(model.model_id) == a_model(last_request_at=later(10))
 
 
 async def test_models_are_listed_newest_first_in_pages(store: Store) -> None:
@@ -108,15 +93,6 @@ async def test_a_model_that_a_command_made_for_a_moment_is_not_listed_and_can_be
     assert await store.get_model("session-1:train:3") is not None
 
 
-async def test_models_of_a_session_come_in_their_own_order(store: Store) -> None:
-    for number in (10, 9, 2):
-        await store.add_model(a_model(model_seq_id=number, created_at=later(-number)))
-    await store.add_model(a_model("session-2"))
-
-    assert [model.model_seq_id for model in await store.live_models_of_session("session-1")] == [2, 9, 10]
-    assert await store.model_ids_of_session("session-1") == [f"session-1:train:{number}" for number in (2, 9, 10)]
-
-
 async def test_of_a_session_those_that_ended_live_no_more_and_those_that_were_never_made_are_not_listed(
     store: Store,
 ) -> None:
@@ -141,12 +117,3 @@ async def test_times_keep_their_microseconds_and_their_moment(store: Store) -> N
 
     assert model.created_at == NOW
     assert model.created_at.isoformat() == "2026-03-01T12:00:00.123456+00:00"
-
-
-async def test_a_tenants_models_count_as_long_as_they_live(store: Store) -> None:
-    for number in range(3):
-        await store.add_model(a_model("session-1", number))
-    mine = a_model().tenant
-    assert (await store.count_live_models(mine), await store.count_live_models("nobody")) == (3, 0)
-    await store.end_model(a_model("session-1", 1).model_id, "released")
-    assert await store.count_live_models(mine) == 2

@@ -63,16 +63,6 @@ async def test_a_model_that_got_a_place_meanwhile_is_not_ended_for_want_of_one(s
     assert await store.used_slots() == {}
 
 
-async def test_a_model_that_is_placed_stays_there(store: Store) -> None:
-    (model,) = await waiting(store, 1)
-    assert await place(store, model.model_id, "worker-1", SLOTS)
-
-    assert not await place(store, model.model_id, "worker-1", SLOTS)
-    assert not await place(store, model.model_id, "worker-2", SLOTS)
-    assert await home(store, model.model_id) == "worker-1"
-    assert await store.used_slots() == {"worker-1": 1}
-
-
 async def test_many_places_are_given_at_once_and_what_is_one_too_many_is_left_out(store: Store) -> None:
     models = await waiting(store, 2 * SLOTS)
     wanted = {model.model_id: "worker-1" for model in models[: SLOTS + 1]} | {models[-1].model_id: "worker-2"}
@@ -95,16 +85,6 @@ async def test_the_end_of_a_model_frees_its_slot(store: Store, state: FinalState
 
     assert await place(store, second.model_id, "worker-1", 1)
     assert await home(store, first.model_id) == "worker-1"
-
-
-async def test_a_model_that_has_ended_is_not_placed(store: Store) -> None:
-    (model,) = await waiting(store, 1)
-    await store.end_model(model.model_id, "released")
-
-    assert not await place(store, model.model_id, "worker-1", SLOTS)
-
-    assert await home(store, model.model_id) == ""
-    assert await store.used_slots() == {}
 
 
 async def test_a_refused_model_can_be_placed_elsewhere(store: Store) -> None:
@@ -137,15 +117,6 @@ async def test_a_model_lives_where_it_was_made_wherever_it_was_sent_meanwhile(st
     assert await store.used_slots() == ({"worker-1": 1} if slots else {})
 
 
-async def test_a_model_that_lives_at_its_place_keeps_its_slot(store: Store) -> None:
-    (model,) = await waiting(store, 1)
-    await place(store, model.model_id, "worker-1", SLOTS)
-
-    assert await store.bind_where_made(model.model_id, "worker-1", SLOTS)
-
-    assert await store.used_slots() == {"worker-1": 1}
-
-
 async def test_of_workers_that_made_the_same_model_at_once_one_has_it(
     store: Store, replicas: tuple[Store, Store]
 ) -> None:
@@ -172,16 +143,6 @@ async def test_a_model_that_has_ended_lives_nowhere(store: Store, state: FinalSt
     assert await store.used_slots() == {}
 
 
-async def test_a_bound_model_keeps_its_place(store: Store) -> None:
-    (model,) = await waiting(store, 1)
-    await place(store, model.model_id, "worker-1", SLOTS)
-    await store.bind_model(model.model_id, "worker-1")
-
-    await store.displace_model(model.model_id, "worker-1")
-
-    assert await store.used_slots() == {"worker-1": 1}
-
-
 async def test_a_limit_lowered_below_what_is_placed_takes_nothing_more(store: Store) -> None:
     first, second, third = await waiting(store, 3)
     for model in (first, second):
@@ -189,11 +150,6 @@ async def test_a_limit_lowered_below_what_is_placed_takes_nothing_more(store: St
     await store.end_model(first.model_id, "released")
 
     assert not await place(store, third.model_id, "worker-1", 1)
-
-
-async def test_a_model_that_nobody_knows_is_placed_nowhere(store: Store) -> None:
-    assert not await place(store, "session-1:train:7", "worker-1", SLOTS)
-    assert await store.used_slots() == {}
 
 
 async def test_many_placers_at_once_never_overfill_a_worker(store: Store, replicas: tuple[Store, Store]) -> None:

@@ -36,17 +36,6 @@ def after(promotion: Promotion, path: str) -> Promotion:
     return replace(promotion, number=number, tinker_path=path, at=later(number), before=promotion.number)
 
 
-async def test_the_last_one_counts_and_the_newest_are_kept(store: Store) -> None:
-    assert await store.promotion("ada", "prod") is None
-    made = [FIRST]
-    for path in PATHS[1:]:
-        made.append(after(made[-1], path))
-    for promotion, previous in zip(made, [None, *made], strict=False):
-        assert await promote(store, promotion, previous, BOUNDS)
-    assert await store.promotion("ada", "prod") == made[-1]
-    assert await store.promotions_of("ada", "prod") == made[:1:-1]
-
-
 async def test_names_are_of_a_tenant_and_are_found_by_what_they_stand_for_now(store: Store) -> None:
     others = replace(FIRST, tenant="bob")
     for promotion in (FIRST, replace(FIRST, name="beta"), others):
@@ -68,14 +57,6 @@ async def test_of_replicas_that_change_a_name_at_once_one_is_first(replicas: tup
     assert await replicas[0].promotion("ada", "prod") == rivals[done.index(True)]
 
 
-async def test_a_change_of_a_name_that_was_removed_meanwhile_is_none(store: Store) -> None:
-    await promote(store, FIRST, None, BOUNDS)
-    assert await store.remove_promotions("ada", "prod")
-    assert not await promote(store, after(FIRST, PATHS[1]), FIRST, BOUNDS)
-    assert not await store.remove_promotions("ada", "prod")
-    assert await store.promotion("ada", "prod") is None
-
-
 @pytest.mark.parametrize("differs", [{"tinker_path": PATHS[2]}, {"at": later(1)}], ids=["path", "time"])
 async def test_a_name_that_was_removed_and_promoted_anew_is_another_one(store: Store, differs: dict[str, Any]) -> None:
     """Though its changes have the same numbers."""
@@ -94,17 +75,6 @@ async def test_of_replicas_that_add_names_at_once_none_adds_one_too_many(replica
     assert len(await replicas[0].list_promotions("ada")) == BOUNDS.names
     others = replace(FIRST, tenant="bob")
     assert await promote(replicas[1], others, None, BOUNDS)
-
-
-async def test_an_entry_is_written_with_a_change_and_only_then(store: Store) -> None:
-    entry = AuditEntry("ada", NOW, "checkpoint_promoted", "session-1:train:0", PATHS[0])
-    await promote(store, FIRST, None, BOUNDS, (entry,))
-    await promote(store, FIRST, None, BOUNDS, (entry,))
-    await store.remove_promotions("ada", "prod", (replace(entry, event="checkpoint_demoted"),))
-    await store.remove_promotions("ada", "prod", (replace(entry, event="checkpoint_demoted"),))
-    day = timedelta(days=1)
-    noted = await store.list_audit("ada", NOW - day, NOW + day, None, 10)
-    assert [one.event for one in noted] == ["checkpoint_promoted", "checkpoint_demoted"]
 
 
 async def test_a_checkpoint_that_was_deleted_or_has_an_end_gets_no_name(store: Store) -> None:

@@ -34,14 +34,6 @@ async def test_a_repeated_idempotency_key_gives_the_first_session(store: Store) 
     assert await store.get_session("session-2") is None
 
 
-async def test_an_idempotency_key_belongs_to_its_tenant(store: Store) -> None:
-    await store.create_session(a_session("session-1", tenant="ada"), "retry-1")
-
-    other = await store.create_session(a_session("session-2", tenant="grace"), "retry-1")
-
-    assert other.session_id == "session-2"
-
-
 async def test_twenty_concurrent_creates_with_one_key_make_one_session(replicas: tuple[Store, Store]) -> None:
     attempts = [replicas[number % 2].create_session(a_session(f"session-{number}"), "retry-1") for number in range(20)]
 
@@ -49,16 +41,6 @@ async def test_twenty_concurrent_creates_with_one_key_make_one_session(replicas:
 
     assert len({session.session_id for session in made}) == 1
     assert (await replicas[0].list_sessions("ada", 50, 0)).rows == (made[0],)
-
-
-async def test_sessions_are_listed_newest_first_in_pages(store: Store) -> None:
-    for number in range(5):
-        await store.create_session(a_session(f"session-{number}", created_at=later(number)), None)
-    await store.create_session(a_session("foreign", tenant="grace"), None)
-
-    page = await store.list_sessions("ada", limit=2, offset=1)
-
-    assert ([session.session_id for session in page.rows], page.total) == (["session-3", "session-2"], 5)
 
 
 async def test_sessions_of_one_moment_keep_one_order_across_pages(store: Store) -> None:
@@ -78,15 +60,6 @@ async def test_a_heartbeat_is_noted_and_never_moves_back(store: Store) -> None:
     assert await store.heartbeat("session-1", later(10)) == a_session(last_heartbeat_at=later(10))
     assert await store.heartbeat("session-1", later(5)) == a_session(last_heartbeat_at=later(10))
     assert await store.heartbeat("unknown", NOW) is None
-
-
-async def test_a_finished_session_has_no_heartbeat(store: Store) -> None:
-    await store.create_session(a_session(), None)
-    await store.finish_session("session-1", "success", None, later(1))
-
-    beaten = await store.heartbeat("session-1", later(10))
-
-    assert beaten == a_session(finished_at=later(1), finish_type="success")
 
 
 async def test_the_first_finish_wins(store: Store) -> None:
@@ -139,14 +112,6 @@ async def test_of_concurrent_finishes_one_wins(replicas: tuple[Store, Store]) ->
     session = await replicas[0].get_session("session-1")
     assert session is not None
     assert session.finish_type == types[won.index(True)]
-
-
-async def test_silent_sessions_are_unfinished_and_older(store: Store) -> None:
-    for name, heartbeat in [("old", later(1)), ("at the limit", later(2)), ("alive", later(3)), ("finished", later(0))]:
-        await store.create_session(a_session(name, last_heartbeat_at=heartbeat), None)
-    await store.finish_session("finished", "success", None, later(1))
-
-    assert [session.session_id for session in await store.silent_sessions(later(2))] == ["old"]
 
 
 @pytest.mark.parametrize(

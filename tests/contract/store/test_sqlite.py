@@ -137,15 +137,6 @@ async def test_a_file_is_migrated_under_a_lock(url: str, monkeypatch: pytest.Mon
     assert locked == [True]
 
 
-async def test_stores_in_several_files_can_be_opened_at_once(tmp_path: Path) -> None:
-    """Alembic keeps the running migration in globals of the process."""
-    stores = await asyncio.gather(*(open_store(f"sqlite:///{tmp_path}/{number}.db") for number in range(8)))
-
-    for store in stores:
-        assert await store.create_session(a_session(), None) == a_session()
-        await store.close()
-
-
 async def test_only_its_owner_reads_the_file(url: str, tmp_path: Path) -> None:
     store = await open_store(url)
     await store.secret("urls")
@@ -199,11 +190,3 @@ async def test_those_who_wait_behind_a_locked_file_are_told_together_and_hold_up
     finally:
         other.close()
         await store.close()
-
-
-async def test_a_closed_store_says_so(url: str) -> None:
-    store = await open_store(url)
-    await store.close()
-    for asked in (store.get_worker("worker-1"), store.epoch_of("worker-1"), store.create_session(a_session(), None)):
-        with pytest.raises(StoreUnavailable, match="is closed"):
-            await asked

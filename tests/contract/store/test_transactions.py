@@ -3,7 +3,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from support.server.store_records import NOW, a_checkpoint, a_model, a_session, later
+from support.server.store_records import NOW, a_model, a_session, later
 from tinsmith_server.store import database
 from tinsmith_server.store.errors import UnstorableValue
 from tinsmith_server.store.store import Store, open_store
@@ -44,27 +44,6 @@ async def test_a_write_whose_caller_is_cancelled_runs_to_its_end(store_url: str)
     second = await open_store(store_url)
     assert await second.get_session("session-1") == a_session()
     await second.close()
-
-
-async def test_cancelled_callers_block_nobody(store: Store) -> None:
-    for event_id in range(40):
-        await cancelled(store.put_checkpoint(a_checkpoint(event_id=event_id)))
-    last = a_checkpoint(event_id=40)
-
-    await store.put_checkpoint(last)
-
-    assert await store.get_checkpoint(last.run_id, "training", "first") == last
-
-
-async def test_a_burst_of_readers_and_writers_all_get_through(replicas: tuple[Store, Store]) -> None:
-    await replicas[0].create_session(a_session(), None)
-    beats = [replicas[number % 2].heartbeat("session-1", later(number)) for number in range(100)]
-    reads = [replicas[number % 2].get_session("session-1") for number in range(100)]
-
-    answers = await asyncio.gather(*beats, *reads)
-
-    assert None not in answers
-    assert await replicas[0].get_session("session-1") == a_session(last_heartbeat_at=later(99))
 
 
 async def test_who_writes_again_and_again_comes_behind_whoever_waits(
@@ -110,11 +89,6 @@ async def test_numbers_over_64_bits_are_refused_alike(store: Store) -> None:
 
     with pytest.raises(UnstorableValue, match="64 bits"):
         await store.add_model(a_model(model_seq_id=2**63))
-
-
-async def test_metadata_that_is_not_json_is_refused_alike(store: Store) -> None:
-    with pytest.raises(UnstorableValue, match="not JSON"):
-        await store.create_session(a_session(user_metadata={"loss": float("nan")}), None)
 
 
 async def test_a_time_without_a_zone_is_refused_alike(store: Store) -> None:

@@ -8,13 +8,6 @@ from tinsmith_server.store.store import Store
 pytestmark = pytest.mark.core
 
 
-async def test_a_worker_exists_from_first_sight(store: Store) -> None:
-    unseen = Worker("worker-1", epoch=0, instance_id="", event_cursor=0)
-
-    assert await store.get_worker("worker-1") == unseen
-    assert await store.get_worker("worker-1") == unseen
-
-
 async def test_first_sight_by_many_at_once_is_one_row(replicas: tuple[Store, Store]) -> None:
     seen = await asyncio.gather(*(replicas[number % 2].get_worker("worker-1") for number in range(8)))
 
@@ -45,21 +38,6 @@ async def test_of_concurrent_raises_exactly_one_wins(replicas: tuple[Store, Stor
 
     assert len(won) == 1
     assert await replicas[0].get_worker("worker-1") == won[0]
-
-
-async def test_a_new_epoch_keeps_the_cursor(store: Store) -> None:
-    await store.get_worker("worker-1")
-    await store.advance_cursor("worker-1", 7)
-
-    assert await store.raise_epoch("worker-1", 0, "instance-a") == Worker("worker-1", 1, "instance-a", 7)
-
-
-async def test_a_home_is_remembered_beside_the_epoch(store: Store) -> None:
-    await store.raise_epoch("worker-1", 0, "instance-a")
-
-    await store.note_home("worker-1", "team/qwen")
-
-    assert await store.get_worker("worker-1") == Worker("worker-1", 1, "instance-a", 0, home="team/qwen")
 
 
 async def test_workers_are_known_by_the_models_that_live_there(store: Store) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 from support.worker.in_process import Worker
@@ -17,15 +16,6 @@ from .conftest import StartWorker
 from .test_life import release
 
 TRAIN, STEP = train(0), step(0)
-
-
-async def test_numbers_follow_each_other_in_the_order_of_arrival(worker: Worker) -> None:
-    await worker.submit(create())
-    numbers = [await worker.submit_without_number(call, f"{key}") for key, call in enumerate((TRAIN, STEP) * 2)]
-    assert numbers == [1, 2, 3, 4]
-    for number in numbers:
-        assert (await worker.finished(number)).failure is None
-    assert worker.engine.state(MODEL).optimizer_step == 2
 
 
 async def test_a_repeated_key_gets_the_same_number_and_runs_once(worker: Worker) -> None:
@@ -56,14 +46,6 @@ async def test_keys_and_numbers_outlive_the_process(start: StartWorker) -> None:
     assert await successor.finished(2) == expected
     assert await successor.submit_without_number(STEP, "d") == 4
     assert (await successor.finished(4)).failure is None
-
-
-async def test_each_model_has_its_own(worker: Worker) -> None:
-    other = "sess:train:1"
-    await worker.submit(create(), create(model_id=other))
-    assert await worker.submit_without_number(TRAIN, "a") == 1
-    assert await worker.submit_without_number(replace(STEP, model_id=other), "a") == 1
-    assert (await worker.finished(1, other)).failure is None
 
 
 async def test_a_model_that_its_client_numbers_takes_nothing_without_a_number(start: StartWorker) -> None:

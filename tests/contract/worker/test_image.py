@@ -41,17 +41,6 @@ async def test_results_that_were_given_out_bind_the_journal_to_their_image(tmp_p
     pin_image(volume, OLD)
 
 
-async def test_a_refused_image_leaves_the_old_one_remembered(tmp_path: Path) -> None:
-    worker = await started(tmp_path, OLD)
-    await worker.submit(create(), train(1))
-    await worker.finished(1)
-    volume = disk_of_a_crash(tmp_path, tmp_path / "crashed")
-    await worker.service.drain()
-    for _ in range(2):
-        with pytest.raises(ImageChanged):
-            pin_image(volume, NEW)
-
-
 async def test_after_a_clean_stop_another_image_is_welcome_and_remembered(tmp_path: Path) -> None:
     worker = await started(tmp_path, OLD)
     await worker.submit(create(), train(1))
@@ -79,15 +68,3 @@ async def test_what_is_in_a_snapshot_or_never_ran_may_go_on_with_any_image(tmp_p
     volume = disk_of_a_crash(tmp_path, tmp_path / "crashed")
     await worker.service.drain()
     pin_image(volume, NEW)
-
-
-async def test_a_journal_that_knows_of_no_image_takes_the_first(tmp_path: Path) -> None:
-    worker = Worker(tmp_path)
-    await worker.service.activate(1)
-    await worker.submit(create(), train(1))
-    await worker.finished(1)
-    volume = disk_of_a_crash(tmp_path, tmp_path / "crashed")
-    await worker.service.drain()
-    pin_image(volume, OLD)
-    with pytest.raises(ImageChanged):
-        pin_image(volume, NEW)

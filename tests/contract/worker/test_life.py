@@ -114,36 +114,6 @@ async def test_a_released_model_frees_its_place_and_keeps_its_results(start: Sta
     assert (await worker.finished(1)).failure is None
 
 
-async def test_a_worker_that_no_server_has_found_yet_does_not_say_that_it_is_empty(
-    start: StartWorker, tmp_path: Path
-) -> None:
-    """A session that is deleted with its volume goes as soon as its worker holds no adapter."""
-    worker = await start()
-    await worker.submit(create(), create(model_id="sess:train:1"), release(model_id="sess:train:1"))
-    await worker.finished(RELEASE_SEQ_ID, "sess:train:1")
-    await worker.service.drain()
-    successor = Worker(tmp_path)
-    assert describe(successor.service, WorkerName()).adapters_used == 1
-    await successor.service.activate(2)
-    assert describe(successor.service, WorkerName()).adapters_used == 1
-    await successor.service.drain()
-
-
-async def test_models_outlive_a_limit_that_was_lowered_below_them(start: StartWorker) -> None:
-    worker = await start(slots=2, places=2)
-    others = ["sess:train:1", "sess:train:2"]
-    await worker.submit(create(), create(model_id=others[0]), train(1))
-    await worker.finished(1)
-    await worker.finished(0, others[0])
-    successor = await start(slots=1, places=1, max_rank=2)
-    await successor.submit(step(2), create(model_id=others[1]), release(model_id=others[0]))
-    assert (await successor.finished(2)).failure is None
-    await successor.finished(RELEASE_SEQ_ID, others[0])
-    assert await successor.is_pending(0, others[1])
-    await successor.submit(release())
-    assert "rank 4" in await successor.failure(0, others[1])
-
-
 async def test_a_checkpoint_above_the_workers_rank_is_refused(start: StartWorker) -> None:
     worker = await start()
     await worker.submit(create(), save(1, "wide"))
@@ -158,13 +128,6 @@ async def test_a_checkpoint_above_the_workers_rank_is_refused(start: StartWorker
     assert await successor.failure(0, other) == (
         "user: tinker://wide holds a LoRA adapter of rank 4; this worker's limit is 2, its max_rank."
     )
-
-
-async def test_a_reaped_model_leaves_a_checkpoint(worker: Worker) -> None:
-    await worker.submit(create(), train(1), step(2), release(final="autosave"))
-    await worker.finished(RELEASE_SEQ_ID)
-    saved = [event.checkpoint_saved for event in await worker.events() if event.HasField("checkpoint_saved")]
-    assert [(event.name, event.kind) for event in saved] == [("autosave", worker_pb2.TRAINING)]
 
 
 @pytest.mark.parametrize(("final", "reason"), [(None, ""), (None, "It was deleted."), ("autosave", "It was deleted.")])
@@ -194,14 +157,6 @@ async def test_other_base_weights_are_refused_while_models_depend_on_the_old(sta
     await worker.finished(0)
     with pytest.raises(ModelChanged, match="Put the old files back"):
         await start(seed=1)
-
-
-async def test_a_base_in_fewer_bits_is_refused_while_models_depend_on_the_whole_one(start: StartWorker) -> None:
-    worker = await start()
-    await worker.submit(create())
-    await worker.finished(0)
-    with pytest.raises(ModelChanged, match="without --quantization, and this worker has it with --quantization 4bit"):
-        await start(quantization="4bit")
 
 
 async def test_events_come_once_in_order_with_their_epoch(start: StartWorker) -> None:
@@ -381,22 +336,6 @@ async def test_results_are_forgotten_after_their_time_and_said_to_be_gone(
     assert worker.service.journal.read(lambda db: read_result(db, MODEL, 1)).result() == OperationResult(
         None, True, event_id=0
     )
-    await worker.submit(step(2))
-    assert (await worker.finished(2)).failure is None
-
-
-async def test_a_model_that_could_not_be_created_is_forgotten_as_one_that_was_released(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await worker.submit(create(seed=1), train(1))
-    await worker.finished(1)
-    lora = worker_pb2.LoraConfig(rank=999, alpha=32.0, seed=1)
-    bad = Call(0, worker_pb2.CREATE_MODEL, worker_pb2.CreateModel(lora=lora).SerializeToString(), "sess:train:9")
-    await worker.submit(bad)
-    assert "rank 999" in await worker.failure(0, "sess:train:9")
-    monkeypatch.setattr(tidying, "KEEP_RESULTS_SECONDS", -1.0)
-    await worker.service.tidy()
-    assert [line.model_id for line in worker.service.queues.all()] == [MODEL]
     await worker.submit(step(2))
     assert (await worker.finished(2)).failure is None
 

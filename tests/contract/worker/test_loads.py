@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 from support.worker.in_process import Worker
-from support.worker.process import AWAIT_SECONDS, MODEL, Call, create, save, step, train
+from support.worker.process import AWAIT_SECONDS, MODEL, create, save, step, train
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, LoadedCheckpoint
 from tinsmith_trainer.oplog.attempts import Attempts
 from tinsmith_trainer.training import loading
-from tinsmith_trainer.training.residency import ResidencyRules
 
 from .conftest import StartWorker
 from .test_parking import bits
@@ -24,7 +23,6 @@ from .test_saves import of
 from .test_storage_outages import load, saved
 
 OTHER = "sess:train:1"
-AT_ONCE = ResidencyRules(idle_seconds=0.0, turn_seconds=0.0, exchange_share=0.0)
 
 
 class Gate:
@@ -76,17 +74,6 @@ async def test_others_train_while_a_checkpoint_is_read_and_its_model_waits(worke
     assert (await worker.finished(8)).failure is None
     assert worker.engine.state(MODEL).optimizer_step == 2
     assert gate.threads == ["loader"]
-
-
-async def test_a_model_that_is_being_read_has_no_slot(start: StartWorker, gate: Gate) -> None:
-    worker = await start(slots=1, places=4, residency=AT_ONCE)
-    checkpoint = await with_a_checkpoint(worker)
-    await worker.submit(load(0, checkpoint, model_id=OTHER))
-    await gate.entered()
-    await worker.submit(*of("sess:train:2", create(), train(1), step(2)))
-    assert (await worker.finished(2, "sess:train:2")).failure is None
-    gate.opened.set()
-    assert (await worker.finished(0, OTHER)).failure is None
 
 
 async def test_one_tenants_loads_take_one_place_and_another_tenants_is_read_beside_them(
@@ -230,12 +217,6 @@ async def test_a_thread_that_cannot_be_had_fails_its_load_alone(
         assert "can't start new thread" in await worker.failure(6)
     await worker.submit(load(7, checkpoint))
     assert (await worker.finished(7)).failure is None
-
-
-async def test_a_load_whose_request_cannot_be_read_fails_alone(worker: Worker) -> None:
-    await worker.submit(create(), Call(1, worker_pb2.LOAD_WEIGHTS, b"\xff", MODEL), train(2), step(3))
-    assert "DecodeError" in await worker.failure(1)
-    assert (await worker.finished(3)).failure is None
 
 
 async def test_what_comes_too_late_does_not_stay_in_memory(

@@ -75,21 +75,6 @@ async def test_a_repeated_submit_of_what_was_forgotten_is_acknowledged_and_runs_
         worker = await start()
 
 
-async def test_a_number_that_never_came_still_fails_as_too_late(start: StartWorker) -> None:
-    worker = await lived(start)
-    worker = await start()
-    await worker.submit(train(MISSING))
-    assert "came too late" in await worker.failure(MISSING)
-    worker = await start()
-    assert "came too late" in await worker.failure(MISSING)
-
-
-async def test_a_number_that_nobody_submitted_is_not_known(start: StartWorker) -> None:
-    await lived(start)
-    with pytest.raises(KeyError):
-        await (await start()).finished(LAST + 1)
-
-
 async def test_a_life_that_goes_on_is_the_same_bit_for_bit(
     start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,19 +146,6 @@ async def test_a_full_disk_takes_no_model_of_which_only_numbers_remain(start: St
     journal.read(lambda db: db.pragma("max_page_count", 10 * pages)).result()
     await worker.submit(train(12), step(13))
     assert (await worker.finished(13)).failure is None
-
-
-async def test_a_living_model_stays_when_all_its_results_are_past_their_time(
-    start: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = await lived(start)
-    monkeypatch.setattr(tidying, "KEEP_RESULTS_SECONDS", -1.0)
-    await worker.service.tidy()
-    assert rows(worker) == []
-    assert [queue.model_id for queue in worker.service.queues.all()] == [MODEL]
-    successor = await start()
-    await successor.submit(train(12), step(13))
-    assert (await successor.finished(13)).failure is None
 
 
 async def test_a_page_that_cannot_be_read_ends_a_round_and_not_the_worker(

@@ -98,18 +98,6 @@ async def test_a_refusal_names_all_that_differs_and_nothing_else(tmp_path: Path)
         check(volume, {**BEFORE, "--dtype": "bfloat16", "a later thing": "on"} | {"PyTorch": "not set"})
 
 
-async def test_what_a_journal_does_not_know_yet_differs_from_nothing(tmp_path: Path) -> None:
-    volume = await crashed(tmp_path)
-    check(volume, {**BEFORE, "a later thing": "on"})
-    with pytest.raises(NumericsChanged, match="a later thing was on and is off"):
-        check(volume, {**BEFORE, "a later thing": "off"})
-
-
-async def test_after_a_clean_stop_other_numerics_are_welcome(tmp_path: Path) -> None:
-    volume = await crashed(tmp_path, stops=True)
-    check(volume, BEFORE | {"PyTorch": "2.16.0"})
-
-
 async def test_threads_are_as_before_while_operations_are_replayed_and_else_as_the_machine_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,14 +134,6 @@ def test_every_flag_is_known_to_decide_bits_or_not_to() -> None:
         every |= set(vars(kind).get("__annotations__", {}))
     assert every == {*FLAGS, *DECIDE_NO_BITS}
     assert not {*FLAGS} & DECIDE_NO_BITS
-
-
-def test_the_numerics_tell_versions_threads_and_the_device() -> None:
-    torch: Any = pytest.importorskip("torch")
-    found = numerics.numerics_of(options())
-    assert found["PyTorch"] == torch.__version__
-    assert found[THREADS] == str(torch.get_num_threads())
-    assert {"Tinsmith", "numpy", "transformers", "processor", "device"} <= found.keys()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from support.worker.in_process import Worker
 from support.worker.messages import with_a_later_field
 from support.worker.process import MODEL, Call, broken_train, create, save, step, train
 from tinsmith_rpc import worker_pb2
-from tinsmith_trainer.oplog.model_queue import UnknownModel
 from tinsmith_trainer.oplog.model_queues import GAP_CLOSES_AFTER_SECONDS
 from tinsmith_trainer.worker import admission
 
@@ -37,13 +36,6 @@ async def test_trap_6_two_copies_at_the_same_moment_run_once(worker: Worker) -> 
     assert await optimizer_step(worker) == 1
 
 
-async def test_trap_6_bodies_are_not_compared(worker: Worker) -> None:
-    await worker.submit(create(), train(1))
-    first = await worker.finished(1)
-    await worker.submit(train(1, (9, 9, 9)))
-    assert await worker.finished(1) == first
-
-
 @pytest.mark.core("durability 1")
 async def test_trap_2_the_first_chunk_may_come_last(worker: Worker) -> None:
     await worker.submit(create(), train(2), train(3))
@@ -59,13 +51,6 @@ async def test_trap_7_a_missing_gradient_fails_the_step_and_the_next_round_works
     assert "operation 1 of this model never arrived" in await worker.failure(3)
     assert (await worker.finished(5)).failure is None
     assert await optimizer_step(worker) == 1
-
-
-async def test_trap_7_an_open_gap_says_what_it_waits_for(worker: Worker) -> None:
-    await worker.submit(create(), train(2))
-    await worker.finished(0)  # before, it waits for its model
-    assert await worker.is_pending(2)
-    assert "operation 1" in worker.service.pending(MODEL, 2).reason
 
 
 async def test_what_a_later_server_asks_fails_in_its_place_and_what_comes_after_it_goes_on(worker: Worker) -> None:
@@ -145,11 +130,6 @@ async def test_models_do_not_wait_for_each_other(worker: Worker) -> None:
     await worker.submit(Call(1, worker_pb2.OPTIM_STEP, step(1).payload, other))
     assert (await worker.finished(1, other)).failure is None
     assert await worker.is_pending(2)
-
-
-async def test_an_operation_of_an_unknown_model_is_refused(worker: Worker) -> None:
-    with pytest.raises(UnknownModel):
-        await worker.submit(train(1))
 
 
 @pytest.mark.core("durability 2")

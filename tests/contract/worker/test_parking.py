@@ -12,8 +12,8 @@ import pytest
 from support.engine.reference import ReferenceEngine
 from support.worker.in_process import Worker
 from support.worker.messages import forward_backward, next_token_datum
-from support.worker.process import AWAIT_SECONDS, Call, create, save, save_ephemeral, step, train
-from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
+from support.worker.process import AWAIT_SECONDS, Call, create, save, step, train
+from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.engines.base import Call as EngineCall
 from tinsmith_trainer.errors import ServerError
@@ -22,7 +22,6 @@ from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.worker.metrics import WorkerName, describe
 
 from .conftest import StartWorker
-from .test_life import release
 from .test_poorer_starts import crash, failing_for
 
 AT_ONCE = ResidencyRules(idle_seconds=0.0, turn_seconds=0.0, exchange_share=0.0)
@@ -172,19 +171,6 @@ async def test_a_crash_with_more_models_than_slots_is_replayed_to_the_same_bits(
     assert found == expected
 
 
-async def test_what_is_parked_is_told_with_its_rank_and_step_and_counts_as_held(start: StartWorker) -> None:
-    worker = await start(slots=1, places=4, residency=AT_ONCE)
-    await done(worker, *program(0)[:3], program(1)[0])
-    for each in (worker, await start(slots=1, places=4)):
-        described = describe(each.service, WorkerName())
-        assert (described.adapters_used, described.model_places) == (2, 4)
-        await taken_up(each)
-        assert {model: (one.rank, one.optimizer_step) for model, one in told(each).items()} == {
-            MODELS[0]: (4, 1),
-            MODELS[1]: (4, 0),
-        }
-
-
 async def test_a_start_takes_up_those_used_last_and_leaves_the_rest_parked(start: StartWorker) -> None:
     worker = await start(slots=2)
     await done(worker, *program(0)[:3], *program(1)[:3], *program(2)[:3], program(0)[3])
@@ -192,19 +178,6 @@ async def test_a_start_takes_up_those_used_last_and_leaves_the_rest_parked(start
     await taken_up(successor)
     assert in_memory(successor) == {MODELS[0], MODELS[2]}
     assert [model for model, status in told(successor).items() if status.parked] == [MODELS[1]]
-
-
-async def test_saves_for_sampling_and_releases_bring_a_parked_model_back(start: StartWorker) -> None:
-    worker = await start(slots=1, residency=AT_ONCE)
-    await done(worker, *program(0)[:3], program(1)[0])
-    await done(worker, save_ephemeral(3), *of(MODELS[1], [step(1)]))
-    await worker.submit(release(final="autosave"))
-    assert (await worker.finished(RELEASE_SEQ_ID)).failure is None
-    assert MODELS[0] not in in_memory(worker)
-    kinds = [event.WhichOneof("what") for event in await worker.events()]
-    assert sorted(kinds) == sorted(
-        ["model_created", "model_created", "checkpoint_saved", "checkpoint_saved", "model_released"]
-    )
 
 
 async def test_a_snapshot_on_request_and_a_stop_find_nothing_to_do_for_what_is_parked(start: StartWorker) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -53,26 +50,6 @@ async def test_it_is_alive_before_the_model_is_loaded_and_ready_after(pod: Start
         await worker.until_status(service, serving=True)
     described = await describe(worker.rpc())
     assert (described.worker_id, described.model_name) == (WORKER_ID, "some/model")
-
-
-def test_a_stop_before_anything_is_loaded_is_clean(tmp_path: Path) -> None:
-    """Process 1 of a container never gets a signal that it does not handle, not even this one."""
-    (tmp_path / "grpc.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)")
-    command = [sys.executable, "-m", "tinsmith_trainer"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "importing\n"
-        process.terminate()
-        assert process.wait() == 0
-
-
-async def test_a_stop_while_the_model_is_loaded_is_quick_and_clean(pod: StartPod) -> None:
-    worker = pod(LOADING)
-    await worker.until_status("liveness", serving=True)
-    worker.signal(signal.SIGTERM)
-    assert (await worker.ended())[0] == 0
-    assert not worker.termination_log.exists()
 
 
 async def test_a_stop_finishes_what_runs_and_snapshots_it(pod: StartPod) -> None:

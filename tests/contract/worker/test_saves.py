@@ -39,12 +39,6 @@ def checkpoints(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-async def test_a_save_leaves_no_snapshot(worker: Worker, written: list[tuple[str, int]]) -> None:
-    await worker.submit(create(), train(1), step(2), save(3, "a"), save_ephemeral(4))
-    await worker.finished(4)
-    assert written == [(MODEL, 0)]
-
-
 @pytest.mark.core("durability 5")
 async def test_a_replay_passes_over_a_save_that_has_a_result(
     start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -149,21 +143,6 @@ async def test_others_train_while_a_save_is_written_and_its_model_waits(worker: 
     assert all(result.failure is None for result in order)
 
 
-async def test_what_is_saved_is_the_adapter_at_its_turn(worker: Worker) -> None:
-    calls = [create(), train(1), step(2), save(3, "a"), train(4), step(5), save(6, "b")]
-    await worker.submit(*calls)
-    await worker.finished(6)
-    saved = [event.checkpoint_saved for event in await worker.events() if event.HasField("checkpoint_saved")]
-    read = [
-        worker.service.parts.checkpoints.read(one.directory, one.manifest_digest, worker.engine.base_model()).state
-        for one in saved
-    ]
-    assert [state.optimizer_step for state in read] == [1, 2]
-    assert bits(read[1]) == {
-        name: bytes_ for name, bytes_ in bits(worker.engine.state(MODEL)).items() if not name.startswith("gradients")
-    }
-
-
 async def test_two_copies_are_in_memory_at_most_and_the_third_save_comes_after_them(
     worker: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,18 +179,6 @@ async def test_a_stop_ends_the_save_that_is_under_way_and_leaves_what_waits(star
     assert gate.count == 1
     saved = [event.checkpoint_saved.name for event in await successor.events() if event.HasField("checkpoint_saved")]
     assert saved == ["a"]
-
-
-async def test_a_release_saves_beside_the_engine_and_then_frees_its_place(start: StartWorker, gate: Gate) -> None:
-    worker = await start(slots=1, places=1)
-    await worker.submit(create(), train(1), step(2))
-    await worker.finished(2)
-    await worker.submit(release("autosave"), create(model_id=OTHER))
-    await gate.entered()
-    assert MODEL in worker.engine._adapters
-    gate.opened.set()
-    assert (await worker.finished(0, OTHER)).failure is None
-    assert MODEL not in worker.engine._adapters
 
 
 @pytest.mark.parametrize("reason", ["", "Its worker was deleted."])

@@ -18,7 +18,6 @@ from support.worker.process import AWAIT_SECONDS, MODEL, TOKENS_OF_MANY, create,
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Call
 from tinsmith_trainer.oplog.journal_tables import Operation
-from tinsmith_trainer.process.in_flight_marker import InFlightMarker, InFlightWork
 from tinsmith_trainer.training.calls_in_progress import MOST_CALLS
 from tinsmith_trainer.training.executor import Executor
 from tinsmith_trainer.training.turns import HEAD_START_TOKENS, Pace
@@ -105,18 +104,6 @@ async def test_a_forward_of_another_tenant_waits_for_the_microbatch_that_runs(
     eighth.let_go()
     assert (await worker.finished(1, alices)).failure is None
     assert microbatches.computed.count(alices) == MANY // MICROBATCH_DATUMS
-
-
-async def test_a_model_of_the_same_tenant_waits_no_longer(worker: Worker, microbatches: Microbatches) -> None:
-    made = await models_of(worker, alice=2)
-    [busy, other] = made["alice"]
-    held = microbatches.hold(busy, 5)
-    await worker.submit(train_many(1, MANY, busy))
-    await held.reached()
-    await worker.submit(train_many(1, 1, other))
-    held.let_go()
-    await worker.finished(1, other)
-    assert microbatches.computed[:6] == [*[busy] * 5, other]
 
 
 async def test_a_tenant_of_many_models_gets_no_more_than_one_of_one(worker: Worker, microbatches: Microbatches) -> None:
@@ -307,29 +294,6 @@ async def test_a_microbatch_that_fails_fails_its_own_operation_alone(
     assert (await worker.finished(1, OTHER)).failure is None
     assert (await worker.finished(4)).failure is None
     assert Counter(microbatches.computed) == {MODEL: 3 + 2, OTHER: 13}
-
-
-async def test_the_marker_names_the_operation_whose_microbatch_runs(worker: Worker, microbatches: Microbatches) -> None:
-    await worker.submit(create(), create(model_id=OTHER))
-    await worker.finished(0, OTHER)
-    path = worker.service.parts.volume.in_flight_marker_path
-    mine, others = microbatches.hold(MODEL, 3), microbatches.hold(OTHER, 1)
-    await worker.submit(train_many(1, MANY))
-    await mine.reached()
-    assert left_behind(path) == InFlightWork("operation", MODEL, 1)
-    await worker.submit(train_many(1, 1, OTHER))
-    mine.let_go()
-    await others.reached()
-    assert left_behind(path) == InFlightWork("operation", OTHER, 1)
-    others.let_go()
-    await worker.finished(1, OTHER)
-
-
-def left_behind(path: Path) -> InFlightWork | None:
-    """What the next process would find."""
-    marker = InFlightMarker(path)
-    marker.close()
-    return None if marker.left_behind is None else marker.left_behind.work
 
 
 def last_index(found: Sequence[str], wanted: str) -> int:

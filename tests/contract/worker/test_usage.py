@@ -9,7 +9,7 @@ import apsw
 import numpy as np
 from support.sampler.scripted_sampler import ScriptedSampler
 from support.worker.in_process import Worker
-from support.worker.process import MODEL, broken_train, create, save, step, train
+from support.worker.process import MODEL, broken_train, create, save, train
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.process.usage_meter import HOUR_SECONDS
 from tinsmith_trainer.worker.accounting import read_timeline
@@ -36,13 +36,6 @@ async def timeline(worker: Worker, session_id: str) -> list[worker_pb2.Span]:
 TRAINED = (MODEL, "alice", worker_pb2.TRAINING_TOKENS)
 
 
-async def test_tokens_of_what_succeeded_are_given_away_once(worker: Worker) -> None:
-    await worker.submit(create(), train(1), train(2, forward_only=True), broken_train(3), step(4), tenant="alice")
-    await worker.finished(4)
-    assert taken(worker) == {TRAINED: 2 * TOKENS}
-    assert taken(worker) == {}
-
-
 async def test_a_replay_counts_nothing_and_a_clean_stop_leaves_what_nobody_took(start: StartWorker) -> None:
     worker = await start()
     await worker.submit(create(), train(1), tenant="alice")
@@ -67,14 +60,6 @@ async def test_a_timeline_has_the_operations_of_its_session_alone_in_order(worke
         (MODEL, 4, "forward_backward", True),
     ]
     assert all(0 < span.submitted <= span.started <= span.ended for span in spans)
-
-
-async def test_an_operation_that_waits_has_no_end_yet(worker: Worker) -> None:
-    await worker.submit(create(), train(2))
-    await worker.finished(0)
-    assert await worker.is_pending(2)
-    [_, waiting] = await timeline(worker, SESSION)
-    assert (waiting.seq_id, waiting.started, waiting.ended) == (2, 0.0, 0.0)
 
 
 async def test_a_timeline_reads_no_body_and_no_result(worker: Worker) -> None:

@@ -90,12 +90,6 @@ def test_a_model_is_converted_and_the_next_run_finds_it(image: Path) -> None:
     assert len(conversions_begun(image / "converted")) == 1
 
 
-def test_ranks_on_cpus_need_no_conversion_and_it_says_so(image: Path) -> None:
-    status, lines = run("--engine=nemo-rl", "--ranks=2")
-    assert (status, lines) == (0, ["ranks on CPUs read the model's own files: there is nothing to convert"])
-    assert converted(image) == []
-
-
 @pytest.mark.slow("starts programs that wait for each other")
 def test_of_two_programs_at_once_one_converts_and_the_other_waits_for_it(image: Path) -> None:
     write_rank_python(image / "venvs", SAVE_HALF, TELL_AND_WAIT)
@@ -151,15 +145,6 @@ def test_a_failure_is_told_in_the_last_line_and_in_the_termination_log(
     assert run(*ON_GPUS, f"--termination-log={last_words}")[0] == 1
     assert "could not be converted" in capfd.readouterr().err.splitlines()[-1]
     assert "ended with 5" in json.loads(last_words.read_text())["message"]
-
-
-def test_a_process_for_which_memory_ran_out_ends_as_such_a_container_does(
-    image: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Another try with as much memory would end alike."""
-    write_rank_python(image / "venvs", "os.kill(os.getpid(), 9)")
-    assert run(*ON_GPUS)[0] == 137
-    assert capfd.readouterr().err.splitlines()[-1].endswith("give the container more memory.")
 
 
 @pytest.mark.usefixtures("image")

@@ -1,26 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from tinsmith_trainer.options import OFFERED_SAVES_BYTES, UsageError, parse_options, termination_log_of
+from tinsmith_trainer.options import OFFERED_SAVES_BYTES, UsageError, parse_options
 
 MODEL = ["--model", "m", "--checkpoint-root", "file:///c"]
 WORKER = [*MODEL, "--volume", "v"]
 SAMPLER = [*MODEL, "--socket", "s", "--role", "sampler"]
 PORT = ["--listen", "0.0.0.0:7443", "--tls-directory", "/tls"]
-
-
-def test_a_worker_in_a_pod_has_a_port_and_certificates() -> None:
-    options = parse_options([*WORKER, *PORT, "--health-address", "0.0.0.0:7080"])
-    assert (options.listen, options.tls_directory) == ("0.0.0.0:7443", Path("/tls"))
-    assert (options.socket, options.health_address) == (None, "0.0.0.0:7080")
-
-
-def test_each_role_has_an_engine_of_its_own_by_default() -> None:
-    assert parse_options([*WORKER, "--socket", "s"]).engine == "peft"
-    assert parse_options(SAMPLER).engine == "builtin"
-    assert parse_options([*SAMPLER, "--engine", "mine.module:build"]).engine == "mine.module:build"
 
 
 def test_a_sampler_beside_ranks_is_placed_like_one_beside_peft() -> None:
@@ -97,12 +83,6 @@ def test_every_sampler_is_told_the_type_of_its_weights(engine: str) -> None:
 def test_flags_that_contradict_each_other_are_refused_in_words(flags: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse_options(flags)
-
-
-def test_the_termination_log_is_found_among_flags_that_cannot_be_read() -> None:
-    assert termination_log_of(["--unknown", "x", "--termination-log", "/dev/log", "--more"]) == Path("/dev/log")
-    assert termination_log_of(["--unknown", "--termination-log"]) is None
-    assert termination_log_of([]) is None
 
 
 def test_only_a_worker_on_a_network_keeps_saves_for_samplers_unless_it_is_told_how_many() -> None:

@@ -41,8 +41,3 @@ def test_what_has_no_manifest_goes_after_a_day(root: Path) -> None:
 
 def test_what_changed_within_the_day_may_be_under_way(root: Path) -> None:
     assert removed(root, later_seconds=UNCHANGED_SECONDS - 60) == []
-
-
-def test_a_folder_within_one_is_no_save(root: Path) -> None:
-    (root / "weights" / "model" / "2-1" / "another").mkdir()
-    assert removed(root, later_seconds=UNCHANGED_SECONDS + 60) == ["weights/model/3-1"]

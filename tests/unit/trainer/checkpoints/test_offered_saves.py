@@ -58,14 +58,6 @@ def test_what_is_given_is_byte_for_byte_what_is_on_the_root_in_parts(tmp_path: P
     assert min(map(len, parts)) > 0
 
 
-def test_the_newest_are_kept(tmp_path: Path) -> None:
-    saves = OfferedSaves(size_bytes=1024**3, most=2)
-    made = [saved(tmp_path, seq_id) for seq_id in (1, 2, 3)]
-    for save in made:
-        saves.add(save)
-    assert [offers(saves, save) for save in made] == [False, True, True]
-
-
 def test_no_more_bytes_are_kept_than_were_allowed_and_what_is_larger_drives_out_none(tmp_path: Path) -> None:
     small, other, large = saved(tmp_path, 1, 1000), saved(tmp_path, 2, 1000), saved(tmp_path, 3, 9000)
     saves = OfferedSaves(size_bytes=small.written.size_bytes + other.written.size_bytes - 1)
@@ -74,14 +66,6 @@ def test_no_more_bytes_are_kept_than_were_allowed_and_what_is_larger_drives_out_
     assert [offers(saves, save) for save in (small, large)] == [True, False]
     saves.add(other)
     assert [offers(saves, save) for save in (small, other)] == [False, True]
-
-
-def test_without_room_for_any_nothing_is_kept(tmp_path: Path) -> None:
-    saves = OfferedSaves(size_bytes=0)
-    save = saved(tmp_path, 1)
-    saves.add(save)
-    assert not offers(saves, save)
-    assert not saves.keeps_any
 
 
 async def test_only_some_are_given_at_once_and_whoever_is_done_lets_the_next_one_in(tmp_path: Path) -> None:

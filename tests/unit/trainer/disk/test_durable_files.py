@@ -30,21 +30,6 @@ def described(content: bytes) -> WrittenFile:
     return WrittenFile(hashlib.sha256(content).hexdigest(), len(content))
 
 
-@pytest.mark.parametrize("size_bytes", SIZES)
-def test_content_in_pieces_is_written_whole(tmp_path: Path, size_bytes: int) -> None:
-    content = content_of(size_bytes)
-    written = write_file(tmp_path / "file", pieces_of(content, 7, 7, 5000, BLOCK_BYTES + 3))
-    assert (tmp_path / "file").read_bytes() == content
-    assert written == described(content)
-
-
-def test_a_longer_file_leaves_nothing_behind_its_end(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(content_of(3 * BLOCK_BYTES))
-    content = content_of(BLOCK_BYTES + 1)
-    write_file(tmp_path / "file", [content])
-    assert (tmp_path / "file").read_bytes() == content
-
-
 def without_direct_files(monkeypatch: pytest.MonkeyPatch) -> None:
     working = os.open
 

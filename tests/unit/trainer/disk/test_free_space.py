@@ -15,15 +15,6 @@ from tinsmith_trainer.disk.durable_files import WrittenFile
 from tinsmith_trainer.disk.free_space import DiskRoom, RetriesForRoom
 
 
-def test_a_save_goes_to_a_file_system_that_states_no_size(tmp_path: Path) -> None:
-    async def scenario(disk: SmallDisk) -> None:
-        storage = CheckpointStorage(f"file://{disk.folder}/root", reserved_bytes=MIB)
-        storage.write("model", {"weights": [b"x"]}, "last", lambda written: b"1")
-        assert storage.read("model", ["weights", "last"]) == {"weights": b"x", "last": b"1"}
-
-    on_disk_without_size(tmp_path, scenario)
-
-
 def test_nothing_is_written_where_blocks_cannot_be_allocated(tmp_path: Path) -> None:
     """On a network, a byte for each 4 KiB is a request for each."""
 
@@ -107,11 +98,3 @@ def test_a_save_that_is_being_written_takes_its_room_once(tmp_path: Path) -> Non
             storage.write("third", files, "last", lambda _: b"1")
 
     on_small_disk(tmp_path, 16, scenario)
-
-
-def test_a_claim_shrinks_with_what_is_allocated_and_all_of_it_goes_back(tmp_path: Path) -> None:
-    room = DiskRoom(tmp_path)
-    with (tmp_path / "file").open("wb") as file, room.claimed(3 * MIB) as allocate:
-        allocate(file.fileno(), MIB)
-        assert room._claimed_bytes == 2 * MIB
-    assert room._claimed_bytes == 0

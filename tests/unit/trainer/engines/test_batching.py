@@ -13,9 +13,7 @@ from tinsmith_trainer.engines.batching import (
     OPEN_GROUPS,
     PACKED_BELOW_TOKENS,
     Microbatch,
-    MicrobatchShape,
     check_tokens,
-    pad,
     padded_length,
     plan_microbatches,
 )
@@ -38,16 +36,6 @@ def plan(operation: list[Datum], *, packs: bool = False) -> list[Microbatch]:
 def test_every_datum_is_in_exactly_one_microbatch(operation: list[Datum], packs: bool) -> None:
     indices = [index for microbatch in plan(operation, packs=packs) for index in microbatch.datum_indices]
     assert sorted(indices) == list(range(len(operation)))
-
-
-@settings(deadline=None)
-@given(st.lists(datums, max_size=40))
-def test_rows_are_of_one_length_in_datum_order(operation: list[Datum]) -> None:
-    for microbatch in plan(operation):
-        lengths = {padded_length(operation[index].length, MAX_LENGTH) for index in microbatch.datum_indices}
-        assert lengths == set(microbatch.shape.lengths)
-        assert list(microbatch.datum_indices) == sorted(microbatch.datum_indices)
-        assert len(microbatch.datum_indices) == microbatch.shape.rows >= 1
 
 
 @settings(deadline=None)
@@ -132,29 +120,6 @@ def test_no_datum_is_computed_beyond_the_length_behind_which_its_angles_change(
     for microbatch in microbatches:
         are_short = {operation[index].length <= behind for index in microbatch.datum_indices}
         assert are_short == {microbatch.shape.width <= behind}
-
-
-@pytest.mark.parametrize("packs", [False, True])
-def test_eight_datums_of_128_tokens_are_one_microbatch_without_padding(packs: bool) -> None:
-    [microbatch] = plan([sft_datum(128, seed) for seed in range(8)], packs=packs)
-    assert microbatch.shape == MicrobatchShape(lengths=(128,) * 8, product_tokens=128, packed=packs)
-
-
-@settings(deadline=None)
-@given(st.lists(datums, min_size=1, max_size=12), st.booleans())
-def test_padded_arrays_hold_each_datum_in_its_row_and_nothing_else(operation: list[Datum], packs: bool) -> None:
-    inputs = [{"weights": datum.loss_inputs["weights"]} for datum in operation]
-    for microbatch in plan(operation, packs=packs):
-        arrays = pad(microbatch, operation, inputs)
-        assert arrays.tokens.shape == (microbatch.shape.rows, microbatch.shape.width)
-        for row, index in enumerate(microbatch.datum_indices):
-            datum = operation[index]
-            assert np.array_equal(arrays.tokens[row, : datum.length], datum.tokens)
-            assert np.array_equal(arrays.targets[row, : datum.length], datum.loss_inputs["target_tokens"])
-            assert np.array_equal(arrays.loss_inputs["weights"][row, : datum.length], datum.loss_inputs["weights"])
-        assert arrays.valid.sum() == sum(operation[index].length for index in microbatch.datum_indices)
-        assert not arrays.tokens[~arrays.valid].any()
-        assert not arrays.loss_inputs["weights"][~arrays.valid].any()
 
 
 @pytest.mark.parametrize(

@@ -62,20 +62,6 @@ def test_what_a_gpu_has_no_room_for_is_computed_again(memory_gb: int, kept_token
     assert planned(memory_gb, given_budget=16_384) == MemoryPlan(16_384, kept_tokens)
 
 
-def test_where_all_is_computed_again_a_microbatch_is_larger_and_where_nothing_is_as_large_as_by_default() -> None:
-    assert planned(85, recompute="layers") == MemoryPlan(16_384, 0)
-    assert planned(24, recompute="layers") == MemoryPlan(4096, 0)
-    never = planned(85, recompute="none")
-    assert never.token_budget == 4096
-    assert never.recompute_above_tokens > 10**9
-
-
-def test_a_small_model_does_not_take_all_that_there_is() -> None:
-    config = tiny_model().model.config
-    room = activations_room(80 * GB, 10**6)
-    assert plan_for_room(room, config, 2, None, "auto").token_budget == 16_384
-
-
 def test_what_the_operator_says_holds_and_a_cpu_takes_1024() -> None:
     assert plan_memory(tiny_model(), 77, "auto") == MemoryPlan(77, 2048)
     assert plan_memory(tiny_model(), 5000, "auto") == MemoryPlan(5000, 5000)

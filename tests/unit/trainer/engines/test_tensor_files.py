@@ -44,31 +44,9 @@ def test_a_file_is_the_librarys_byte_for_byte(tensors: Tensors, metadata: dict[s
     }
 
 
-def test_what_lies_otherwise_in_memory_is_written_as_it_reads() -> None:
-    """Of such tensors the library writes the memory as it is."""
-    tensors = {"turned": np.arange(6, dtype=np.float32).reshape(2, 3).T, "part": np.arange(8, dtype=np.float32)[1::2]}
-    read = load(b"".join(tensor_file(tensors, {})))
-    assert {name: read[name].tolist() for name in tensors} == {name: each.tolist() for name, each in tensors.items()}
-
-
 def test_what_is_not_of_float32_is_refused() -> None:
     with pytest.raises(TypeError, match="a has dtype float64"):
         tensor_file({"a": np.zeros(2)}, {})  # type: ignore[dict-item]
-
-
-def test_tensors_are_not_copied() -> None:
-    tensor = np.zeros((2, 3), np.float32)
-    _, piece = tensor_file({"a": tensor}, {})
-    tensor[0, 0] = 1
-    assert bytes(piece) == tensor.tobytes()
-
-
-@pytest.mark.parametrize("tensors", CASES.values(), ids=CASES)
-def test_what_was_written_is_read_bit_for_bit(tensors: Tensors) -> None:
-    read = tensors_of(b"".join(tensor_file(tensors, {"format": "pt"})))
-    assert {name: (tensor.shape, tensor.tobytes()) for name, tensor in read.items()} == {
-        name: (tensor.shape, tensor.tobytes()) for name, tensor in tensors.items()
-    }
 
 
 def test_tensors_that_are_read_are_views_and_aligned() -> None:

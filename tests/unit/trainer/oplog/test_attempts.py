@@ -56,11 +56,6 @@ def test_an_operation_without_an_answer_fails_at_the_limit_and_a_release_waits(
     assert verdict(InFlightWork("operation", "a", 1), kind, ended, limit) == expected
 
 
-@pytest.mark.parametrize(("ended", "expected"), [(0, "run"), (2, "run"), (3, "fail")])
-def test_an_import_fails_at_the_limit_since_nobody_waits_behind_it(ended: int, expected: str) -> None:
-    assert verdict(InFlightWork("import", "a", 0), None, ended, 3) == expected
-
-
 @pytest.mark.parametrize("purpose", ANSWERED)
 def test_what_was_answered_never_fails(purpose: str) -> None:
     work = InFlightWork(purpose, "a", 1)  # type: ignore[arg-type]
@@ -112,16 +107,6 @@ def test_of_those_that_shared_a_call_nobody_is_blamed_and_each_runs_by_itself_un
     with life(tmp_path) as (attempts, _, _):
         assert attempts.verdict(mine, operation()) == "fail"
         assert attempts.verdict(others, operation()) == "run"
-
-
-def test_work_that_succeeds_after_all_starts_from_nothing(tmp_path: Path) -> None:
-    for _ in range(LIMIT - 1):
-        ends_at(tmp_path, WORKS[2])
-    with life(tmp_path) as (attempts, _, _):
-        attempts.succeeded(WORKS[2])
-    ends_at(tmp_path, WORKS[2])
-    with life(tmp_path) as (attempts, _, _):
-        assert attempts.verdict(WORKS[2], operation()) == "run"
 
 
 def test_an_orderly_stop_forgives_all(tmp_path: Path) -> None:

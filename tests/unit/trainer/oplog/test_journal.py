@@ -19,7 +19,7 @@ from tinsmith_trainer.disk import free_space
 from tinsmith_trainer.disk.free_space import DiskRoom
 from tinsmith_trainer.errors import JournalFull, ServerError
 from tinsmith_trainer.oplog import journal as journal_module
-from tinsmith_trainer.oplog.journal import WAL_KEPT_BYTES, Journal
+from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import get_meta, set_meta
 
 SUBMITTERS = 64
@@ -61,15 +61,6 @@ def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path, vfs: LossyVf
     journal.close()
     restore(disk, tmp_path, tmp_path / "after")
     assert read_all(tmp_path / "after" / "journal") == {"acknowledged": "yes"}
-
-
-def test_the_lossy_file_layer_does_lose_what_was_not_synced(tmp_path: Path, vfs: LossyVfs) -> None:
-    """The test above could not fail otherwise."""
-    db = apsw.Connection(str(tmp_path / "plain"), vfs="lossy")
-    db.pragma("synchronous", "OFF")
-    db.execute("CREATE TABLE meta (key TEXT, value TEXT); INSERT INTO meta VALUES ('acknowledged', 'yes')")
-    assert vfs.image() == {tmp_path / "plain": b""}
-    db.close()
 
 
 async def test_64_concurrent_submitters_need_fewer_than_a_quarter_fsync_each(tmp_path: Path, vfs: LossyVfs) -> None:
@@ -185,13 +176,6 @@ def test_the_reserve_is_for_what_must_be_written_and_made_again_when_there_is_ro
     on_small_disk(tmp_path, 16, scenario)
 
 
-def test_a_large_write_leaves_no_long_log_behind(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal")
-    journal.write(lambda db: set_meta(db, "large", "x" * 2 * WAL_KEPT_BYTES)).result()
-    assert (tmp_path / "journal-wal").stat().st_size == 0
-    journal.close()
-
-
 def test_a_journal_of_another_format_is_refused(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     journal.write(lambda db: set_meta(db, "format_version", "99")).result()
@@ -226,21 +210,6 @@ def test_what_has_happened_and_cannot_be_written_ends_the_process(
     result = journal.write(fail_with_io_error, must_succeed=True)
     assert ended.result(10) == 1
     assert not result.done()
-    journal.close()
-
-
-async def test_a_caller_that_gives_up_leaves_the_journal_at_work(tmp_path: Path) -> None:
-    """As the call of a server that died does."""
-    journal = Journal(tmp_path / "journal.sqlite")
-    may_go_on = threading.Event()
-    blocked = journal.read(lambda db: may_go_on.wait(10))
-    waiting = [asyncio.wrap_future(ask(lambda db: None)) for ask in (journal.read, journal.write)]
-    for future in waiting:
-        future.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    may_go_on.set()
-    assert blocked.result(10)
-    assert journal.write(lambda db: "still here").result(10) == "still here"
     journal.close()
 
 

@@ -31,14 +31,6 @@ def test_numbers_added_in_any_order_are_in_it_and_no_others(numbers: list[int]) 
     assert bool(ranges) == bool(numbers)
 
 
-@given(NUMBERS, NUMBERS)
-def test_what_was_kept_goes_on_where_it_was(before: list[int], after: list[int]) -> None:
-    taken_up = NumberRanges(added(before))
-    for number in after:
-        taken_up.add(number)
-    assert list(taken_up) == list(added([*before, *after]))
-
-
 @given(NUMBERS, st.integers(1, 5))
 def test_beyond_the_bound_only_gaps_below_are_filled_and_no_number_is_lost(numbers: list[int], most: int) -> None:
     ranges, seen = added(numbers, most), set(numbers)
@@ -48,14 +40,3 @@ def test_beyond_the_bound_only_gaps_below_are_filled_and_no_number_is_lost(numbe
     assert all(min(seen) < number < max(seen) for number in filled)
     if len(ranges_of(seen)) <= most and numbers == sorted(numbers):
         assert not filled
-
-
-@given(st.integers(2, 50), st.integers(1, 5))
-def test_the_newest_gaps_are_the_ones_that_stay(count: int, most: int) -> None:
-    every_second = list(range(0, 2 * count, 2))
-    ranges = list(added(every_second, most))
-    assert ranges[1:] == [(number, number) for number in every_second[max(count - most + 1, 1) :]]
-
-
-def test_a_million_in_a_row_are_one_range() -> None:
-    assert list(added(list(range(1_000_000)))) == [(0, 999_999)]

@@ -12,7 +12,6 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tinsmith_trainer.errors import VolumeUnsuitable
 from tinsmith_trainer.process import exit as process_exit
 from tinsmith_trainer.process import in_flight_marker
 from tinsmith_trainer.process.exit import end_process, end_without_blame, tell_at_the_end
@@ -48,31 +47,6 @@ def test_what_another_thread_is_at_stays_marked_whatever_the_engine_does(tmp_pat
     assert alone is not None
     assert alone.suspects == (save,)
     marker.beside("saves")
-    assert left_in(tmp_path / "running") is None
-
-
-def test_a_stop_blames_no_other_thread_either(tmp_path: Path) -> None:
-    marker = InFlightMarker(tmp_path / "running")
-    marker.beside("saves", WORK)
-    marker.stop()
-    assert left_in(tmp_path / "running") is None
-    marker.beside("saves", WORK)
-    assert left_in(tmp_path / "running") is None
-
-
-def test_two_processes_that_ended_are_told_apart(tmp_path: Path) -> None:
-    lives = set()
-    for _ in range(2):
-        InFlightMarker(tmp_path / "running").set(WORK)
-        left = left_in(tmp_path / "running")
-        assert left is not None
-        lives.add(left.life)
-    assert len(lives) == 2
-
-
-def test_an_error_that_an_operation_answers_with_leaves_no_marker(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="wrong"), EngineCall(InFlightMarker(tmp_path / "running")).at(WORK):
-        raise ValueError("wrong")
     assert left_in(tmp_path / "running") is None
 
 
@@ -174,14 +148,6 @@ def test_the_end_of_the_server_is_not_the_calls_doing(tmp_path: Path) -> None:
     assert left_in(tmp_path / "running") is None
 
 
-def test_a_marker_that_was_closed_takes_nothing_more(tmp_path: Path) -> None:
-    marker = InFlightMarker(tmp_path / "running")
-    marker.close()
-    marker.close()
-    marker.set(WORK)
-    assert left_in(tmp_path / "running") is None
-
-
 def test_a_disk_that_takes_no_marker_fails_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(28, "No space left on device")
@@ -190,12 +156,6 @@ def test_a_disk_that_takes_no_marker_fails_no_call(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(in_flight_marker.os, "pwrite", refuse)
     with call.at(WORK):
         pass
-
-
-def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
-    (tmp_path / "running").mkdir()
-    with pytest.raises(VolumeUnsuitable, match="running cannot be opened"):
-        InFlightMarker(tmp_path / "running")
 
 
 @given(

@@ -12,25 +12,9 @@ def meter(now: float = 2 * HOUR_SECONDS + 17) -> UsageMeter:
     return UsageMeter(most_rows=2, clock=lambda: now)
 
 
-def test_amounts_of_an_hour_add_up_and_nothing_is_no_row() -> None:
-    counted = meter()
-    counted.add("a", "alice", TRAINED, 3)
-    counted.add("a", "alice", TRAINED, 4)
-    counted.add("a", "alice", worker_pb2.SAMPLED_TOKENS, 0)
-    [row] = counted.take().usage
-    assert (row.used_by, row.tenant, row.hour, row.kind, row.amount) == ("a", "alice", 2 * HOUR_SECONDS, TRAINED, 7)
-
-
 def test_while_nobody_takes_them_memory_is_bounded_and_no_token_is_lost() -> None:
     counted = meter()
     for number in range(1000):
         counted.add(f"session-{number}", "alice", TRAINED, 1)
     usage = counted.take().usage
     assert {row.used_by: row.amount for row in usage} == {"session-0": 1, "session-1": 1, "": 998}
-
-
-def test_what_is_given_back_is_taken_again() -> None:
-    counted = meter()
-    counted.add("a", "alice", TRAINED, 3)
-    counted.give_back(counted.take())
-    assert [row.amount for row in counted.take().usage] == [3]

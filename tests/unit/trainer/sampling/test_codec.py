@@ -16,8 +16,6 @@ from tinsmith_trainer.sampling.base import NO_TARGET, AltTokens, SampleOutcome, 
 from tinsmith_trainer.sampling.codec import decode_sample, encode_sample
 
 PLAIN = worker_pb2.SampleRequest()
-SEQUENCE = Sequence(np.array([5, 6], np.int32), np.array([-0.5, -1.0], np.float32), stopped=True)
-
 targets = st_numpy.arrays(
     np.int64, st.tuples(st.integers(1, 5), st.integers(1, 4)), elements=st.integers(NO_TARGET, 9)
 ).filter(lambda ids: bool((ids != NO_TARGET).any()))
@@ -43,29 +41,6 @@ def sparse(ids: np.ndarray) -> TensorData:  # type: ignore[type-arg]
         sparse_crow_indices=starts.tolist(),
         sparse_col_indices=columns.tolist(),
     )
-
-
-def test_a_sample_always_carries_one_logprob_per_token() -> None:
-    message = wire_pb2.SampleResponse.FromString(encode_sample(SampleOutcome((SEQUENCE,)), PLAIN))
-    assert np.frombuffer(message.sequences[0].logprobs, "<f4").tolist() == [-0.5, -1.0]
-    assert message.sequences[0].stop_reason == wire_pb2.STOP
-
-
-def test_what_was_not_asked_for_is_not_there() -> None:
-    answer = deserialize_sample_response(encode_sample(SampleOutcome((SEQUENCE,)), PLAIN))
-    assert answer.prompt_logprobs is None
-    assert answer.topk_prompt_logprobs is None
-    assert answer.target_prompt_logprobs is None
-    assert answer.prompt_alt_tokens is None
-    assert answer.sequences[0].topk_logprobs is None
-
-
-def test_rows_that_hold_nothing_are_none_to_the_user() -> None:
-    topk = TopkLogprobs.empty(3, 2)
-    topk.token_ids[1:] = [[4, 7], [0, 9]]
-    topk.logprobs[1:] = [[-0.5, -1.0], [-0.25, -2.0]]
-    answer = deserialize_sample_response(encode_sample(SampleOutcome((), topk_prompt_logprobs=topk), PLAIN))
-    assert answer.topk_prompt_logprobs == [None, [(4, -0.5), (7, -1.0)], [(0, -0.25), (9, -2.0)]]
 
 
 @given(st.integers(0, 4), st.integers(1, 3))

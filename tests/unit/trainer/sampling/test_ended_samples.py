@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from tinsmith_trainer.sampling import ended_samples
 from tinsmith_trainer.sampling.ended_samples import TOLD_AGAIN_SECONDS, EndedSamples, SampleClient
@@ -67,13 +65,6 @@ def test_clients_that_share_a_sampling_session_hear_of_their_own_samples() -> No
         assert told == [sample(number) for number in numbers]
 
 
-def test_what_was_fetched_is_not_told() -> None:
-    ended = EndedSamples()
-    ended.note(sample(0))
-    ended.forget(sample(0))
-    assert ended.tell(CLIENT, 0, 1)[0] == []
-
-
 def test_what_was_seen_and_not_fetched_is_told_again_after_a_minute() -> None:
     clock = Clock()
     ended = EndedSamples(clock)
@@ -100,20 +91,3 @@ def test_lost_samples_that_nobody_asks_for_are_not_kept_for_ever(monkeypatch: py
     for number in range(4):
         ended.note_lost(sample(number))
     assert ended.tell(CLIENT, 0, 1)[0] == [sample(2), sample(3)]
-
-
-async def test_who_waits_hears_at_once() -> None:
-    ended = EndedSamples()
-    waiting = [asyncio.create_task(ended.any(CLIENT, 0, 20)) for _ in range(2)]
-    other = asyncio.create_task(ended.any(SampleClient("s:sample:0", 1), 0, 0.01))
-    await asyncio.sleep(0)
-    ended.note(sample(0))
-    assert await asyncio.gather(*waiting, other) == [True, True, False]
-
-
-def test_ids_of_another_form_are_nobodys() -> None:
-    ended = EndedSamples()
-    for request_id in ("a", "s:train:0:op:1", ""):
-        ended.note(request_id)
-        ended.forget(request_id)
-    assert ended.tell(CLIENT, 0, 1)[0] == []

@@ -16,7 +16,6 @@ from tinsmith_trainer.sampling import model_language as language_module
 from tinsmith_trainer.sampling.model_language import ModelLanguage
 from tinsmith_trainer.torch_model.loading import TorchModel
 
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"properties": {}}}}]
 HELLO = {"role": "user", "content": "Hello"}
 
 
@@ -31,26 +30,10 @@ def rendered(language: ModelLanguage, *messages: Any, **others: Any) -> str:
     return text
 
 
-def test_a_conversation_is_rendered_by_the_models_own_template(language: ModelLanguage) -> None:
-    expected = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
-    assert rendered(language, HELLO) == expected
-
-
-def test_tools_and_variables_reach_the_template(language: ModelLanguage) -> None:
-    text = rendered(language, HELLO, tools=json.dumps(TOOLS), variables=json.dumps({"enable_thinking": False}))
-    assert '"name": "add"' in text
-    assert text.endswith("<think>\n\n</think>\n\n")
-
-
 @pytest.mark.parametrize("text", ["hi", f"{FIRST}hi"], ids=["as it is", "from a chat template"])
 def test_a_text_begins_with_the_first_token_once(language: ModelLanguage, text: str) -> None:
     asked = worker_pb2.RenderPromptRequest(text=text)
     assert replace(language, tokenizer=tokenizer_with_first_token()).render(asked) == [0, 1, 2]
-
-
-def test_an_answer_that_has_begun_is_gone_on_with(language: ModelLanguage) -> None:
-    text = rendered(language, HELLO, {"role": "assistant", "content": "Good"}, continue_last=True)
-    assert text.endswith("<|im_start|>assistant\nGood")
 
 
 @pytest.mark.parametrize(

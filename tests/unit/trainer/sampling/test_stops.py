@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_trainer.sampling.base import SamplingParams
 from tinsmith_trainer.sampling.stops import StopRule
-from tinsmith_trainer.sampling.token_text import LONGEST_WAIT_TOKENS, IncrementalText, ends_within_character
+from tinsmith_trainer.sampling.token_text import LONGEST_WAIT_TOKENS, IncrementalText
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 EOS = (7, 9)
@@ -57,16 +57,6 @@ def test_a_stop_string_ends_where_the_decoded_text_first_holds_it(
     assert end_of(StopRule(frozenset(), ("never said", stop)), tokenizer, tokens) == expected
 
 
-@given(text=texts.filter(bool), cut=st.integers(0, 3))
-def test_a_text_ends_within_a_character_where_some_of_its_bytes_are_missing(
-    tokenizer: Any, text: str, cut: int
-) -> None:
-    tokens = tokenizer(text, add_special_tokens=False).input_ids
-    tokens = tokens[: max(1, len(tokens) - cut)]
-    whole = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
-    assert ends_within_character(tokens, tokenizer) == whole.endswith("\ufffd")
-
-
 @given(text=texts)
 def test_the_pieces_of_a_text_are_the_text(tokenizer: Any, text: str) -> None:
     tokens = tokenizer(text, add_special_tokens=False).input_ids
@@ -90,8 +80,3 @@ def test_bytes_that_never_make_a_character_do_not_pile_up(tokenizer: Any) -> Non
     pieces = [text.push(half) for _ in range(3 * LONGEST_WAIT_TOKENS)]
     assert sum(bool(piece) for piece in pieces) == 3
     assert end_of(StopRule(frozenset(), ("x",)), tokenizer, [half] * 100 + [stop]) == 100
-
-
-def test_a_special_token_can_be_named_as_a_string(tokenizer: Any) -> None:
-    tokens = tokenizer("a<|im_end|>b", add_special_tokens=False).input_ids
-    assert end_of(StopRule(frozenset(), ("<|im_end|>",)), tokenizer, tokens) == 1

@@ -25,7 +25,6 @@ from tinsmith_trainer.sampling.weight_sources import WeightSources
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 BASE = ReferenceEngine().base_model()
-OTHER_BASE = BaseModelInfo("other", "Other", "another revision", BASE.vocab_size, BASE.max_sequence_length)
 Part = worker_pb2.SavePart
 
 
@@ -144,15 +143,6 @@ def test_what_is_not_what_the_digests_say_is_not_taken(pods: Pods, changed: Call
     assert pods.failure() == "damaged"
 
 
-def test_weights_of_another_base_model_are_not_taken(pods: Pods) -> None:
-    assert pods.failure(pods.streams(OTHER_BASE)) == "damaged"
-
-
-def test_more_bytes_than_a_sampler_takes_are_not_waited_for(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamed_saves, "MOST_BYTES", 1000)
-    assert pods.failure() == "damaged"
-
-
 @pytest.mark.parametrize(
     ("status", "reason"),
     [
@@ -212,10 +202,3 @@ def test_what_fails_is_read_from_the_root_and_counted_with_its_reason(pods: Pods
     unconnected = WeightSources(pods.root, BASE, streams=StreamedSaves(refuses, BASE))
     unconnected.fetch(pods.reference)
     assert (unconnected.taken(), unconnected.streams_failed()) == ({"root": 1}, {"refused": 1})
-
-
-def test_where_no_worker_is_named_the_root_is_read_and_nothing_has_failed(pods: Pods) -> None:
-    sources, reference = WeightSources(pods.root, BASE, streams=pods.streams()), pods.reference
-    reference.ClearField("source")
-    sources.fetch(reference)
-    assert (sources.taken(), sources.streams_failed(), pods.trainer.asked) == ({"root": 1}, {}, 0)

@@ -15,7 +15,7 @@ from tinsmith_trainer.sampling.base import Sequence as Drawn
 from tinsmith_trainer.sampling.model_language import ModelLanguage
 from tinsmith_trainer.sampling.readings import Reading
 from tinsmith_trainer.sampling.stops import StopRule
-from tinsmith_trainer.sampling.token_text import INCOMPLETE, IncrementalText, TokenTexts
+from tinsmith_trainer.sampling.token_text import INCOMPLETE, IncrementalText
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -165,20 +165,6 @@ def test_a_character_that_a_prompt_begins_is_the_answers(kind: str, prompt: str,
     assert joined == (decoded(tokenizer, tokens).removeprefix(closed) if behind else "")
 
 
-@given(kind=kinds, prompt=texts.filter(str.strip), drawn=texts, told=st.integers(0, 20), echo=st.booleans())
-async def test_readers_are_shown_the_text_with_or_without_the_prompt(
-    kind: str, prompt: str, drawn: str, told: int, echo: bool
-) -> None:
-    tokenizer = TOKENIZERS[kind]
-    before, behind = tokens_of(tokenizer, prompt), tokens_of(tokenizer, drawn)
-    for logprobs in (False, True):
-        pieces = await read(tokenizer, before, behind, told=told, logprobs=logprobs, echo=echo)
-        expected = decoded(tokenizer, [*before, *behind]) if echo else whole_text(tokenizer, before, behind)
-        assert shown(pieces) == expected
-        if logprobs:
-            assert sum(token.width for piece in pieces for token in piece.tokens) == len(expected)
-
-
 async def test_a_space_that_the_answer_begins_with_is_in_text_tokens_and_stop_strings(tokenizer: Any) -> None:
     prompt, answer = tokens_of(tokenizer, "a b"), tokens_of(tokenizer, "b a x")[-2:]
     pieces = await read(tokenizer, prompt, answer, logprobs=True)
@@ -219,20 +205,6 @@ async def test_a_stop_string_may_hold_special_tokens_that_are_not_shown(stop: st
     pieces = await read(tokenizer, tokens_of(tokenizer, "a"), drawn, stop)
     assert (shown(pieces), pieces[-1].end.stop_string) == ("xa<|turn|>b".partition(stop)[0], stop)
     assert end_of(tokenizer, [], drawn, [stop]) == (3 if stop.endswith("b") else 2)
-
-
-async def test_texts_next_to_each_other_once_a_special_token_is_hidden_make_no_stop_string() -> None:
-    tokenizer = TOKENIZERS["byte-level"]
-    drawn = [token for part in ("a", "<|turn|>", "b") for token in tokens_of(tokenizer, part)]
-    pieces = await read(tokenizer, tokens_of(tokenizer, "x"), drawn, "ab")
-    assert (shown(pieces), pieces[-1].end.stop_string) == ("ab", "")
-    assert end_of(tokenizer, [], drawn, ["ab"]) is None
-
-
-def test_the_text_of_a_token_is_the_one_that_it_adds(tokenizer: Any) -> None:
-    texts = TokenTexts(tokenizer)
-    for token in tokens_of(tokenizer, "a hello x STOP"):
-        assert texts(token) == whole_text(tokenizer, tokens_of(tokenizer, "a"), [token])
 
 
 def test_bytes_behind_a_character_that_make_none_do_not_take_its_text_away() -> None:

@@ -34,21 +34,12 @@ def refused(kind: type[errors.HfHubHTTPError], status: int, words: str = "no") -
     return kind(words, response=httpx.Response(status, request=httpx.Request("GET", "https://hub")))
 
 
-def test_a_directory_is_itself(tmp_path: Path) -> None:
-    assert model_directory(str(tmp_path)) == tmp_path
-
-
 def test_a_repository_is_downloaded_at_its_revision(
     hub: Callable[[Exception | None], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     asked = hub(None)
     assert model_directory("Qwen/Qwen3-8B", "abc123") == tmp_path
     assert asked == [{"repository": "Qwen/Qwen3-8B", "revision": "abc123", "ignore_patterns": UNUSED_FILES}]
-
-
-def test_a_directory_has_no_revisions(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match="omit the revision v2"):
-        model_directory(str(tmp_path), "v2")
 
 
 @pytest.mark.parametrize("path", ["/models/absent", "./absent"])

@@ -14,7 +14,6 @@ from tinsmith_trainer.torch_model.lora import (
     StackedLoraLinear,
     module_family,
     routed,
-    wrap_linears,
 )
 from torch import Tensor, nn
 
@@ -175,22 +174,6 @@ def test_rank_padded_with_zeros_adds_nothing_and_receives_exactly_nothing() -> N
     assert not grad_B[:, :, 3:].any()
 
 
-def test_an_input_without_gradient_costs_none() -> None:
-    one = layer()
-    stack = delta(one, 1)
-    with routed({"layer": apart(stack)}):
-        out = one(rows(one, 1).detach())
-    assert all(part is not None for part in torch.autograd.grad(out.sum(), (stack.lora_A, stack.lora_B)))
-
-
-def test_without_a_route_the_layer_is_the_base_itself() -> None:
-    one = layer()
-    x = rows(one, 1)
-    assert torch.equal(one(x), one.base(x))
-    with routed({"another": delta(one, 1)}):
-        assert torch.equal(one(x), one.base(x))
-
-
 def test_a_route_ends_with_its_context_even_after_an_error() -> None:
     one = layer()
     x = rows(one, 1)
@@ -239,16 +222,3 @@ def test_a_route_is_its_threads_own() -> None:
 )
 def test_modules_belong_to_families_by_their_names(name: str, family: str | None) -> None:
     assert module_family(name) == family
-
-
-def test_wrapping_replaces_all_linears_once() -> None:
-    block = nn.ModuleDict({"self_attn": nn.ModuleDict({"q_proj": nn.Linear(2, 2)}), "norm": nn.LayerNorm(2)})
-    model = nn.ModuleDict({"layers": nn.ModuleList([block]), "lm_head": nn.Linear(2, 3), "score": nn.Linear(2, 1)})
-
-    wrapped = wrap_linears(model)
-
-    assert list(wrapped) == ["layers.0.self_attn.q_proj", "lm_head", "score"]
-    assert all(model.get_submodule(name) is wrapper for name, wrapper in wrapped.items())
-    assert (wrapped["lm_head"].in_features, wrapped["lm_head"].out_features) == (2, 3)
-    assert wrapped["lm_head"].weight is wrapped["lm_head"].base.weight
-    assert wrapped["lm_head"].bias is wrapped["lm_head"].base.bias

@@ -51,21 +51,6 @@ def test_packed_sequences_come_out_as_the_model_computes_each_alone(family: str)
             torch.testing.assert_close(packed, alone, rtol=0, atol=1e-5)
 
 
-def test_a_gradient_goes_back_to_its_own_sequence(model: TorchModel) -> None:
-    decoder, embeddings = model.model.get_decoder(), []
-    decoder.embed_tokens.register_forward_hook(lambda *hooked: embeddings.append(hooked[2].requires_grad_()))
-    packed_hidden_states(decoder, drawn(30), Packing((10, 20)))[:10].sum().backward()
-    gradient = embeddings[0].grad[0]
-    assert gradient[:10].abs().sum(1).all()
-    assert not gradient[10:].any()
-
-
-def test_sequences_are_filled_up_to_whole_vectors() -> None:
-    packing = Packing((7, 7, 3))
-    assert (packing.filling, packing.tokens) == (15, 32)
-    assert Packing((16,)).filling == 0
-
-
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 @pytest.mark.parametrize("lengths", [(3, 16, 20), (64, 65), (127, 128, 130, 130, 200)], ids=str)
 def test_attention_by_blocks_is_pytorchs_own(key_heads: int, lengths: tuple[int, ...]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import replace
 
@@ -33,32 +32,6 @@ def some_residency(draw: st.DrawFn) -> Residency:
 
 
 residencies = some_residency()
-
-
-@given(residencies)
-def test_nobody_leaves_at_work_nor_before_it_may_be_saved_again(residency: Residency) -> None:
-    leaver = residency.who_leaves()
-    if leaver is not None:
-        assert not leaver.pinned
-        assert leaver.not_before <= NOW
-
-
-@given(residencies)
-def test_somebody_leaves_exactly_when_there_is_nothing_to_wait_for(residency: Residency) -> None:
-    assert (residency.who_leaves() is not None) == (bool(residency.stays) and residency.seconds_until_one_leaves() == 0)
-
-
-@given(residencies)
-def test_after_the_time_that_was_told_somebody_leaves(residency: Residency) -> None:
-    seconds = residency.seconds_until_one_leaves()
-    if math.isfinite(seconds):
-        assert replace(residency, now=NOW + seconds + 1e-6).who_leaves() is not None
-
-
-@given(residencies)
-def test_only_what_is_at_work_or_nobody_is_waited_for_without_end(residency: Residency) -> None:
-    endless = math.isinf(residency.seconds_until_one_leaves())
-    assert endless == all(stay.pinned for stay in residency.stays)
 
 
 @given(residencies)

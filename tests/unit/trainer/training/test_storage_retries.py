@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_rpc import worker_pb2
-from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageUnavailable
+from tinsmith_trainer.errors import ServerError, StorageUnavailable
 from tinsmith_trainer.training.storage_retries import (
     NEED_STORAGE,
     RELEASE_RETRY_SECONDS,
@@ -28,17 +28,6 @@ def test_saves_and_loads_are_tried_again_until_their_time_is_over(kind: Kind.Val
         waited, tries = waited + pause, tries + 1
     assert waited == STORAGE_WAIT_SECONDS
     assert tries == 30
-
-
-@given(kind=st.sampled_from(NEED_STORAGE), waited=seconds)
-def test_what_lasts_fails_at_once(kind: Kind.ValueType, waited: float) -> None:
-    for error in (ServerError("read-only"), CheckpointInvalid("missing"), RuntimeError("a fault of ours")):
-        assert retry_seconds(kind, error, waited) is None
-
-
-@given(kind=st.sampled_from([Kind.CREATE_MODEL, Kind.FORWARD_BACKWARD, Kind.OPTIM_STEP]), waited=seconds)
-def test_what_does_not_use_storage_never_waits_for_it(kind: Kind.ValueType, waited: float) -> None:
-    assert retry_seconds(kind, AWAY, waited) is None
 
 
 @given(error=st.sampled_from([AWAY, ServerError("read-only"), RuntimeError("a fault of ours")]), waited=seconds)

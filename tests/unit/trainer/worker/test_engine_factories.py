@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.engine.datums import sft_datum
 from support.sampler.jobs import job, prompt_of, submit
-from support.tiny_models import SMALL, tiny_directory
+from support.tiny_models import tiny_directory
 from tinsmith_trainer.engines.base import LoraSpec, LossSpec, Work
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.options import WorkerOptions, parse_options
@@ -29,12 +29,6 @@ print(sys.modules.keys() >= {"torch", "transformers.modeling_utils"})
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
-
-
-def test_without_sampling_there_is_no_sampler() -> None:
-    engine, sampler = build_colocated(options("--no-sampling", "--adapter-slots", "3"))
-    assert sampler is None
-    assert engine.capabilities().adapter_slots == 3
 
 
 def test_a_lower_length_is_the_limit_of_engine_and_sampler() -> None:
@@ -65,12 +59,6 @@ def test_a_token_budget_is_what_is_computed_at_once(flags: list[str], microbatch
 def test_memory_for_keys_that_holds_not_the_shortest_row_ends_the_start() -> None:
     with pytest.raises(ServerError, match="--kv-cache-bytes allows"):
         build_colocated(options("--kv-cache-bytes", "1000"))
-
-
-def test_a_length_beyond_the_models_is_refused() -> None:
-    own = SMALL.max_sequence_length
-    with pytest.raises(ServerError, match=f"Give {own} or less"):
-        build_colocated(options("--max-sequence-length", str(own + 1)))
 
 
 def test_a_sampler_of_its_own_keeps_to_a_lower_length_too() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -47,16 +46,6 @@ def test_a_long_message_is_cut_between_characters() -> None:
     message = termination_record(ServerError("é" * MAX_MESSAGE_BYTES))["message"]
     assert len(message.encode()) <= MAX_MESSAGE_BYTES
     assert set(message) == {"é", "…"}
-
-
-def test_an_error_without_words_is_named_by_its_type() -> None:
-    assert termination_record(MemoryError())["message"] == "MemoryError"
-
-
-def test_the_file_holds_the_record(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    write_termination_log(path, ServerError("Mend it."))
-    assert json.loads(path.read_text()) == {"reason": "CannotStart", "message": "Mend it."}
 
 
 def test_a_file_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:

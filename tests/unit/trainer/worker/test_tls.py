@@ -21,13 +21,6 @@ def test_files_are_those_of_the_latest_swap(tmp_path: Path, authority: Authority
         assert (files.certificate, files.key, files.authority) == (leaf.certificate, leaf.key, authority.certificate)
 
 
-def test_a_plain_folder_will_do(tmp_path: Path, authority: Authority) -> None:
-    leaf = authority.leaf("a", usages=(SERVER,))
-    for name, content in (("tls.crt", leaf.certificate), ("tls.key", leaf.key), ("ca.crt", authority.certificate)):
-        (tmp_path / name).write_bytes(content)
-    assert read_tls_files(tmp_path).certificate == leaf.certificate
-
-
 def test_a_key_of_another_certificate_is_refused(tmp_path: Path, authority: Authority) -> None:
     leaf, other = (authority.leaf("a", usages=(SERVER,)) for _ in range(2))
     mount_secret(tmp_path, Leaf(leaf.certificate, other.key), authority)
@@ -41,9 +34,3 @@ def test_a_missing_file_is_refused_with_what_must_be_there(tmp_path: Path, autho
     (tmp_path / name).resolve().unlink()
     with pytest.raises(TlsInvalid, match=r"must hold tls\.crt, its tls\.key, and ca\.crt"):
         read_tls_files(tmp_path)
-
-
-def test_a_key_does_not_show_in_a_log(tmp_path: Path, authority: Authority) -> None:
-    leaf = authority.leaf("a", usages=(SERVER,))
-    files = read_tls_files(mount_secret(tmp_path, leaf, authority))
-    assert leaf.key.splitlines()[1].decode() not in repr(files)

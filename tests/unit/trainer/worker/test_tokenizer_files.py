@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.worker import tokenizer_files
-from tinsmith_trainer.worker.tokenizer_files import FILES, read_tokenizer
+from tinsmith_trainer.worker.tokenizer_files import read_tokenizer
 
 
 @pytest.fixture
@@ -16,14 +16,6 @@ def model(tmp_path: Path) -> Path:
     directory.mkdir()
     (directory / "tokenizer.json").write_bytes(b"vocabulary")
     return directory
-
-
-def test_only_the_files_of_a_tokenizer_are_given(model: Path) -> None:
-    for name in ("model.safetensors", "modeling.py", ".env", "generation_config.json", "tokenizer.py"):
-        (model / name).write_bytes(b"secret")
-    for name in FILES:
-        (model / name).write_bytes(name.encode())
-    assert read_tokenizer(model).files == {name: name.encode() for name in FILES}
 
 
 def test_the_digest_changes_with_each_name_and_each_content(model: Path) -> None:
@@ -82,26 +74,6 @@ def test_a_snapshot_does_not_reach_the_blobs_of_another_model(tmp_path: Path) ->
     (snapshot / "merges.txt").symlink_to(blob)
     with pytest.raises(UserError, match=r"merges\.txt"):
         read_tokenizer(snapshot)
-
-
-def test_blobs_beside_a_directory_that_is_no_snapshot_are_outside(tmp_path: Path) -> None:
-    hub_cache(tmp_path).parent.rename(tmp_path / "models--org--tiny" / "elsewhere")
-    with pytest.raises(UserError, match="outside"):
-        read_tokenizer(tmp_path / "models--org--tiny" / "elsewhere" / "0123")
-
-
-def test_the_models_directory_may_be_a_link_itself_and_its_files_links_within(model: Path, tmp_path: Path) -> None:
-    (model / "tokenizer.json").rename(model / "real.json")
-    (model / "tokenizer.json").symlink_to("real.json")
-    (tmp_path / "served").symlink_to(model)
-    assert read_tokenizer(tmp_path / "served").files == {"tokenizer.json": b"vocabulary"}
-
-
-def test_what_is_no_file_is_not_read(model: Path) -> None:
-    (model / "merges.txt").mkdir()
-    (model / "vocab.json").symlink_to("vocab.json")
-    (model / "vocab.txt").symlink_to("nowhere")
-    assert read_tokenizer(model).files.keys() == {"tokenizer.json"}
 
 
 def test_more_than_the_limit_in_all_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

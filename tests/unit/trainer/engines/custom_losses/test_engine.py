@@ -60,12 +60,6 @@ def test_a_weighted_sum_is_cross_entropy_to_the_bit(engine: Engine) -> None:
     assert np.array_equal(gradients(engine, datums, WEIGHTED), gradients(engine, datums, CROSS_ENTROPY))
 
 
-def test_several_targets_per_token(engine: Engine) -> None:
-    datums = [sft_datum(length, targets=3, weights=0.5) for length in (3, 9)]
-    found = gradients(engine, datums, own(weighted, logprobs=2, weights=2))
-    assert np.array_equal(found, gradients(engine, datums, CROSS_ENTROPY))
-
-
 def test_importance_sampling_by_hand(engine: Engine) -> None:
     datums = [policy_datum(length) for length in (4, 11)]
     renamed = [with_inputs(datum, sampled=datum.loss_inputs["logprobs"]) for datum in datums]
@@ -81,16 +75,6 @@ def test_what_a_datum_comes_to_does_not_depend_on_those_beside_it(engine: Engine
     for index, own_outcome in enumerate(alone):
         assert together.outputs[index]["logprobs"].tolist() == own_outcome.outputs[0]["logprobs"].tolist()
     assert together.metrics["loss:sum"] == sum(outcome.metrics["loss:sum"] for outcome in alone)
-
-
-def test_a_forward_alone_has_its_loss_and_no_gradient(engine: Engine) -> None:
-    work = Work("a", [sft_datum(6)], WEIGHTED, forward_only=True)
-    call = engine.start(work)
-    while call.next_tokens:
-        engine.advance([call])
-    assert engine.finish(call).metrics["loss:sum"] == pytest.approx(
-        forward_backward(engine, [sft_datum(6)], loss=WEIGHTED).metrics["loss:sum"]
-    )
 
 
 @pytest.mark.slow("trains several models")
@@ -118,13 +102,6 @@ def test_a_target_that_the_model_rules_out_has_no_gradient_where_the_loss_masks_
 
     assert logprobs.grad is not None
     assert (total.item(), logprobs.grad.tolist()) == (1.5, [[-1.0, 0.0]])
-
-
-def test_its_forward_is_its_own(engine: Engine) -> None:
-    calls = [engine.start(Work(name, [sft_datum(5)], loss)) for name, loss in (("a", WEIGHTED), ("b", CROSS_ENTROPY))]
-    assert engine.cobatch_room(calls[0]) == 0
-    assert engine.cobatch(calls) == calls[:1]
-    assert engine.cobatch(calls[::-1]) == calls[1:]
 
 
 @pytest.mark.parametrize(

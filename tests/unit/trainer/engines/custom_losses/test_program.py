@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.engine.graphs import node, ref, traced_id, written
-from tinsmith_rpc.custom_loss_operations import FUNCTIONS, METHODS
 from tinsmith_rpc.custom_losses import MAX_NODES, loss_id_of
-from tinsmith_trainer.engines.custom_losses.operations import operation
 from tinsmith_trainer.engines.custom_losses.program import Program, program_of
 from tinsmith_trainer.errors import UserError
 from torch import Tensor
@@ -24,11 +22,6 @@ def program(*calls: dict[str, Any], **named: Any) -> Program:
 
 def summed(name: str) -> dict[str, Any]:
     return node("loss", "sum", ref(name), op="call_method")
-
-
-def test_every_name_on_the_list_is_a_function() -> None:
-    assert all(callable(operation(name, is_method=False)) for name in FUNCTIONS)
-    assert all(callable(operation(name, is_method=True)) for name in METHODS)
 
 
 def _clipped(logprobs: Tensor, advantages: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -188,9 +181,3 @@ def test_as_many_nodes_as_there_may_be_have_a_gradient() -> None:
     found = deep.run([torch.zeros(TOKENS)], trains=True)
     assert found.gradient is not None
     assert found.gradient.abs().tolist() == [1.0] * TOKENS
-
-
-def test_the_same_nodes_are_too_many_for_a_datum_of_one_token() -> None:
-    chain = [node("n0", "torch.neg", LP), *(node(f"n{i}", "torch.neg", ref(f"n{i - 1}")) for i in range(1, 100))]
-    with pytest.raises(UserError, match="would compute more than 32768 values"):
-        program(*chain, summed("n99")).check([torch.empty(1)])

@@ -11,7 +11,6 @@ from tinsmith_trainer.engines.imports.config import (
     CONVERTED_INITIALIZATIONS,
     HARMLESS,
     HONOURED,
-    PLAIN_INITIALIZATIONS,
     REFUSED,
     rank_and_alpha,
 )
@@ -32,27 +31,12 @@ def test_variants_that_peft_marks_as_such_are_refused() -> None:
     assert marked <= REFUSED.keys()
 
 
-def test_peft_without_options_is_plain_lora() -> None:
-    written = LoraConfig(r=4, lora_alpha=8).to_dict()
-    assert rank_and_alpha(json.dumps(written, default=list).encode()) == (4, 8.0)
-
-
 @pytest.mark.parametrize("field", REFUSED)
 def test_each_refused_field_is_named_where_it_is_set_and_allowed_where_it_is_not(field: str) -> None:
     with pytest.raises(CheckpointInvalid, match=rf"\({field}\)"):
         rank_and_alpha(config_of(**{field: [1]}))
     for value in (None, False, []):
         assert rank_and_alpha(config_of(**{field: value})) == (4, 8.0)
-
-
-@pytest.mark.parametrize("field", sorted(HARMLESS))
-def test_harmless_fields_are_taken_with_any_value(field: str) -> None:
-    assert rank_and_alpha(config_of(**{field: {"any": 1}})) == (4, 8.0)
-
-
-@pytest.mark.parametrize("name", [*PLAIN_INITIALIZATIONS, True, False, None])
-def test_initializations_that_leave_the_base_alone_are_taken(name: object) -> None:
-    assert rank_and_alpha(config_of(init_lora_weights=name)) == (4, 8.0)
 
 
 @pytest.mark.parametrize("name", [*CONVERTED_INITIALIZATIONS, "loftq", "pissa_niter_4", "", 1, [], {"a": 1}])

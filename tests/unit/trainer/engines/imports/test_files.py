@@ -55,29 +55,11 @@ def refused(tensors: dict[str, torch.Tensor] | bytes, **fields: Any) -> str:
     return str(error.value)
 
 
-def test_families_are_those_that_the_files_have_parts_in() -> None:
-    state = read(pair(Q) | pair(V))
-    assert state.lora == LoraSpec(RANK, 8.0, 0, train_attn=True, train_mlp=False, train_unembed=False)
-    assert state.tensors.keys() == {f"weights/{module}.lora_{part}" for module in (Q, V) for part in "AB"}
-
-
 def test_modules_that_are_left_out_of_a_family_add_nothing_and_can_be_trained() -> None:
     state = read(pair(Q))
     assert not state.tensors[f"weights/{V}.lora_B"].any()
     assert state.tensors[f"weights/{V}.lora_A"].all()
     assert np.array_equal(state.tensors[f"weights/{Q}.lora_B"], pair(Q)[f"base_model.model.{Q}.lora_B.weight"].numpy())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_halves_become_float32(dtype: torch.dtype) -> None:
-    state = read(pair(Q, dtype))
-    expected = pair(Q, dtype)[f"base_model.model.{Q}.lora_A.weight"].float().numpy()
-    assert np.array_equal(state.tensors[f"weights/{Q}.lora_A"], expected)
-    assert all(tensor.dtype == np.float32 for tensor in state.tensors.values())
-
-
-def test_rank_stabilized_alpha_keeps_its_scale() -> None:
-    assert read(pair(Q), use_rslora=True).lora.alpha / RANK == pytest.approx(8 / math.sqrt(RANK))
 
 
 def test_names_of_tinkers_archives_are_understood() -> None:

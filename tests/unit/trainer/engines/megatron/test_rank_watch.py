@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError
 from tinsmith_trainer.engines.megatron import ray_ranks
 from tinsmith_trainer.engines.megatron.ray_ranks import RankWatch
 
@@ -82,17 +82,6 @@ def test_a_rank_that_dies_while_nobody_calls_it_is_told_once(ranks: list[Rank]) 
     assert next(told) == 1
 
 
-def test_a_busy_rank_is_asked_once_and_waited_for(ranks: list[Rank]) -> None:
-    ranks[0].busy.set()
-    lost = threading.Event()
-    watching = RankWatch(ranks, lost.set, every_seconds=0.001)
-    for _ in range(20):
-        assert ranks[1].answered.acquire(timeout=SECONDS)
-    watching.close()
-    assert len(ranks[0].asked) == 1
-    assert not lost.is_set()
-
-
 def test_ranks_that_are_ended_on_purpose_are_not_lost(ranks: list[Rank]) -> None:
     lost = threading.Event()
     watching = RankWatch(ranks, lost.set, every_seconds=0.001)
@@ -113,11 +102,3 @@ def test_the_loss_ends_the_worker_while_its_error_is_handled(
     watching = RankWatch(ranks, every_seconds=0.001)
     assert ended.result(SECONDS) == "a rank of the model is gone"
     watching.close()
-
-
-def test_the_stand_in_fails_as_ray_does(ranks: list[Rank]) -> None:
-    ranks[0].dead.set()
-    question = ranks[0].remote()
-    StandIn(ranks).wait([question], timeout=0)
-    with pytest.raises(RayError):
-        StandIn(ranks).get(question)

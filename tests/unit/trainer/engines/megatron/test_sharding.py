@@ -22,15 +22,12 @@ from tinsmith_trainer.engines.megatron.batch import (
     SAMPLE_MASK,
     TOKEN_MASK,
     Batch,
-    encode,
     rows_in,
 )
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.sharding import (
     SHORTEST_BESIDE,
     equal_shards,
-    fill_up,
-    length_multiple,
     rows_of_microbatch,
     shards_of,
 )
@@ -38,11 +35,6 @@ from tinsmith_trainer.engines.megatron.sharding import (
 BUDGET = 64
 
 lengths_of_calls = st.lists(st.integers(1, 70), min_size=1, max_size=20)
-
-
-def batch_of(rows: int, *, length: int = 3) -> Batch:
-    datums = [sft_datum(length, seed) for seed in range(rows)]
-    return encode(datums, prepare_loss(LossSpec("cross_entropy"), datums).arrays)
 
 
 def sharded(lengths: Sequence[int], layout: Parallelism, token_budget: int = BUDGET) -> list[list[Batch]]:
@@ -142,15 +134,6 @@ def test_a_copy_without_a_datum_computes_one_row_that_counts_for_nothing() -> No
     assert not idle[f"{LOSS_PREFIX}weights"].any()
 
 
-def test_a_row_that_fills_up_has_one_token_and_counts_for_nothing() -> None:
-    filled = fill_up(batch_of(1), 3)
-    assert filled[ROW_ID].tolist() == [0, NO_ROW, NO_ROW]
-    assert filled[SAMPLE_MASK].tolist() == [1, 0, 0]
-    assert filled[INPUT_LENGTHS].tolist() == [4, 1, 1]
-    assert not filled[TOKEN_MASK][1:].any()
-    assert not filled[f"{LOSS_PREFIX}weights"][1:].any()
-
-
 @given(st.integers(1, 200), st.integers(1, 5), st.integers(1, 16))
 def test_microbatches_of_one_shape_are_as_few_as_can_be_and_no_fuller_than_they_must_be(
     rows: int, data_parallel: int, most: int
@@ -167,8 +150,3 @@ def test_a_shard_does_not_carry_the_other_shards_with_it(pipeline: int) -> None:
     alone = sharded([99] * 64, Parallelism(pipeline, pipeline=pipeline))[0]
     in_four = sharded([99] * 64, Parallelism(4 * pipeline, pipeline=pipeline))[0]
     assert len(pickle.dumps(in_four)) < len(pickle.dumps(alone)) / 3
-
-
-@pytest.mark.parametrize(("tensor", "context", "multiple"), [(1, 1, 1), (4, 1, 4), (1, 2, 4), (2, 4, 16)])
-def test_context_ranks_take_two_pieces_of_what_tensor_ranks_split(tensor: int, context: int, multiple: int) -> None:
-    assert length_multiple(tensor=tensor, context=context) == multiple

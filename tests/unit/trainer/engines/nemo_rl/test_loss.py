@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 
 import pytest
@@ -66,19 +65,6 @@ def test_it_is_the_plain_sum_over_the_calls_tokens_whatever_nemo_rl_would_divide
     assert torch.allclose(rows.logprobs, logprobs, atol=1e-6)
 
 
-def test_it_finds_the_tokens_after_by_itself_too() -> None:
-    loss, batch = prepared(*CALLS["tokens after"])
-    logits = torch.randn(*batch["input_ids"].shape, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
-    _, metrics = TinkerLoss(loss, by_itself=True, logprobs=of_targets)(batch, None, None, logits=logits)
-    assert torch.allclose(metrics[ROWS][0].logprobs, by_hand(logits, batch), atol=1e-6)
-
-
-def test_it_asks_for_what_the_model_gave_where_it_finds_logprobs_by_itself() -> None:
-    loss, _ = prepared(*CALLS["tokens after"])
-    assert TinkerLoss(loss, by_itself=False, logprobs=of_targets).input_type.value == "logprob"
-    assert TinkerLoss(loss, by_itself=True, logprobs=of_targets).input_type.value == "logit"
-
-
 def row(index: int) -> RowResults:
     return RowResults(torch.tensor([index]), torch.zeros(1, index + 1), torch.zeros(1), {})
 
@@ -90,10 +76,6 @@ def test_rows_of_packed_sequences_are_summed_as_nemo_rl_sums_metrics(parts: list
         total += RowList(part)
     flat = [result for part in parts for result in part]
     assert (list(total) if isinstance(total, list) else []) == flat
-
-
-def test_rows_survive_the_way_through_a_pipelines_object_broadcast() -> None:
-    assert [found.row_id.tolist() for found in pickle.loads(pickle.dumps(RowList([row(3)])))] == [[3]]
 
 
 def test_targets_logprobs_come_from_nemo_rls_own_over_the_ranks_groups(monkeypatch: pytest.MonkeyPatch) -> None:

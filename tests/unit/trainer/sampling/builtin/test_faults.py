@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from support.sampler.jobs import ask, ask_all, bits, job, prompt_of, random_adapter, submit
 from tinsmith_trainer.errors import ServerError, UserError
-from tinsmith_trainer.sampling.base import SampleOutcome
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin import sampler as sampler_module
 from tinsmith_trainer.sampling.builtin.batch import DecodeBatch
@@ -104,21 +103,6 @@ def test_a_fault_in_a_prompt_spares_the_other_jobs(
         answers = [submit(sampler, asked) for asked in jobs]
     assert isinstance(answers[0].get().error, ServerError)
     assert [len(answer.get().sequences) for answer in answers[1:]] == [1, 1]
-
-
-def test_a_callback_that_raises_spares_the_sampler(sampler: BuiltinSampler) -> None:
-    def broken(outcome: SampleOutcome) -> None:
-        raise RuntimeError("a made-up fault of the caller")
-
-    sampler.submit(job(prompt_of(20)), broken)
-    ask(sampler, job(prompt_of(20)))
-
-
-def test_closing_from_a_callback_does_not_hang(model: TorchModel) -> None:
-    sampler = BuiltinSampler(model, SETTINGS)
-    sampler.submit(job(prompt_of(20)), lambda outcome: sampler.close())
-    sampler._thread.join(60)
-    assert not sampler._thread.is_alive()
 
 
 @pytest.mark.parametrize("prompt_logprobs", [False, True], ids=["sampled", "scored"])

@@ -31,7 +31,6 @@ from tinsmith_trainer.sampling.builtin.model_cache.batch import CacheBatch
 from tinsmith_trainer.sampling.builtin.model_cache.choice import choose_forward
 from tinsmith_trainer.sampling.builtin.model_cache.forward import CacheForward
 from tinsmith_trainer.sampling.builtin.model_cache.trial import Trial
-from tinsmith_trainer.torch_model.loading import TorchModel
 from transformers.cache_utils import LinearAttentionLayer
 
 OWN_CACHE = ("lfm2", "mamba")
@@ -115,14 +114,6 @@ def test_a_sample_whose_row_goes_to_another_tenant_ends_as_it_would_have() -> No
     assert [bits(outcome) for outcome in together[::2]] == alone
 
 
-def test_a_sequence_that_outgrows_its_batch_goes_on() -> None:
-    model = family_model("lfm2")
-    with sampler_of("lfm2") as sampler:
-        sequence = ask(sampler, job(prompt(250), max_tokens=12)).sequences[0]
-    expected = full_logprobs(plain_model(model), [*prompt(250), *sequence.tokens])[249:]
-    np.testing.assert_allclose(sequence.logprobs, expected, atol=1e-4)
-
-
 def test_a_model_that_forgets_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(self: LinearAttentionLayer, states: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         return torch.zeros_like(states)
@@ -130,15 +121,6 @@ def test_a_model_that_forgets_is_refused_in_words(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(LinearAttentionLayer, "update_conv_state", forget)
     with pytest.raises(ServerError, match=r"Lfm2ForCausalLM: with transformers' own cache, too, .* apart"):
         BuiltinSampler(family_model("lfm2"))
-
-
-def test_a_sampler_says_how_it_keeps_sequences() -> None:
-    with sampler_of("mamba") as sampler:
-        assert sampler.sequence_memory() == "own cache, prompts at once"
-
-
-def test_keys_and_values_of_our_own_are_preferred(model: TorchModel) -> None:
-    assert isinstance(choose_forward(model), ForwardPass)
 
 
 def test_images_are_promised_only_where_keys_and_values_are_enough() -> None:

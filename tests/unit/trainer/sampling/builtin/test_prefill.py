@@ -46,16 +46,6 @@ def of_length(length: int, seed: int = 0, adapter: str = "") -> SampleJob:
     return job(prompt_of(length + 1, seed=seed), adapter=adapter, max_tokens=2)
 
 
-def test_prompts_of_several_adapters_share_a_forward(model: TorchModel, forwards: list[list[int]]) -> None:
-    answers(model, *(of_length(20, seed, ("", "tuned")[seed % 2]) for seed in range(6)))
-    assert [len(rows) for rows in forwards] == [3, 3]
-
-
-def test_a_long_prompt_takes_as_many_blocks_as_a_forward_has(model: TorchModel, forwards: list[list[int]]) -> None:
-    answers(model, of_length(150))
-    assert forwards == [[64], [64], [22]]
-
-
 def test_a_prompt_that_would_be_mostly_padding_waits(model: TorchModel, forwards: list[list[int]]) -> None:
     answers(model, of_length(30), of_length(5, seed=1))
     assert forwards == [[30], [5]]

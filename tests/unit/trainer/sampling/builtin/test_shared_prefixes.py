@@ -17,10 +17,10 @@ from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan, DecodeBatch
 from tinsmith_trainer.sampling.builtin.batches import Batches
-from tinsmith_trainer.sampling.builtin.forward import ForwardPass, weight_bytes
+from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.kv_cache import SharedPrefix
 from tinsmith_trainer.sampling.builtin.prefixes import shared as module
-from tinsmith_trainer.sampling.builtin.prefixes.attention import PrefixSpan, prefix_spans
+from tinsmith_trainer.sampling.builtin.prefixes.attention import PrefixSpan
 from tinsmith_trainer.sampling.builtin.prefixes.shared import SharedPrefixes
 from tinsmith_trainer.torch_model.loading import TorchModel
 
@@ -95,12 +95,6 @@ def test_requests_for_one_sample_each_share_their_prompt(model: TorchModel, step
     outcomes = answers(model, [job(prompt_of(60), seed=seed, max_tokens=16) for seed in range(GROUP)])
     assert [(0, GROUP)] in steps
     assert sorted(outcome.prompt_cache_hit_tokens for outcome in outcomes) == [0, *[59] * (GROUP - 1)]
-
-
-def test_a_group_that_outgrows_its_rows_goes_on_as_it_was(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinsmith_trainer.sampling.builtin.batch.SMALLEST_EXTENT", 8)
-    jobs = [job(prompt_of(30), num_samples=GROUP, max_tokens=20)]
-    assert_alike(answers(model, jobs), unshared(model, monkeypatch, jobs))
 
 
 def test_a_row_that_gives_way_keeps_what_it_shares(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,11 +204,6 @@ def test_a_step_costs_what_it_reads_of_each_shared_prompt(model: TorchModel, mon
     assert cost(one, other) > cost(one, one)
 
 
-def test_rows_beside_each_other_are_a_span() -> None:
-    one, other = (SharedPrefix(torch.zeros(0), 5, serial) for serial in (1, 2))
-    assert prefix_spans([None, one, one, other, None]) == [PrefixSpan(1, 3, one), PrefixSpan(3, 4, other)]
-
-
 def test_a_lack_of_memory_says_nothing_of_the_model(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def lacking(self: ForwardPass) -> bool:
         raise MemoryError("a made-up lack of memory")
@@ -222,9 +211,3 @@ def test_a_lack_of_memory_says_nothing_of_the_model(model: TorchModel, monkeypat
     monkeypatch.setattr(ForwardPass, "_comes_out_alike", lacking)
     with pytest.raises(MemoryError):
         BuiltinSampler(model, SETTINGS)
-
-
-def test_codes_of_a_quantized_weight_count_among_what_a_forward_reads() -> None:
-    layer = torch.nn.Linear(4, 8, bias=False)
-    layer.register_buffer("codes", torch.zeros(100, dtype=torch.uint8))
-    assert weight_bytes(layer) == 4 * 8 * 4 + 100

@@ -14,7 +14,6 @@ from support.tiny_models import TIED, tiny_directory, tiny_model
 from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders, check_adapter
 from tinsmith_trainer.sampling.token_server.served_model import ServedModel, read_model
-from tinsmith_trainer.torch_model.tiny_model import TinyShape
 from transformers import AutoModelForCausalLM
 
 
@@ -44,13 +43,6 @@ def test_a_mixtures_experts_are_written_one_by_one(tmp_path: Path) -> None:
         own = found[f"base_model.model.{experts}.{number}.up_proj.lora_B.weight"]
         np.testing.assert_array_equal(own, state.tensors[f"weights/{experts}.w3.lora_B"][number])
     assert not any(".w3." in name for name in found)
-
-
-def test_an_adapter_of_another_mixture_is_told_apart() -> None:
-    state = random_adapter(tiny_model("qwen3-moe"), rank=4)
-    fewer = tiny_directory("qwen3-moe", TinyShape(max_sequence_length=512, experts=4))
-    with pytest.raises(ServerError, match=r"experts\.w1\.lora_B has shape"):
-        check_adapter("key", state, read_model(str(fewer)))
 
 
 def test_no_name_is_given_twice_in_whatever_life(tmp_path: Path, model: ServedModel) -> None:
@@ -97,17 +89,3 @@ def test_an_unembedding_that_is_the_embedding_is_refused_with_the_cure() -> None
     with pytest.raises(UserError, match=r"Create the adapter with train_unembed=False, or sample from a session"):
         check_adapter("key", state, tied)
     check_adapter("key", random_adapter(tiny_model(shape=TIED), families=("attn", "mlp")), tied)
-
-
-def test_a_model_is_known_without_its_weights(model: ServedModel) -> None:
-    loaded = tiny_model()
-    assert model.info == loaded.info
-    assert model.eos_token_ids == loaded.eos_token_ids
-    shapes = {name: (layer.out_features, layer.in_features) for name, layer in loaded.layers.items()}
-    assert model.linear_shapes == shapes
-
-
-def test_a_length_beyond_the_models_is_refused() -> None:
-    with pytest.raises(ServerError, match=r"is more than .* was made for, which is 512 tokens\. Give 512 or less"):
-        read_model(str(tiny_directory()), max_sequence_length=513)
-    assert read_model(str(tiny_directory()), max_sequence_length=100).info.max_sequence_length == 100

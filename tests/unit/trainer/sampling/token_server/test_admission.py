@@ -82,27 +82,6 @@ async def test_tenants_that_want_more_come_to_have_the_same(server: Server) -> N
     await finish(server, tasks)
 
 
-async def test_of_two_that_wait_the_one_with_long_draws_gets_fewer(server: Server) -> None:
-    tasks = begin(server, "long", 100, tokens=10_000) + begin(server, "short", 100, tokens=1000)
-    await settle()
-    for _ in range(60):
-        await server.end_first()
-    drawn = Counter(server.order[8:60])
-    assert drawn["short"] >= drawn["long"]
-    await finish(server, tasks)
-
-
-async def test_a_draw_that_is_cancelled_gives_its_place_to_the_next(server: Server) -> None:
-    inside, waiting = begin(server, "many", 4), begin(server, "many", 3)
-    await settle()
-    for task in (waiting[0], inside[0]):
-        task.cancel()
-    await settle()
-    assert server.count() == {"many": MOST // 2}
-    assert not waiting[1].done()
-    await finish(server, inside[1:] + waiting[1:])
-
-
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 10_000), st.booleans()), max_size=60))
 def test_all_are_drawn_whoever_comes_and_goes_and_never_too_many_at_once(acts: list[tuple[str, int, bool]]) -> None:
     async def play() -> None:

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tinsmith_trainer.errors import SamplerClosed, ServerError, UserError
-from tinsmith_trainer.sampling.checks import MOST_TOPK
+from tinsmith_trainer.errors import SamplerClosed, ServerError
 from tinsmith_trainer.sampling.token_server.base import (
     MOST_DRAWS,
     MOST_ROWS,
@@ -101,11 +100,6 @@ def test_weights_are_served_in_the_type_that_is_said_and_not_in_the_servers_choi
     assert option(command_of(replace(SETTINGS, dtype=dtype)), "--dtype") == dtype
 
 
-def test_the_model_is_split_over_all_gpus() -> None:
-    assert option(vllm_command(SETTINGS), "--tensor-parallel-size") == "4"
-    assert option(sglang_command(SETTINGS), "--tp-size") == "4"
-
-
 def test_replicas_of_vllm_are_not_of_one_seed() -> None:
     """Requests without a seed draw from the engine's stream, and would be alike in all replicas."""
     assert len({option(vllm_command(SETTINGS), "--seed") for _ in range(4)}) == 4
@@ -133,17 +127,6 @@ def test_a_tenant_alone_leaves_vllm_room_for_the_draws_of_another() -> None:
     assert batch == MOST_ROWS > alone
 
 
-def test_vllm_names_as_many_of_the_likeliest_tokens_as_a_job_may_ask_for() -> None:
-    """Its default is 20."""
-    assert option(vllm_command(SETTINGS), "--max-logprobs") == str(MOST_TOPK)
-
-
-def test_sglang_has_room_for_what_it_keeps_back_of_its_context() -> None:
-    command = sglang_command(SETTINGS)
-    assert option(command, "--context-length") == "8198"
-    assert command.environment["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] == "1"
-
-
 def test_vllm_is_asked_by_token_ids_alone() -> None:
     body = json.loads(json.dumps(vllm_request(REQUEST)))
     assert body["prompt"] == [5, 6, 7]
@@ -159,15 +142,6 @@ def test_vllm_is_asked_for_the_likeliest_token_where_a_temperature_means_it(temp
     assert vllm_request(replace(REQUEST, temperature=temperature))["temperature"] == sent
 
 
-def test_what_a_request_leaves_out_is_not_asked_for() -> None:
-    plain = replace(REQUEST, adapter=None, seed=None, scored_from=None)
-    assert vllm_request(plain)["model"] == "base"
-    assert not {"seed", "prompt_logprobs"} & vllm_request(plain).keys()
-    request: Any = sglang_request(plain)
-    assert (request["lora_path"], request["logprob_start_len"]) == (None, -1)
-    assert "sampling_seed" not in request["sampling_params"]
-
-
 def test_sglang_is_asked_by_token_ids_alone() -> None:
     body = json.loads(json.dumps(sglang_request(REQUEST)))
     assert (body["input_ids"], body["lora_path"], body["logprob_start_len"]) == ([5, 6, 7], "version", 0)
@@ -179,13 +153,6 @@ def test_sglang_is_asked_by_token_ids_alone() -> None:
 def test_sglang_stops_at_no_token_only_where_no_token_is_a_stop() -> None:
     request: Any = sglang_request(replace(REQUEST, stop_token_ids=()))
     assert request["sampling_params"]["ignore_eos"] is True
-
-
-def test_the_likeliest_tokens_are_asked_for_by_their_number() -> None:
-    assert (vllm_request(NAMING)["logprobs"], vllm_request(NAMING)["prompt_logprobs"]) == (2, 1)
-    assert vllm_request(NAMING)["return_tokens_as_token_ids"] is True
-    assert sglang_request(NAMING)["top_logprobs_num"] == 2
-    assert sglang_request(replace(NAMING, topk=0, topk_prompt=0))["top_logprobs_num"] == 0
 
 
 def test_candidates_are_asked_for_by_their_ids() -> None:
@@ -261,11 +228,6 @@ def test_the_likeliest_tokens_come_first_and_of_equals_the_lower_id(drawn: Gener
     np.testing.assert_array_equal(drawn.topk_prompt.logprobs, np.array([[-99999.0], [-0.1], [-3.0]], np.float32))
 
 
-def test_nothing_is_named_that_was_not_asked_for() -> None:
-    for drawn in (drawn_by_vllm(REQUEST, VLLM_ANSWER), drawn_by_sglang(REQUEST, SGLANG_ANSWER)[0]):
-        assert (drawn.sequence.topk_logprobs, drawn.topk_prompt, drawn.candidates) == (None, None, None)
-
-
 @pytest.mark.parametrize("candidates", [(3,), (8, 3)])
 def test_candidates_have_their_logprobs_in_the_place_of_the_first_token(candidates: tuple[int, ...]) -> None:
     request = replace(REQUEST, candidates=candidates, scored_from=None)
@@ -292,15 +254,6 @@ def test_a_sequence_that_vllm_did_not_finish_is_lost_and_not_short(reason: str |
     unfinished = {**VLLM_ANSWER["choices"][0], "finish_reason": reason}
     with pytest.raises(SamplerClosed, match="gave a request up"):
         drawn_by_vllm(REQUEST, {**VLLM_ANSWER, "choices": [unfinished]})
-
-
-def test_a_token_that_does_not_exist_is_no_stop() -> None:
-    reason = {"type": "stop", "matched": "NaN happened"}
-    answer = {"meta_info": {**SGLANG_ANSWER["meta_info"], "finish_reason": reason}}
-    with pytest.raises(UserError, match="the weights have diverged"):
-        drawn_by_sglang(REQUEST, answer)
-    said = replace(REQUEST, stop_strings=("NaN happened",))
-    assert drawn_by_sglang(said, answer)[0].sequence.stopped
 
 
 @pytest.mark.parametrize("answer", [None, {}, {"choices": []}, {"choices": [{}]}, {"choices": [None]}], ids=repr)

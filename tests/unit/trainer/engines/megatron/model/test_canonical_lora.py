@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from support.nemo_rl.bridge import PARTS, Adapted, Adapter
 from support.nemo_rl.fakes import PEFT_ARGUMENTS, CanonicalLoRA, fake_modules
 from tinsmith_trainer.engines.megatron.model.canonical_lora import find_lora
-from tinsmith_trainer.engines.megatron.model.expert_lora import ExpertsLora
 from tinsmith_trainer.engines.megatron.model.lora import COLUMNS, ROWS
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.step.tensor_parts import cut, join, whole_shapes
@@ -119,13 +118,6 @@ def test_only_under_row_parallel_layers_is_a_divided_by_its_columns() -> None:
     assert by_columns == {"model.layers.0.self_attn.o_proj.lora_A", "model.layers.0.mlp.down_proj.lora_A"}
 
 
-def test_the_scale_is_alpha_over_the_adapters_rank_whatever_that_is_padded_to() -> None:
-    model = stage(1, 1, dim=8)
-    find_lora(model, tensor_ranks=1).set_scale(32 / 4)
-    for adapter in (module for module in model.modules() if isinstance(module, Adapter)):
-        assert adapter.alpha / adapter.dim == 8
-
-
 def test_a_layer_without_a_name_in_pefts_layout_is_refused_by_name() -> None:
     model = stage(1, 1)
     layer = model.get_submodule("module.module.decoder.layers.0.mlp")
@@ -179,13 +171,6 @@ def test_the_bridge_sees_adapters_alone_in_what_is_trained_of_experts(monkeypatc
     assert names == {f"experts.adapter.{key}_{factor}" for key in ("w1", "w2", "w3") for factor in "AB"}
 
 
-def test_experts_are_scaled_as_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = mixture_stage(1, monkeypatch)
-    find_lora(model, tensor_ranks=1).set_scale(4.0)
-    [experts] = [module for module in model.modules() if isinstance(module, ExpertsLora)]
-    assert experts.scale == 4.0
-
-
 def test_a_dense_models_modules_are_the_bridges_whatever_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, module in fake_modules().items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -218,16 +203,3 @@ def test_the_stock_one_is_back_also_when_a_worker_could_not_be_made() -> None:
     with pytest.raises(RuntimeError), canonical_lora_in(setup):
         raise RuntimeError
     assert setup.LoRA is stock
-
-
-def test_padding_gets_no_gradient_so_that_it_stays_zero() -> None:
-    adapter = Adapter(6, 5, 4, input_is_parallel=False)
-    with torch.no_grad():
-        adapter.linear_in.weight[2:] = 0
-        adapter.linear_out.weight[:, 2:] = 0
-    adapter(torch.randn(3, 6)).square().sum().backward()
-    assert adapter.linear_in.weight.grad is not None
-    assert adapter.linear_out.weight.grad is not None
-    assert not adapter.linear_in.weight.grad[2:].any()
-    assert not adapter.linear_out.weight.grad[:, 2:].any()
-    assert adapter.linear_in.weight.grad[:2].any()

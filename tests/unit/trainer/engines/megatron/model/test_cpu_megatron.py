@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -36,15 +35,6 @@ def test_inside_the_gpu_is_the_cpu() -> None:
 
 
 @without_gpu
-def test_outside_there_is_no_gpu_as_before() -> None:
-    with cpu_megatron():
-        pass
-    with pytest.raises((AssertionError, RuntimeError)):
-        torch.zeros(2, device="cuda")
-    assert torch.ones(2).type() == "torch.FloatTensor"
-
-
-@without_gpu
 def test_nothing_stays_replaced_after_an_error_inside_or_a_second_entry() -> None:
     before = _what_is_replaced()
     with cpu_megatron(), cpu_megatron():
@@ -52,52 +42,6 @@ def test_nothing_stays_replaced_after_an_error_inside_or_a_second_entry() -> Non
     assert _what_is_replaced() == before
     with pytest.raises(KeyError), cpu_megatron():
         raise KeyError("a layer")
-    assert _what_is_replaced() == before
-
-
-@without_gpu
-def test_another_thread_asks_the_real_thing_meanwhile() -> None:
-    refused: list[bool] = []
-
-    def ask() -> None:
-        for question in (torch.cuda.current_device, lambda: torch.zeros(2, device="cuda")):
-            try:
-                question()
-            except (AssertionError, RuntimeError):
-                refused.append(True)
-
-    with cpu_megatron():
-        thread = threading.Thread(target=ask)
-        thread.start()
-        thread.join()
-    assert refused == [True, True]
-
-
-@without_gpu
-def test_threads_that_leave_in_the_order_they_came_leave_no_trace() -> None:
-    before = _what_is_replaced()
-    first_is_in, second_is_in, first_is_out = threading.Event(), threading.Event(), threading.Event()
-    devices: list[str] = []
-
-    def first() -> None:
-        with cpu_megatron():
-            first_is_in.set()
-            second_is_in.wait(10)
-        first_is_out.set()
-
-    def second() -> None:
-        first_is_in.wait(10)
-        with cpu_megatron():
-            second_is_in.set()
-            first_is_out.wait(10)
-            devices.append(str(torch.cuda.current_device()))
-
-    threads = [threading.Thread(target=first), threading.Thread(target=second)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert devices == ["cpu"]
     assert _what_is_replaced() == before
 
 

@@ -5,10 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tinsmith_trainer.engines.megatron.model.expert_lora import (
-    ExpertLinear,
     ExpertSizes,
     ExpertsLora,
-    GroupedExpertLinear,
     place_experts,
 )
 from tinsmith_trainer.engines.megatron.model.weights import Part
@@ -108,12 +106,6 @@ def test_a_rank_whose_experts_get_no_token_takes_part_all_the_same() -> None:
     found.sum().backward()
 
 
-def test_layers_are_wrapped_as_megatron_computes_them() -> None:
-    sequential, grouped = one_by_one(drawn_lora(0)), all_at_once(drawn_lora(0))
-    assert all(isinstance(expert.linear_fc1, ExpertLinear) for expert in sequential.local_experts)  # type: ignore[union-attr]
-    assert isinstance(grouped.linear_fc1, GroupedExpertLinear)
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_sum_what_they_share_and_not_what_is_their_experts_own(ranks: int) -> None:
     """By what Megatron asks of a parameter. Where one rank has all experts there is nothing of its own."""
@@ -123,16 +115,3 @@ def test_ranks_sum_what_they_share_and_not_what_is_their_experts_own(ranks: int)
             shared = name != own or ranks == 1
             assert (factor.allreduce, factor.sequence_parallel) == (shared, shared)  # type: ignore[attr-defined]
             assert len(factor) == (1 if name != own else 2 * HERE // ranks)
-
-
-def test_a_layer_has_its_adapters_once_and_in_no_container() -> None:
-    """Megatron-Bridge walks through containers, and takes what is in them for modules."""
-    for experts in (one_by_one(drawn_lora(0)), all_at_once(drawn_lora(0))):
-        [lora] = [module for module in experts.modules() if isinstance(module, ExpertsLora)]
-        assert list(lora.children()) == []
-        assert len(list(experts.parameters())) == 6
-
-
-def test_parameters_are_of_the_models_type() -> None:
-    lora = ExpertsLora("mlp.experts", SIZES, Part(0, 2), 8, like=torch.empty(0, dtype=torch.bfloat16))
-    assert {parameter.dtype for parameter in lora.parameters()} == {torch.bfloat16}

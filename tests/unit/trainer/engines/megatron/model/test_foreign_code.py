@@ -4,13 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.megatron.model.ranked_model import check_no_code
 from tinsmith_trainer.errors import ModelDirectoryInvalid
-
-
-def test_a_model_that_is_data_alone_is_taken() -> None:
-    check_no_code(tiny_model("qwen3").directory, "NeMo RL")
 
 
 def test_a_model_with_a_program_in_its_directory_is_refused(tmp_path: Path) -> None:
@@ -24,9 +19,3 @@ def test_a_model_that_names_a_program_elsewhere_is_refused(tmp_path: Path, file:
     (tmp_path / file).write_text(json.dumps({"auto_map": {"AutoConfig": "someone/repository--module.Config"}}))
     with pytest.raises(ModelDirectoryInvalid, match=file):
         check_no_code(tmp_path, "NeMo RL")
-
-
-def test_a_word_of_the_vocabulary_is_no_program(tmp_path: Path) -> None:
-    (tmp_path / "vocab.json").write_text(json.dumps({"vocabulary": {"auto_map": 1}}))
-    (tmp_path / "special.json").write_text("not json")
-    check_no_code(tmp_path, "NeMo RL")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -62,18 +61,6 @@ def test_a_part_is_read_from_whichever_file_has_the_tensor(directory: Path) -> N
     assert torch.equal(columns, tensors[EMBEDDING][:, HIDDEN // 2 :])
 
 
-def test_a_tensor_that_is_missing_is_named(directory: Path) -> None:
-    with Checkpoint(directory) as checkpoint, pytest.raises(ModelDirectoryInvalid, match=r"lack the tensor a\.weight"):
-        checkpoint.part("a.weight", (1, 1), None, Part(0, 1))
-
-
 def test_a_tensor_of_another_shape_than_the_config_says_is_named(directory: Path) -> None:
     with Checkpoint(directory) as checkpoint, pytest.raises(ModelDirectoryInvalid, match=r"\(512, 64\); config.json"):
         checkpoint.part(EMBEDDING, (VOCABULARY, 2 * HIDDEN), None, Part(0, 1))
-
-
-def test_weights_in_another_format_are_refused(directory: Path) -> None:
-    (directory / "model.safetensors").unlink()
-    (directory / "model.bin").write_text(json.dumps({}))
-    with pytest.raises(ModelDirectoryInvalid, match=r"has no \*\.safetensors"):
-        Checkpoint(directory)

@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tinsmith_trainer.engines.base import AdamParams
 from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
 from tinsmith_trainer.engines.megatron.step.optimizer import OptimizerState
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
-
-PARAMS = AdamParams(learning_rate=1e-2, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.1)
 
 
 class GroupStepAdam(torch.optim.Optimizer):
@@ -63,12 +60,6 @@ def test_moments_are_read_and_set_by_parameter(parameters: list[nn.Parameter]) -
     assert [inner.state[parameter]["exp_avg"].shape for parameter in parameters] == [(2, 3), (4, 1)]
 
 
-def test_no_moments_leave_no_entries(parameters: list[nn.Parameter]) -> None:
-    inner = stepped(parameters)
-    state_of(inner, parameters).set_moments(0, None)
-    assert not inner.state
-
-
 def test_an_adam_with_a_step_for_each_group_gets_it_there(parameters: list[nn.Parameter]) -> None:
     inner = GroupStepAdam(parameters)
     state = state_of(inner, parameters)
@@ -79,13 +70,6 @@ def test_an_adam_with_a_step_for_each_group_gets_it_there(parameters: list[nn.Pa
     assert all("step" not in group for group in inner.param_groups)
 
 
-def test_hyperparameters_reach_every_group(parameters: list[nn.Parameter]) -> None:
-    inner = torch.optim.AdamW([{"params": [parameter]} for parameter in parameters])
-    state_of(inner, parameters).set_hyperparameters(PARAMS)
-    for group in inner.param_groups:
-        assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (1e-2, (0.8, 0.9), 1e-6, 0.1)
-
-
 @pytest.mark.parametrize(("largest", "scale"), [(0.0, 1.0), (5.0, 1.0), (1.0, 0.5)])
 def test_gradients_above_the_largest_norm_are_scaled_down_to_it(
     parameters: list[nn.Parameter], largest: float, scale: float
@@ -94,10 +78,3 @@ def test_gradients_above_the_largest_norm_are_scaled_down_to_it(
     parameters[0].grad, parameters[1].grad = torch.zeros(2, 3), torch.ones(4, 1)
     state_of(inner, parameters).clip(2.0, largest)
     torch.testing.assert_close(parameters[1].grad, torch.full((4, 1), scale))
-
-
-def test_shards_of_an_optimizer_that_has_all_are_all(parameters: list[nn.Parameter]) -> None:
-    state = state_of(torch.optim.AdamW(parameters), parameters)
-    flat: Tensor = torch.arange(10, dtype=torch.float32)
-    assert torch.equal(state.shards(flat), flat)
-    assert torch.equal(state.whole(flat), flat)
