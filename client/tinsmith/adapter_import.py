@@ -10,9 +10,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tinsmith.api import Api, ApiError, base_url_from_environment
+from tinsmith.api import Api, ApiError
 from tinsmith.console import make_console
-from tinsmith.credentials import api_key_from_environment
+from tinsmith.credentials import api_key_from_environment, base_url_from_environment
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 COPY_BYTES = 2**20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from tinsmith.credentials import API_KEY_VARIABLE, UnusableKey, check_key
 API_PATH = "/api/v1"
 NO_SUCH_CALL = "Not Found"
 """What servers of this kind say of a path that they do not have."""
-BASE_URL_VARIABLE = "TINKER_BASE_URL"
 BASE_PATHS = {
     "/oai/api/v1": "the base URL for clients of OpenAI",
     "/anthropic/api/v1": "which is for clients of Anthropic",
@@ -27,7 +25,6 @@ BASE_PATHS = {
     "/v1": "the base URL for clients of OpenAI",
 }
 """How URLs end that are no server's address, the longest first."""
-LOCAL_SERVER = "http://127.0.0.1:8000"
 TIMEOUT_SECONDS = 10.0
 UPLOAD_SECONDS = 600.0
 RETRY_SECONDS = 1.0
@@ -99,10 +96,6 @@ class StartedUpload:
 class Mistake:
     detail: str
     cure: str
-
-
-def base_url_from_environment() -> str:
-    return os.environ.get(BASE_URL_VARIABLE) or LOCAL_SERVER
 
 
 def http_client(base_url: str, api_key: str | None, path: str, timeout: float | httpx.Timeout) -> httpx.Client:

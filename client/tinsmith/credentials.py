@@ -1,9 +1,12 @@
-"""The key of this program's user, and why one cannot be sent."""
+"""The server's address and the user's key, as the environment gives them."""
 
 from __future__ import annotations
 
 import os
 import string
+
+BASE_URL_VARIABLE = "TINKER_BASE_URL"
+LOCAL_SERVER = "http://127.0.0.1:8000"
 
 API_KEY_VARIABLE = "TINKER_API_KEY"
 NAMES = {"\n": "a newline", "\r": "a carriage return", "\t": "a tab", " ": "a space"}
@@ -48,3 +51,7 @@ def cure_of(api_key: str | None) -> str:
         bare = f"""$(printf %s "${API_KEY_VARIABLE}" | tr -d '[:space:]')"""
         return f'export it without white space: export {API_KEY_VARIABLE}="{bare}"'
     return "copy the key again: it has letters, digits and signs of ASCII alone, and no spaces"
+
+
+def base_url_from_environment() -> str:
+    return os.environ.get(BASE_URL_VARIABLE) or LOCAL_SERVER

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from tinsmith.console import make_console
+from tinsmith.files import make_output_folder
 from tinsmith.local_server import ServerFailed, free_port, running_server, tinsmith_command
-from tinsmith.output_folder import make_output_folder
 
 MODEL = "demo/tiny"
 """Its name and, in the output directory, its directory: so the SDK finds the tokenizer."""

@@ -1,20 +1,262 @@
-"""`tinsmith doctor`: why a program does not reach its server."""
+"""`tinsmith doctor`: checks of what an SDK program needs to reach a server, with a fix for each failure."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
-from dataclasses import asdict
+import shlex
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from tinsmith.api import BASE_URL_VARIABLE, base_url_from_environment
-from tinsmith.checks import CheckResult, ClientEnvironment, Status, diagnose
+from tinsmith.api import (
+    Api,
+    ApiError,
+    CallUnknown,
+    CertificateRefused,
+    KeyRefused,
+    SpeaksHttp,
+    Unreachable,
+    find_mistake,
+    is_here,
+)
+from tinsmith.base_models import find_tokenizer, tokenizer_id
 from tinsmith.console import make_console
-from tinsmith.credentials import API_KEY_VARIABLE
+from tinsmith.credentials import (
+    API_KEY_VARIABLE,
+    BASE_URL_VARIABLE,
+    base_url_from_environment,
+    cure_of,
+    find_key_mistake,
+)
+
+OLDEST_SDK = (0, 38)
+"""Older ones send what this release of the server does not read yet."""
+
+KEY_PREFIXES = ("tml-", "eyJ")
+"""The SDK refuses every other key before it sends a request."""
+
+MAKE_A_KEY = (
+    "make one where the server runs, with `tinsmith keys create NAME --data DIR`; DIR is the server's data directory, "
+    "by default tinsmith-data where it was started "
+    "(on Kubernetes: kubectl exec deployment/RELEASE-api-server -- tinsmith keys create NAME)"
+)
+DATA_VARIABLE = "TINSMITH_DATA"
+STORE_FILE = "tinsmith.db"
+OFFER_A_MODEL = "apply a TrainingSession, or give the chart an entry of `models`"
+"""A server without Kubernetes does not start without one."""
+
+RETRY_SECONDS = 0.2
+
+
+class Status(StrEnum):
+    OK = "ok"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One line of the report. A failure has a cure: what to type or change."""
+
+    check: str
+    status: Status
+    detail: str
+    cure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEnvironment:
+    """What a program would run with.
+
+    `environment_url` is TINKER_BASE_URL, if it is set; if not, `base_url` is where a server would listen by default.
+    """
+
+    base_url: str
+    environment_url: str | None
+    api_key: str | None
+
+
+def diagnose(environment: ClientEnvironment, *, wait_seconds: float = 0.0) -> Iterator[CheckResult]:
+    """Every check in the order in which a program would stumble; what cannot be judged is skipped.
+
+    A server that does not answer, or loads its models, is asked again for `wait_seconds`.
+    """
+    yield _check_address(environment)
+    yield _check_sdk()
+    if find_mistake(environment.base_url) is not None:
+        yield CheckResult("server", Status.SKIPPED, "needs an address")
+        return
+    deadline = time.monotonic() + wait_seconds
+    mistake = find_key_mistake(environment.api_key)
+    with Api(environment.base_url, None if mistake else environment.api_key) as api:
+        server = _wait_for_server(api, deadline)
+        yield server if environment.environment_url is not None else _as_hint(server, api)
+        if server.status is not Status.OK:
+            yield CheckResult("key", Status.SKIPPED, "needs a server that answers")
+            return
+        if mistake is not None:
+            yield CheckResult("key", Status.FAILED, mistake, cure_of(environment.api_key))
+            return
+        yield (key := _check_key(api, environment.api_key, _cure_for_a_key(environment.base_url)))
+        if key.status is not Status.OK:
+            yield CheckResult("tokenizers", Status.SKIPPED, "the server lists its models only for a key that works")
+            return
+        yield from _check_tokenizers(api)
+        yield from _list_loading(api, deadline)
+        yield from _list_waiting(api)
+
+
+def _check_address(environment: ClientEnvironment) -> CheckResult:
+    url = environment.base_url
+    if environment.environment_url is None:
+        detail = f"{BASE_URL_VARIABLE} is not set: programs go to the vendor's service, not to a server of yours"
+        cure = f"export {BASE_URL_VARIABLE}={url}, or the other URL that `tinsmith serve` printed"
+        return CheckResult("address", Status.FAILED, detail, cure)
+    if (mistake := find_mistake(url)) is not None:
+        return CheckResult("address", Status.FAILED, mistake.detail, mistake.cure)
+    return CheckResult("address", Status.OK, f"programs go to {environment.environment_url}")
+
+
+def _check_sdk() -> CheckResult:
+    wanted = ".".join(map(str, OLDEST_SDK))
+    installed = _sdk_version()
+    if installed is None:
+        return CheckResult("SDK", Status.FAILED, "tinker is not installed", f"pip install 'tinker>={wanted}'")
+    if tuple(int(part) for part in installed.split(".")[:2]) < OLDEST_SDK:
+        detail = f"tinker {installed} is older than what the server speaks ({wanted})"
+        return CheckResult("SDK", Status.FAILED, detail, f"pip install 'tinker>={wanted}'")
+    return CheckResult("SDK", Status.OK, f"tinker {installed}")
+
+
+def _sdk_version() -> str | None:
+    try:
+        return version("tinker")
+    except PackageNotFoundError:
+        return None
+
+
+def _wait_for_server(api: Api, deadline: float) -> CheckResult:
+    while (result := _check_server(api)).status is Status.FAILED and time.monotonic() < deadline:
+        time.sleep(RETRY_SECONDS)
+    return result
+
+
+def _as_hint(server: CheckResult, api: Api) -> CheckResult:
+    """Nobody named the default address, so its silence is not a failure."""
+    if server.status is Status.OK:
+        return server
+    return CheckResult("server", Status.SKIPPED, f"needs an address; there is none at {api.base_url}, the default one")
+
+
+def _check_server(api: Api) -> CheckResult:
+    try:
+        api.check_health()
+    except CertificateRefused as error:
+        cure = "export SSL_CERT_FILE=FILE with the authority that signed it, or give the server one that is known"
+        return CheckResult("server", Status.FAILED, str(error), cure)
+    except Unreachable as error:
+        cure = f"start one with `tinsmith serve`, or correct {BASE_URL_VARIABLE}; behind a proxy, set NO_PROXY"
+        return CheckResult("server", Status.FAILED, str(error), cure)
+    except SpeaksHttp as error:
+        cure = f"export {BASE_URL_VARIABLE}=http{api.base_url.removeprefix('https')}"
+        return CheckResult("server", Status.FAILED, str(error), cure)
+    except ApiError as error:
+        return CheckResult(
+            "server", Status.FAILED, str(error), f"correct {BASE_URL_VARIABLE}: another program has that port"
+        )
+    return CheckResult("server", Status.OK, f"{api.base_url} answers")
+
+
+def _cure_for_a_key(base_url: str) -> str:
+    """Return how to make a key, with the data directory if the server is on this machine and the directory is known."""
+    data = data_directory_here() if is_here(base_url) else None
+    return MAKE_A_KEY if data is None else f"make one with `tinsmith keys create NAME --data {shlex.quote(str(data))}`"
+
+
+def data_directory_here() -> Path | None:
+    """Return the directory that TINSMITH_DATA names, or the only one in this folder that has a server's store."""
+    if named := os.environ.get(DATA_VARIABLE):
+        return Path(named)
+    found = list(Path().glob(f"*/{STORE_FILE}"))
+    return found[0].parent.absolute() if len(found) == 1 else None
+
+
+def _check_key(api: Api, api_key: str | None, how_to_make_one: str) -> CheckResult:
+    if api_key is None:
+        cure = f"{how_to_make_one}, and export {API_KEY_VARIABLE}"
+        return CheckResult("key", Status.FAILED, f"{API_KEY_VARIABLE} is not set", cure)
+    if not api_key.startswith(KEY_PREFIXES):
+        cure = "use a key of `tinsmith keys create --data DIR`; static ones (TINSMITH_API_KEY) must start with tml- too"
+        return CheckResult("key", Status.FAILED, "the SDK refuses keys that do not start with tml-", cure)
+    try:
+        api.send_client_config(_sdk_version() or "none")
+    except KeyRefused:
+        cure = f"{how_to_make_one}; `tinsmith keys list` with the same --data lists the active keys"
+        return CheckResult("key", Status.FAILED, "the server does not know this key, or it was revoked", cure)
+    except ApiError as error:
+        return CheckResult("key", Status.FAILED, str(error), f"correct {BASE_URL_VARIABLE}: this is no Tinker server")
+    return CheckResult("key", Status.OK, "the server knows it")
+
+
+def _check_tokenizers(api: Api) -> Iterator[CheckResult]:
+    try:
+        served = api.served_models()
+    except ApiError as error:
+        yield CheckResult("tokenizers", Status.FAILED, str(error), "look into the server's log")
+        return
+    if not served:
+        yield CheckResult("models", Status.FAILED, "the server has no base model to train", OFFER_A_MODEL)
+    for model in served:
+        yield _check_tokenizer(model.name)
+
+
+def _check_tokenizer(model_name: str) -> CheckResult:
+    check = f"tokenizer of {model_name}"
+    identifier = tokenizer_id(model_name)
+    found = find_tokenizer(identifier)
+    if found is not None:
+        return CheckResult(check, Status.OK, str(found))
+    if Path(identifier).is_dir():
+        detail = f"the directory {Path(identifier).resolve()} has no tokenizer.json"
+        cure = f"put the model's tokenizer there: the SDK prefers a directory {identifier} to the hub's repository"
+        return CheckResult(check, Status.FAILED, detail, cure)
+    detail = f"{identifier} is neither a directory in {Path.cwd()} nor in the hub's cache"
+    cure = f"`tinsmith tokenizer {model_name}` puts the server's there; or `hf download {identifier}` if the hub has it"
+    return CheckResult(check, Status.FAILED, detail, cure)
+
+
+def _list_loading(api: Api, deadline: float) -> Iterator[CheckResult]:
+    """Wait for models that no worker has loaded, and list the rest. That is no failure: requests wait for them."""
+    try:
+        while (loading := api.loading_models()) and time.monotonic() < deadline:
+            time.sleep(RETRY_SECONDS)
+    except ApiError:
+        return  # the check before or after this one reports it
+    for name in loading:
+        yield CheckResult(f"model {name}", Status.SKIPPED, "no worker has loaded it yet; requests wait until one has")
+
+
+def _list_waiting(api: Api) -> Iterator[CheckResult]:
+    """No failure: they get what they wait for, or a person reads here what to do."""
+    try:
+        waiting = api.waiting_models()
+    except CallUnknown:
+        return
+    except ApiError as error:
+        yield CheckResult("waiting models", Status.FAILED, str(error), "look into the server's log")
+        return
+    for model in waiting:
+        reason = model.reason or "on its way to a worker"
+        yield CheckResult(f"model {model.model_id}", Status.SKIPPED, f"has waited for {model.seconds:.0f} s: {reason}")
+
 
 MARKS = {Status.OK: ("✓", "green"), Status.FAILED: ("✗", "red"), Status.SKIPPED: ("-", "yellow")}
 

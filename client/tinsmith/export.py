@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from tinsmith.cli import naming_extras
 from tinsmith.console import make_console
-from tinsmith.discovery import naming_extras
 
 if TYPE_CHECKING:
     import tinker
@@ -78,8 +78,7 @@ def _from_server(path: str, to: Path, layout: Layout, base_model: str | None, ba
 def _service(base_url: str | None) -> tinker.ServiceClient:
     import tinker
 
-    from tinsmith.api import base_url_from_environment
-    from tinsmith.credentials import api_key_from_environment
+    from tinsmith.credentials import api_key_from_environment, base_url_from_environment
 
     return tinker.ServiceClient(base_url=base_url or base_url_from_environment(), api_key=api_key_from_environment())
 

@@ -27,7 +27,7 @@ import sdk_generations
 from prometheus_client.core import Metric
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
-from tinsmith.discovery import find_commands, summary_of
+from tinsmith.cli import find_commands, summary_of
 from tinsmith_operator.api.reasons import Progress
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import TinsmithError

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import tinker
 from support.server.serve_process import API_KEY, ServedInstallation
+from tinsmith.base_models import load_tokenizer
 from tinsmith.local_server import tinsmith_command
-from tinsmith.tokenizers import load_tokenizer
 from tinsmith.training.evaluation.examples import Example
 from tinsmith.training.evaluation.tasks import Task
 from transformers import AutoTokenizer

@@ -14,18 +14,15 @@ import typer
 
 from tinsmith.cluster import requests
 from tinsmith.cluster.bundle import Bundle
-from tinsmith.cluster.errors import NotFound, PluginError
-from tinsmith.cluster.families import Family, choose, list_readable, parse_target, read_families, read_family
+from tinsmith.cluster.families import Family, Kind, choose, list_readable, parse_target, read_families, read_family
 from tinsmith.cluster.health import judge
-from tinsmith.cluster.kubectl import Access, Kubectl
+from tinsmith.cluster.kubectl import Access, Kubectl, NotFound, PluginError
 from tinsmith.cluster.manifests import name_of
-from tinsmith.cluster.names import Kind
 from tinsmith.cluster.report import collect
 from tinsmith.cluster.requests import Request, wait_for
 from tinsmith.cluster.status_tree import as_json, status_tree
-from tinsmith.cluster.tree import Branch, draw
 from tinsmith.cluster.why import NamespaceFacts, explain
-from tinsmith.console import make_console
+from tinsmith.console import Branch, draw, make_console
 
 MOST_STREAMS = 64
 """kubectl follows five at once by itself."""

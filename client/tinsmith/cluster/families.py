@@ -1,14 +1,55 @@
-"""A TrainingSession or SamplerPool with all that the operator has made of it."""
+"""Sessions and pools with the objects that belong to them, and the names that the operator gives these."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
-from tinsmith.cluster.errors import Forbidden, KindUnknown, Misused, NotFound
-from tinsmith.cluster.kubectl import Kubectl
+from tinsmith.cluster.kubectl import Forbidden, KindUnknown, Kubectl, Misused, NotFound
 from tinsmith.cluster.manifests import Manifest, label_of, name_of, namespace_of, uid_of
-from tinsmith.cluster.names import CONVERSION_APPLICATION, MANAGED_BY_LABEL, MEMBER_APPLICATION, OPERATOR, Kind
+
+GROUP = "tinsmith.dev"
+
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+OPERATOR = "tinsmith-operator"
+
+MEMBER_APPLICATION = "tinsmith-worker-member"
+"""As `app.kubernetes.io/name` of the pods of a session of several, but for the one with its worker."""
+
+CONVERSION_APPLICATION = "tinsmith-conversion"
+"""As `app.kubernetes.io/name` of the pods of the Job that converts a session's model before it has others."""
+
+INSTALLATION_SELECTOR = "app.kubernetes.io/name=tinsmith"
+"""What the chart installs: the operator, the API server, and what belongs to them."""
+
+SNAPSHOT_REQUEST = f"{GROUP}/snapshot-requested-at"
+RESTART_REQUEST = f"{GROUP}/restart-requested-at"
+
+
+class Kind(Enum):
+    """The two resources. `word` is how a person tells them apart: `session/NAME`, `pool/NAME`."""
+
+    SESSION = ("TrainingSession", "trainingsessions", "session", frozenset({"StatefulSet", "RayCluster"}))
+    POOL = ("SamplerPool", "samplerpools", "pool", frozenset({"Deployment"}))
+
+    def __init__(self, kind: str, plural: str, word: str, workloads: frozenset[str]) -> None:
+        self.kind = kind
+        self.resource = f"{plural}.{GROUP}"
+        self.word = word
+        self.workloads = workloads
+        """Kinds that keep its pods."""
+        self.label = f"{GROUP}/{word}"
+        """On every child; its value is the resource's name."""
+
+    @property
+    def spellings(self) -> frozenset[str]:
+        """What may stand before the slash."""
+        plural = self.resource.partition(".")[0]
+        return frozenset({self.word, self.kind.lower(), plural, self.resource, f"{self.kind.lower()}.{GROUP}"}) | (
+            {"tsess"} if self is Kind.SESSION else {"spool"}
+        )
+
 
 CHILDREN = ("pods", "statefulsets.apps", "deployments.apps", "replicasets.apps", "persistentvolumeclaims")
 """What is shown of a family. Secrets are not among them: nobody needs the right to read them for this."""

@@ -1,4 +1,4 @@
-"""The only door to a cluster: the user's own kubectl, with the user's own login."""
+"""The user's own kubectl, through which every request to a cluster goes, and what its errors mean."""
 
 from __future__ import annotations
 
@@ -7,18 +7,50 @@ import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
-from tinsmith.cluster.errors import (
-    ClusterUnreachable,
-    Forbidden,
-    KindUnknown,
-    KubectlFailed,
-    KubectlMissing,
-    NotFound,
-    PluginError,
-)
 from tinsmith.cluster.manifests import Manifest
+
+
+class PluginError(Exception):
+    """Ends a command with its sentence on standard error."""
+
+    exit_status: ClassVar[int] = 1
+
+
+class Misused(PluginError):
+    """The command line cannot mean anything; nothing was asked of the cluster, or nothing was changed in it."""
+
+    exit_status: ClassVar[int] = 2
+
+
+class KubectlMissing(PluginError):
+    """There is no kubectl to run."""
+
+
+class ClusterUnreachable(PluginError):
+    """No API server answers, or it does not know who asks."""
+
+
+class KindUnknown(PluginError):
+    """The cluster has no such kind of resource."""
+
+
+class Forbidden(PluginError):
+    """The user's rights are not enough for this request."""
+
+
+class NotFound(PluginError):
+    """An object of that name is not there."""
+
+
+class KubectlFailed(PluginError):
+    """kubectl said something else; the sentence quotes it."""
+
+
+class DidNotHappen(PluginError):
+    """What was waited for has not come, or cannot come any more."""
+
 
 _KIND_UNKNOWN = re.compile(r"the server doesn't have a resource type \"?([\w.-]+)|no matches for kind \"?([\w.-]+)")
 _UNREACHABLE = re.compile(

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
+from tinsmith.cli import installed_versions
 from tinsmith.cluster.bundle import Bundle
-from tinsmith.cluster.errors import KubectlFailed, PluginError
-from tinsmith.cluster.families import OURS, Family, Target, choose, list_readable, read_families
-from tinsmith.cluster.kubectl import Kubectl
-from tinsmith.cluster.manifests import Manifest, name_of, namespace_of
-from tinsmith.cluster.names import INSTALLATION_SELECTOR, Kind
-from tinsmith.cluster.pods import container_statuses
+from tinsmith.cluster.families import (
+    INSTALLATION_SELECTOR,
+    OURS,
+    Family,
+    Kind,
+    Target,
+    choose,
+    list_readable,
+    read_families,
+)
+from tinsmith.cluster.kubectl import Kubectl, KubectlFailed, PluginError
+from tinsmith.cluster.manifests import Manifest, container_statuses, name_of, namespace_of
 from tinsmith.cluster.status_tree import status_tree
-from tinsmith.cluster.tree import Branch, draw
 from tinsmith.cluster.why import NamespaceFacts, concerns, explain
-from tinsmith.version import installed_versions
+from tinsmith.console import Branch, draw
 
 LOG_LINES = 5000
 LOG_CHARACTERS = 2 * 1024 * 1024

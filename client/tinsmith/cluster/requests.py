@@ -7,12 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from tinsmith.cluster.errors import ClusterUnreachable, DidNotHappen, Misused
-from tinsmith.cluster.families import Family
+from tinsmith.cluster.families import RESTART_REQUEST, SNAPSHOT_REQUEST, Family, Kind
 from tinsmith.cluster.health import Health, is_outdated, judge
-from tinsmith.cluster.manifests import Manifest, moment, span
-from tinsmith.cluster.names import RESTART_REQUEST, SNAPSHOT_REQUEST, Kind
-from tinsmith.cluster.pods import is_ready
+from tinsmith.cluster.kubectl import ClusterUnreachable, DidNotHappen, Misused
+from tinsmith.cluster.manifests import Manifest, is_ready, moment, span
 
 SUSPENDED = "Suspended"
 """The reason of a session that has stopped because its spec says so."""

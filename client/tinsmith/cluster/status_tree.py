@@ -6,12 +6,21 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-from tinsmith.cluster.families import Family
+from tinsmith.cluster.families import Family, Kind
 from tinsmith.cluster.health import Health, is_outdated, judge, upgrade_hint
-from tinsmith.cluster.manifests import Manifest, ago, conditions_of, moment, name_of, reference_to, span
-from tinsmith.cluster.names import Kind
-from tinsmith.cluster.pods import is_ready, restarts_of, state_of
-from tinsmith.cluster.tree import Branch
+from tinsmith.cluster.manifests import (
+    Manifest,
+    ago,
+    conditions_of,
+    is_ready,
+    moment,
+    name_of,
+    reference_to,
+    restarts_of,
+    span,
+    state_of,
+)
+from tinsmith.console import Branch
 
 STYLES = {
     Health.STUCK: "bold red",

@@ -8,9 +8,20 @@ from datetime import UTC, datetime
 
 from tinsmith.cluster.families import Family
 from tinsmith.cluster.health import Health, is_outdated, judge, upgrade_hint
-from tinsmith.cluster.manifests import Manifest, ago, conditions_of, moment, name_of, namespace_of, reference_to, uid_of
-from tinsmith.cluster.pods import container_statuses, describe_ending, describe_state
-from tinsmith.cluster.tree import Branch
+from tinsmith.cluster.manifests import (
+    Manifest,
+    ago,
+    conditions_of,
+    container_statuses,
+    describe_ending,
+    describe_state,
+    moment,
+    name_of,
+    namespace_of,
+    reference_to,
+    uid_of,
+)
+from tinsmith.console import Branch
 
 MOST_EVENTS = 12
 LONG_AGO = datetime.min.replace(tzinfo=UTC)

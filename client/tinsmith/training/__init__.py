@@ -9,7 +9,7 @@ from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
 from tinsmith.training.checkpoints.retention import Retention
 from tinsmith.training.errors import CheckpointError, EvaluationError, MinibatchFailed, NothingToTrainOn, TrainingError
 from tinsmith.training.exports.export import export_lora_weights
-from tinsmith.training.promotion.names import (
+from tinsmith.training.promotion import (
     Promotion,
     promote,
     promotion_history,
@@ -17,9 +17,14 @@ from tinsmith.training.promotion.names import (
     remove_promotion,
     rollback,
 )
-from tinsmith.training.streams.rollouts import BufferClosed, RolloutBuffer, RolloutGroup
-from tinsmith.training.streams.step import MinibatchPlan, StepReport
-from tinsmith.training.streams.train import stream_minibatch_train
+from tinsmith.training.streams import (
+    BufferClosed,
+    MinibatchPlan,
+    RolloutBuffer,
+    RolloutGroup,
+    StepReport,
+    stream_minibatch_train,
+)
 
 if TYPE_CHECKING:
     from tinsmith.training.environments.functions import from_functions, from_games

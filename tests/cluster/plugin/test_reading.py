@@ -15,9 +15,8 @@ from support.kubernetes.chart_account import until_allowed
 from support.kubernetes.families import unready
 from support.kubernetes.fixtures import Cluster
 from support.operator.operators import session_manifest
-from tinsmith.cluster.errors import ClusterUnreachable, KindUnknown, KubectlFailed, NotFound
-from tinsmith.cluster.kubectl import Access, Kubectl
-from tinsmith.cluster.names import Kind
+from tinsmith.cluster.families import Kind
+from tinsmith.cluster.kubectl import Access, ClusterUnreachable, KindUnknown, Kubectl, KubectlFailed, NotFound
 
 CURE = "No node takes the pod: 0/1 nodes are available; add a node that fits."
 SECRET = "hunter2-of-ada"

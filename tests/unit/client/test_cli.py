@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import typer
-from tinsmith.cli import build_app, main, run
-from tinsmith.discovery import GROUP, MissingExtra, find_commands, summary_of
+from tinsmith.cli import GROUP, MissingExtra, build_app, find_commands, main, run, summary_of
 
 HEAVY_MODULES = ("torch", "transformers", "tinker", "fastapi", "sqlalchemy", "grpc", "httpx", "matplotlib")
 PRINT_HEAVY_IMPORTS = f"""

@@ -16,9 +16,9 @@ import pytest
 from support.certificates import SERVER, Authority, mount_secret
 from support.client.stub_server import GOOD_KEY, NOT_FOUND, WELL, Answer, stub_server
 from tinsmith.api import is_here
-from tinsmith.checks import CheckResult, ClientEnvironment, Status, diagnose
 from tinsmith.cli import main
 from tinsmith.credentials import cure_of
+from tinsmith.doctor import CheckResult, ClientEnvironment, Status, diagnose
 from typing_extensions import override
 
 
@@ -158,7 +158,7 @@ def test_a_tokenizer_that_programs_would_not_find_has_a_cure(well_server: str) -
 def test_an_sdk_older_than_the_server_speaks_is_named(
     well_server: str, monkeypatch: pytest.MonkeyPatch, installed: str, status: Status
 ) -> None:
-    monkeypatch.setattr("tinsmith.checks.version", lambda _package: installed)
+    monkeypatch.setattr("tinsmith.doctor.version", lambda _package: installed)
     assert examine(well_server)["SDK"].status is status
 
 

@@ -10,8 +10,7 @@ from urllib.parse import quote
 
 import pytest
 from support.client.stub_server import GOOD_KEY, WELL, stub_server
-from tinsmith.cli import main
-from tinsmith.discovery import find_commands
+from tinsmith.cli import find_commands, main
 
 pytestmark = pytest.mark.pytorch
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from tinsmith.cli import main
-from tinsmith.tokenizers import (
+from tinsmith.base_models import (
     FILES,
     MOST_BYTES,
     TokenizerError,
@@ -24,6 +23,7 @@ from tinsmith.tokenizers import (
     tokenizer_id,
     unpacked,
 )
+from tinsmith.cli import main
 from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 from tinsmith_trainer.worker import tokenizer_files
 from transformers import AutoTokenizer

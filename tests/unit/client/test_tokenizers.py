@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import transformers.models.auto.tokenization_auto
 from tinker.lib.public_interfaces import sampling_client
-from tinsmith.checks import find_tokenizer, tokenizer_id
+from tinsmith.base_models import find_tokenizer, tokenizer_id
 
 pytestmark = pytest.mark.pytorch
 

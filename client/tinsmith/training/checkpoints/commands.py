@@ -14,14 +14,12 @@ import tinker
 import typer
 from rich.table import Column, Table
 
-from tinsmith.api import base_url_from_environment
 from tinsmith.console import make_console
-from tinsmith.credentials import api_key_from_environment
-from tinsmith.training.checkpoints.adapter_folder import export_adapter, newest_step
+from tinsmith.credentials import api_key_from_environment, base_url_from_environment
 from tinsmith.training.checkpoints.metadata import CONFIG_FILE, TRAINER_STATE_FILE, Metadata
 from tinsmith.training.checkpoints.retention import Retention
 from tinsmith.training.checkpoints.server_states import ServerStates
-from tinsmith.training.checkpoints.store import CheckpointStore
+from tinsmith.training.checkpoints.store import CheckpointStore, export_adapter, newest_step
 from tinsmith.training.checkpoints.trainer_state import TrainerState, read_trainer_state
 from tinsmith.training.errors import CheckpointDamaged, NoCheckpoint, TrainingError
 

@@ -20,18 +20,15 @@ from tinker import types
 from typer.core import TyperGroup
 from typing_extensions import override
 
-from tinsmith.api import BASE_URL_VARIABLE, base_url_from_environment
 from tinsmith.console import make_console
-from tinsmith.credentials import api_key_from_environment
-from tinsmith.output_folder import make_output_folder
+from tinsmith.credentials import BASE_URL_VARIABLE, api_key_from_environment, base_url_from_environment
+from tinsmith.files import make_output_folder
 from tinsmith.training.errors import TrainingError
 from tinsmith.training.evaluation.comparison import Compared, compare, csv_of_comparison, read_runs
-from tinsmith.training.evaluation.curves import draw_curves
-from tinsmith.training.evaluation.examples import DEFAULT_CONCURRENCY, DEFAULT_MAX_TOKENS, DEFAULT_SEED
-from tinsmith.training.evaluation.graders import GRADER_NAMES
+from tinsmith.training.evaluation.examples import DEFAULT_CONCURRENCY, DEFAULT_MAX_TOKENS, DEFAULT_SEED, GRADER_NAMES
 from tinsmith.training.evaluation.intervals import Estimate
 from tinsmith.training.evaluation.sources import Checkpoint, at_path, in_root, of_base_model, of_run
-from tinsmith.training.evaluation.summary import Summary, shown
+from tinsmith.training.evaluation.summary import Summary, draw_curves, shown
 
 if TYPE_CHECKING:
     from tinsmith.training.evaluation.offline import Sweep

@@ -13,11 +13,10 @@ from typing import Any, Literal
 from tinker import types
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 
+from tinsmith.files import NoJson, numbered_lines, parse_line, without_empty
 from tinsmith.training.errors import EvaluationError, TaskFileError
-from tinsmith.training.evaluation.examples import Example
-from tinsmith.training.evaluation.graders import CHOICE, GRADER_NAMES, GRADERS, exact, require_fit
+from tinsmith.training.evaluation.examples import CHOICE, GRADER_NAMES, GRADERS, Example, exact, require_fit
 from tinsmith.training.evaluation.tasks import ChoiceTask, ExampleTask, Task, right_choice
-from tinsmith.training.json_lines import NoJson, numbered_lines, parse_line, without_empty
 
 KNOWN = {"id", "prompt", "messages", "answer", "choices"}
 

@@ -14,11 +14,10 @@ from rich.progress import Progress
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 
 from tinsmith.training.errors import EvaluationError, StateGone
-from tinsmith.training.evaluation.curves import draw_curves
 from tinsmith.training.evaluation.examples import DEFAULT_CONCURRENCY, Example, digest_of
 from tinsmith.training.evaluation.results import Results, Row, described
 from tinsmith.training.evaluation.sources import Checkpoint, Connect, require_different, sampler_of
-from tinsmith.training.evaluation.summary import Summary, csv_of, summaries_of
+from tinsmith.training.evaluation.summary import Summary, csv_of, draw_curves, summaries_of
 from tinsmith.training.evaluation.tasks import ExampleTask, by_name
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The results of a directory as estimates: for each checkpoint, task and metric one, and as a table of CSV."""
+"""Results as estimates for each checkpoint, task and metric: as CSV and as curves."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tinsmith.training.evaluation.intervals import Estimate, estimate
 from tinsmith.training.evaluation.results import Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 COLUMNS = ("checkpoint", "label", "step", "task", "metric", "mean", "low", "high", "examples")
 
@@ -88,3 +94,89 @@ def _summary(row: Row, task: str, metric: str, values: Mapping[str | None, float
 
 def _place(step: int | None) -> int:
     return -1 if step is None else step
+
+
+PANEL_COLUMNS = 2
+TINKER = "tinker://"
+PANEL_INCHES = (5.0, 3.4)
+DOTS_PER_INCH = 120
+
+
+def draw_curves(runs: Mapping[str, Sequence[Summary]], path: Path) -> None:
+    """A panel for each `task/metric`; of each run a curve, its intervals as a band.
+
+    A base model is the point at step 0 if the run has one; several, and samplers without a step, are dashed lines.
+    `runs` are by name; a single one may have none. Raises ValueError where there is nothing to draw.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    grouped = {run: by_metric(summaries) for run, summaries in runs.items()}
+    names = list(dict.fromkeys(name for metrics in grouped.values() for name in metrics))
+    if not names:
+        raise ValueError("no results to draw")
+    columns = min(PANEL_COLUMNS, len(names))
+    rows = math.ceil(len(names) / columns)
+    # Not pyplot, which would take a window system, and keep the figure.
+    figure = Figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(rows, columns, squeeze=False)
+    for place, name in enumerate(names):
+        panel = panels[place // columns][place % columns]
+        for number, (run, metrics) in enumerate(grouped.items()):
+            _draw_run(panel, run, metrics.get(name, []), f"C{number}")
+        _dress(panel, name)
+    for unused in range(len(names), rows * columns):
+        panels[unused // columns][unused % columns].set_visible(False)
+    figure.savefig(path, dpi=DOTS_PER_INCH)
+
+
+def _draw_run(panel: Axes, run: str, summaries: Sequence[Summary], colour: str) -> None:
+    start = base_model_at_start(summaries)
+    stepped = ([start] if start else []) + [one for one in summaries if one.step is not None]
+    steps: list[Any] = [one.step or 0 for one in stepped]
+    if stepped:
+        means = [one.estimate.mean for one in stepped]
+        panel.plot(steps, means, color=colour, marker="o", markersize=4, label=run or None)
+        lows, highs = [one.estimate.low for one in stepped], [one.estimate.high for one in stepped]
+        panel.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0)
+        panel.errorbar(steps, means, yerr=_bars(stepped), fmt="none", ecolor=colour, elinewidth=1, capsize=2)
+    if start:
+        label = f"{run}: {start.label}" if run else start.label
+        hollow: dict[str, Any] = {
+            "marker": "o",
+            "markersize": 6,
+            "markerfacecolor": "white",
+            "linestyle": "none",
+            "zorder": 3,
+        }
+        panel.plot([0], [start.estimate.mean], color=colour, label=label, **hollow)
+    for number, one in enumerate(each for each in summaries if each.step is None and each is not start):
+        style = ("--", ":", "-.")[number % 3]
+        label = f"{run}: {one.label}" if run else one.label
+        panel.axhline(one.estimate.mean, color=colour if run else "0.4", linestyle=style, linewidth=1.2, label=label)
+        if not math.isnan(one.estimate.low):
+            panel.axhspan(one.estimate.low, one.estimate.high, color=colour if run else "0.4", alpha=0.07, linewidth=0)
+
+
+def base_model_at_start(summaries: Sequence[Summary]) -> Summary | None:
+    """Return the only base model beside checkpoints with steps, of which none is at step 0: training began with it."""
+    base_models = [one for one in summaries if one.step is None and not one.checkpoint.startswith(TINKER)]
+    steps = {one.step for one in summaries} - {None}
+    return base_models[0] if len(base_models) == 1 and steps and 0 not in steps else None
+
+
+def _bars(summaries: Sequence[Summary]) -> list[list[float]]:
+    found = [one.estimate for one in summaries]
+    return [[one.mean - one.low for one in found], [one.high - one.mean for one in found]]
+
+
+def _dress(panel: Axes, name: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    panel.set_title(name, fontsize=10)
+    panel.set_xlabel("step")
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    panel.grid(alpha=0.25)
+    if panel.get_legend_handles_labels()[1]:
+        panel.legend(fontsize=8, frameon=False)

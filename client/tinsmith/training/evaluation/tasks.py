@@ -14,9 +14,9 @@ from tinker import types
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from typing_extensions import override
 
-from tinsmith.api import ApiError, base_url_from_environment
-from tinsmith.credentials import api_key_from_environment
-from tinsmith.tokenizers import TokenizerError, load_tokenizer
+from tinsmith.api import ApiError
+from tinsmith.base_models import TokenizerError, load_tokenizer
+from tinsmith.credentials import api_key_from_environment, base_url_from_environment
 from tinsmith.training.errors import EvaluationError, GradeFailed
 from tinsmith.training.evaluation.examples import (
     DEFAULT_CONCURRENCY,

@@ -13,8 +13,7 @@ from transformers import AutoTokenizer
 
 from tinsmith.training.errors import BaseModelUnusable
 from tinsmith.training.exports.base_model import BaseModel
-from tinsmith.training.exports.experts import add_to_experts, experts_of, shapes_of
-from tinsmith.training.exports.stored import UNEMBED, StoredAdapter
+from tinsmith.training.exports.stored import UNEMBED, StoredAdapter, add_to_experts, experts_of, shapes_of
 
 IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
 

@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tinsmith.training.exports.base_model import BaseModel
-from tinsmith.training.exports.experts import DOWN, GATE, UP, experts_of, is_by_turns
-from tinsmith.training.exports.stored import StoredAdapter, peft_key
+from tinsmith.training.exports.stored import DOWN, GATE, UP, StoredAdapter, experts_of, is_by_turns, peft_key
 from tinsmith.training.server_files import CONFIG_FILE, WEIGHTS_FILE
 
 FORMER_NAMES = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}

@@ -13,8 +13,7 @@ from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from tinsmith.training.rl.data_order import DataOrder, GroupPlace
 from tinsmith.training.rl.rollouts import RolledOutGroup
-from tinsmith.training.streams.rollouts import BufferClosed, RolloutBuffer
-from tinsmith.training.streams.step import MinibatchPlan
+from tinsmith.training.streams import BufferClosed, MinibatchPlan, RolloutBuffer
 
 RollOut: TypeAlias = Callable[[GroupPlace, EnvGroupBuilder], Awaitable[RolledOutGroup]]
 

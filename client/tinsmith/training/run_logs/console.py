@@ -12,7 +12,7 @@ from tinker_cookbook.utils import ml_log
 from typing_extensions import override
 
 from tinsmith.console import make_console
-from tinsmith.training.run_logs.scalars import Plain, numbers_of
+from tinsmith.training.run_logs.metrics import Plain, numbers_of
 
 HEADLINES = {
     "train/nll": "nll",

@@ -13,11 +13,9 @@ from tinker_cookbook.utils import ml_log
 from typing_extensions import override
 
 from tinsmith.training.errors import BackendMissing, MetricsLost
+from tinsmith.training.run_logs.backends import RunIdentity, TensorBoardLogger, trackio_logger, wandb_logger
 from tinsmith.training.run_logs.console import ConsoleLogger
-from tinsmith.training.run_logs.history import METRICS_FILE, MetricsHistory
-from tinsmith.training.run_logs.scalars import plain_metrics
-from tinsmith.training.run_logs.services import RunIdentity, trackio_logger, wandb_logger
-from tinsmith.training.run_logs.tensorboard import TensorBoardLogger
+from tinsmith.training.run_logs.metrics import METRICS_FILE, MetricsHistory, plain_metrics
 
 logger = logging.getLogger(__name__)
 

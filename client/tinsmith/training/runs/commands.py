@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from tinsmith.console import make_console
-from tinsmith.output_folder import make_output_folder
+from tinsmith.files import make_output_folder
 from tinsmith.training.errors import TrainingError
 from tinsmith.training.runs.config import (
     CHECKPOINTS,

@@ -10,10 +10,17 @@ from tinker import types
 from typing_extensions import override
 
 from tinsmith.training.runs.config import DpoConfig
-from tinsmith.training.runs.data import Examples, Prepared, Sequences, datum_of, learned_logprobs, prepare
+from tinsmith.training.runs.data import (
+    Examples,
+    Prepared,
+    Sequences,
+    ShuffledBatches,
+    datum_of,
+    learned_logprobs,
+    prepare,
+)
 from tinsmith.training.runs.json_lines import Preference, parse_dpo
 from tinsmith.training.runs.rendering import Rendering
-from tinsmith.training.runs.schedule import ShuffledBatches
 from tinsmith.training.runs.work import HELD_OUT, Kind, Panel, Work, with_optimizer
 
 if TYPE_CHECKING:

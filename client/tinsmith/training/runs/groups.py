@@ -14,11 +14,10 @@ from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from tinsmith.training.environments.functions import from_functions
 from tinsmith.training.errors import BadConfig, BadData, EvaluationError
-from tinsmith.training.evaluation.examples import Answer, Example
-from tinsmith.training.evaluation.graders import GRADERS, contains, exact, number, require_fit
+from tinsmith.training.evaluation.examples import GRADERS, Answer, Example, contains, exact, number, require_fit
 from tinsmith.training.runs.config import RlConfig
+from tinsmith.training.runs.data import held_out_split
 from tinsmith.training.runs.json_lines import AnsweredPrompt, Placed, parse_answered, read_examples
-from tinsmith.training.runs.schedule import held_out_split
 
 Grader: TypeAlias = Callable[[str, str], float]
 """Of what was said, and of the answer."""

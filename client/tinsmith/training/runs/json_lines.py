@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from tinsmith.files import NoJson, numbered_lines, parse_line, without_empty
 from tinsmith.training.errors import BadData
-from tinsmith.training.json_lines import NoJson, numbered_lines, parse_line, without_empty
 
 Message: TypeAlias = dict[str, str]
 """With role and content."""

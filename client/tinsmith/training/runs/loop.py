@@ -16,10 +16,10 @@ from tinker import types
 
 from tinsmith.training.run_logs.run_log import RunLog, run_log
 from tinsmith.training.runs.config import Config, DataConfig, RunConfig
+from tinsmith.training.runs.data import learning_rate_at
 from tinsmith.training.runs.opening import OpenRun, opened
 from tinsmith.training.runs.outcome import Outcome, finish
 from tinsmith.training.runs.rendering import choose_rendering
-from tinsmith.training.runs.schedule import learning_rate_at
 from tinsmith.training.runs.work import Begun, Example, Kind, OnBegin, Work
 
 STANDARD_ERROR = 2

@@ -12,16 +12,16 @@ from typing import Any
 import tinker
 from typing_extensions import override
 
-from tinsmith.api import Api, ApiError, Unreachable, base_url_from_environment
-from tinsmith.credentials import api_key_from_environment
-from tinsmith.tokenizers import TokenizerError, load_tokenizer
+from tinsmith.api import Api, ApiError, Unreachable
+from tinsmith.base_models import TokenizerError, load_tokenizer
+from tinsmith.credentials import api_key_from_environment, base_url_from_environment
+from tinsmith.files import write_whole
 from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed, has_tokenizer_json
 from tinsmith.training.checkpoints.retention import Retention
 from tinsmith.training.checkpoints.store import CheckpointStore
 from tinsmith.training.errors import BadConfig, BadData, CheckpointDamaged, ServerNotReady
 from tinsmith.training.runs.config import CHECKPOINTS, CONFIG_FILE, SUMMARY, RunConfig, require_same, to_yaml
 from tinsmith.training.server_files import PURPOSE
-from tinsmith.training.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 

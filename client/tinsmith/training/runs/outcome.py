@@ -13,13 +13,12 @@ from typing import Any
 import tinker
 from rich.table import Table
 
-from tinsmith.training.checkpoints.adapter_folder import export_adapter
+from tinsmith.files import numbered_lines, write_whole
 from tinsmith.training.checkpoints.manager import CheckpointManager
-from tinsmith.training.json_lines import numbered_lines
-from tinsmith.training.run_logs.history import METRICS_FILE
+from tinsmith.training.checkpoints.store import export_adapter
+from tinsmith.training.run_logs.metrics import METRICS_FILE
 from tinsmith.training.runs.config import SUMMARY, RunConfig
 from tinsmith.training.runs.work import Panel
-from tinsmith.training.whole_files import write_whole
 
 ADAPTER, CURVES = "adapter", "curves.png"
 

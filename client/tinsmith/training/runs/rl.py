@@ -16,10 +16,9 @@ from tinker_cookbook.utils import ml_log
 from typing_extensions import override
 
 from tinsmith.training.rl.data_order import GroupPlace
-from tinsmith.training.rl.policy import AllOrNone, GroupPolicy
-from tinsmith.training.rl.rollouts import roll_out
+from tinsmith.training.rl.rollouts import AllOrNone, GroupPolicy, roll_out
 from tinsmith.training.rl.trainer import RLTrainer
-from tinsmith.training.run_logs.history import MetricsHistory
+from tinsmith.training.run_logs.metrics import MetricsHistory
 from tinsmith.training.run_logs.run_log import RunLog
 from tinsmith.training.runs.config import RlConfig
 from tinsmith.training.runs.groups import make_groups, read_prompts
@@ -29,7 +28,7 @@ from tinsmith.training.runs.opening import OpenRun, opened
 from tinsmith.training.runs.outcome import Outcome, finish
 from tinsmith.training.runs.rendering import choose_cookbook_renderer
 from tinsmith.training.runs.work import HELD_OUT, Begun, OnBegin, Panel
-from tinsmith.training.streams.step import MinibatchPlan, StepReport
+from tinsmith.training.streams import MinibatchPlan, StepReport
 
 NO_RENDERER = "none"
 REWARD = "env/all/reward/total"

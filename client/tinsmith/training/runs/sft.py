@@ -10,10 +10,9 @@ from tinker import types
 from typing_extensions import override
 
 from tinsmith.training.runs.config import SftConfig
-from tinsmith.training.runs.data import Examples, datum_of, learned_count, learned_logprobs, prepare
+from tinsmith.training.runs.data import Examples, ShuffledBatches, datum_of, learned_count, learned_logprobs, prepare
 from tinsmith.training.runs.json_lines import SftExample, parse_sft
 from tinsmith.training.runs.rendering import Rendering
-from tinsmith.training.runs.schedule import ShuffledBatches
 from tinsmith.training.runs.work import HELD_OUT, Kind, Panel, Work, with_optimizer
 
 

@@ -11,9 +11,8 @@ import tinker
 from tinker import types
 
 from tinsmith.training.runs.config import Config
-from tinsmith.training.runs.data import Examples, Prepared
+from tinsmith.training.runs.data import Examples, Prepared, ShuffledBatches
 from tinsmith.training.runs.rendering import Rendering
-from tinsmith.training.runs.schedule import ShuffledBatches
 
 Example = TypeVar("Example")
 HELD_OUT = "eval/held_out"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 from support.kubernetes import families as made
-from tinsmith.cluster.errors import Forbidden, KindUnknown, Misused, NotFound
-from tinsmith.cluster.families import Target, assemble, choose, list_readable, parse_target, read_families
-from tinsmith.cluster.kubectl import Kubectl
+from tinsmith.cluster.families import Kind, Target, assemble, choose, list_readable, parse_target, read_families
+from tinsmith.cluster.kubectl import Forbidden, KindUnknown, Kubectl, Misused, NotFound
 from tinsmith.cluster.manifests import Manifest, name_of
-from tinsmith.cluster.names import Kind
 from typing_extensions import override
 
 

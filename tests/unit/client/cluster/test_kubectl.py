@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from tinsmith.cluster.errors import (
+from tinsmith.cluster.kubectl import (
+    Access,
     ClusterUnreachable,
     Forbidden,
     KindUnknown,
+    Kubectl,
     KubectlFailed,
     KubectlMissing,
     NotFound,
     PluginError,
+    explain,
 )
 from tinsmith.cluster.kubectl import Kubectl, explain
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tinsmith.cluster import names
-from tinsmith.cluster.names import Kind
+from tinsmith.cluster import families as names
+from tinsmith.cluster.families import Kind
 from tinsmith.cluster.requests import SUSPENDED
 from tinsmith_operator.api import names as operators
 from tinsmith_operator.api.reasons import Reason

@@ -18,8 +18,6 @@ from tinsmith.cluster.errors import Forbidden
 from tinsmith.cluster.families import Target
 from tinsmith.cluster.kubectl import Kubectl
 from tinsmith.cluster.manifests import Manifest
-from tinsmith.cluster.names import INSTALLATION_SELECTOR, Kind
-from tinsmith.cluster.redaction import REMOVED
 from tinsmith.cluster.report import collect
 from typing_extensions import override
 

@@ -6,10 +6,9 @@ import json
 from typing import Any
 
 from support.kubernetes import families as made
-from tinsmith.cluster.families import Family, assemble
-from tinsmith.cluster.names import Kind
+from tinsmith.cluster.families import Family, Kind, assemble
 from tinsmith.cluster.status_tree import as_json, status_tree
-from tinsmith.cluster.tree import draw
+from tinsmith.console import draw
 
 Manifest = dict[str, Any]
 

@@ -10,7 +10,7 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, TrajectoryGroup
 from tinsmith.training.rl.data_order import DataOrder, GroupPlace
 from tinsmith.training.rl.pump import RolloutPump
 from tinsmith.training.rl.rollouts import RolledOutGroup
-from tinsmith.training.streams.step import MinibatchPlan
+from tinsmith.training.streams import MinibatchPlan
 
 pytestmark = pytest.mark.pytorch
 

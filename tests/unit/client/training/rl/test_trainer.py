@@ -18,7 +18,7 @@ from tinsmith.training.environments.functions import from_functions
 from tinsmith.training.errors import NothingToTrainOn, ShadowCutOff
 from tinsmith.training.rl.shadow import ShadowClient
 from tinsmith.training.rl.trainer import RLTrainer
-from tinsmith.training.streams.step import MinibatchPlan, StepReport
+from tinsmith.training.streams import MinibatchPlan, StepReport
 
 pytestmark = pytest.mark.pytorch
 

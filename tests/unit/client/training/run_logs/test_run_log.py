@@ -14,7 +14,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tinsmith.training import run_log
 from tinsmith.training.errors import BackendMissing, MetricsLost
-from tinsmith.training.run_logs.tensorboard import TensorBoardLogger
+from tinsmith.training.run_logs.backends import TensorBoardLogger
 
 pytestmark = pytest.mark.pytorch
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from support.client.checkpoints.fake_server import FakeModel, FakeServer, FakeTokenizer
 from tinsmith.api import ApiError
-from tinsmith.tokenizers import TokenizerError
+from tinsmith.base_models import TokenizerError
 from tinsmith.training.checkpoints import manager as manager_module
 from tinsmith.training.errors import BadConfig, BadData, ServerNotReady
 from tinsmith.training.runs import opening

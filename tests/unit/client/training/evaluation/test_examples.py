@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tinsmith.training.errors import EvaluationError
-from tinsmith.training.evaluation.examples import Answer, Example
-from tinsmith.training.evaluation.graders import GRADERS, last_number, require_fit
+from tinsmith.training.evaluation.examples import GRADERS, Answer, Example, last_number, require_fit
 
 RIGHT = {
     "exact": [("Paris", " Paris\n"), (["Paris", "paris"], "paris"), (4, "4")],

@@ -1,11 +1,36 @@
-"""Read JSON Lines: one JSON value a line, in UTF-8."""
+"""Files that commands and the library write and read."""
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import typer
+
+
+def make_output_folder(folder: Path, option: str) -> None:
+    """Make the folder unless it exists. Raise typer.BadParameter, which names the option, if it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise typer.BadParameter(f"{folder} cannot be written: {error.strerror}", param_hint=option) from error
+
+
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Raises OSError, and leaves nothing beside the file."""
+    beside = file.with_name(f".{file.name}.new")
+    try:
+        beside.write_bytes(content if isinstance(content, bytes) else content.encode())
+        os.replace(beside, file)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 class NoJson(ValueError):

@@ -9,7 +9,7 @@ import pytest
 import tinker
 from support.client.simulated_training import SimulatedSampler
 from tinker_cookbook.rl.types import Action, ActionExtra, Env, EnvGroupBuilder, StepResult
-from tinsmith.training.rl.policy import AllOrNone, GroupPolicy, sample_seed
+from tinsmith.training.rl.rollouts import AllOrNone, GroupPolicy, sample_seed
 
 pytestmark = pytest.mark.pytorch
 

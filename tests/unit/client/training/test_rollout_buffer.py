@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tinsmith.training.streams.rollouts import BufferClosed, RolloutBuffer, RolloutGroup
+from tinsmith.training.streams import BufferClosed, RolloutBuffer, RolloutGroup
 
 
 def group(step: int) -> RolloutGroup:

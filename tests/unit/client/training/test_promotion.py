@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import tinker
 from tinsmith.training.errors import NotOffered, PromotionRefused
-from tinsmith.training.promotion.names import explained, rollback, sampler_of_run
+from tinsmith.training.promotion import explained, rollback, sampler_of_run
 
 CHANGE = {"name": "prod", "model_path": "tinker://a", "time": "2026-01-01T00:00:00Z", "is_rollback": False}
 

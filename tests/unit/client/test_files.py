@@ -1,8 +1,9 @@
-"""Lines of JSON that people have are read as they are: what ends a line, what begins a file, what says nothing."""
+"""Files that commands and the library write and read."""
 
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith.training.json_lines import NoJson, numbered_lines, parse_line
 from tinsmith.training.runs.json_lines import Text, parse_sft, read_examples
+
+pytestmark = pytest.mark.pytorch
+
+COMMANDS = {
+    "demo --out": ["demo", "--out"],
+    "eval compare --out": ["eval", "compare", "before", "after", "--out"],
+    "make-tiny-model": ["make-tiny-model"],
+    "train sft --example": ["train", "sft", "--example"],
+}
+
+
+@pytest.fixture(autouse=True)
+def evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    for name in ("before", "after"):
+        with Results(tmp_path / name, {"sums": "f"}) as results:
+            results.add(Row(f"tinker://{name}/sampler_weights/5", "step 5", 5, "sums", "0", {"score": 1}))
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below", "/proc/none", "/sys/kernel"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_folder_that_cannot_be_written_is_told(
+    command: str, folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit) as end:
+        main([*COMMANDS[command], folder])
+    shown = capsys.readouterr()
+    assert end.value.code == 2
+    assert f"{folder} cannot be written: " in shown.err
+    assert command.partition(" ")[0] in shown.err
+    assert "Traceback" not in shown.err
+
 
 # All that `str.splitlines` cuts at, besides the line feed.
 CUT_BY_PYTHON = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
@@ -52,3 +87,15 @@ def test_an_example_may_have_an_id_and_keys_without_a_value(tmp_path: Path) -> N
     file = tmp_path / "examples.jsonl"
     file.write_text(json.dumps({"id": 7, "text": "a", "tools": [], "source": None}))
     assert [placed.example for placed in read_examples(file, parse_sft)] == [Text("a")]
+
+
+def test_on_a_full_disk_the_file_is_as_it_was_and_nothing_is_beside_it(tmp_path: Path) -> None:
+    async def scenario(disk: SmallDisk) -> None:
+        write_whole(tmp_path / "file", "as before")
+        disk.fill()
+        with pytest.raises(OSError, match="No space left"):
+            write_whole(tmp_path / "file", b"x" * 10_000)
+        assert (tmp_path / "file").read_text() == "as before"
+        assert sorted(os.listdir(tmp_path)) == ["ballast", "file"]
+
+    on_small_disk(tmp_path, 1, scenario)

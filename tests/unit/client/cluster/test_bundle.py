@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tinsmith.cluster.redaction import REMOVED, Redactor
+from tinsmith.cluster.bundle import REMOVED, Redactor
 
 SECRETS = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=12, max_size=40).map("q7".__add__)
 """Of letters and digits, so that they stand in any text as they are."""

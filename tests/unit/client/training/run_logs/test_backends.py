@@ -17,7 +17,7 @@ import pytest
 import tinker
 from support.requirements import require_environment
 from support.waiting import until
-from tinsmith.training.run_logs.services import RunIdentity
+from tinsmith.training.run_logs.backends import RunIdentity
 
 pytestmark = pytest.mark.pytorch
 

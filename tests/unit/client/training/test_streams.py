@@ -13,9 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinker import types
 from tinsmith.training.errors import MinibatchFailed
-from tinsmith.training.streams.rollouts import RolloutBuffer, RolloutGroup
-from tinsmith.training.streams.step import MinibatchPlan, StepReport
-from tinsmith.training.streams.train import stream_minibatch_train
+from tinsmith.training.streams import MinibatchPlan, RolloutBuffer, RolloutGroup, StepReport, stream_minibatch_train
 
 ADAM = types.AdamParams(learning_rate=1e-3)
 

@@ -1,26 +1,33 @@
-"""Tokenizers of the server's base models: `tinsmith tokenizer`, and what other commands load.
+"""`tinsmith models` and `tinsmith tokenizer`: the base models of a server, and their tokenizers.
 
-The SDK looks a tokenizer up by the model's name: in a directory of that name, then at a public hub. The hub must not
-learn the names of private models, and another's repository of such a name would be taken without a word.
+The SDK looks for a tokenizer by the model's name: in a directory of that name, then on the public hub. The commands
+never ask the hub: it must not learn the names of private models, and it may have another repository of that name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import re
 import tempfile
 import zipfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from tinsmith.api import Api, ApiError, CallUnknown, RequestRefused, base_url_from_environment
-from tinsmith.checks import VOCABULARY_FILES, find_tokenizer, tokenizer_id
-from tinsmith.credentials import api_key_from_environment
+from tinsmith.api import Api, ApiError, CallUnknown, RequestRefused, ServedModel
+from tinsmith.console import make_console
+from tinsmith.credentials import api_key_from_environment, base_url_from_environment
+
+VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
+"""One of them is there. Of tokenizer_config.json alone, transformers makes an empty tokenizer without a word."""
+LLAMA_3_TOKENIZER = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
 
 FILES = frozenset(
     {
@@ -161,3 +168,60 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
     os.chmod(file.name, 0o644)
     os.replace(file.name, path)
+
+
+def models(
+    base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array, for scripts.")] = False,
+) -> None:
+    """List the base models of a server, by the names that programs use."""
+    try:
+        with Api(base_url or base_url_from_environment(), api_key_from_environment()) as api:
+            served = api.served_models()
+    except ApiError as error:
+        make_console(stderr=True).print(f"tinsmith models: {error}")
+        make_console(stderr=True).print("`tinsmith doctor` finds out why.")
+        raise typer.Exit(1) from error
+    if as_json:
+        print(json.dumps([asdict(model) for model in served]))
+    else:
+        make_console().print(_table(served))
+
+
+def _table(served: list[ServedModel]) -> Table:
+    table = Table("model", "longest sequence", box=None, pad_edge=False)
+    for model in served:
+        table.add_row(model.name, f"{model.max_context_length} tokens" if model.max_context_length else "unknown")
+    return table
+
+
+def tokenizer_id(model_name: str) -> str:
+    """The directory or hub repository that the SDK turns a base model's name into, as of 0.38."""
+    name = model_name.partition(":")[0]
+    if name.startswith("meta-llama/Llama-3"):
+        return LLAMA_3_TOKENIZER
+    if name.count("/") == 2:
+        return name.rpartition("/")[0]
+    return name
+
+
+def find_tokenizer(identifier: str) -> Path | None:
+    """The folder that transformers would load it from without a download: a directory, or the hub's cache."""
+    directory = Path(identifier)
+    if directory.is_dir():
+        return directory if any((directory / name).is_file() for name in VOCABULARY_FILES) else None
+    return _find_in_hub_cache(identifier)
+
+
+def _find_in_hub_cache(repository: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    for name in VOCABULARY_FILES:
+        try:
+            found = try_to_load_from_cache(repository, name)
+        except HFValidationError:
+            return None
+        if isinstance(found, str):
+            return Path(found).parent
+    return None

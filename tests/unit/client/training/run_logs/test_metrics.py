@@ -1,11 +1,13 @@
-"""`metrics.jsonl` has each step once, whatever was killed when."""
+"""The record of a run, and metrics as plain values."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tinsmith.training.run_logs.history import METRICS_FILE, REPLACED_FILE, MetricsHistory
+from tinsmith.training.run_logs.metrics import METRICS_FILE, REPLACED_FILE, MetricsHistory, numbers_of, plain_metrics
 
 LINES = [
     '{"step": 1, "loss": 3.0}',
@@ -37,3 +39,16 @@ def test_a_line_that_a_kill_cut_off_goes_even_where_nothing_is_replaced(
     history.forget_from(4)
     assert (tmp_path / METRICS_FILE).read_text().splitlines() == LINES
     assert (tmp_path / REPLACED_FILE).read_text() == '{"step": 4, "lo\n'
+
+
+def test_numbers_of_numpy_become_plain_ones_that_json_knows() -> None:
+    given = {"a": np.float32(0.5), "b": np.int64(3), "c": np.array([[2.0]]), "d": np.bool_(True), "e": 1, "f": "word"}
+    assert json.loads(json.dumps(plain_metrics(given))) == {"a": 0.5, "b": 3, "c": 2.0, "d": True, "e": 1, "f": "word"}
+
+
+def test_what_is_no_single_value_becomes_words() -> None:
+    assert plain_metrics({"a": [1, 2], "b": None, "c": np.array([1, 2])}) == {"a": "[1, 2]", "b": "None", "c": "[1 2]"}
+
+
+def test_only_numbers_are_drawn() -> None:
+    assert numbers_of({"a": 1, "b": "word", "c": True}) == {"a": 1.0, "c": 1.0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tinsmith.training.runs.schedule import Schedule, ShuffledBatches, held_out_split, learning_rate_at
+from tinsmith.training.runs.data import Schedule, ShuffledBatches, held_out_split, learning_rate_at
 
 
 @pytest.mark.parametrize(

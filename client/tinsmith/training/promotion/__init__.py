@@ -1,1 +1,0 @@
-"""Stable names for saved samplers, where a server has them."""

@@ -1,1 +1,0 @@
-"""Training on minibatches while rollouts still arrive."""
