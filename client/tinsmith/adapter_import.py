@@ -6,12 +6,12 @@ import json
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from tinsmith.api import Api, ApiError
-from tinsmith.console import make_console
+from tinsmith.console import BaseUrl, fail
 from tinsmith.credentials import api_key_from_environment, base_url_from_environment
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -25,7 +25,7 @@ class NoAdapter(Exception):
 def import_adapter(
     adapter: Annotated[Path, typer.Argument(help="Folder in PEFT's format, or a .tar archive from Tinker.")],
     base_model: Annotated[str, typer.Option(help="Base model, by its name on the server.")],
-    base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
+    base_url: BaseUrl = None,
 ) -> None:
     """Upload a LoRA adapter made elsewhere to a server, as a checkpoint to train or sample from."""
     try:
@@ -39,7 +39,7 @@ def import_adapter(
                 api.send_file(url, files[name])
             print(api.finish_upload(upload.upload_id))
     except (ApiError, NoAdapter) as error:
-        _fail(str(error))
+        fail("import", str(error))
 
 
 def _files(adapter: Path, unpacked: Path) -> dict[str, Path]:
@@ -81,9 +81,4 @@ def _rank(config: Path) -> int:
     try:
         return int(json.loads(config.read_bytes())["r"])
     except (ValueError, TypeError, KeyError) as error:
-        raise NoAdapter(f"{config} says no rank (`r`): it is not PEFT's configuration for LoRA") from error
-
-
-def _fail(sentence: str) -> NoReturn:
-    make_console(stderr=True).print(f"tinsmith import: {sentence}")
-    raise typer.Exit(1)
+        raise NoAdapter(f"{config} says no rank (`r`): it is not PEFT's for LoRA") from error

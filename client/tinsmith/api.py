@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -33,6 +34,8 @@ REFUSALS = (408, 413, 422, 429, 503, 507)
 
 FROM_PROXIES = (502, 504)
 """Between this program and the server, which goes on."""
+
+Returned = TypeVar("Returned")
 
 
 class ApiError(Exception):
@@ -98,28 +101,20 @@ class Mistake:
     cure: str
 
 
-def http_client(base_url: str, api_key: str | None, path: str, timeout: float | httpx.Timeout) -> httpx.Client:
-    """Return a client of the calls below `path`. Raises ApiError for an address or a key that cannot be a server's."""
-    if (mistake := find_mistake(base_url)) is not None:
-        raise ApiError(f"{mistake.detail}; {mistake.cure}")
-    try:
-        check_key(api_key)
-    except UnusableKey as error:
-        raise ApiError(str(error)) from error
-    headers = {"X-API-Key": api_key} if api_key else {}
-    return httpx.Client(base_url=f"{base_url.rstrip('/')}{path}", headers=headers, timeout=timeout)
+class ServerClient:
+    """An HTTP client of the calls below `path`. Raises ApiError for an address or a key that no server can have."""
 
-
-class Api:
-    """A server at `base_url`.
-
-    Raises ApiError for an address that cannot be one, and from each call when the server cannot do its part.
-    """
-
-    def __init__(self, base_url: str, api_key: str | None) -> None:
-        self._http = http_client(base_url, api_key, API_PATH, TIMEOUT_SECONDS)
+    def __init__(self, base_url: str, api_key: str | None, path: str, timeout: float | httpx.Timeout) -> None:
+        if (mistake := find_mistake(base_url)) is not None:
+            raise ApiError(f"{mistake.detail}; {mistake.cure}")
+        try:
+            check_key(api_key)
+        except UnusableKey as error:
+            raise ApiError(str(error)) from error
         self.base_url = base_url.rstrip("/")
         self._has_key = bool(api_key)
+        headers = {"X-API-Key": api_key} if api_key else {}
+        self._http = httpx.Client(base_url=f"{self.base_url}{path}", headers=headers, timeout=timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -128,6 +123,13 @@ class Api:
         self, _type: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
     ) -> None:
         self._http.close()
+
+
+class Api(ServerClient):
+    """The server's Tinker API. Each call raises ApiError if the server cannot answer it."""
+
+    def __init__(self, base_url: str, api_key: str | None) -> None:
+        super().__init__(base_url, api_key, API_PATH, TIMEOUT_SECONDS)
 
     def check_health(self) -> None:
         answer = self._call("GET", "/healthz")
@@ -155,14 +157,7 @@ class Api:
     def tokenizer_archive(self, base_model: str) -> bytes:
         """The zip file of its tokenizer; waits for a base model that is being loaded."""
         path = f"/models/{quote(base_model)}/tokenizer"
-        deadline = time.monotonic() + UPLOAD_SECONDS
-        while True:
-            try:
-                return self._answer("GET", path, timeout=UPLOAD_SECONDS).content
-            except NotYet:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(RETRY_SECONDS)
+        return _until_loaded(lambda: self._answer("GET", path, timeout=UPLOAD_SECONDS)).content
 
     def start_upload(self, base_model: str, rank: int) -> StartedUpload:
         """Of an adapter for this base model, with parts in any of its modules."""
@@ -176,18 +171,9 @@ class Api:
 
     def finish_upload(self, upload_id: str) -> str:
         """The path of the checkpoint that was made of the files; waits for a base model that is being loaded."""
-        deadline = time.monotonic() + UPLOAD_SECONDS
-        while True:
-            try:
-                return self._try_to_finish(upload_id)
-            except NotYet:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(RETRY_SECONDS)
-
-    def _try_to_finish(self, upload_id: str) -> str:
-        body = {"upload_id": upload_id}
-        return str(self._call("POST", "/external_weights_upload_finish", body, timeout=UPLOAD_SECONDS)["tinker_path"])
+        path, body = "/external_weights_upload_finish", {"upload_id": upload_id}
+        answer = _until_loaded(lambda: self._call("POST", path, body, timeout=UPLOAD_SECONDS))
+        return str(answer["tinker_path"])
 
     def _call(
         self,
@@ -235,6 +221,18 @@ class Api:
             return response.raise_for_status()
         except httpx.HTTPStatusError as error:
             raise ApiError(f"{self.base_url} does not speak the Tinker protocol: {_summary(response)}") from error
+
+
+def _until_loaded(call: Callable[[], Returned]) -> Returned:
+    """Repeat the call while the server loads the base model. Raises NotYet after UPLOAD_SECONDS."""
+    deadline = time.monotonic() + UPLOAD_SECONDS
+    while True:
+        try:
+            return call()
+        except NotYet:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_SECONDS)
 
 
 def transport_error(base_url: str, error: httpx.HTTPError) -> ApiError:

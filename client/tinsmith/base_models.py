@@ -22,7 +22,7 @@ import typer
 from rich.table import Table
 
 from tinsmith.api import Api, ApiError, CallUnknown, RequestRefused, ServedModel
-from tinsmith.console import make_console
+from tinsmith.console import AsJson, BaseUrl, fail, make_console
 from tinsmith.credentials import api_key_from_environment, base_url_from_environment
 
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
@@ -53,7 +53,7 @@ class TokenizerError(Exception):
 def tokenizer(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A base model, by the name that the server gives it.")],
     *,
-    base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
+    base_url: BaseUrl = None,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite files that differ.")] = False,
 ) -> None:
     """Fetch a base model's tokenizer from the server into ./MODEL, where the SDK looks for it first."""
@@ -63,8 +63,7 @@ def tokenizer(
             files = unpacked(api.tokenizer_archive(model))
         written = put(files, folder, replace=replace)
     except (ApiError, TokenizerError, OSError) as error:
-        typer.echo(f"tinsmith: {error}", err=True)
-        raise typer.Exit(1) from error
+        fail("tokenizer", str(error))
     what = f"{written} files written" if written else "up to date"
     typer.echo(f"{folder}: {what}; programs that are started in {Path.cwd()} find the tokenizer of {model} there")
 
@@ -171,17 +170,15 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def models(
-    base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array, for scripts.")] = False,
+    base_url: BaseUrl = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the base models of a server, by the names that programs use."""
     try:
         with Api(base_url or base_url_from_environment(), api_key_from_environment()) as api:
             served = api.served_models()
     except ApiError as error:
-        make_console(stderr=True).print(f"tinsmith models: {error}")
-        make_console(stderr=True).print("`tinsmith doctor` finds out why.")
-        raise typer.Exit(1) from error
+        fail("models", f"{error}; run `tinsmith doctor` to find out why")
     if as_json:
         print(json.dumps([asdict(model) for model in served]))
     else:

@@ -7,15 +7,14 @@ import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Annotated, Any, NoReturn, Self
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import httpx
 import typer
 
-from tinsmith.api import ApiError, KeyRefused, RequestRefused, http_client, key_refusal, transport_error
-from tinsmith.console import make_console
+from tinsmith.api import ApiError, KeyRefused, RequestRefused, ServerClient, key_refusal, transport_error
+from tinsmith.console import BaseUrl, fail, print_error
 from tinsmith.credentials import api_key_from_environment, base_url_from_environment
 
 OPENAI_PATH = "/oai/api/v1"
@@ -47,22 +46,12 @@ class AnswerPart:
     is_cut: bool = False
 
 
-class Completions:
-    """The OpenAI-compatible endpoint of the server at `base_url`. Each call raises ApiError if the server refuses."""
+class Completions(ServerClient):
+    """The server's OpenAI-compatible endpoint. Each call raises ApiError if the server refuses it."""
 
     def __init__(self, base_url: str, api_key: str | None) -> None:
         timeout = httpx.Timeout(CONNECT_SECONDS, read=ANSWER_SECONDS)
-        self._http = http_client(base_url, api_key, OPENAI_PATH, timeout)
-        self.base_url = base_url.rstrip("/")
-        self._has_key = bool(api_key)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
-    ) -> None:
-        self._http.close()
+        super().__init__(base_url, api_key, OPENAI_PATH, timeout)
 
     def require_model(self, name: str) -> None:
         """Raise RequestRefused unless the server has a base model, a promoted name or a sampler path of this name."""
@@ -145,7 +134,7 @@ def chat(
     temperature: Annotated[
         float | None, typer.Option(min=0, help="0 takes the most probable token; default: the server's.")
     ] = None,
-    base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
+    base_url: BaseUrl = None,
 ) -> None:
     """Chat with a base model, a promoted adapter or a saved sampler; Ctrl-C stops an answer, Ctrl-D ends."""
     if message is None and not sys.stdin.isatty():
@@ -163,7 +152,7 @@ def chat(
             else:
                 _answer_once(talk, message)
     except ApiError as error:
-        _fail(str(error))
+        fail("chat", str(error))
 
 
 @dataclass(slots=True)
@@ -201,7 +190,7 @@ def _answer_once(talk: Conversation, message: str) -> None:
 def _converse(talk: Conversation) -> None:
     with suppress(ImportError):
         import readline  # noqa: F401  # line editing and history in input()
-    _tell(f"{talk.model}: Ctrl-C stops an answer, Ctrl-D ends")
+    print_error(f"{talk.model}: Ctrl-C stops an answer, Ctrl-D ends")
     while True:
         try:
             message = input(PROMPT)
@@ -222,7 +211,7 @@ def _take_turn(talk: Conversation, message: str) -> None:
     except KeyboardInterrupt:
         print()
     except ApiError as error:
-        _tell(f"tinsmith chat: {error}")
+        print_error(f"tinsmith chat: {error}")
 
 
 def _print_answer(talk: Conversation, message: str) -> None:
@@ -234,7 +223,7 @@ def _print_answer(talk: Conversation, message: str) -> None:
             is_cut = part.is_cut or is_cut
     print()
     if is_cut:
-        _tell("(the answer was cut at its largest number of tokens)")
+        print_error("(the answer was cut at its largest number of tokens)")
 
 
 def shown(text: str, *, on_terminal: bool) -> str:
@@ -242,12 +231,3 @@ def shown(text: str, *, on_terminal: bool) -> str:
     if not on_terminal:
         return text
     return "".join(character for character in text if character.isprintable() or character in LAYOUT)
-
-
-def _tell(sentence: str) -> None:
-    make_console(stderr=True).print(sentence)
-
-
-def _fail(sentence: str) -> NoReturn:
-    _tell(f"tinsmith chat: {sentence}")
-    raise typer.Exit(1)

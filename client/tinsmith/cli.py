@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tinsmith.console import make_console
+from tinsmith.console import AsJson, make_console, print_error
 from tinsmith.credentials import UnusableKey
 
 GROUP = "tinsmith.commands"
@@ -99,7 +99,7 @@ REPORTED_PACKAGES = ("tinker", "tinker-cookbook", "torch", "transformers", "peft
 
 
 def print_version(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the versions of Tinsmith, Python and the packages that matter to both."""
     versions = installed_versions()
@@ -139,10 +139,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except MissingExtra as missing:
         if COMPLETION in os.environ:  # the shell would print it into the line that is being typed
             raise SystemExit(1) from missing
-        make_console(stderr=True).print(str(missing))
+        print_error(str(missing))
         raise SystemExit(1) from missing
     except UnusableKey as error:
-        make_console(stderr=True).print(str(error), markup=False, soft_wrap=True)
+        print_error(str(error))
         raise SystemExit(1) from error
 
 

@@ -1,12 +1,18 @@
-"""Terminal output of the commands."""
+"""Terminal output and options that the commands share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Annotated, NoReturn
 
+import typer
 from rich.console import Console
 from rich.text import Text
+
+BaseUrl = Annotated[str | None, typer.Option(help="Server URL; default: TINKER_BASE_URL.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+"""Options that commands share."""
 
 
 def make_console(*, stderr: bool = False, width: int | None = None) -> Console:
@@ -18,9 +24,21 @@ def make_console(*, stderr: bool = False, width: int | None = None) -> Console:
     return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
+def print_error(message: str) -> None:
+    """Print a line on standard error."""
+    make_console(stderr=True).print(message)
+
+
+def fail(command: str, message: str) -> NoReturn:
+    """Print each line of the message on standard error, after the command's name, and exit with status 1."""
+    for line in message.splitlines() or [""]:
+        print_error(f"tinsmith {command}: {line}")
+    raise typer.Exit(1)
+
+
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """style: rich's, for terminals; a file gets none."""
+    """A line of a tree. `style` is a rich style, used on terminals only."""
 
     text: str
     branches: tuple[Branch, ...] = ()
@@ -28,7 +46,7 @@ class Branch:
 
 
 def draw(roots: Iterable[Branch]) -> Iterator[Text]:
-    """One line for each branch."""
+    """Yield a line for each branch."""
     for root in roots:
         yield Text(root.text, style=root.style)
         yield from _below(root, "")

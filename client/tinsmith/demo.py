@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tinsmith.console import make_console
+from tinsmith.console import fail, make_console
 from tinsmith.files import make_output_folder
 from tinsmith.local_server import ServerFailed, free_port, running_server, tinsmith_command
 
@@ -53,8 +53,7 @@ def demo(
         port = free_port(DEFAULT_PORT)
         write_environment(out / "environment", api_key, port)
     except (ServerFailed, subprocess.CalledProcessError) as error:
-        make_console(stderr=True).print(f"tinsmith demo: {error}")
-        raise typer.Exit(1) from error
+        fail("demo", str(error))
     _say_what_next(console, out, port, time.monotonic() - started)
 
 

@@ -28,7 +28,7 @@ from tinsmith.api import (
     is_here,
 )
 from tinsmith.base_models import find_tokenizer, tokenizer_id
-from tinsmith.console import make_console
+from tinsmith.console import AsJson, BaseUrl, make_console
 from tinsmith.credentials import (
     API_KEY_VARIABLE,
     BASE_URL_VARIABLE,
@@ -262,11 +262,11 @@ MARKS = {Status.OK: ("✓", "green"), Status.FAILED: ("✗", "red"), Status.SKIP
 
 
 def doctor(
-    base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
+    base_url: BaseUrl = None,
     wait: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="How long to retry a server that does not answer.")
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check address, SDK, server, key and tokenizers, and show how to fix what fails; list waiting models.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from enum import StrEnum
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tinsmith.cli import naming_extras
-from tinsmith.console import make_console
+from tinsmith.console import BaseUrl, fail
 
 if TYPE_CHECKING:
     import tinker
@@ -38,7 +38,7 @@ def export(
             help="Directory or hub id of the base model. Default for tinker://: the name that the server gives."
         ),
     ] = None,
-    base_url: Annotated[str | None, typer.Option(help="The server, for tinker://; default: TINKER_BASE_URL.")] = None,
+    base_url: BaseUrl = None,
 ) -> None:
     """Turn a saved checkpoint into a PEFT adapter or a merged Hugging Face model.
 
@@ -72,7 +72,7 @@ def _from_server(path: str, to: Path, layout: Layout, base_model: str | None, ba
             service.close("success").result()
         weights.save_pretrained(to)
     except (TrainingError, tinker.TinkerError, OSError) as error:
-        _fail(str(error) or type(error).__name__)
+        fail("export", str(error) or type(error).__name__)
 
 
 def _service(base_url: str | None) -> tinker.ServiceClient:
@@ -81,8 +81,3 @@ def _service(base_url: str | None) -> tinker.ServiceClient:
     from tinsmith.credentials import api_key_from_environment, base_url_from_environment
 
     return tinker.ServiceClient(base_url=base_url or base_url_from_environment(), api_key=api_key_from_environment())
-
-
-def _fail(sentence: str) -> NoReturn:
-    make_console(stderr=True).print(f"tinsmith export: {sentence}")
-    raise typer.Exit(1)

@@ -22,7 +22,7 @@ from tinsmith.cluster.report import collect
 from tinsmith.cluster.requests import Request, wait_for
 from tinsmith.cluster.status_tree import as_json, status_tree
 from tinsmith.cluster.why import NamespaceFacts, explain
-from tinsmith.console import Branch, draw, make_console
+from tinsmith.console import Branch, draw, make_console, print_error
 
 MOST_STREAMS = 64
 """kubectl follows five at once by itself."""
@@ -73,9 +73,9 @@ def status(
             return
         show(status_tree(families, now(), with_namespaces=all_namespaces))
         for sentence in seen.unread:
-            tell(sentence)
+            print_error(sentence)
         if not families:
-            tell("There is no TrainingSession and no SamplerPool here; -A looks into all namespaces.")
+            print_error("There is no TrainingSession and no SamplerPool here; -A looks into all namespaces.")
 
 
 @cluster.command()
@@ -189,10 +189,10 @@ def report(
     with errors_as_sentences():
         kubectl = Kubectl(Access(context, namespace, kubeconfig), all_namespaces=all_namespaces)
         bundle = Bundle(began)
-        collect(kubectl, parse_target(name) if name is not None else None, bundle, tell)
+        collect(kubectl, parse_target(name) if name is not None else None, bundle, print_error)
         bundle.write(file)
         print(file)
-        tell("Its index says what is in it and what was left out; read it before you send it to anybody.")
+        print_error("Its index says what is in it and what was left out; read it before you send it to anybody.")
 
 
 def log_words(family: Family, *, follow: bool, previous: bool, since: str | None) -> list[str]:
@@ -220,7 +220,7 @@ def _ask(kubectl: Kubectl, name: str, make: Callable[[Family], Request], timeout
     family, _ = read_family(kubectl, target)
     request = make(family)
     kubectl.merge_patch(family.kind.resource, family.name, request.patch)
-    tell(f"{request.asked}.")
+    print_error(f"{request.asked}.")
     if timeout_seconds is None:
         return
     exact = f"{family.kind.word}/{family.name}"
@@ -230,7 +230,7 @@ def _ask(kubectl: Kubectl, name: str, make: Callable[[Family], Request], timeout
             request.outcome,
             name=exact,
             timeout_seconds=timeout_seconds,
-            tell=tell,
+            tell=print_error,
         )
     )
 
@@ -250,7 +250,7 @@ def errors_as_sentences() -> Iterator[None]:
     try:
         yield
     except PluginError as error:
-        tell(str(error))
+        print_error(str(error))
         raise typer.Exit(error.exit_status) from error
 
 
@@ -259,11 +259,6 @@ def show(branches: Iterable[Branch]) -> None:
     console = make_console()
     for line in draw(branches):
         console.print(line)
-
-
-def tell(sentence: str) -> None:
-    """What is not the answer goes to standard error."""
-    make_console(stderr=True).print(sentence)
 
 
 def now() -> datetime:

@@ -19,7 +19,7 @@ import typer
 from rich.table import Column, Table
 from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
-from tinsmith.console import make_console
+from tinsmith.console import AsJson, BaseUrl, fail, make_console
 from tinsmith.credentials import api_key_from_environment, base_url_from_environment
 from tinsmith.training.errors import NotOffered, PromotionRefused, TrainingError
 
@@ -175,8 +175,8 @@ def promote_command(
     history: Annotated[bool, typer.Option("--history", help="List what the name stood for, newest first.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the name, not the sampler.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List what each of your names stands for.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value, for scripts.")] = False,
-    base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
+    as_json: AsJson = False,
+    base_url: BaseUrl = None,
 ) -> None:
     """Give a saved sampler a stable name on the OpenAI endpoint, move the name, and roll it back."""
     promotes = path is not None or run is not None
@@ -195,21 +195,20 @@ def promote_command(
             remove_promotion(str(name), service=service)
             print(json.dumps({"removed": name}) if as_json else f"{name} is removed")
         elif back:
-            _tell(rollback(str(name), service=service), as_json)
+            _print_promotion(rollback(str(name), service=service), as_json)
         else:
-            _tell(promote(str(name), str(path), expected=_expected(expect), service=service), as_json)
+            _print_promotion(promote(str(name), str(path), expected=_expected(expect), service=service), as_json)
             if not as_json:
                 _say_how_to_use(str(name), base_url)
     except (TrainingError, tinker.TinkerError) as error:
-        make_console(stderr=True).print(f"tinsmith promote: {error}")
-        raise typer.Exit(1) from error
+        fail("promote", str(error))
 
 
 def _expected(expect: str | None) -> str | Expected | None:
     return Expected.ANYTHING if expect is None else expect or None
 
 
-def _tell(promotion: Promotion, as_json: bool) -> None:
+def _print_promotion(promotion: Promotion, as_json: bool) -> None:
     print(json.dumps(_described(promotion)) if as_json else f"{promotion.name} stands for {promotion.path}")
 
 

@@ -14,7 +14,7 @@ import tinker
 import typer
 from rich.table import Column, Table
 
-from tinsmith.console import make_console
+from tinsmith.console import AsJson, BaseUrl, fail, make_console, print_error
 from tinsmith.credentials import api_key_from_environment, base_url_from_environment
 from tinsmith.training.checkpoints.metadata import CONFIG_FILE, TRAINER_STATE_FILE, Metadata
 from tinsmith.training.checkpoints.retention import Retention
@@ -37,8 +37,6 @@ NewestOr = Annotated[
     typer.Argument(metavar="[STEP]", min=0, help="Step of the checkpoint; default: the newest complete one."),
 ]
 AllOr = Annotated[int | None, typer.Argument(metavar="[STEP]", min=0, help="Step of the checkpoint; default: all.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value, for scripts.")]
-BaseUrl = Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")]
 
 
 @checkpoints.command("list")
@@ -52,7 +50,7 @@ def list_(root: Root, as_json: AsJson = False) -> None:
         print(json.dumps({"checkpoints": [_described(metadata) for metadata in found], "damaged": damaged}))
         return
     if not (found or damaged):
-        _tell(_none_in(store))
+        _warn(_none_in(store))
         return
     table = Table("step", "saved", "MB", "metrics", box=None, pad_edge=False)
     for metadata in found:
@@ -60,7 +58,7 @@ def list_(root: Root, as_json: AsJson = False) -> None:
         table.add_row(str(metadata.step), _when(metadata), megabytes, _scores(metadata.metrics))
     _print(table)
     for step in damaged:
-        _tell(f"step {step} is damaged; `tinsmith checkpoints verify` says how")
+        _warn(f"step {step} is damaged; `tinsmith checkpoints verify` says how")
 
 
 @checkpoints.command()
@@ -107,7 +105,7 @@ def verify(root: Root, step: AllOr = None, as_json: AsJson = False) -> None:
             table.add_row(str(each), reason or "whole")
         _print(table)
         for name in leftovers:
-            _tell(f"{name} was cut off; the next save of a run in {store.url} removes it")
+            _warn(f"{name} was cut off; the next save of a run in {store.url} removes it")
     if any(damage.values()):
         raise typer.Exit(1)
 
@@ -145,7 +143,7 @@ def prune(
     for metadata in removable:
         print(f"{'would remove' if dry_run else 'removed'} {store.address(metadata.step)}")
         if not (delete_states or dry_run):
-            _tell(f"its state stays at the server: {metadata.state_path}")
+            _warn(f"its state stays at the server: {metadata.state_path}")
 
 
 @checkpoints.command()
@@ -197,11 +195,10 @@ def errors_as_sentences() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        _tell(str(error))
+        _warn(str(error))
         raise typer.Exit(2) from error
     except (TrainingError, tinker.TinkerError, OSError, ImportError) as error:
-        _tell(str(error) or type(error).__name__)
-        raise typer.Exit(1) from error
+        fail("checkpoints", str(error) or type(error).__name__)
 
 
 def _none_in(store: CheckpointStore) -> str:
@@ -255,5 +252,5 @@ def _print(table: Table) -> None:
     make_console().print(table)
 
 
-def _tell(sentence: str) -> None:
-    make_console(stderr=True).print(f"tinsmith checkpoints: {sentence}")
+def _warn(message: str) -> None:
+    print_error(f"tinsmith checkpoints: {message}")

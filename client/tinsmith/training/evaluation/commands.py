@@ -20,7 +20,7 @@ from tinker import types
 from typer.core import TyperGroup
 from typing_extensions import override
 
-from tinsmith.console import make_console
+from tinsmith.console import AsJson, BaseUrl, fail, make_console, print_error
 from tinsmith.credentials import BASE_URL_VARIABLE, api_key_from_environment, base_url_from_environment
 from tinsmith.files import make_output_folder
 from tinsmith.training.errors import TrainingError
@@ -53,8 +53,6 @@ evaluate = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value, for scripts.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ def run(
     out: Annotated[
         Path, typer.Option(help="Folder for results.jsonl, results.csv and curves.png; existing results are reused.")
     ] = Path("evaluation"),
-    base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
+    base_url: BaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate checkpoints; the default command. A run that was killed resumes without repeating samples."""
@@ -185,11 +183,11 @@ def _report(sweep: Sweep, out: Path, *, as_json: bool) -> None:
         table.add_row(one.label, _step(one), one.name, *_estimate(one))
     _print(table)
     for reason in sweep.gone.values():
-        _tell(f"passed over: {reason}")
+        _warn(f"passed over: {reason}")
     for failure in sweep.failures:
-        _tell(failure)
+        _warn(failure)
     if sweep.failures:
-        _tell("the same command asks again for what failed")
+        _warn("the same command asks again for what failed")
 
 
 def _tokenizer(name: str | None) -> Any:
@@ -232,13 +230,12 @@ def _errors_as_sentences() -> Iterator[None]:
     try:
         yield
     except (TrainingError, tinker.TinkerError, OSError) as error:
-        _tell(str(error) or type(error).__name__)
-        raise typer.Exit(1) from error
+        fail("eval", str(error) or type(error).__name__)
 
 
 def _print(table: Table) -> None:
     make_console().print(table)
 
 
-def _tell(sentence: str) -> None:
-    make_console(stderr=True).print(f"tinsmith eval: {sentence}")
+def _warn(message: str) -> None:
+    print_error(f"tinsmith eval: {message}")

@@ -12,7 +12,7 @@ import typer
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from tinsmith.console import make_console
+from tinsmith.console import fail, make_console, print_error
 from tinsmith.files import make_output_folder
 from tinsmith.training.errors import TrainingError
 from tinsmith.training.runs.config import (
@@ -52,14 +52,13 @@ def _run(config: RunConfig) -> None:
     try:
         outcome = _outcome(config, lambda begun: console.print("\n".join(heading(config, begun))))
     except Stopped as stopped:
-        _tell(config.kind, str(stopped))
+        _warn(config.kind, str(stopped))
         raise typer.Exit(INTERRUPTED) from stopped
     except KeyboardInterrupt:
-        _tell(config.kind, f"interrupted{_how_to_resume(config, '; no checkpoint was saved')}")
+        _warn(config.kind, f"interrupted{_how_to_resume(config, '; no checkpoint was saved')}")
         raise typer.Exit(INTERRUPTED) from None
     except tinker.TinkerError as error:
-        _tell(config.kind, f"the server: {error}{_how_to_resume(config, '')}")
-        raise typer.Exit(1) from error
+        fail(f"train {config.kind}", f"the server: {error}{_how_to_resume(config, '')}")
     if outcome.after:
         console.print(outcome.table())
     for word, place in (
@@ -127,8 +126,7 @@ def _command(kind: type[RunConfig]) -> Callable[..., None]:
                 return
             _run(load_config(kind, config, {name: value for name, value in flags.items() if value is not None}))
         except TrainingError as error:
-            _tell(kind.kind, str(error))
-            raise typer.Exit(1) from error
+            fail(f"train {kind.kind}", str(error))
 
     command.__doc__ = f"{(kind.__doc__ or '').rstrip('.')}, with settings from a file, overridden by flags."
     own = [
@@ -195,10 +193,8 @@ def find_examples() -> Path:
     return installed if installed.exists() else package.parents[1] / EXAMPLES / "train"
 
 
-def _tell(kind: str, sentence: str) -> None:
-    console = make_console(stderr=True)
-    for line in sentence.splitlines():
-        console.print(f"tinsmith train {kind}: {line}")
+def _warn(kind: str, message: str) -> None:
+    print_error(f"tinsmith train {kind}: {message}")
 
 
 for _kind in (SftConfig, DpoConfig, RlConfig):
