@@ -152,7 +152,7 @@ class Api(ServerClient):
     def waiting_models(self) -> list[WaitingModel]:
         """Those of the key's tenant."""
         waiting = self._call("GET", "/waiting_models").get("waiting_models", [])
-        return [WaitingModel(one["model_id"], one["waiting_seconds"], one.get("reason")) for one in waiting]
+        return [WaitingModel(model["model_id"], model["waiting_seconds"], model.get("reason")) for model in waiting]
 
     def tokenizer_archive(self, base_model: str) -> bytes:
         """The zip file of its tokenizer; waits for a base model that is being loaded."""

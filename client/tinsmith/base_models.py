@@ -64,8 +64,8 @@ def tokenizer(
         written = put(files, folder, replace=replace)
     except (ApiError, TokenizerError, OSError) as error:
         fail("tokenizer", str(error))
-    what = f"{written} files written" if written else "up to date"
-    typer.echo(f"{folder}: {what}; programs that are started in {Path.cwd()} find the tokenizer of {model} there")
+    outcome = f"{written} files written" if written else "up to date"
+    typer.echo(f"{folder}: {outcome}; programs that are started in {Path.cwd()} find the tokenizer of {model} there")
 
 
 def load_tokenizer(model: str, base_url: str, api_key: str | None) -> Any | None:
@@ -114,12 +114,15 @@ def unpacked(archive: bytes) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as packed:
             listed = packed.infolist()
-            if strange := [one.filename for one in listed if one.filename not in FILES]:
+            if strange := [member.filename for member in listed if member.filename not in FILES]:
                 raise TokenizerError(f"the server's archive has a file that no tokenizer has: {strange[0][:100]!r}")
-            if len({one.filename for one in listed}) < len(listed) or sum(one.file_size for one in listed) > MOST_BYTES:
+            if (
+                len({member.filename for member in listed}) < len(listed)
+                or sum(member.file_size for member in listed) > MOST_BYTES
+            ):
                 raise TokenizerError(f"the server's archive has a file twice, or more than {MOST_BYTES} bytes")
             # A member that is longer than it says fails at its checksum.
-            files = {one.filename: packed.read(one) for one in listed}
+            files = {member.filename: packed.read(member) for member in listed}
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
         raise TokenizerError(f"the server's answer is not a zip archive that can be read: {error}") from error
     if files.keys().isdisjoint(VOCABULARY_FILES):

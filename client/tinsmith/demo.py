@@ -63,8 +63,8 @@ def find_program() -> Path:
     return installed if installed.exists() else Path(__file__).parents[2] / "examples" / PROGRAM
 
 
-def _say_step(console: Console, verb: str, what: str) -> None:
-    console.print(Text.assemble((verb, "bold"), f" {what}"))
+def _say_step(console: Console, verb: str, text: str) -> None:
+    console.print(Text.assemble((verb, "bold"), f" {text}"))
 
 
 def _make_model(console: Console, out: Path) -> None:

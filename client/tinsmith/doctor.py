@@ -126,13 +126,13 @@ def _check_address(environment: ClientEnvironment) -> CheckResult:
 
 
 def _check_sdk() -> CheckResult:
-    wanted = ".".join(map(str, OLDEST_SDK))
+    oldest = ".".join(map(str, OLDEST_SDK))
     installed = _sdk_version()
     if installed is None:
-        return CheckResult("SDK", Status.FAILED, "tinker is not installed", f"pip install 'tinker>={wanted}'")
+        return CheckResult("SDK", Status.FAILED, "tinker is not installed", f"pip install 'tinker>={oldest}'")
     if tuple(int(part) for part in installed.split(".")[:2]) < OLDEST_SDK:
-        detail = f"tinker {installed} is older than what the server speaks ({wanted})"
-        return CheckResult("SDK", Status.FAILED, detail, f"pip install 'tinker>={wanted}'")
+        detail = f"tinker {installed} is older than what the server speaks ({oldest})"
+        return CheckResult("SDK", Status.FAILED, detail, f"pip install 'tinker>={oldest}'")
     return CheckResult("SDK", Status.OK, f"tinker {installed}")
 
 

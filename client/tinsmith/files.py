@@ -24,12 +24,12 @@ def make_output_folder(folder: Path, option: str) -> None:
 
 def write_whole(file: Path, content: str | bytes) -> None:
     """Raises OSError, and leaves nothing beside the file."""
-    beside = file.with_name(f".{file.name}.new")
+    written = file.with_name(f".{file.name}.new")
     try:
-        beside.write_bytes(content if isinstance(content, bytes) else content.encode())
-        os.replace(beside, file)
+        written.write_bytes(content if isinstance(content, bytes) else content.encode())
+        os.replace(written, file)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        written.unlink(missing_ok=True)
         raise
 
 

@@ -186,8 +186,8 @@ class Bundle:
     def add_text(self, path: str, text: str) -> None:
         self._texts[path] = text
 
-    def leave_out(self, what: str, why: str) -> None:
-        self._left_out.append((what, why))
+    def leave_out(self, part: str, why: str) -> None:
+        self._left_out.append((part, why))
 
     def files(self) -> dict[str, str]:
         """Path to clean content, the index first."""
@@ -218,5 +218,5 @@ class Bundle:
 
     def _index(self, contents: dict[str, str]) -> str:
         listed = "\n".join(f"- `{path}`, {len(content.encode())} bytes" for path, content in sorted(contents.items()))
-        missing = "\n".join(f"- {what}: {why}" for what, why in self._left_out) or "Nothing that was looked for."
+        missing = "\n".join(f"- {part}: {why}" for part, why in self._left_out) or "Nothing that was looked for."
         return f"{HEAD.format(made=self._made)}\n## Files\n\n{listed}\n\n## Left out\n\n{missing}\n"

@@ -105,8 +105,8 @@ def logs(
     with errors_as_sentences():
         kubectl = Kubectl(Access(context, namespace, kubeconfig))
         family, _ = read_family(kubectl, parse_target(name))
-        words = log_words(family, follow=follow, previous=previous, since=since)
-        raise typer.Exit(1 if kubectl.hand_over(*words) else 0)
+        words = log_arguments(family, follow=follow, previous=previous, since=since)
+        raise typer.Exit(1 if kubectl.run_attached(*words) else 0)
 
 
 @cluster.command()
@@ -120,7 +120,7 @@ def suspend(
 ) -> None:
     """Stop a session's worker with a snapshot; its volume keeps everything."""
     with errors_as_sentences():
-        _ask(Kubectl(Access(context, namespace, kubeconfig)), name, requests.suspend, timeout if wait else None)
+        _send(Kubectl(Access(context, namespace, kubeconfig)), name, requests.suspend, timeout if wait else None)
 
 
 @cluster.command()
@@ -134,7 +134,7 @@ def resume(
 ) -> None:
     """Start the worker of a suspended session where it stopped."""
     with errors_as_sentences():
-        _ask(Kubectl(Access(context, namespace, kubeconfig)), name, requests.resume, timeout if wait else None)
+        _send(Kubectl(Access(context, namespace, kubeconfig)), name, requests.resume, timeout if wait else None)
 
 
 @cluster.command()
@@ -150,7 +150,7 @@ def snapshot(
     at = now()
     with errors_as_sentences():
         kubectl = Kubectl(Access(context, namespace, kubeconfig))
-        _ask(kubectl, name, lambda family: requests.snapshot(family, at), timeout if wait else None)
+        _send(kubectl, name, lambda family: requests.snapshot(family, at), timeout if wait else None)
 
 
 @cluster.command()
@@ -166,7 +166,7 @@ def restart(
     at = now()
     with errors_as_sentences():
         kubectl = Kubectl(Access(context, namespace, kubeconfig))
-        _ask(kubectl, name, lambda family: requests.restart(family, at), timeout if wait else None)
+        _send(kubectl, name, lambda family: requests.restart(family, at), timeout if wait else None)
 
 
 @cluster.command()
@@ -195,18 +195,18 @@ def report(
         print_error("Its index says what is in it and what was left out; read it before you send it to anybody.")
 
 
-def log_words(family: Family, *, follow: bool, previous: bool, since: str | None) -> list[str]:
+def log_arguments(family: Family, *, follow: bool, previous: bool, since: str | None) -> list[str]:
     """The arguments of kubectl, in the family's namespace. Raises NotFound where there is no pod, and says why."""
     if not family.pods:
         verdict = judge(family)
         raise NotFound(f"{family.title} has no pod now. It is {verdict.headline}: {verdict.message}")
     options = {"--follow": follow, "--previous": previous}
-    words = [option for option, wanted in options.items() if wanted]
+    words = [option for option, enabled in options.items() if enabled]
     words += [f"--since={since}"] if since is not None else []
-    return ["logs", *_which(family), *words]
+    return ["logs", *_pod_selector(family), *words]
 
 
-def _which(family: Family) -> list[str]:
+def _pod_selector(family: Family) -> list[str]:
     """kubectl shows the last ten lines alone of pods that are chosen by a label, unless told otherwise."""
     if family.kind is Kind.SESSION:
         return [name_of(family.pods[0])]
@@ -214,13 +214,13 @@ def _which(family: Family) -> list[str]:
     return [chosen, "--prefix", "--tail=-1", f"--max-log-requests={MOST_STREAMS}"]
 
 
-def _ask(kubectl: Kubectl, name: str, make: Callable[[Family], Request], timeout_seconds: float | None) -> None:
+def _send(kubectl: Kubectl, name: str, make: Callable[[Family], Request], timeout_seconds: float | None) -> None:
     """Changes the resource, and waits for the outcome unless timeout_seconds is None."""
     target = parse_target(name)
     family, _ = read_family(kubectl, target)
     request = make(family)
     kubectl.merge_patch(family.kind.resource, family.name, request.patch)
-    print_error(f"{request.asked}.")
+    print_error(f"{request.announcement}.")
     if timeout_seconds is None:
         return
     exact = f"{family.kind.word}/{family.name}"
@@ -230,7 +230,7 @@ def _ask(kubectl: Kubectl, name: str, make: Callable[[Family], Request], timeout
             request.outcome,
             name=exact,
             timeout_seconds=timeout_seconds,
-            tell=print_error,
+            progress=print_error,
         )
     )
 

@@ -54,7 +54,7 @@ class Kind(Enum):
 CHILDREN = ("pods", "statefulsets.apps", "deployments.apps", "replicasets.apps", "persistentvolumeclaims")
 """What is shown of a family. Secrets are not among them: nobody needs the right to read them for this."""
 
-OURS = f"{MANAGED_BY_LABEL}={OPERATOR}"
+MANAGED_BY_OPERATOR = f"{MANAGED_BY_LABEL}={OPERATOR}"
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ def choose(families: Sequence[Family], target: Target) -> Family:
     found = [family for family in families if family.name == target.name and target.kind in (None, family.kind)]
     if not found:
         kinds = [target.kind] if target.kind is not None else list(Kind)
-        what = " or ".join(kind.kind for kind in kinds)
-        raise NotFound(f"There is no {what} {target.name} here; `kubectl tinsmith status -A` lists all of them.")
+        kinds_text = " or ".join(kind.kind for kind in kinds)
+        raise NotFound(f"There is no {kinds_text} {target.name} here; `kubectl tinsmith status -A` lists all of them.")
     if len(found) > 1:
         choices = " or ".join(f"{family.kind.word}/{family.name}" for family in found)
         raise Misused(f"A TrainingSession and a SamplerPool are named {target.name}; write {choices}.")
@@ -138,7 +138,7 @@ def read_families(kubectl: Kubectl) -> Seen:
     owners = _read_owners(kubectl)
     if not any(owners.values()):
         return Seen(())
-    children, unread = list_readable(kubectl, CHILDREN, OURS)
+    children, unread = list_readable(kubectl, CHILDREN, MANAGED_BY_OPERATOR)
     if any(_nodes(session) > 1 for session in owners[Kind.SESSION]):
         clusters, unread_clusters = _ray_clusters(kubectl)
         children, unread = children + clusters, unread + unread_clusters
@@ -190,7 +190,7 @@ def _nodes(session: Manifest) -> int:
 def _ray_clusters(kubectl: Kubectl) -> tuple[list[Manifest], list[str]]:
     """None where KubeRay is not installed, which the session says in its conditions."""
     try:
-        return list_readable(kubectl, ("rayclusters.ray.io",), OURS)
+        return list_readable(kubectl, ("rayclusters.ray.io",), MANAGED_BY_OPERATOR)
     except KindUnknown:
         return [], []
 
@@ -218,13 +218,13 @@ def assemble(owners: dict[Kind, list[Manifest]], children: Iterable[Manifest]) -
 
 def _family(kind: Kind, owner: Manifest, children: list[Manifest]) -> Family:
     here = [child for child in children if namespace_of(child) == namespace_of(owner)]
-    mine = [child for child in here if label_of(child, kind.label) == name_of(owner)]
+    children = [child for child in here if label_of(child, kind.label) == name_of(owner)]
     return Family(
         kind=kind,
         owner=owner,
-        workload=_first(mine, lambda child: child["kind"] in kind.workloads),
-        pods=_pods([child for child in mine if child["kind"] == "Pod"]),
-        replica_sets=tuple(child for child in mine if child["kind"] == "ReplicaSet"),
+        workload=_first(children, lambda child: child["kind"] in kind.workloads),
+        pods=_pods([child for child in children if child["kind"] == "Pod"]),
+        replica_sets=tuple(child for child in children if child["kind"] == "ReplicaSet"),
         claim=_first(here, lambda child: _is_claim_of(child, owner)) if kind is Kind.SESSION else None,
     )
 
@@ -232,8 +232,8 @@ def _family(kind: Kind, owner: Manifest, children: list[Manifest]) -> Family:
 def _pods(pods: list[Manifest]) -> tuple[Manifest, ...]:
     converters = [pod for pod in pods if label_of(pod, "app.kubernetes.io/name") == CONVERSION_APPLICATION]
     if len(converters) == len(pods):
-        told = [pod for pod in pods if (pod.get("status") or {}).get("phase") != "Succeeded"]
-        return tuple(sorted(told, key=lambda pod: str(pod["metadata"].get("creationTimestamp")), reverse=True))
+        phased = [pod for pod in pods if (pod.get("status") or {}).get("phase") != "Succeeded"]
+        return tuple(sorted(phased, key=lambda pod: str(pod["metadata"].get("creationTimestamp")), reverse=True))
     return tuple(sorted((pod for pod in pods if pod not in converters), key=_worker_first))
 
 

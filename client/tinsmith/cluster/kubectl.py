@@ -48,7 +48,7 @@ class KubectlFailed(PluginError):
     """kubectl said something else; the sentence quotes it."""
 
 
-class DidNotHappen(PluginError):
+class RequestFailed(PluginError):
     """What was waited for has not come, or cannot come any more."""
 
 
@@ -75,8 +75,8 @@ class Access:
 
     @property
     def words(self) -> list[str]:
-        said = {"context": self.context, "namespace": self.namespace, "kubeconfig": self.kubeconfig}
-        return [f"--{option}={value}" for option, value in said.items() if value is not None]
+        options = {"context": self.context, "namespace": self.namespace, "kubeconfig": self.kubeconfig}
+        return [f"--{option}={value}" for option, value in options.items() if value is not None]
 
 
 class Kubectl:
@@ -125,7 +125,7 @@ class Kubectl:
             _raise(finished.stderr.decode(errors="replace"))
         return finished.stdout.decode(errors="replace")
 
-    def hand_over(self, *words: str) -> int:
+    def run_attached(self, *words: str) -> int:
         """kubectl has the terminal until it ends; its exit status."""
         return self._run(words, captures=False).returncode
 
@@ -145,10 +145,10 @@ class Kubectl:
 
 
 def _raise(stderr: str) -> NoReturn:
-    raise explain(stderr)
+    raise error_from(stderr)
 
 
-def explain(stderr: str) -> PluginError:
+def error_from(stderr: str) -> PluginError:
     """The error that kubectl's words mean."""
     words = " ".join(_LOG_LINE.sub("", stderr).split()).removeprefix("error: ") or "it gave no reason"
     if unknown := _KIND_UNKNOWN.search(words):

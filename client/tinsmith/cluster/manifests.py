@@ -132,6 +132,6 @@ def _waits(container: Manifest) -> bool:
     return "waiting" in (container.get("state") or {})
 
 
-def _because(what: str, state: Manifest) -> str:
-    said = ": ".join(" ".join(part.split()) for part in (state.get("reason"), state.get("message")) if part)
-    return f"{what}, {said}" if said else what
+def _because(state_name: str, state: Manifest) -> str:
+    details = ": ".join(" ".join(part.split()) for part in (state.get("reason"), state.get("message")) if part)
+    return f"{state_name}, {details}" if details else state_name

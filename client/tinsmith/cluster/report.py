@@ -9,7 +9,7 @@ from tinsmith.cli import installed_versions
 from tinsmith.cluster.bundle import Bundle
 from tinsmith.cluster.families import (
     INSTALLATION_SELECTOR,
-    OURS,
+    MANAGED_BY_OPERATOR,
     Family,
     Kind,
     Target,
@@ -27,7 +27,7 @@ LOG_LINES = 5000
 LOG_CHARACTERS = 2 * 1024 * 1024
 """Of each container, the newest."""
 
-OTHER_CHILDREN = (
+OTHER_KINDS = (
     "services",
     "networkpolicies.networking.k8s.io",
     "poddisruptionbudgets.policy",
@@ -42,13 +42,13 @@ SIZES = (
 )
 """kubectl prints the lengths, in characters of base64; the values stay in it."""
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
-def collect(kubectl: Kubectl, target: Target | None, bundle: Bundle, tell: Tell) -> None:
+def collect(kubectl: Kubectl, target: Target | None, bundle: Bundle, progress: Progress) -> None:
     """Raises KubectlMissing or ClusterUnreachable when there is no cluster to report about."""
     _add_versions(kubectl, bundle)
-    collector = _Collector(kubectl, bundle, tell)
+    collector = _Collector(kubectl, bundle, progress)
     families = collector.families(target)
     collector.resources(families)
     collector.namespace_facts(families)
@@ -71,10 +71,10 @@ def _add_versions(kubectl: Kubectl, bundle: Bundle) -> None:
 class _Collector:
     """Each method adds one part, or says in the bundle why it is missing."""
 
-    def __init__(self, kubectl: Kubectl, bundle: Bundle, tell: Tell) -> None:
+    def __init__(self, kubectl: Kubectl, bundle: Bundle, progress: Progress) -> None:
         self._kubectl = kubectl
         self._bundle = bundle
-        self._tell = tell
+        self._progress = progress
         self._now = datetime.now(UTC)
 
     def families(self, target: Target | None) -> tuple[Family, ...]:
@@ -88,17 +88,17 @@ class _Collector:
         return seen.families if target is None else (choose(seen.families, target),)
 
     def resources(self, families: Iterable[Family]) -> None:
-        self._tell("reading resources")
+        self._progress("reading resources")
         families = tuple(families)
         for family in families:
             for member in family.members:
                 self._add(member, _folder(family))
         self._bundle.add_text("status.txt", _text(status_tree(families, self._now, with_namespaces=True)))
         if families:
-            others, unread = list_readable(self._kubectl, OTHER_CHILDREN, OURS)
+            items, unread = list_readable(self._kubectl, OTHER_KINDS, MANAGED_BY_OPERATOR)
             self._leave_out(unread)
-            for other in others:
-                self._add(other, f"{namespace_of(other)}/others")
+            for item in items:
+                self._add(item, f"{namespace_of(item)}/others")
 
     def namespace_facts(self, families: Iterable[Family]) -> None:
         found, unread = list_readable(self._kubectl, ("events", "resourcequotas"), None)
@@ -108,14 +108,14 @@ class _Collector:
         for quota in quotas:
             self._add(quota, f"{namespace_of(quota)}/quotas")
         for family in families:
-            ours = [event for event in events if concerns(family, event)]
-            self._bundle.add_object(f"{_folder(family)}/events.json", ours)
-            answer = explain(family, NamespaceFacts(events=tuple(ours), quotas=quotas), self._now)
+            own_events = [event for event in events if concerns(family, event)]
+            self._bundle.add_object(f"{_folder(family)}/events.json", own_events)
+            answer = explain(family, NamespaceFacts(events=tuple(own_events), quotas=quotas), self._now)
             self._bundle.add_text(f"{_folder(family)}/why.txt", _text(answer))
 
     def logs_of(self, pods: Iterable[Manifest], folder: str) -> None:
         for pod in pods:
-            self._tell(f"reading logs of {name_of(pod)}")
+            self._progress(f"reading logs of {name_of(pod)}")
             for container in container_statuses(pod):
                 self._log(pod, container["name"], folder, previous=False)
                 if container.get("restartCount", 0):
@@ -137,7 +137,7 @@ class _Collector:
 
     def secrets(self) -> None:
         """Names, keys and sizes."""
-        for name, selector in (("workers", OURS), ("installation", INSTALLATION_SELECTOR)):
+        for name, selector in (("workers", MANAGED_BY_OPERATOR), ("installation", INSTALLATION_SELECTOR)):
             words = ("get", "secrets", *self._kubectl.scope, f"--selector={selector}", f"--output=go-template={SIZES}")
             self._text_of(f"secrets of the {name}", f"secrets/{name}.txt", self._kubectl, *words)
 
@@ -156,14 +156,16 @@ class _Collector:
             *(["--previous"] if previous else []),
         )
 
-    def _text_of(self, what: str, path: str, kubectl: Kubectl, *words: str) -> None:
+    def _text_of(self, subject: str, path: str, kubectl: Kubectl, *words: str) -> None:
         try:
             text = kubectl.text(*words)
         except PluginError as error:
-            self._bundle.leave_out(what, str(error))
+            self._bundle.leave_out(subject, str(error))
             return
         if len(text) > LOG_CHARACTERS:
-            self._bundle.leave_out(f"the beginning of {what}", f"only the newest {LOG_CHARACTERS} characters are kept")
+            self._bundle.leave_out(
+                f"the beginning of {subject}", f"only the newest {LOG_CHARACTERS} characters are kept"
+            )
             text = text[-LOG_CHARACTERS:].partition("\n")[2]
         self._bundle.add_text(path, text)
 
@@ -172,8 +174,8 @@ class _Collector:
 
     def _leave_out(self, unread: Iterable[str]) -> None:
         for sentence in unread:
-            what, _, why = sentence.partition(": ")
-            self._bundle.leave_out(what, why)
+            subject, _, why = sentence.partition(": ")
+            self._bundle.leave_out(subject, why)
 
 
 def _folder(family: Family) -> str:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from tinsmith.cluster.families import RESTART_REQUEST, SNAPSHOT_REQUEST, Family, Kind
 from tinsmith.cluster.health import Health, is_outdated, judge
-from tinsmith.cluster.kubectl import ClusterUnreachable, DidNotHappen, Misused
+from tinsmith.cluster.kubectl import ClusterUnreachable, Misused, RequestFailed
 from tinsmith.cluster.manifests import Manifest, is_ready, moment, span
 
 SUSPENDED = "Suspended"
@@ -18,15 +18,15 @@ SUSPENDED = "Suspended"
 LOOK_SECONDS = 2.0
 
 Outcome = Callable[[Family], str | None]
-"""A sentence once it has happened, None before. Raises DidNotHappen when it no longer can."""
+"""A sentence once it has happened, None before. Raises RequestFailed when it no longer can."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """patch: a merge patch of the resource. asked: what was asked, in a sentence."""
+    """A change of a resource: a merge patch, and a sentence that announces it."""
 
     patch: Manifest
-    asked: str
+    announcement: str
     outcome: Outcome
 
 
@@ -68,7 +68,7 @@ def snapshot(family: Family, at: datetime) -> Request:
         if _answered(now, "snapshot") != request:
             return None
         if last_snapshot(now) == before:
-            raise DidNotHappen(
+            raise RequestFailed(
                 f"The worker of {now.title} refused to take a snapshot; `kubectl tinsmith why "
                 f"{now.kind.word}/{now.name}` shows the event that says why."
             )
@@ -96,17 +96,17 @@ def wait_for(
     *,
     name: str,
     timeout_seconds: float,
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
     """The outcome's sentence. name: as the next command takes it.
 
     Each new reason on the way is told once. A cluster that is away for a while is waited for like everything else.
-    Raises DidNotHappen when time is over, or when the outcome says that it cannot come any more.
+    Raises RequestFailed when time is over, or when the outcome says that it cannot come any more.
     """
     ends_at = clock() + timeout_seconds
-    told = None
+    reported = None
     while True:
         try:
             family = look()
@@ -117,11 +117,11 @@ def wait_for(
                 return sentence
             verdict = judge(family)
             news = f"{verdict.reason}: {verdict.message}"
-        if news != told:
-            tell(news)
-            told = news
+        if news != reported:
+            progress(news)
+            reported = news
         if clock() >= ends_at:
-            raise DidNotHappen(
+            raise RequestFailed(
                 f"It has not happened within {span(timeout_seconds)}. Last seen: {news} The request stands; "
                 f"`kubectl tinsmith why {name}` says more."
             )
@@ -142,12 +142,12 @@ def written(at: datetime) -> str:
 
 
 def _ready_again(family: Family) -> str | None:
-    """Raises DidNotHappen when a person has to do something first."""
+    """Raises RequestFailed when a person has to do something first."""
     if is_outdated(family):
         return None
     verdict = judge(family)
     if verdict.health is Health.STUCK:
-        raise DidNotHappen(f"{family.title} is {verdict.headline}. {verdict.message}")
+        raise RequestFailed(f"{family.title} is {verdict.headline}. {verdict.message}")
     return f"{family.title} is ready: {verdict.message}" if verdict.ready else None
 
 
@@ -155,9 +155,9 @@ def _annotated(annotation: str, request: str) -> Manifest:
     return {"metadata": {"annotations": {annotation: request}}}
 
 
-def _answered(family: Family, what: str) -> str | None:
+def _answered(family: Family, kind: str) -> str | None:
     """The latest request of this kind that has been answered."""
-    answered = ((family.owner.get("status") or {}).get("requests") or {}).get(what)
+    answered = ((family.owner.get("status") or {}).get("requests") or {}).get(kind)
     return str(answered) if answered is not None else None
 
 

@@ -69,10 +69,10 @@ def conditions_line(owner: Manifest) -> str:
     """Those that hold with their reasons; the others by name."""
     found = conditions_of(owner).values()
     holding = [f"{condition.type} {condition.reason}" for condition in found if condition.holds]
-    others = {"False": "not", "Unknown": "unknown:"}
+    words_of_status = {"False": "not", "Unknown": "unknown:"}
     groups = [
         f"{word} " + ", ".join(condition.type for condition in found if condition.status == status)
-        for status, word in others.items()
+        for status, word in words_of_status.items()
         if any(condition.status == status for condition in found)
     ]
     return "; ".join([", ".join(holding), *groups] if holding else groups)
@@ -101,8 +101,8 @@ def _certificate(expiry: datetime, now: datetime) -> str:
 
 def _children(family: Family, now: datetime) -> Iterator[Branch]:
     if (workload := family.workload) is not None:
-        ready, wanted = _replicas(family, workload)
-        yield Branch(f"{reference_to(workload)}, {ready} of {wanted} ready")
+        ready, desired = _replicas(family, workload)
+        yield Branch(f"{reference_to(workload)}, {ready} of {desired} ready")
     for pod in family.pods:
         yield Branch(_pod(pod, now))
     if family.claim is not None:
@@ -114,8 +114,8 @@ def _replicas(family: Family, workload: Manifest) -> tuple[int, int]:
     spec = workload["spec"]
     if workload["kind"] != "RayCluster":
         return (workload.get("status") or {}).get("readyReplicas", 0), spec.get("replicas", 1)
-    wanted = 1 + sum(group["replicas"] for group in spec["workerGroupSpecs"])
-    return sum(map(is_ready, family.pods)), 0 if spec.get("suspend") else wanted
+    desired = 1 + sum(group["replicas"] for group in spec["workerGroupSpecs"])
+    return sum(map(is_ready, family.pods)), 0 if spec.get("suspend") else desired
 
 
 def _pod(pod: Manifest, now: datetime) -> str:
@@ -136,9 +136,9 @@ def _restarts(count: int) -> str:
 
 def _claim(claim: Manifest) -> str:
     status = claim.get("status") or {}
-    wanted = claim["spec"]["resources"]["requests"]["storage"]
-    size = (status.get("capacity") or {}).get("storage", wanted)
-    growing = f", growing to {wanted}" if size != wanted else ""
+    requested = claim["spec"]["resources"]["requests"]["storage"]
+    size = (status.get("capacity") or {}).get("storage", requested)
+    growing = f", growing to {requested}" if size != requested else ""
     return f"{reference_to(claim)}, {status.get('phase', 'unknown')}, {size}{growing}"
 
 

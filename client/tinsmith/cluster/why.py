@@ -54,16 +54,16 @@ def explain(family: Family, namespace_facts: NamespaceFacts, now: datetime) -> l
 def _owner(family: Family) -> Iterator[Branch]:
     if is_outdated(family):
         yield Branch("the spec has changed since; the operator has not looked at it yet", style="yellow")
-    said = judge(family).message
-    others = [
+    message = judge(family).message
+    conditions = [
         Branch(f"{condition.type} {condition.reason}: {condition.message}")
         for condition in conditions_of(family.owner).values()
-        if condition.holds and condition.message != said and condition.type in ("Ready", "Reconciling", "Degraded")
+        if condition.holds and condition.message != message and condition.type in ("Ready", "Reconciling", "Degraded")
     ]
     if upgrade := upgrade_hint(family):
-        others.append(Branch(f"{upgrade.type} {upgrade.reason}: {upgrade.message}"))
-    if others:
-        yield Branch("conditions", tuple(others))
+        conditions.append(Branch(f"{upgrade.type} {upgrade.reason}: {upgrade.message}"))
+    if conditions:
+        yield Branch("conditions", tuple(conditions))
 
 
 def _claim(family: Family) -> Iterator[Branch]:
@@ -86,8 +86,8 @@ def _pods(family: Family, now: datetime) -> Iterator[Branch]:
 def _pod_conditions(pod: Manifest) -> Iterator[Branch]:
     for condition in conditions_of(pod).values():
         if not condition.holds and (condition.reason or condition.message):
-            said = ": ".join(part for part in (condition.reason, " ".join(condition.message.split())) if part)
-            yield Branch(f"not {condition.type}: {said}")
+            text = ": ".join(part for part in (condition.reason, " ".join(condition.message.split())) if part)
+            yield Branch(f"not {condition.type}: {text}")
 
 
 def _containers(pod: Manifest, now: datetime) -> Iterator[Branch]:
@@ -102,9 +102,9 @@ def _containers(pod: Manifest, now: datetime) -> Iterator[Branch]:
 
 def _events(family: Family, events: Iterable[Manifest], now: datetime) -> Iterator[Branch]:
     """Newest first, of the family alone."""
-    ours = sorted((event for event in events if concerns(family, event)), key=_time_of, reverse=True)
-    if ours:
-        yield Branch("events, newest first", tuple(_event(event, now) for event in ours[:MOST_EVENTS]))
+    own_events = sorted((event for event in events if concerns(family, event)), key=_time_of, reverse=True)
+    if own_events:
+        yield Branch("events, newest first", tuple(_event(event, now) for event in own_events[:MOST_EVENTS]))
 
 
 def concerns(family: Family, event: Manifest) -> bool:

@@ -139,9 +139,9 @@ class NothingToTrainOn(TrainingError):
     """So many groups in a row gave no data that the run would go on for ever. `causes` counts why, by kind."""
 
     def __init__(self, groups: int, causes: Mapping[str, int], step: int) -> None:
-        told = ", ".join(f"{kind} ({count})" for kind, count in sorted(causes.items(), key=lambda each: -each[1]))
+        counted = ", ".join(f"{kind} ({count})" for kind, count in sorted(causes.items(), key=lambda item: -item[1]))
         super().__init__(
-            f"{groups} groups in a row gave nothing to train on, after {step} steps: {told}; each failure is in the "
+            f"{groups} groups in a row gave nothing to train on, after {step} steps: {counted}; each failure is in the "
             "log. Where rewards are equal the task is solved, or no answer earns more than another"
         )
         self.groups = groups

@@ -79,12 +79,12 @@ def rollback(name: str, *, service: Service | None = None) -> Promotion:
 
 def promotions(*, service: Service | None = None) -> list[Promotion]:
     """What each of your names stands for, by name. Raises NotOffered."""
-    return [_promotion(one) for one in _asked(service, "GET", PROMOTIONS)["promotions"]]
+    return [_promotion(listed) for listed in _asked(service, "GET", PROMOTIONS)["promotions"]]
 
 
 def promotion_history(name: str, *, service: Service | None = None) -> list[Promotion]:
     """What a name stood for, newest first. Raises as `promote` does."""
-    return [_promotion(one) for one in _asked(service, "GET", _address(name))["promotions"]]
+    return [_promotion(listed) for listed in _asked(service, "GET", _address(name))["promotions"]]
 
 
 def remove_promotion(name: str, *, service: Service | None = None) -> None:
@@ -117,9 +117,9 @@ def _address(name: str) -> str:
     return f"{PROMOTIONS}/{quote(name, safe='')}"
 
 
-def _promotion(said: Mapping[str, Any]) -> Promotion:
-    time = datetime.fromisoformat(said["time"])
-    return Promotion(said["name"], said["model_path"], time, said["number"], said["is_rollback"])
+def _promotion(answer: Mapping[str, Any]) -> Promotion:
+    time = datetime.fromisoformat(answer["time"])
+    return Promotion(answer["name"], answer["model_path"], time, answer["number"], answer["is_rollback"])
 
 
 def _asked(
@@ -134,9 +134,9 @@ def _asked(
             send: Any = getattr(client, method.lower())
             return (await send(address, cast_to=httpx.Response, **content)).json()
 
-    asked: Future[Any] = holder.run_coroutine_threadsafe(ask()).future()
+    request: Future[Any] = holder.run_coroutine_threadsafe(ask()).future()
     try:
-        return asked.result()
+        return request.result()
     except tinker.APIStatusError as error:
         raise explained(error.status_code, error.body) or error from error
 
@@ -153,7 +153,7 @@ def explained(status: int, body: object) -> NotOffered | PromotionRefused | None
     return None
 
 
-BESIDE_PATHS = 60
+OTHER_COLUMNS_WIDTH = 60
 """Columns for times, and headers."""
 USAGE = "say NAME and a tinker:// path or --run, NAME and one of --rollback, --history and --remove, or --list alone"
 
@@ -199,7 +199,7 @@ def promote_command(
         else:
             _print_promotion(promote(str(name), str(path), expected=_expected(expect), service=service), as_json)
             if not as_json:
-                _say_how_to_use(str(name), base_url)
+                _print_usage(str(name), base_url)
     except (TrainingError, tinker.TinkerError) as error:
         fail("promote", str(error))
 
@@ -212,29 +212,29 @@ def _print_promotion(promotion: Promotion, as_json: bool) -> None:
     print(json.dumps(_described(promotion)) if as_json else f"{promotion.name} stands for {promotion.path}")
 
 
-def _say_how_to_use(name: str, base_url: str) -> None:
+def _print_usage(name: str, base_url: str) -> None:
     print(f"Talk to it: tinsmith chat {name}")
     print(f"OpenAI clients: base URL {base_url.rstrip('/')}/v1, model {name}")
 
 
 def _show(found: Sequence[Promotion], as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"promotions": [_described(one) for one in found]}))
+        print(json.dumps({"promotions": [_described(promotion) for promotion in found]}))
         return
     table = Table("name", "since", "by", Column("stands for", no_wrap=True), box=None, pad_edge=False)
-    for one in found:
-        by = "rollback" if one.is_rollback else "promotion"
-        table.add_row(one.name, f"{one.time:%Y-%m-%d %H:%M:%S}", by, one.path)
+    for promotion in found:
+        by = "rollback" if promotion.is_rollback else "promotion"
+        table.add_row(promotion.name, f"{promotion.time:%Y-%m-%d %H:%M:%S}", by, promotion.path)
     # A path is there to be copied: the terminal breaks its line, and no table.
-    width = BESIDE_PATHS + max((len(one.name) + len(one.path) for one in found), default=0)
+    width = OTHER_COLUMNS_WIDTH + max((len(promotion.name) + len(promotion.path) for promotion in found), default=0)
     make_console(width=width).print(table)
 
 
-def _described(one: Promotion) -> dict[str, Any]:
+def _described(promotion: Promotion) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "path": one.path,
-        "time": one.time.isoformat(),
-        "number": one.number,
-        "is_rollback": one.is_rollback,
+        "name": promotion.name,
+        "path": promotion.path,
+        "time": promotion.time.isoformat(),
+        "number": promotion.number,
+        "is_rollback": promotion.is_rollback,
     }

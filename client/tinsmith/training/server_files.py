@@ -33,25 +33,25 @@ GZIP_MAGIC = b"\x1f\x8b"
 DRAIN_BYTES = 2**20
 
 
-def fetch_export(rest: tinker.RestClient, export_path: str, wanted: Mapping[str, Path]) -> None:
+def fetch_export(rest: tinker.RestClient, export_path: str, targets: Mapping[str, Path]) -> None:
     """Of what `save_weights_external` made, these files by their names.
 
     Raises NotOffered where one is not among them, and DownloadDamaged.
     """
     urls = rest.get_external_weights_urls(export_path).result().urls
-    for name, target in wanted.items():
+    for name, target in targets.items():
         if name not in urls:
             raise NotOffered(f"the server's export {export_path} has no {name}")
         with target.open("wb") as file:
             _download(urls[name], file)
 
 
-def fetch_from_archive(rest: tinker.RestClient, path: str, wanted: Mapping[str, Path]) -> None:
+def fetch_from_archive(rest: tinker.RestClient, path: str, targets: Mapping[str, Path]) -> None:
     """Of a checkpoint of any kind, these files by their names; the whole archive is on this machine's disk meanwhile.
 
     Raises NotOffered where the server has no archives, or this one not all of the files; and DownloadDamaged.
     """
-    left = dict(wanted)
+    left = dict(targets)
     try:
         with _archive(rest, path) as content:
             with _opened(content, path) as archive:
@@ -110,9 +110,9 @@ def _ask_for_archive(rest: tinker.RestClient, path: str, target: IO[bytes]) -> N
                     async for part in answer.aiter_bytes():
                         target.write(part)
 
-    asked: Future[None] = holder.run_coroutine_threadsafe(ask()).future()
+    request: Future[None] = holder.run_coroutine_threadsafe(ask()).future()
     try:
-        asked.result()
+        request.result()
     except NO_SUCH_CALL as error:
         raise NotOffered(f"this server gives no archive of {path}") from error
     except tinker.APIStatusError as error:

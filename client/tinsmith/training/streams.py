@@ -290,5 +290,5 @@ class _Shown:
         if self._progress is None or self._task is None:
             return
         oldest = max(current.staleness, default=0)
-        told = f"step {current.step}, up to {oldest} behind, {current.dropped_groups} dropped"
-        self._progress.update(self._task, completed=current.groups, description=told)
+        text = f"step {current.step}, up to {oldest} behind, {current.dropped_groups} dropped"
+        self._progress.update(self._task, completed=current.groups, description=text)

@@ -20,7 +20,7 @@ class BackgroundSaves:
         self._step = 0
         # Two threads that save at once would each see the other's failure, or neither.
         self._lock = Lock()
-        self.is_left = False
+        self.is_abandoned = False
         # Python joins the threads of an executor at its end, whatever they wait for: these are left where they are.
         self._at_end = partial(_wait, weakref.ref(self))
         atexit.register(self._at_end)
@@ -50,14 +50,14 @@ class BackgroundSaves:
         try:
             self.wait()
         except KeyboardInterrupt:
-            self.leave()
+            self.abandon()
             raise
         finally:
             atexit.unregister(self._at_end)
 
-    def leave(self) -> int | None:
+    def abandon(self) -> int | None:
         """Who waits for the save that is under way is told that it failed. Returns its step; None without one."""
-        self.is_left = True
+        self.is_abandoned = True
         atexit.unregister(self._at_end)
         under_way = self._under_way
         if under_way is None or not _settle(under_way, CheckpointError("it was left when the program was interrupted")):

@@ -73,7 +73,7 @@ def show(root: Root, step: Step, as_json: AsJson = False) -> None:
         print(json.dumps(_described(metadata) | {"loop_state": state.loop_state, "config": config}, default=str))
         return
     table = Table("", Column(overflow="fold"), box=None, pad_edge=False, show_header=False)
-    for word, said in (
+    for word, text in (
         ("saved", _when(metadata)),
         ("base model", metadata.base_model),
         ("state", metadata.state_path),
@@ -82,7 +82,7 @@ def show(root: Root, step: Step, as_json: AsJson = False) -> None:
         *((name, f"{file.size_bytes} bytes, sha256 {file.sha256[:12]}…") for name, file in metadata.files.items()),
         ("config", config.rstrip()),
     ):
-        table.add_row(word, said)
+        table.add_row(word, text)
     _print(table)
 
 
@@ -94,15 +94,15 @@ def verify(root: Root, step: AllOr = None, as_json: AsJson = False) -> None:
         steps = store.steps() if step is None else [step]
         if not steps:
             raise NoCheckpoint(_none_in(store))
-        damage = {each: _damage(store, each) for each in steps}
+        damage = {checked: _damage(store, checked) for checked in steps}
         leftovers = store.leftovers()
     if as_json:
-        said = [{"step": each, "whole": reason is None, "reason": reason} for each, reason in damage.items()]
-        print(json.dumps({"checkpoints": said, "leftovers": leftovers}))
+        listed = [{"step": checked, "whole": reason is None, "reason": reason} for checked, reason in damage.items()]
+        print(json.dumps({"checkpoints": listed, "leftovers": leftovers}))
     else:
         table = Table("step", Column(overflow="fold"), box=None, pad_edge=False)
-        for each, reason in damage.items():
-            table.add_row(str(each), reason or "whole")
+        for checked, reason in damage.items():
+            table.add_row(str(checked), reason or "whole")
         _print(table)
         for name in leftovers:
             _warn(f"{name} was cut off; the next save of a run in {store.url} removes it")
@@ -179,9 +179,9 @@ def resume(
         state = _trainer_state(store, chosen)
         if not offline:
             _server(base_url).require(state.state_path)
-    said = {"step": chosen, "checkpoint": store.address(chosen), "state_path": state.state_path, "asked": not offline}
+    facts = {"step": chosen, "checkpoint": store.address(chosen), "state_path": state.state_path, "asked": not offline}
     if as_json:
-        print(json.dumps(said | {"loop_state": state.loop_state}, default=str))
+        print(json.dumps(facts | {"loop_state": state.loop_state}, default=str))
         return
     print(f"step {chosen}, {dict(state.loop_state)}, from {store.address(chosen)}")
     print("the server was not asked" if offline else f"the server has {state.state_path}")

@@ -38,7 +38,7 @@ from tinsmith.training.errors import CheckpointDamaged, CheckpointError, NotOffe
 
 logger = logging.getLogger(__name__)
 
-LEFT = "the save of step {step} was under way, and is no checkpoint"
+UNFINISHED = "the save of step {step} was under way, and is no checkpoint"
 
 
 class FastTokenizer(Protocol):
@@ -150,7 +150,7 @@ class CheckpointManager:
         that is still under way. Raises SaveFailed for that one, CheckpointExists, and UnfitLoopState.
         """
         self._saves.wait()
-        if self._saves.is_left:
+        if self._saves.is_abandoned:
             raise CheckpointError("this manager was interrupted: resume with another one")
         if self._went_back_to is None or step <= self._went_back_to:
             self._store.require_free(step)
@@ -199,13 +199,13 @@ class CheckpointManager:
         """As `wait`, and the last call."""
         self._saves.close()
 
-    def leave(self) -> int | None:
+    def abandon(self) -> int | None:
         """The last call of a program that is interrupted: waits for nothing.
 
         The save that is under way is no checkpoint then, and whoever waits for it is told so by SaveFailed. Returns
         its step; None without one.
         """
-        return self._saves.leave()
+        return self._saves.abandon()
 
     def __enter__(self) -> Self:
         return self
@@ -214,8 +214,8 @@ class CheckpointManager:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if isinstance(error, KeyboardInterrupt):
-            if (step := self.leave()) is not None:
-                error.add_note(LEFT.format(step=step))
+            if (step := self.abandon()) is not None:
+                error.add_note(UNFINISHED.format(step=step))
             return
         try:
             self.close()
@@ -255,9 +255,9 @@ class CheckpointManager:
             (folder / TOKENIZER_FILE).write_text(
                 _tokenizer_json(self._tokenizer or save.training_client.get_tokenizer())
             )
-        if self._saves.is_left:
+        if self._saves.is_abandoned:
             # In a notebook the process goes on, and may have gone on from the checkpoint before this one.
-            raise CheckpointError(LEFT.format(step=save.step))
+            raise CheckpointError(UNFINISHED.format(step=save.step))
         return Metadata(
             step=save.step,
             created_at=datetime.now(UTC),

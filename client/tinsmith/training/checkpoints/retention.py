@@ -47,19 +47,23 @@ class Retention:
 
     def kept(self, checkpoints: Collection[Scored]) -> frozenset[int]:
         """The steps that stay."""
-        by_step = sorted(checkpoints, key=lambda each: each.step)
+        by_step = sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
         if self.keep_last is None:
-            return frozenset(each.step for each in by_step)
-        last = {each.step for each in by_step[-self.keep_last :]}
+            return frozenset(checkpoint.step for checkpoint in by_step)
+        last = {checkpoint.step for checkpoint in by_step[-self.keep_last :]}
         return frozenset(last | self._best(by_step) | self._every(by_step))
 
     def _best(self, by_step: Sequence[Scored]) -> set[int]:
         if self.metric is None:
             return set()
         sign = 1 if self.mode == "min" else -1
-        scores = [(sign * each.metrics.get(self.metric, math.nan), -each.step) for each in by_step]
+        scores = [(sign * checkpoint.metrics.get(self.metric, math.nan), -checkpoint.step) for checkpoint in by_step]
         ranked = sorted(score for score in scores if not math.isnan(score[0]))
         return {-negative_step for _, negative_step in ranked[: self.keep_best]}
 
     def _every(self, by_step: Sequence[Scored]) -> set[int]:
-        return set() if self.keep_every is None else {one.step for one in by_step if one.step % self.keep_every == 0}
+        return (
+            set()
+            if self.keep_every is None
+            else {checkpoint.step for checkpoint in by_step if checkpoint.step % self.keep_every == 0}
+        )

@@ -23,8 +23,8 @@ from tinsmith.training.checkpoints.metadata import (
     step_of,
     to_json,
 )
-from tinsmith.training.checkpoints.places import Place, place_at
 from tinsmith.training.checkpoints.retention import Retention
+from tinsmith.training.checkpoints.storage import Storage, open_storage
 from tinsmith.training.errors import CheckpointDamaged, CheckpointError, CheckpointExists, NoCheckpoint
 
 Fill = Callable[[Path], Metadata]
@@ -43,13 +43,13 @@ class CheckpointStore:
     """At a path, or at any URL of fsspec, whose file system takes `storage_options`. Many may read, one writes."""
 
     def __init__(self, url: str, **storage_options: Any) -> None:
-        self._place: Place = place_at(url, **storage_options)
+        self._storage: Storage = open_storage(url, **storage_options)
         # On an object store metrics that are written during a removal would make a checkpoint of what is left.
         self._one_at_a_time = Lock()
 
     @property
     def url(self) -> str:
-        return self._place.url
+        return self._storage.url
 
     def address(self, step: int) -> str:
         """Of that step's directory, for people."""
@@ -57,14 +57,16 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Of the checkpoints that were written to their end, ascending; damaged ones are among them."""
-        steps = {name: step_of(name) for name in self._place.names()}
-        whole = (step for name, step in steps.items() if step is not None and METADATA_FILE in self._place.files(name))
+        steps = {name: step_of(name) for name in self._storage.names()}
+        whole = (
+            step for name, step in steps.items() if step is not None and METADATA_FILE in self._storage.files(name)
+        )
         return sorted(whole)
 
     def metadata(self, step: int) -> Metadata:
         """Raises NoCheckpoint, and CheckpointDamaged."""
         try:
-            with self._place.open(directory_name(step), METADATA_FILE) as stream:
+            with self._storage.open(directory_name(step), METADATA_FILE) as stream:
                 metadata = from_json(stream.read())
         except FileNotFoundError:
             raise NoCheckpoint(f"there is no checkpoint of step {step} in {self.url}") from None
@@ -75,7 +77,7 @@ class CheckpointStore:
     def open(self, step: int, file: str) -> BinaryIO:
         """Raises NoCheckpoint where this checkpoint has no such file."""
         try:
-            return self._place.open(directory_name(step), file)
+            return self._storage.open(directory_name(step), file)
         except FileNotFoundError:
             raise NoCheckpoint(f"{self.address(step)} has no {file}") from None
 
@@ -84,7 +86,7 @@ class CheckpointStore:
         metadata = self.metadata(step)
         for name, expected in metadata.files.items():
             try:
-                with self._place.open(directory_name(step), name) as stream:
+                with self._storage.open(directory_name(step), name) as stream:
                     found = digest_of(stream)
             except FileNotFoundError:
                 raise CheckpointDamaged(f"{self.address(step)} has lost {name}") from None
@@ -131,13 +133,13 @@ class CheckpointStore:
         Raises CheckpointExists, and what `fill` raises.
         """
         self.require_free(step)
-        with self._place.staging(step) as folder:
+        with self._storage.staging(step) as folder:
             described = fill(folder)
             files = {path.name: digest_of_file(path) for path in sorted(folder.iterdir())}
             metadata = replace(described, files=files)
             (folder / METADATA_FILE).write_bytes(to_json(metadata))
-            self._place.remove(directory_name(step))
-            self._place.publish(folder, step)
+            self._storage.remove(directory_name(step))
+            self._storage.publish(folder, step)
         return metadata
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> Metadata:
@@ -149,7 +151,7 @@ class CheckpointStore:
             before = self.metadata(step)
             scores = {name: float(value) for name, value in metrics.items()}
             metadata = replace(before, metrics={**before.metrics, **scores})
-            self._place.replace(directory_name(step), METADATA_FILE, to_json(metadata))
+            self._storage.replace(directory_name(step), METADATA_FILE, to_json(metadata))
         return metadata
 
     def remove(self, step: int, then: Callable[[], None] = lambda: None) -> None:
@@ -158,9 +160,9 @@ class CheckpointStore:
         What of it is left when this or `then` fails is among the `leftovers`.
         """
         with self._one_at_a_time:
-            rest = self._place.retire(directory_name(step))
+            rest = self._storage.retire(directory_name(step))
         then()
-        self._place.remove(rest)
+        self._storage.remove(rest)
 
     def removable(self, retention: Retention) -> list[Metadata]:
         """Those that no rule wants. Damaged ones count for no rule and stay, for somebody to look at."""
@@ -171,18 +173,18 @@ class CheckpointStore:
     def leftovers(self) -> list[str]:
         """Names of directories that a cut-off write or removal left."""
         whole = {directory_name(step) for step in self.steps()}
-        return [name for name in self._place.names() if name not in whole]
+        return [name for name in self._storage.names() if name not in whole]
 
     def read_leftover(self, name: str, file: str) -> bytes | None:
         """None where that file was not written, or is gone."""
         try:
-            with self._place.open(name, file) as stream:
+            with self._storage.open(name, file) as stream:
                 return stream.read()
         except FileNotFoundError:
             return None
 
     def remove_leftover(self, name: str) -> None:
-        self._place.remove(name)
+        self._storage.remove(name)
 
 
 FILES_OF_PEFT = {ADAPTER_FILE: "adapter_model.safetensors", TOKENIZER_FILE: TOKENIZER_FILE}

@@ -36,7 +36,7 @@ def frozen_copy(loop_state: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     written = io.BytesIO()
-    _refuse_others(dict(loop_state), "loop_state")
+    _require_plain(dict(loop_state), "loop_state")
     try:
         torch.save(dict(loop_state), written)
         written.seek(0)
@@ -46,19 +46,19 @@ def frozen_copy(loop_state: Mapping[str, Any]) -> dict[str, Any]:
     return copied
 
 
-def _refuse_others(value: Any, where: str) -> None:
+def _require_plain(value: Any, where: str) -> None:
     """By their types: what PyTorch reads back depends on what else a process has imported, and allowed it to."""
     import torch
 
     if type(value) in PLAIN or isinstance(value, torch.Tensor):
         return
     if type(value) in (list, tuple):
-        for place, each in enumerate(value):
-            _refuse_others(each, f"{where}[{place}]")
+        for place, item in enumerate(value):
+            _require_plain(item, f"{where}[{place}]")
     elif type(value) in (dict, OrderedDict):
-        for key, each in value.items():
-            _refuse_others(key, f"a key of {where}")
-            _refuse_others(each, f"{where}[{key!r}]")
+        for key, item in value.items():
+            _require_plain(key, f"a key of {where}")
+            _require_plain(item, f"{where}[{key!r}]")
     else:
         raise UnfitLoopState(f"{MAY_HOLD}: {where} is of {type(value).__module__}.{type(value).__qualname__}")
 

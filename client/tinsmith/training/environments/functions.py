@@ -13,20 +13,20 @@ from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.rl.types import Action, ActionExtra, Env, EnvGroupBuilder, Observation, StepResult
 from typing_extensions import override
 
-Said: TypeAlias = str | Sequence[Message] | Sequence[int]
+PromptContent: TypeAlias = str | Sequence[Message] | Sequence[int]
 """With a renderer a string, which is a user's message, or messages; without, tokens."""
 
 
 class Conversation(Protocol):
     """Of one environment with its model, in turns."""
 
-    def hear(self, said: Any) -> None:
+    def add_prompt(self, content: Any) -> None:
         """Goes on with what the environment says. Raises TypeError for what is not its kind."""
 
     def observation(self) -> tuple[tinker.ModelInput, StopCondition]:
         """All of it so far, and where an answer ends."""
 
-    def answer(self, tokens: list[int]) -> Any:
+    def add_answer(self, tokens: list[int]) -> Any:
         """Goes on with what the model says, and reads it."""
 
 
@@ -41,15 +41,15 @@ class TokenConversation:
     def __init__(self) -> None:
         self._tokens: list[int] = []
 
-    def hear(self, said: Any) -> None:
-        if isinstance(said, str) or not all(type(token) is int for token in said):
-            raise TypeError(f"without a renderer prompts are lists of tokens, and this one is {said!r:.80}")
-        self._tokens += said
+    def add_prompt(self, content: Any) -> None:
+        if isinstance(content, str) or not all(type(token) is int for token in content):
+            raise TypeError(f"without a renderer prompts are lists of tokens, and this one is {content!r:.80}")
+        self._tokens += content
 
     def observation(self) -> tuple[tinker.ModelInput, StopCondition]:
         return tinker.ModelInput.from_ints(list(self._tokens)), []
 
-    def answer(self, tokens: list[int]) -> list[int]:
+    def add_answer(self, tokens: list[int]) -> list[int]:
         self._tokens += tokens
         return tokens
 
@@ -61,17 +61,17 @@ class ChatConversation:
         self._renderer = renderer
         self._messages: list[Message] = []
 
-    def hear(self, said: Any) -> None:
-        if isinstance(said, str):
-            said = [Message(role="user", content=said)]
-        if not all(isinstance(message, dict) for message in said):
-            raise TypeError(f"with a renderer prompts are strings or messages, and this one is {said!r:.80}")
-        self._messages += said
+    def add_prompt(self, content: Any) -> None:
+        if isinstance(content, str):
+            content = [Message(role="user", content=content)]
+        if not all(isinstance(message, dict) for message in content):
+            raise TypeError(f"with a renderer prompts are strings or messages, and this one is {content!r:.80}")
+        self._messages += content
 
     def observation(self) -> tuple[tinker.ModelInput, StopCondition]:
         return self._renderer.build_generation_prompt(self._messages), self._renderer.get_stop_sequences()
 
-    def answer(self, tokens: list[int]) -> str:
+    def add_answer(self, tokens: list[int]) -> str:
         message, _ = self._renderer.parse_response(tokens)
         self._messages.append(message)
         return get_text_content(message)
@@ -82,13 +82,13 @@ Answer: TypeAlias = Any
 """A string where there is a renderer, and a list of tokens where there is none."""
 Outcome: TypeAlias = float | tuple[float, Mapping[str, float]]
 """A reward, or a reward and metrics beside it, which are logged as `env/all/<name>`."""
-Play: TypeAlias = Callable[[Example], Generator[Said, Answer, Outcome | Awaitable[Outcome]]]
+Play: TypeAlias = Callable[[Example], Generator[PromptContent, Answer, Outcome | Awaitable[Outcome]]]
 """Yields what the model is told, is given what it answers, and returns the outcome."""
 
 
 def from_functions(
     examples: Sequence[Example],
-    prompt: Callable[[Example], Said],
+    prompt: Callable[[Example], PromptContent],
     reward: Callable[[Example, Answer], Outcome | Awaitable[Outcome]],
     *,
     group_size: int,
@@ -123,10 +123,10 @@ def from_games(
 class OneAnswer(Generic[Example]):
     """A game of one turn."""
 
-    prompt: Callable[[Example], Said]
+    prompt: Callable[[Example], PromptContent]
     reward: Callable[[Example, Answer], Outcome | Awaitable[Outcome]]
 
-    def __call__(self, example: Example) -> Generator[Said, Answer, Outcome | Awaitable[Outcome]]:
+    def __call__(self, example: Example) -> Generator[PromptContent, Answer, Outcome | Awaitable[Outcome]]:
         answer = yield self.prompt(example)
         return self.reward(example, answer)
 
@@ -153,22 +153,24 @@ class PlayGroupBuilder(EnvGroupBuilder, Generic[Example]):
 class PlayEnv(Env):
     """One run of the generator."""
 
-    def __init__(self, play: Generator[Said, Answer, Outcome | Awaitable[Outcome]], conversation: Conversation) -> None:
+    def __init__(
+        self, play: Generator[PromptContent, Answer, Outcome | Awaitable[Outcome]], conversation: Conversation
+    ) -> None:
         self._play = play
         self._conversation = conversation
 
     @override
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
-        self._conversation.hear(next(self._play))
+        self._conversation.add_prompt(next(self._play))
         return self._conversation.observation()
 
     @override
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         try:
-            said = self._play.send(self._conversation.answer(action))
+            content = self._play.send(self._conversation.add_answer(action))
         except StopIteration as end:
             return _end_of_episode(*await _outcome(end.value))
-        self._conversation.hear(said)
+        self._conversation.add_prompt(content)
         observation, stop = self._conversation.observation()
         return StepResult(reward=0.0, episode_done=False, next_observation=observation, next_stop_condition=stop)
 

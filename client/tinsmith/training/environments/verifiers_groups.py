@@ -140,13 +140,13 @@ class VerifiersEnv(Env):
     async def _next_request(self) -> _Request | None:
         """None at the end of the rollout. Raises what the rollout raises, or has as its error."""
         assert self._rollout is not None, "initial_observation comes first"
-        asked = asyncio.ensure_future(self._requests.next())
+        request = asyncio.ensure_future(self._requests.next())
         try:
-            await asyncio.wait([asked, self._rollout], return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
-                return asked.result()
+            await asyncio.wait([request, self._rollout], return_when=asyncio.FIRST_COMPLETED)
+            if request.done():
+                return request.result()
         finally:
-            asked.cancel()
+            request.cancel()
         error = self.final_state().get("error")
         if error is not None:
             raise error

@@ -119,8 +119,8 @@ def run(
         found = [task for name in tasks for task in find_tasks(name, options)]
         chosen = [
             *map(of_base_model, model),
-            *(each for root in checkpoints for each in in_root(root)),
-            *(each for each_run in run_id for each in of_run(server.rest(), each_run)),
+            *(checkpoint for root in checkpoints for checkpoint in in_root(root)),
+            *(checkpoint for server_run in run_id for checkpoint in of_run(server.rest(), server_run)),
             *map(at_path, path),
         ]
         sweep = _swept(found, chosen, server, out, concurrency)
@@ -147,16 +147,16 @@ def compare_(
     if out is not None:
         make_output_folder(out, "--out")
         (out / TABLE_FILE).write_text(csv_of_comparison(compared))
-        draw_curves({name: each.summaries for name, each in runs.items()}, out / PICTURE_FILE)
+        draw_curves({name: results.summaries for name, results in runs.items()}, out / PICTURE_FILE)
     if as_json:
-        print(json.dumps([_compared(one) for one in compared]))
+        print(json.dumps([_compared(row) for row in compared]))
         return
     table = Table(
         "metric", "step", "run", "mean [95 %]", "examples", Column("from the first", overflow="fold"), **_PLAIN
     )
-    for one in compared:
-        told = shown(one.difference) if one.difference else one.reason
-        table.add_row(one.summary.name, _step(one.summary), one.run, *_estimate(one.summary), told)
+    for row in compared:
+        text = shown(row.difference) if row.difference else row.reason
+        table.add_row(row.summary.name, _step(row.summary), row.run, *_estimate(row.summary), text)
     _print(table)
 
 
@@ -175,12 +175,12 @@ def _swept(tasks: Sequence[Any], chosen: Sequence[Checkpoint], server: _Server, 
 
 def _report(sweep: Sweep, out: Path, *, as_json: bool) -> None:
     if as_json:
-        said = {"summaries": [_described(one) for one in sweep.summaries], "gone": sweep.gone}
-        print(json.dumps(said | {"failures": sweep.failures, "directory": str(out)}))
+        content = {"summaries": [_described(summary) for summary in sweep.summaries], "gone": sweep.gone}
+        print(json.dumps(content | {"failures": sweep.failures, "directory": str(out)}))
         return
     table = Table("checkpoint", "step", "metric", "mean [95 %]", "examples", **_PLAIN)
-    for one in sweep.summaries:
-        table.add_row(one.label, _step(one), one.name, *_estimate(one))
+    for summary in sweep.summaries:
+        table.add_row(summary.label, _step(summary), summary.name, *_estimate(summary))
     _print(table)
     for reason in sweep.gone.values():
         _warn(f"passed over: {reason}")
@@ -201,14 +201,20 @@ def _tokenizer(name: str | None) -> Any:
         raise typer.BadParameter(f"there is no tokenizer {name}: {error}") from error
 
 
-def _described(one: Summary) -> dict[str, Any]:
-    place = {"checkpoint": one.checkpoint, "label": one.label, "step": one.step, "task": one.task, "metric": one.metric}
-    return place | _numbers(one.estimate)
+def _described(summary: Summary) -> dict[str, Any]:
+    place = {
+        "checkpoint": summary.checkpoint,
+        "label": summary.label,
+        "step": summary.step,
+        "task": summary.task,
+        "metric": summary.metric,
+    }
+    return place | _numbers(summary.estimate)
 
 
-def _compared(one: Compared) -> dict[str, Any]:
-    difference = _numbers(one.difference) if one.difference else None
-    return {"run": one.run} | _described(one.summary) | {"difference": difference, "reason": one.reason}
+def _compared(row: Compared) -> dict[str, Any]:
+    difference = _numbers(row.difference) if row.difference else None
+    return {"run": row.run} | _described(row.summary) | {"difference": difference, "reason": row.reason}
 
 
 def _numbers(found: Estimate) -> dict[str, Any]:
@@ -217,12 +223,12 @@ def _numbers(found: Estimate) -> dict[str, Any]:
     return {name: None if math.isnan(bound) else bound for name, bound in bounds.items()} | {"examples": found.examples}
 
 
-def _estimate(one: Summary) -> tuple[str, str]:
-    return shown(one.estimate), str(one.estimate.examples or "")
+def _estimate(summary: Summary) -> tuple[str, str]:
+    return shown(summary.estimate), str(summary.estimate.examples or "")
 
 
-def _step(one: Summary) -> str:
-    return "" if one.step is None else str(one.step)
+def _step(summary: Summary) -> str:
+    return "" if summary.step is None else str(summary.step)
 
 
 @contextmanager

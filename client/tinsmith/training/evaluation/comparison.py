@@ -75,9 +75,9 @@ def compare(runs: Mapping[str, Run]) -> list[Compared]:
         for run, found in runs.items()
         for summary in found.summaries
     ]
-    metrics = list(dict.fromkeys(one.summary.name for one in compared))
+    metrics = list(dict.fromkeys(row.summary.name for row in compared))
     # Stable: within a step the runs keep their order.
-    return sorted(compared, key=lambda one: (metrics.index(one.summary.name), _step(one.summary)))
+    return sorted(compared, key=lambda row: (metrics.index(row.summary.name), _step(row.summary)))
 
 
 def csv_of_comparison(compared: Sequence[Compared]) -> str:
@@ -85,11 +85,11 @@ def csv_of_comparison(compared: Sequence[Compared]) -> str:
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
     table.writerow(COLUMNS)
-    for one in compared:
-        found, difference = one.summary.estimate, one.difference
-        step = "" if one.summary.step is None else one.summary.step
+    for row in compared:
+        found, difference = row.summary.estimate, row.difference
+        step = "" if row.summary.step is None else row.summary.step
         numbers = [*_numbers(found), found.examples, *(_numbers(difference) if difference else ("", "", ""))]
-        table.writerow([one.summary.name, step, one.run, *numbers])
+        table.writerow([row.summary.name, step, row.run, *numbers])
     return written.getvalue()
 
 

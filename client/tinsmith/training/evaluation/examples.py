@@ -64,14 +64,17 @@ Grade = Callable[[Example, Answer], float | Scores | Awaitable[float | Scores]]
 
 def numbered(examples: Iterable[Example]) -> tuple[Example, ...]:
     """With an id each. Raises EvaluationError where two have the same, or there are none."""
-    given = [Example(one.prompt, one.answer, one.id or str(place), one.choices) for place, one in enumerate(examples)]
+    given = [
+        Example(example.prompt, example.answer, example.id or str(place), example.choices)
+        for place, example in enumerate(examples)
+    ]
     if not given:
         raise EvaluationError("a task without examples")
     seen: set[str] = set()
-    for one in given:
-        if one.id in seen:
-            raise EvaluationError(f"two examples have the id {one.id}")
-        seen.add(one.id)
+    for example in given:
+        if example.id in seen:
+            raise EvaluationError(f"two examples have the id {example.id}")
+        seen.add(example.id)
     return tuple(given)
 
 
@@ -120,8 +123,8 @@ def exact(example: Example, answer: Answer) -> float:
 
 def contains(example: Example, answer: Answer) -> float:
     """1 where an expected text is part of the answer's, in any case of letters."""
-    said = answer.text.casefold()
-    return float(any(expected.casefold() in said for expected in expected_texts(example)))
+    text = answer.text.casefold()
+    return float(any(expected.casefold() in text for expected in expected_texts(example)))
 
 
 def number(example: Example, answer: Answer) -> float:
@@ -129,11 +132,11 @@ def number(example: Example, answer: Answer) -> float:
 
     Within 1e-6 of its size; commas between thousands are none of the number.
     """
-    said = last_number(answer.text)
+    found = last_number(answer.text)
     expected = [float(text.replace(",", "")) for text in expected_texts(example)]
-    if said is None:
+    if found is None:
         return 0.0
-    return float(any(abs(said - one) <= RELATIVE_TOLERANCE * max(1.0, abs(one)) for one in expected))
+    return float(any(abs(found - value) <= RELATIVE_TOLERANCE * max(1.0, abs(value)) for value in expected))
 
 
 def regex(example: Example, answer: Answer) -> float:
@@ -166,8 +169,8 @@ def expected_texts(example: Example) -> Sequence[str]:
     answer = example.answer
     if isinstance(answer, str | int | float) and not isinstance(answer, bool):
         return [str(answer)]
-    if isinstance(answer, Sequence) and answer and all(isinstance(one, str | int | float) for one in answer):
-        return [str(one) for one in answer]
+    if isinstance(answer, Sequence) and answer and all(isinstance(item, str | int | float) for item in answer):
+        return [str(item) for item in answer]
     raise EvaluationError(f"`answer` is to be a text, a number or a list of them, and is {answer!r}")
 
 

@@ -164,7 +164,7 @@ class InlineEvaluator:
         for name, task in self._tasks.items():
             if isinstance(task, TrainingClientEvaluator):
                 work = self._plain(evaluated, name, task(training_client))
-                self._thread.start(_noting(evaluated, name, work)).result()
+                self._thread.start(_recording_failure(evaluated, name, work)).result()
 
     async def _evaluate(
         self, evaluated: Evaluated, saved: Any, tasks: Mapping[str, SamplingClientEvaluator]
@@ -185,18 +185,18 @@ class InlineEvaluator:
         self, evaluated: Evaluated, name: str, task: SamplingClientEvaluator, client: tinker.SamplingClient
     ) -> None:
         if not isinstance(task, ExampleTask):
-            await _noting(evaluated, name, self._plain(evaluated, name, task(client)))
+            await _recording_failure(evaluated, name, self._plain(evaluated, name, task(client)))
         else:
-            await _noting(evaluated, name, self._scored(evaluated, name, task.results(client, self._limit)))
+            await _recording_failure(evaluated, name, self._scored(evaluated, name, task.results(client, self._limit)))
 
-    async def _scored(self, evaluated: Evaluated, name: str, asked: Coroutine[Any, Any, list[ExampleResult]]) -> None:
-        evaluated.results[name] = await asked
+    async def _scored(self, evaluated: Evaluated, name: str, scoring: Coroutine[Any, Any, list[ExampleResult]]) -> None:
+        evaluated.results[name] = await scoring
         estimates = estimates_of(evaluated.results[name])
         evaluated.metrics |= metrics_of(name, estimates)
-        evaluated.estimates |= {f"eval/{name}/{metric}": one for metric, one in estimates.items()}
+        evaluated.estimates |= {f"eval/{name}/{metric}": interval for metric, interval in estimates.items()}
 
-    async def _plain(self, evaluated: Evaluated, name: str, asked: Coroutine[Any, Any, dict[str, float]]) -> None:
-        metrics = plain_metrics(name, await asked)
+    async def _plain(self, evaluated: Evaluated, name: str, scoring: Coroutine[Any, Any, dict[str, float]]) -> None:
+        metrics = plain_metrics(name, await scoring)
         evaluated.metrics |= {f"eval/{name}/{metric}": value for metric, value in metrics.items()}
 
     def _keep(self, evaluated: Evaluated) -> None:
@@ -207,8 +207,8 @@ class InlineEvaluator:
         try:
             with Results(self._directory, {name: task.fingerprint for name, task in tasks.items()}) as kept:
                 for name, results in evaluated.results.items():
-                    for one in results:
-                        row = Row(label, label, evaluated.step, name, one.example, one.scores, described(one))
+                    for result in results:
+                        row = Row(label, label, evaluated.step, name, result.example, result.scores, described(result))
                         _add(kept, row, evaluated)
         except (EvaluationError, OSError) as error:
             evaluated.failures["answers"] = f"they were not written: {error}"
@@ -218,7 +218,7 @@ class InlineEvaluator:
             logger.warning("the evaluation of step %d by %s failed: %s", evaluated.step, name, reason)
         self.finished.append(evaluated)
         if self._logger is not None and evaluated.metrics:
-            _log_late(self._logger, evaluated)
+            _log_event(self._logger, evaluated)
         if self._on_result is not None:
             self._on_result(evaluated)
 
@@ -228,11 +228,11 @@ def _add(kept: Results, row: Row, evaluated: Evaluated) -> None:
     try:
         kept.add(row)
     except (ValueError, TypeError) as error:
-        told = f"example {row.example} of {row.task} was not written: {error}"
-        evaluated.failures["answers"] = "; ".join([*filter(None, [evaluated.failures.get("answers")]), told])
+        message = f"example {row.example} of {row.task} was not written: {error}"
+        evaluated.failures["answers"] = "; ".join([*filter(None, [evaluated.failures.get("answers")]), message])
 
 
-def _log_late(log: ml_log.Logger, evaluated: Evaluated) -> None:
+def _log_event(log: ml_log.Logger, evaluated: Evaluated) -> None:
     """Steps have gone on: loggers of newer cookbooks have a call for metrics of an earlier one."""
     if hasattr(log, "log_metrics_event"):
         log.log_metrics_event(evaluated.metrics, evaluated.step, STEP_METRIC)
@@ -240,7 +240,7 @@ def _log_late(log: ml_log.Logger, evaluated: Evaluated) -> None:
         log.log_metrics(evaluated.metrics, step=evaluated.step)
 
 
-async def _noting(evaluated: Evaluated, name: str, work: Coroutine[Any, Any, None]) -> None:
+async def _recording_failure(evaluated: Evaluated, name: str, work: Coroutine[Any, Any, None]) -> None:
     try:
         await work
     except Exception as error:

@@ -73,7 +73,7 @@ def find_tasks(name: str, options: TaskOptions | None = None) -> list[SamplingCl
     if not isinstance(found, SamplingClientEvaluator) and callable(found):
         found = found()
     several = [found] if isinstance(found, SamplingClientEvaluator) else found
-    if not isinstance(several, Sequence) or not all(isinstance(one, SamplingClientEvaluator) for one in several):
+    if not isinstance(several, Sequence) or not all(isinstance(task, SamplingClientEvaluator) for task in several):
         raise TaskFileError(f"{name} is {type(found).__name__}: no task, and no evaluator that samples")
     return list(several)
 
@@ -110,7 +110,7 @@ def _example(row: Any) -> Example:
         raise TaskFileError("answer is missing")
     prompt = _messages(row["messages"]) if "messages" in row else _prompt(row["prompt"])
     choices = row.get("choices", [])
-    if not isinstance(choices, list) or not all(isinstance(one, str) for one in choices):
+    if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
         raise TaskFileError("choices is to be a list of texts")
     return Example(prompt, row["answer"], str(row.get("id", "")), tuple(choices))
 

@@ -37,10 +37,10 @@ class Sweep:
     gone: dict[str, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
-    def failed(self, checkpoint: Checkpoint, what: str, error: BaseException) -> None:
-        said = f"{checkpoint.label}, {what}: {str(error) or type(error).__name__}"
-        logger.warning("%s", said)
-        self.failures.append(said)
+    def failed(self, checkpoint: Checkpoint, part: str, error: BaseException) -> None:
+        message = f"{checkpoint.label}, {part}: {str(error) or type(error).__name__}"
+        logger.warning("%s", message)
+        self.failures.append(message)
 
 
 class OfflineEvaluator:
@@ -83,13 +83,13 @@ class OfflineEvaluator:
             bar = _Bar(self._progress, len(chosen) * sum(map(len, map(units_of, self._tasks.values()))))
             async with asyncio.TaskGroup() as group:
                 for checkpoint in chosen:
-                    under_way = _AtCheckpoint(checkpoint, self._tasks, results, sweep, limit, bar)
-                    group.create_task(_in_turn(places, under_way.run(self._connect)))
-            asked = {checkpoint.path for checkpoint in chosen}
+                    under_way = _CheckpointSweep(checkpoint, self._tasks, results, sweep, limit, bar)
+                    group.create_task(_with_slot(places, under_way.run(self._connect)))
+            paths = {checkpoint.path for checkpoint in chosen}
             # Tasks end in any order; who reads them gets them in the order in which they were given.
             rows = [row for task in self._tasks for row in results.rows if row.task == task]
             every = summaries_of([*rows, *(row for row in results.rows if row.task not in self._tasks)])
-        sweep.summaries = summaries_of(row for row in rows if row.checkpoint in asked)
+        sweep.summaries = summaries_of(row for row in rows if row.checkpoint in paths)
         (self._directory / CSV_FILE).write_text(csv_of(every))
         if every:
             draw_curves({"": every}, self._directory / CURVES_FILE)
@@ -106,12 +106,12 @@ def fingerprint_of(task: SamplingClientEvaluator) -> str:
     return task.fingerprint if isinstance(task, ExampleTask) else digest_of(type(task).__qualname__)
 
 
-async def _in_turn(places: asyncio.Semaphore, work: Any) -> None:
+async def _with_slot(places: asyncio.Semaphore, work: Any) -> None:
     async with places:
         await work
 
 
-class _AtCheckpoint:
+class _CheckpointSweep:
     def __init__(
         self,
         checkpoint: Checkpoint,
@@ -159,8 +159,8 @@ class _AtCheckpoint:
         except Exception as error:
             if not isinstance(error, Failure):
                 logger.exception("task %s", name)
-            what = f"task {name}" if unit is None else f"task {name}, example {unit.id}"
-            self._sweep.failed(self._checkpoint, what, error)
+            part = f"task {name}" if unit is None else f"task {name}, example {unit.id}"
+            self._sweep.failed(self._checkpoint, part, error)
         finally:
             self._bar.advance(1)
 

@@ -51,7 +51,7 @@ def rendering_by(renderer: Renderer | str | None, tokenizer: Any) -> Rendering:
 
 
 def is_tokens(prompt: Prompt) -> bool:
-    return not isinstance(prompt, str) and all(isinstance(one, int) for one in prompt)
+    return not isinstance(prompt, str) and all(isinstance(token, int) for token in prompt)
 
 
 class TokensAlone:

@@ -16,7 +16,7 @@ from tinsmith.training.checkpoints.store import CheckpointStore
 from tinsmith.training.errors import EvaluationError, StateGone
 from tinsmith.training.server_files import PURPOSE
 
-Kind = Literal["sampler", "training", "base"]
+CheckpointKind = Literal["sampler", "training", "base"]
 STEP_AT_START = re.compile(r"step-(\d+)")
 """Of a state that a CheckpointManager saved; hexadecimal digits follow."""
 NUMBER_AT_END = re.compile(r"(\d+)\D*$")
@@ -32,7 +32,7 @@ class Checkpoint:
     path: str
     label: str
     step: int | None
-    kind: Kind
+    kind: CheckpointKind
 
 
 def at_path(path: str) -> Checkpoint:
@@ -72,12 +72,12 @@ def of_run(rest: tinker.RestClient, run_id: str) -> list[Checkpoint]:
     Raises EvaluationError where it has none.
     """
     try:
-        listed = sorted(rest.list_checkpoints(run_id).result().checkpoints, key=lambda one: one.time)
+        listed = sorted(rest.list_checkpoints(run_id).result().checkpoints, key=lambda checkpoint: checkpoint.time)
     except tinker.NotFoundError as error:
         raise EvaluationError(f"the server has no run {run_id}") from error
-    found = [at_path(one.tinker_path) for one in listed if one.checkpoint_type != "external"]
-    samplers = {one.label for one in found if one.kind == "sampler"}
-    chosen = [one for one in found if one.kind == "sampler" or one.label not in samplers]
+    found = [at_path(checkpoint.tinker_path) for checkpoint in listed if checkpoint.checkpoint_type != "external"]
+    samplers = {checkpoint.label for checkpoint in found if checkpoint.kind == "sampler"}
+    chosen = [checkpoint for checkpoint in found if checkpoint.kind == "sampler" or checkpoint.label not in samplers]
     if not chosen:
         raise EvaluationError(f"the server has no checkpoints of run {run_id}")
     return chosen

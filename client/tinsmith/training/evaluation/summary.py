@@ -54,7 +54,7 @@ def summaries_of(rows: Iterable[Row]) -> list[Summary]:
         _summary(of_checkpoint[checkpoint], task, metric, values)
         for (task, metric, checkpoint), values in grouped.items()
     ]
-    return sorted(summaries, key=lambda one: (-order[one.task, one.metric], _place(one.step)))
+    return sorted(summaries, key=lambda summary: (-order[summary.task, summary.metric], _place(summary.step)))
 
 
 def csv_of(summaries: Iterable[Summary]) -> str:
@@ -62,20 +62,20 @@ def csv_of(summaries: Iterable[Summary]) -> str:
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
     table.writerow(COLUMNS)
-    for one in summaries:
-        found = one.estimate
+    for summary in summaries:
+        found = summary.estimate
         numbers = (found.mean, found.low, found.high)
-        step = "" if one.step is None else one.step
-        told = ["" if math.isnan(number) else repr(number) for number in numbers]
-        table.writerow([one.checkpoint, one.label, step, one.task, one.metric, *told, found.examples])
+        step = "" if summary.step is None else summary.step
+        bounds = ["" if math.isnan(number) else repr(number) for number in numbers]
+        table.writerow([summary.checkpoint, summary.label, step, summary.task, summary.metric, *bounds, found.examples])
     return written.getvalue()
 
 
 def by_metric(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
     """`task/metric` to its summaries."""
     grouped: dict[str, list[Summary]] = {}
-    for one in summaries:
-        grouped.setdefault(one.name, []).append(one)
+    for summary in summaries:
+        grouped.setdefault(summary.name, []).append(summary)
     return grouped
 
 
@@ -133,12 +133,12 @@ def draw_curves(runs: Mapping[str, Sequence[Summary]], path: Path) -> None:
 
 def _draw_run(panel: Axes, run: str, summaries: Sequence[Summary], colour: str) -> None:
     start = base_model_at_start(summaries)
-    stepped = ([start] if start else []) + [one for one in summaries if one.step is not None]
-    steps: list[Any] = [one.step or 0 for one in stepped]
+    stepped = ([start] if start else []) + [point for point in summaries if point.step is not None]
+    steps: list[Any] = [point.step or 0 for point in stepped]
     if stepped:
-        means = [one.estimate.mean for one in stepped]
+        means = [point.estimate.mean for point in stepped]
         panel.plot(steps, means, color=colour, marker="o", markersize=4, label=run or None)
-        lows, highs = [one.estimate.low for one in stepped], [one.estimate.high for one in stepped]
+        lows, highs = [point.estimate.low for point in stepped], [point.estimate.high for point in stepped]
         panel.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0)
         panel.errorbar(steps, means, yerr=_bars(stepped), fmt="none", ecolor=colour, elinewidth=1, capsize=2)
     if start:
@@ -151,24 +151,31 @@ def _draw_run(panel: Axes, run: str, summaries: Sequence[Summary], colour: str) 
             "zorder": 3,
         }
         panel.plot([0], [start.estimate.mean], color=colour, label=label, **hollow)
-    for number, one in enumerate(each for each in summaries if each.step is None and each is not start):
+    for number, point in enumerate(summary for summary in summaries if summary.step is None and summary is not start):
         style = ("--", ":", "-.")[number % 3]
-        label = f"{run}: {one.label}" if run else one.label
-        panel.axhline(one.estimate.mean, color=colour if run else "0.4", linestyle=style, linewidth=1.2, label=label)
-        if not math.isnan(one.estimate.low):
-            panel.axhspan(one.estimate.low, one.estimate.high, color=colour if run else "0.4", alpha=0.07, linewidth=0)
+        label = f"{run}: {point.label}" if run else point.label
+        panel.axhline(point.estimate.mean, color=colour if run else "0.4", linestyle=style, linewidth=1.2, label=label)
+        if not math.isnan(point.estimate.low):
+            panel.axhspan(
+                point.estimate.low, point.estimate.high, color=colour if run else "0.4", alpha=0.07, linewidth=0
+            )
 
 
 def base_model_at_start(summaries: Sequence[Summary]) -> Summary | None:
     """Return the only base model beside checkpoints with steps, of which none is at step 0: training began with it."""
-    base_models = [one for one in summaries if one.step is None and not one.checkpoint.startswith(TINKER)]
-    steps = {one.step for one in summaries} - {None}
+    base_models = [
+        summary for summary in summaries if summary.step is None and not summary.checkpoint.startswith(TINKER)
+    ]
+    steps = {summary.step for summary in summaries} - {None}
     return base_models[0] if len(base_models) == 1 and steps and 0 not in steps else None
 
 
 def _bars(summaries: Sequence[Summary]) -> list[list[float]]:
-    found = [one.estimate for one in summaries]
-    return [[one.mean - one.low for one in found], [one.high - one.mean for one in found]]
+    found = [estimated.estimate for estimated in summaries]
+    return [
+        [estimated.mean - estimated.low for estimated in found],
+        [estimated.high - estimated.mean for estimated in found],
+    ]
 
 
 def _dress(panel: Axes, name: str) -> None:

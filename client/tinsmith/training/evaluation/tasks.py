@@ -235,11 +235,11 @@ def right_choice(example: Example) -> int:
 def estimates_of(results: Sequence[ExampleResult]) -> dict[str, Estimate]:
     """Each metric's mean over the examples that have it, with its interval."""
     names = dict.fromkeys(name for result in results for name in result.scores)
-    return {name: estimate([one.scores[name] for one in results if name in one.scores]) for name in names}
+    return {name: estimate([result.scores[name] for result in results if name in result.scores]) for name in names}
 
 
 def metrics_of(task: str, estimates: Mapping[str, Estimate]) -> dict[str, float]:
-    return {f"eval/{task}/{name}": one.mean for name, one in estimates.items()}
+    return {f"eval/{task}/{name}": interval.mean for name, interval in estimates.items()}
 
 
 def name_of(evaluator: SamplingClientEvaluator) -> str:

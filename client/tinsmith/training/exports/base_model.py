@@ -70,9 +70,9 @@ class BaseModel:
         return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
 
     def _dequantizing(self) -> dict[str, Any]:
-        said = getattr(self._config, "quantization_config", None) or {}
-        said = dict(said if isinstance(said, dict) else said.to_dict())
-        method = said.pop("quant_method", "")
+        quantization = getattr(self._config, "quantization_config", None) or {}
+        quantization = dict(quantization if isinstance(quantization, dict) else quantization.to_dict())
+        method = quantization.pop("quant_method", "")
         if not method:
             return {}
         if method not in MADE_DENSE:
@@ -80,7 +80,7 @@ class BaseModel:
                 f"the weights of {self.source} are quantized by {method!r}, and only {' and '.join(MADE_DENSE)} are "
                 "made dense here; give the model's original weights"
             )
-        return {"quantization_config": MADE_DENSE[method](**{**said, "dequantize": True})}
+        return {"quantization_config": MADE_DENSE[method](**{**quantization, "dequantize": True})}
 
     def _dense(self, model: Any) -> Any:
         """Without a word of the format it was in: transformers would write it back in that, and can for some only."""
@@ -88,7 +88,7 @@ class BaseModel:
         with torch.device("meta"):
             dense = self._class().from_config(self._config, dtype=model.dtype)
         dense.load_state_dict(model.state_dict(), assign=True)
-        _take_what_no_state_has(dense, model)
+        _copy_unsaved_attributes(dense, model)
         return dense
 
 
@@ -102,7 +102,7 @@ def _check_complete(source: str, report: Mapping[str, Any]) -> None:
         )
 
 
-def _take_what_no_state_has(dense: Any, model: Any) -> None:
+def _copy_unsaved_attributes(dense: Any, model: Any) -> None:
     """Buffers that are in no checkpoint, such as the frequencies of positions; how to generate; and evaluation."""
     persistent = model.state_dict().keys()
     for name, buffer in model.named_buffers(remove_duplicate=False):

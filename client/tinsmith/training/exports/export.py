@@ -81,14 +81,14 @@ def _session(service: tinker.ServiceClient | None) -> Iterator[tinker.ServiceCli
     if service is not None:
         yield service
         return
-    own = tinker.ServiceClient()
+    created = tinker.ServiceClient()
     try:
-        yield own
+        yield created
     finally:
-        own.close("success").result()
+        created.close("success").result()
 
 
-def _beside(service: tinker.ServiceClient) -> tinker.ServiceClient:
+def _second_session(service: tinker.ServiceClient) -> tinker.ServiceClient:
     """Another session with the same server, key and project."""
     same = service.holder.shadow_config
     return tinker.ServiceClient(
@@ -106,37 +106,37 @@ def _fetched(service: tinker.ServiceClient, path: str) -> StoredAdapter:
     rest = tinker.RestClient(service.holder)
     base_model = _base_model_of(rest, path)
     with tempfile.TemporaryDirectory(prefix="tinsmith-export-") as folder:
-        wanted = {name: Path(folder) / name for name in (CONFIG_FILE, WEIGHTS_FILE)}
+        targets = {name: Path(folder) / name for name in (CONFIG_FILE, WEIGHTS_FILE)}
         if kind == "external":
-            fetch_export(rest, path, wanted)
+            fetch_export(rest, path, targets)
         else:
-            _fetch_saved(service, rest, path, kind, wanted)
+            _fetch_saved(service, rest, path, kind, targets)
         return read_adapter(Path(folder), base_model)
 
 
 def _fetch_saved(
-    service: tinker.ServiceClient, rest: tinker.RestClient, path: str, kind: str, wanted: dict[str, Path]
+    service: tinker.ServiceClient, rest: tinker.RestClient, path: str, kind: str, targets: dict[str, Path]
 ) -> None:
     try:
-        fetch_from_archive(rest, path, wanted)
+        fetch_from_archive(rest, path, targets)
     except NotOffered as error:
         if kind == "sampler":
             raise NotOffered(
                 f"{error}, and without one there is no way to a sampler's weights: save with save_state or "
                 "save_weights_external, and export that"
             ) from error
-        _fetch_through_export(service, rest, path, wanted)
+        _fetch_through_export(service, rest, path, targets)
 
 
 def _fetch_through_export(
-    service: tinker.ServiceClient, rest: tinker.RestClient, path: str, wanted: dict[str, Path]
+    service: tinker.ServiceClient, rest: tinker.RestClient, path: str, targets: dict[str, Path]
 ) -> None:
     """As the protocol has it: a training client takes the state up, and saves it for others.
 
     In a session of its own, since nothing else ends a model: in the caller's it would keep a place until that ends.
     """
     try:
-        with _beside(service) as own:
+        with _second_session(service) as own:
             training_client = own.create_training_client_from_state(path, user_metadata={PURPOSE: "export"}).result()
             exported = training_client.save_weights_external("export", ttl_seconds=EXPORT_TTL_SECONDS).result().path
     except tinker.TinkerError as error:
@@ -145,7 +145,7 @@ def _fetch_through_export(
             "whoever runs the server for its files and use `tinsmith export` on them"
         ) from error
     try:
-        fetch_export(rest, exported, wanted)
+        fetch_export(rest, exported, targets)
     finally:
         rest.delete_checkpoint_from_tinker_path(exported).result()
 

@@ -75,8 +75,8 @@ def _check_fit(adapter: StoredAdapter, model: nn.Module, experts: Mapping[str, A
         wants = None if module in missing else _weight_shape(adapter, module)
         if has != wants:
             raise BaseModelUnusable(
-                f"the adapter is not of {source}: {module} is {_said(has)} there, and {_said(wants)} in the adapter, "
-                f"which was trained on {adapter.base_model}"
+                f"the adapter does not fit {source}: {module} has shape {_shape_text(has)} there and "
+                f"{_shape_text(wants)} in the adapter, which was trained on {adapter.base_model}"
             )
 
 
@@ -87,8 +87,8 @@ def _weight_shape(adapter: StoredAdapter, module: str) -> tuple[int, ...]:
     return (*experts, lora_B.shape[-2], lora_A.shape[-1])
 
 
-def _said(shape: tuple[int, ...] | None) -> str:
-    return "not" if shape is None else " by ".join(map(str, shape))
+def _shape_text(shape: tuple[int, ...] | None) -> str:
+    return "none" if shape is None else " by ".join(map(str, shape))
 
 
 def _untie(model: Any) -> None:

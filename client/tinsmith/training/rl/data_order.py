@@ -11,7 +11,7 @@ from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 from typing_extensions import override
 
 
-class GroupPlace(NamedTuple):
+class GroupPosition(NamedTuple):
     """`number` counts groups over the whole run, `epoch` how often the data was gone through before."""
 
     number: int = 0
@@ -35,7 +35,7 @@ class SequenceOfGroups(RLDataset):
         return len(self._builders)
 
 
-class DataOrder(Iterator[tuple[GroupPlace, EnvGroupBuilder]]):
+class DataOrder(Iterator[tuple[GroupPosition, EnvGroupBuilder]]):
     """Never ends. Groups that were begun and not `finished` are the first ones of a run that resumes.
 
     With `shuffle_seed` each epoch has its batches in an order of its own, which that and the epoch's number say alone.
@@ -53,14 +53,14 @@ class DataOrder(Iterator[tuple[GroupPlace, EnvGroupBuilder]]):
         self._shuffle_seed = shuffle_seed
         self._order: tuple[int, Sequence[int]] = (-1, ())
         self._dataset = groups if isinstance(groups, RLDataset) else SequenceOfGroups(groups)
-        begun = [GroupPlace(*place) for place in (state or {}).get("begun", [])]
+        begun = [GroupPosition(*place) for place in (state or {}).get("begun", [])]
         self._again = deque(sorted(begun))
-        self._begun: set[GroupPlace] = set(begun)
-        self._next = GroupPlace(*(state or {}).get("next", ()))
+        self._begun: set[GroupPosition] = set(begun)
+        self._next = GroupPosition(*(state or {}).get("next", ()))
         self._batch: tuple[int, Sequence[EnvGroupBuilder]] | None = None
 
     @override
-    def __next__(self) -> tuple[GroupPlace, EnvGroupBuilder]:
+    def __next__(self) -> tuple[GroupPosition, EnvGroupBuilder]:
         if self._again:
             place = self._again.popleft()
             return place, self._batch_of(place)[place.item]
@@ -69,7 +69,7 @@ class DataOrder(Iterator[tuple[GroupPlace, EnvGroupBuilder]]):
         self._next = place._replace(number=place.number + 1, item=place.item + 1)
         return place, self._batch_of(place)[place.item]
 
-    def finished(self, place: GroupPlace) -> None:
+    def finished(self, place: GroupPosition) -> None:
         """Nothing comes of it any more: it was trained on, or dropped."""
         self._begun.discard(place)
 
@@ -77,7 +77,7 @@ class DataOrder(Iterator[tuple[GroupPlace, EnvGroupBuilder]]):
         """For `loop_state`."""
         return {"next": list(self._next), "begun": [list(place) for place in sorted(self._begun)]}
 
-    def _found(self, place: GroupPlace) -> GroupPlace:
+    def _found(self, place: GroupPosition) -> GroupPosition:
         """The first one from there on that is there."""
         for _ in range(2 + len(self._dataset)):
             if place.batch >= len(self._dataset):
@@ -88,7 +88,7 @@ class DataOrder(Iterator[tuple[GroupPlace, EnvGroupBuilder]]):
                 return place
         raise ValueError(f"there is no group in the {len(self._dataset)} batches of the data")
 
-    def _batch_of(self, place: GroupPlace) -> Sequence[EnvGroupBuilder]:
+    def _batch_of(self, place: GroupPosition) -> Sequence[EnvGroupBuilder]:
         number = place.batch if self._shuffle_seed is None else self._shuffled_in(place.epoch)[place.batch]
         if self._batch is None or self._batch[0] != number:
             self._batch = (number, self._dataset.get_batch(number))

@@ -11,11 +11,11 @@ from typing import TypeAlias
 
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
-from tinsmith.training.rl.data_order import DataOrder, GroupPlace
+from tinsmith.training.rl.data_order import DataOrder, GroupPosition
 from tinsmith.training.rl.rollouts import RolledOutGroup
 from tinsmith.training.streams import BufferClosed, MinibatchPlan, RolloutBuffer
 
-RollOut: TypeAlias = Callable[[GroupPlace, EnvGroupBuilder], Awaitable[RolledOutGroup]]
+RollOut: TypeAlias = Callable[[GroupPosition, EnvGroupBuilder], Awaitable[RolledOutGroup]]
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class RolloutPump:
             self._start(partial(self._group, self.window.begun, place, builder))
             self.window.begun += 1
 
-    async def _group(self, turn: int, place: GroupPlace, builder: EnvGroupBuilder) -> None:
+    async def _group(self, turn: int, place: GroupPosition, builder: EnvGroupBuilder) -> None:
         try:
             group = await self._roll_out(place, builder)
         finally:

@@ -18,7 +18,7 @@ from tinker_cookbook.rl.types import EnvGroupBuilder, RolloutError, TrajectoryGr
 from tinker_cookbook.utils.misc_utils import all_same
 from typing_extensions import override
 
-from tinsmith.training.rl.data_order import GroupPlace
+from tinsmith.training.rl.data_order import GroupPosition
 from tinsmith.training.streams import RolloutGroup
 
 REFUSALS = (tinker.BadRequestError, tinker.UnprocessableEntityError)
@@ -56,7 +56,7 @@ class GroupPolicy(TinkerTokenCompleter):
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        asked = tinker.SamplingParams(
+        params = tinker.SamplingParams(
             stop=stop,
             max_tokens=self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens),
             temperature=self.temperature,
@@ -64,7 +64,7 @@ class GroupPolicy(TinkerTokenCompleter):
         )
         self.turn += 1
         try:
-            [sampled] = (await self.sampling_client.sample(model_input, 1, asked)).sequences
+            [sampled] = (await self.sampling_client.sample(model_input, 1, params)).sequences
         except Exception as error:
             if not is_refusal(error):
                 self.server_errors.append(error)
@@ -89,7 +89,8 @@ class AllOrNone(RolloutStrategy):
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(do_single_rollout(own, env)) for own, env in zip(policies, envs, strict=True)
+                    group.create_task(do_single_rollout(env_policy, env))
+                    for env_policy, env in zip(policies, envs, strict=True)
                 ]
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
@@ -116,14 +117,14 @@ class UnfitRollout(ValueError):
 class RolledOutGroup(RolloutGroup):
     """`fruitless` says why there is no data: the kind of failure, or EQUAL_REWARDS; None where there is some."""
 
-    place: GroupPlace
+    place: GroupPosition
     trajectories: TrajectoryGroup
     tags: tuple[str, ...]
     fruitless: str | None
 
 
 async def roll_out(
-    builder: EnvGroupBuilder, place: GroupPlace, policy: GroupPolicy, policy_step: int, strategy: RolloutStrategy
+    builder: EnvGroupBuilder, place: GroupPosition, policy: GroupPolicy, policy_step: int, strategy: RolloutStrategy
 ) -> RolledOutGroup:
     """Logs a failure of the environment as a warning, and returns a group without data.
 
@@ -140,7 +141,7 @@ async def roll_out(
 
 
 async def _rolled_out(
-    builder: EnvGroupBuilder, place: GroupPlace, policy: GroupPolicy, policy_step: int, strategy: RolloutStrategy
+    builder: EnvGroupBuilder, place: GroupPosition, policy: GroupPolicy, policy_step: int, strategy: RolloutStrategy
 ) -> RolledOutGroup:
     group = await do_group_rollout(builder, policy, strategy)
     policy.raise_server_error()

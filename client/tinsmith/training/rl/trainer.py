@@ -22,7 +22,7 @@ from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 
 from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
 from tinsmith.training.errors import NothingToTrainOn
-from tinsmith.training.rl.data_order import DataOrder, GroupPlace
+from tinsmith.training.rl.data_order import DataOrder, GroupPosition
 from tinsmith.training.rl.pump import RolloutPump
 from tinsmith.training.rl.rollouts import EQUAL_REWARDS, AllOrNone, GroupPolicy, RolledOutGroup, roll_out
 from tinsmith.training.rl.shadow import ShadowClient
@@ -251,7 +251,7 @@ class RLTrainer:
                     taken, fruitful = 0, False
             yield group
 
-    async def _roll_out(self, place: GroupPlace, builder: EnvGroupBuilder) -> RolledOutGroup:
+    async def _roll_out(self, place: GroupPosition, builder: EnvGroupBuilder) -> RolledOutGroup:
         weights = self._weights
         seeds = None if self._seed is None else (self._seed, place.number)
         policy = GroupPolicy(weights.sampling_client, self._max_tokens, self._temperature, seeds=seeds)

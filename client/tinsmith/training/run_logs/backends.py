@@ -56,8 +56,8 @@ def wandb_logger(identity: RunIdentity, config: Mapping[str, Any], directory: Pa
         with _environment(variables):
             return _Wandb(identity.project, dict(config), directory, identity.name)
     except ConfigurationError as error:
-        what = str(error).partition("\n")[0]
-        raise BackendRefused(f"{what} Or WANDB_MODE=offline keeps the run in {directory} without a key") from error
+        reason = str(error).partition("\n")[0]
+        raise BackendRefused(f"{reason} Or WANDB_MODE=offline keeps the run in {directory} without a key") from error
 
 
 def trackio_logger(identity: RunIdentity, config: Mapping[str, Any]) -> ml_log.Logger:

@@ -65,14 +65,14 @@ class ConsoleLogger(ml_log.Logger):
         if self._progress is not None:
             self._progress.stop()
 
-    def _show_step(self, step: int, told: dict[str, str]) -> None:
+    def _show_step(self, step: int, figures: dict[str, str]) -> None:
         if not self._console.is_terminal:
             left = self._pace.seconds_left(step, self._total)
-            self._print(_line(step, told | ({} if left is None else {"left": _duration(left)}), self._total))
+            self._print(_line(step, figures | ({} if left is None else {"left": _duration(left)}), self._total))
             return
         if self._progress is None or self._task is None:
             self._progress, self._task = self._bar()
-        self._progress.update(self._task, completed=step, description=_words(told))
+        self._progress.update(self._task, completed=step, description=_words(figures))
 
     def _bar(self) -> tuple[Progress, TaskID]:
         of_total = "step {task.completed:.0f}" + ("" if self._total is None else "/{task.total:.0f}")
@@ -119,13 +119,13 @@ def headlines(metrics: Mapping[str, Plain]) -> dict[str, str]:
     return {name: _figure(value) for name, value in list(numbers_of(metrics).items())[:MOST_OTHERS]}
 
 
-def _line(step: int | None, told: Mapping[str, str], total: int | None = None) -> str:
+def _line(step: int | None, figures: Mapping[str, str], total: int | None = None) -> str:
     of_total = "" if total is None else f"/{total}"
-    return f"{'' if step is None else f'step {step}{of_total}  '}{_words(told)}"
+    return f"{'' if step is None else f'step {step}{of_total}  '}{_words(figures)}"
 
 
-def _words(told: Mapping[str, str]) -> str:
-    return "  ".join(f"{name} {value}" for name, value in told.items())
+def _words(figures: Mapping[str, str]) -> str:
+    return "  ".join(f"{name} {value}" for name, value in figures.items())
 
 
 def _figure(value: Plain) -> str:

@@ -204,8 +204,8 @@ class _Guarded:
         except Exception as error:
             self._failures += 1
             if self._failures == 1:
-                told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                logger.warning("%s fails, and the run goes on without it: %s", self.name, told)
+                failure = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                logger.warning("%s fails, and the run goes on without it: %s", self.name, failure)
 
     def close(self) -> None:
         self.call("close")

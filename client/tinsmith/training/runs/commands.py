@@ -27,8 +27,8 @@ from tinsmith.training.runs.config import (
 )
 
 if TYPE_CHECKING:
+    from tinsmith.training.runs.objective import OnStart, RunStart
     from tinsmith.training.runs.outcome import Outcome
-    from tinsmith.training.runs.work import Begun, OnBegin
 
 train = typer.Typer(
     help="Train an adapter on examples or in an environment, without a program: settings in YAML, overridden by flags.",
@@ -50,7 +50,7 @@ def _run(config: RunConfig) -> None:
 
     console = make_console()
     try:
-        outcome = _outcome(config, lambda begun: console.print("\n".join(heading(config, begun))))
+        outcome = _outcome(config, lambda start: console.print("\n".join(heading(config, start))))
     except Stopped as stopped:
         _warn(config.kind, str(stopped))
         raise typer.Exit(INTERRUPTED) from stopped
@@ -70,9 +70,9 @@ def _run(config: RunConfig) -> None:
         console.print(f"{word:<8} {place}")
 
 
-def heading(config: RunConfig, begun: Begun) -> list[str]:
+def heading(config: RunConfig, start: RunStart) -> list[str]:
     """Return what a person wants to see of a run before it trains; `config.yaml` has the rest."""
-    counted = begun.counted
+    counted = start.counted
     if isinstance(config, DataConfig):
         data = f"{config.data}: {counted['examples']} examples, {counted['held_out']} held out"
         lost = [f"{counted[word]} {word}" for word in ("dropped", "truncated") if counted[word]]
@@ -83,15 +83,15 @@ def heading(config: RunConfig, begun: Begun) -> list[str]:
     return [
         f"model    {config.model}, rank {config.rank}, learning rate {config.learning_rate:g}",
         f"data     {data}",
-        f"steps    {begun.steps}{_progress(begun)}",
+        f"steps    {start.steps}{_progress(start)}",
         f"output   {config.out}, all settings in {config.out / CONFIG_FILE}",
     ]
 
 
-def _progress(begun: Begun) -> str:
-    if begun.done >= begun.steps:
+def _progress(start: RunStart) -> str:
+    if start.done >= start.steps:
         return ": this run is already finished; another --out begins a new one"
-    return f", resumed after step {begun.done}" if begun.done else ""
+    return f", resumed after step {start.done}" if start.done else ""
 
 
 def _how_to_resume(config: RunConfig, otherwise: str) -> str:
@@ -102,18 +102,18 @@ def _how_to_resume(config: RunConfig, otherwise: str) -> str:
     return f"; the same command resumes it from the checkpoint of step {max(steps)}" if steps else otherwise
 
 
-def _outcome(config: RunConfig, on_begin: OnBegin) -> Outcome:
+def _outcome(config: RunConfig, on_start: OnStart) -> Outcome:
     from tinsmith.training.runs.dpo import DPO
     from tinsmith.training.runs.loop import run
     from tinsmith.training.runs.rl import run_rl
     from tinsmith.training.runs.sft import SFT
 
     if isinstance(config, SftConfig):
-        return run(SFT, config, on_begin)
+        return run(SFT, config, on_start)
     if isinstance(config, DpoConfig):
-        return run(DPO, config, on_begin)
+        return run(DPO, config, on_start)
     assert isinstance(config, RlConfig)
-    return run_rl(config, on_begin)
+    return run_rl(config, on_start)
 
 
 def _command(kind: type[RunConfig]) -> Callable[..., None]:
@@ -129,7 +129,7 @@ def _command(kind: type[RunConfig]) -> Callable[..., None]:
             fail(f"train {kind.kind}", str(error))
 
     command.__doc__ = f"{(kind.__doc__ or '').rstrip('.')}, with settings from a file, overridden by flags."
-    own = [
+    options = [
         _parameter("config", Path, typer.Option("--config", help="YAML file with any of the settings below.")),
         _parameter(
             "example",
@@ -142,15 +142,15 @@ def _command(kind: type[RunConfig]) -> Callable[..., None]:
         ),
     ]
     settings = [_setting(name, field) for name, field in kind.model_fields.items()]
-    command.__signature__ = inspect.Signature([*own, *settings])  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *settings]}
+    command.__signature__ = inspect.Signature([*options, *settings])  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in [*options, *settings]}
     return command
 
 
 def _setting(name: str, field: FieldInfo) -> inspect.Parameter:
     default = "" if field.default in (PydanticUndefined, None) else f" [default: {_shown(field.default)}]"
-    told = f"{field.description or ''}{default}".strip().replace("[", "\\[")
-    option = typer.Option(f"--{name.replace('_', '-')}", metavar=_metavar(field), help=told, rich_help_panel="Settings")
+    text = f"{field.description or ''}{default}".strip().replace("[", "\\[")
+    option = typer.Option(f"--{name.replace('_', '-')}", metavar=_metavar(field), help=text, rich_help_panel="Settings")
     return _parameter(name, str, option)
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from tinsmith.training.errors import BadConfig
 
-Place = Literal["console", "tensorboard", "wandb", "trackio"]
+LogTarget = Literal["console", "tensorboard", "wandb", "trackio"]
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 
@@ -57,7 +57,7 @@ class RunConfig(BaseModel):
         20, description="Steps between checkpoints. A run that was killed resumes from the newest."
     )
     keep_last: Positive = Field(2, description="Number of checkpoints to keep.")
-    logs: Annotated[tuple[Place, ...], BeforeValidator(_words)] = Field(
+    logs: Annotated[tuple[LogTarget, ...], BeforeValidator(_words)] = Field(
         ("console",),
         description="Where metrics go in addition to OUT/metrics.jsonl: console, tensorboard, wandb, trackio.",
     )
@@ -193,5 +193,5 @@ def _sentence(kind: type[RunConfig], mistake: dict[str, Any]) -> str:
         return f"{name} is no setting of {kind.kind}" + (f"; {near[0]} is" if near else "")
     if mistake["type"] == "missing":
         return f"{name} is not given: {kind.model_fields[name].description} Put it in the file, or --{name} on the line"
-    told = mistake["msg"][:1].lower() + mistake["msg"][1:]
-    return f"{name} is {mistake['input']!r}: {told}"
+    message = mistake["msg"][:1].lower() + mistake["msg"][1:]
+    return f"{name} is {mistake['input']!r}: {message}"

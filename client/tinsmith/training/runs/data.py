@@ -14,7 +14,7 @@ from tinker import types
 
 from tinsmith.training.errors import BadData
 from tinsmith.training.runs.config import DataConfig
-from tinsmith.training.runs.json_lines import BadExample, Placed, digest_of_files, read_examples
+from tinsmith.training.runs.json_lines import BadExample, Located, digest_of_files, read_examples
 from tinsmith.training.runs.rendering import Tokens
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -89,8 +89,8 @@ Sequences = tuple[Tokens, ...]
 class Examples(Generic[Example]):
     """As they were read. `digest` is of the files."""
 
-    train: list[Placed[Example]]
-    held_out: list[Placed[Example]]
+    train: list[Located[Example]]
+    held_out: list[Located[Example]]
     digest: str
 
     @classmethod
@@ -119,7 +119,7 @@ class Prepared:
             "held_out": len(self.held_out),
             "dropped": self.dropped,
             "truncated": self.truncated,
-            "tokens": sum(len(one.tokens) for example in self.train for one in example),
+            "tokens": sum(len(sequence.tokens) for example in self.train for sequence in example),
         }
 
 
@@ -135,9 +135,15 @@ def prepare(
     Raises BadData for what cannot be rendered or is too long where that is refused, and where none is left.
     """
     cut = _Cut(config, are_compared=are_compared)
-    train = [fitted for one in examples.train if (fitted := cut.fit(one.place, _rendered(one, render))) is not None]
+    train = [
+        fitted
+        for located in examples.train
+        if (fitted := cut.fit(located.location, _rendered(located, render))) is not None
+    ]
     held_out = [
-        fitted for one in examples.held_out if (fitted := cut.fit(one.place, _rendered(one, render))) is not None
+        fitted
+        for located in examples.held_out
+        if (fitted := cut.fit(located.location, _rendered(located, render))) is not None
     ]
     if not train:
         raise BadData(f"no example of {config.data} fits into max_length, {config.max_length} tokens")
@@ -161,11 +167,11 @@ def learned_count(tokens: Tokens) -> int:
 def learned_logprobs(client: tinker.TrainingClient, sequences: Sequence[Tokens], size: int) -> list[float]:
     """The sum over what is learned of each, under the weights as they are; `size` of them in a call."""
     calls = [
-        client.forward([datum_of(one) for one in sequences[first : first + size]], "cross_entropy")
+        client.forward([datum_of(sequence) for sequence in sequences[first : first + size]], "cross_entropy")
         for first in range(0, len(sequences), size)
     ]
     outputs = [output for call in calls for output in call.result().loss_fn_outputs]
-    return [sum(_learned(one, output)) for one, output in zip(sequences, outputs, strict=True)]
+    return [sum(_learned(sequence, output)) for sequence, output in zip(sequences, outputs, strict=True)]
 
 
 def _learned(tokens: Tokens, output: types.LossFnOutput) -> Iterator[float]:
@@ -173,11 +179,11 @@ def _learned(tokens: Tokens, output: types.LossFnOutput) -> Iterator[float]:
     return (float(logprob) for logprob, learned in zip(logprobs, tokens.learned[1:], strict=True) if learned)
 
 
-def _rendered(one: Placed[Example], render: Callable[[Example], Sequences]) -> Sequences:
+def _rendered(located: Located[Example], render: Callable[[Example], Sequences]) -> Sequences:
     try:
-        return render(one.example)
+        return render(located.example)
     except BadExample as error:
-        raise BadData(f"{one.place}: {error}") from error
+        raise BadData(f"{located.location}: {error}") from error
 
 
 class _Cut:
@@ -189,18 +195,20 @@ class _Cut:
         self._too_long = config.too_long
         self.dropped = self.truncated = 0
 
-    def fit(self, place: str, sequences: Sequences) -> Sequences | None:
+    def fit(self, location: str, sequences: Sequences) -> Sequences | None:
         """None where it is dropped."""
-        length = max(len(one.tokens) for one in sequences)
+        length = max(len(sequence.tokens) for sequence in sequences)
         if length > self._longest:
             if self._too_long == "refuse":
-                raise BadData(f"{place}: {length} tokens, and max_length is {self._longest}")
+                raise BadData(f"{location}: {length} tokens, and max_length is {self._longest}")
             if self._too_long == "drop":
                 self.dropped += 1
                 return None
             self.truncated += 1
-            sequences = tuple(Tokens(one.tokens[: self._longest], one.learned[: self._longest]) for one in sequences)
-        fruitful = tuple(one for one in sequences if learned_count(one) > 0)
+            sequences = tuple(
+                Tokens(sequence.tokens[: self._longest], sequence.learned[: self._longest]) for sequence in sequences
+            )
+        fruitful = tuple(sequence for sequence in sequences if learned_count(sequence) > 0)
         if not fruitful or (self._are_compared and fruitful != sequences):
             self.dropped += 1
             return None

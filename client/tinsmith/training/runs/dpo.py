@@ -20,14 +20,14 @@ from tinsmith.training.runs.data import (
     prepare,
 )
 from tinsmith.training.runs.json_lines import Preference, parse_dpo
+from tinsmith.training.runs.objective import HELD_OUT, Objective, Panel, RunKind, with_optimizer
 from tinsmith.training.runs.rendering import Rendering
-from tinsmith.training.runs.work import HELD_OUT, Kind, Panel, Work, with_optimizer
 
 if TYPE_CHECKING:
     import torch
 
 
-class PreferenceWork(Work):
+class PreferenceObjective(Objective):
     """Equation 7 of arXiv 2305.18290, as the mean over a batch's pairs.
 
     The reference is the model as it was before the first step: its logprobs of all pairs are computed there, once, and
@@ -58,7 +58,7 @@ class PreferenceWork(Work):
     @override
     def step(self, number: int, adam: types.AdamParams) -> dict[str, float]:
         places = self.batches[number]
-        sequences = [one for place in places for one in self.data.train[place]]
+        sequences = [sequence for place in places for sequence in self.data.train[place]]
         reference = [self._train_reference[place] for place in places]
         seen: list[float] = []
 
@@ -67,10 +67,10 @@ class PreferenceWork(Work):
             seen.extend(margins.tolist())
             return _losses(margins, reference, self._beta).mean(), {}
 
-        trained = self.client.forward_backward_custom([datum_of(one) for one in sequences], loss)
+        trained = self.client.forward_backward_custom([datum_of(sequence) for sequence in sequences], loss)
         stepped = self.client.optim_step(adam)
         trained.result()
-        tokens = float(sum(len(one.tokens) for one in sequences))
+        tokens = float(sum(len(sequence.tokens) for sequence in sequences))
         metrics = {f"train/{name}": value for name, value in self._judged(seen, reference).items()}
         return with_optimizer({**metrics, "train/tokens": tokens}, stepped.result())
 
@@ -87,7 +87,9 @@ class PreferenceWork(Work):
 
     def _margins(self, pairs: Sequence[Sequences]) -> list[float]:
         """By how much the chosen one is likelier, in nats, under the weights as they are."""
-        logprobs = learned_logprobs(self.client, [one for pair in pairs for one in pair], 2 * self.batches.batch_size)
+        logprobs = learned_logprobs(
+            self.client, [sequence for pair in pairs for sequence in pair], 2 * self.batches.batch_size
+        )
         return [chosen - rejected for chosen, rejected in zip(logprobs[::2], logprobs[1::2], strict=True)]
 
     def _judged(self, margins: Sequence[float], reference: Sequence[float]) -> dict[str, float]:
@@ -108,8 +110,8 @@ def _margins_of(data: Sequence[types.Datum], logprobs: Sequence[torch.Tensor]) -
 
     sums = torch.stack(
         [
-            (each.double() * datum.loss_fn_inputs["weights"].to_torch().double()).sum()
-            for datum, each in zip(data, logprobs, strict=True)
+            (token_logprobs.double() * datum.loss_fn_inputs["weights"].to_torch().double()).sum()
+            for datum, token_logprobs in zip(data, logprobs, strict=True)
         ]
     )
     return sums[::2] - sums[1::2]
@@ -131,7 +133,7 @@ def begin(
     rendering: Rendering,
     client: tinker.TrainingClient,
     state: Mapping[str, Any] | None,
-) -> Work:
+) -> Objective:
     data = prepare(
         config,
         examples,
@@ -139,7 +141,7 @@ def begin(
         are_compared=True,
     )
     batches = ShuffledBatches(len(data.train), config.batch_size, config.epochs, config.seed)
-    return PreferenceWork(client, data, batches, config.beta, state)
+    return PreferenceObjective(client, data, batches, config.beta, state)
 
 
-DPO: Kind[DpoConfig, Preference] = Kind(DpoConfig, read, begin)
+DPO: RunKind[DpoConfig, Preference] = RunKind(DpoConfig, read, begin)

@@ -17,12 +17,12 @@ from tinsmith.training.errors import BadConfig, BadData, EvaluationError
 from tinsmith.training.evaluation.examples import GRADERS, Answer, Example, contains, exact, number, require_fit
 from tinsmith.training.runs.config import RlConfig
 from tinsmith.training.runs.data import held_out_split
-from tinsmith.training.runs.json_lines import AnsweredPrompt, Placed, parse_answered, read_examples
+from tinsmith.training.runs.json_lines import AnsweredPrompt, Located, parse_answered, read_examples
 
 Grader: TypeAlias = Callable[[str, str], float]
 """Of what was said, and of the answer."""
 Groups: TypeAlias = Sequence[EnvGroupBuilder]
-NAMED = tuple(each.__name__ for each in (exact, contains, number))
+NAMED = tuple(grade.__name__ for grade in (exact, contains, number))
 """Those of `tinsmith eval`: a reward is what an evaluation by the same name says."""
 MOST_HELD_OUT = 0.5
 """Of prompts, where `eval_groups` are more."""
@@ -32,8 +32,8 @@ MOST_HELD_OUT = 0.5
 class Prompts:
     """Of an environment in JSONL; empty for others."""
 
-    train: Sequence[Placed[AnsweredPrompt]] = ()
-    held_out: Sequence[Placed[AnsweredPrompt]] = ()
+    train: Sequence[Located[AnsweredPrompt]] = ()
+    held_out: Sequence[Located[AnsweredPrompt]] = ()
 
 
 def read_prompts(config: RlConfig) -> Prompts:
@@ -51,13 +51,13 @@ def read_prompts(config: RlConfig) -> Prompts:
     return Prompts([found[place] for place in train], [found[place] for place in held_out])
 
 
-def _read(config: RlConfig, file: Path) -> list[Placed[AnsweredPrompt]]:
+def _read(config: RlConfig, file: Path) -> list[Located[AnsweredPrompt]]:
     found = read_examples(file, parse_answered)
     for placed in found:
         try:
             require_fit(config.grader, Example("", placed.example.answer))
         except EvaluationError as error:
-            raise BadData(f"{placed.place}: {error}, and grader is {config.grader}") from error
+            raise BadData(f"{placed.location}: {error}, and grader is {config.grader}") from error
     return found
 
 
@@ -73,12 +73,12 @@ def make_groups(config: RlConfig, prompts: Prompts, renderer: Renderer | None) -
     return train, _groups_of_function(config, renderer, config.eval_groups, 2 * config.seed + 1)
 
 
-def _of_prompts(config: RlConfig, prompts: Sequence[Placed[AnsweredPrompt]], renderer: Renderer) -> Groups:
+def _of_prompts(config: RlConfig, prompts: Sequence[Located[AnsweredPrompt]], renderer: Renderer) -> Groups:
     grade = grader(config.grader)
     return from_functions(
         [placed.example for placed in prompts],
         _prompt,
-        lambda example, said: grade(said, example.answer),
+        lambda example, answer: grade(answer, example.answer),
         group_size=config.group_size,
         renderer=renderer,
         tags=("jsonl",),
@@ -103,7 +103,7 @@ def grader(name: str) -> Grader:
     if name not in NAMED:
         return named_function(name, "grader", NAMED)
     grade = GRADERS[name]
-    return lambda said, answer: grade(Example("", answer), Answer(said))
+    return lambda text, answer: grade(Example("", answer), Answer(text))
 
 
 def named_function(name: str, setting: str, known: Sequence[str]) -> Callable[..., Any]:

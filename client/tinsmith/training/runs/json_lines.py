@@ -15,7 +15,7 @@ Message: TypeAlias = dict[str, str]
 """With role and content."""
 ROLES = ("system", "user", "assistant", "tool")
 EXAMPLE_KEYS = ("messages", "prompt", "completion", "text", "chosen", "rejected", "answer")
-MOST_TOLD = 10
+MAX_REPORTED = 10
 
 
 class BadExample(ValueError):
@@ -65,25 +65,25 @@ Example = TypeVar("Example")
 
 
 @dataclass(frozen=True, slots=True)
-class Placed(Generic[Example]):
+class Located(Generic[Example]):
     """An example, and where it was read: `file:line`."""
 
     example: Example
-    place: str
+    location: str
 
 
-def read_examples(file: Path, parse: Callable[[Mapping[str, Any]], Example]) -> list[Placed[Example]]:
+def read_examples(file: Path, parse: Callable[[Mapping[str, Any]], Example]) -> list[Located[Example]]:
     """All of them, empty lines left out. Raises BadData, which names every line that is none, up to ten."""
-    found: list[Placed[Example]] = []
+    found: list[Located[Example]] = []
     wrong: list[str] = []
     for number, line in _lines(file):
         try:
-            found.append(Placed(parse(_record(line)), f"{file}:{number}"))
+            found.append(Located(parse(_record(line)), f"{file}:{number}"))
         except BadExample as error:
             wrong.append(f"{file}:{number}: {error}")
     if wrong:
-        more = f"\nand {len(wrong) - MOST_TOLD} lines more" if len(wrong) > MOST_TOLD else ""
-        raise BadData("\n".join(wrong[:MOST_TOLD]) + more)
+        more = f"\nand {len(wrong) - MAX_REPORTED} lines more" if len(wrong) > MAX_REPORTED else ""
+        raise BadData("\n".join(wrong[:MAX_REPORTED]) + more)
     if not found:
         raise BadData(f"{file} has no examples")
     return found
@@ -140,17 +140,17 @@ def _answered(record: Mapping[str, Any], name: str) -> Conversation | Completion
     prompt, answer = record["prompt"], record[name]
     if isinstance(prompt, str) and isinstance(answer, str):
         return Completion(_string(record, "prompt"), _string(record, name))
-    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _messages(prompt, "prompt")
-    said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else _messages(answer, name)
-    if [message["role"] for message in said] != ["assistant"]:
+    before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _messages(prompt, "prompt")
+    after = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else _messages(answer, name)
+    if [message["role"] for message in after] != ["assistant"]:
         raise BadExample(f"{name} is to be a string, or one message of the assistant")
-    return Conversation([*asked, *said])
+    return Conversation([*before, *after])
 
 
 def _messages(value: Any, name: str, *, ends_with_answer: bool = False) -> list[Message]:
     if not isinstance(value, list) or not value:
         raise BadExample(f"{name} is to be a list of messages")
-    messages = [_message(one, f"{name}[{number}]") for number, one in enumerate(value)]
+    messages = [_message(message, f"{name}[{number}]") for number, message in enumerate(value)]
     if ends_with_answer and messages[-1]["role"] != "assistant":
         raise BadExample(f"the last of {name} is the {messages[-1]['role']}'s, and there is nothing to learn after it")
     return messages
@@ -161,8 +161,8 @@ def _message(value: Any, name: str) -> Message:
         raise BadExample(f"{name} has no role of {', '.join(ROLES)}")
     if not isinstance(value.get("content"), str):
         raise BadExample(f"the content of {name} is no string; this command renders text alone")
-    if others := sorted(without_empty(value).keys() - {"role", "content"}):
-        raise BadExample(f"{name} has {others[0]}, which this command does not render")
+    if unknown := sorted(without_empty(value).keys() - {"role", "content"}):
+        raise BadExample(f"{name} has {unknown[0]}, which this command does not render")
     return {"role": value["role"], "content": value["content"]}
 
 
@@ -176,8 +176,8 @@ def _string(record: Mapping[str, Any], name: str) -> str:
 
 
 def _only(record: Mapping[str, Any], *names: str) -> None:
-    if others := sorted(record.keys() - set(names)):
-        raise BadExample(f"{others[0]} has no meaning beside {' and '.join(names)}")
+    if unknown := sorted(record.keys() - set(names)):
+        raise BadExample(f"{unknown[0]} has no meaning beside {' and '.join(names)}")
 
 
 def _names(record: Mapping[str, Any]) -> str:

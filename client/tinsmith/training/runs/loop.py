@@ -17,10 +17,10 @@ from tinker import types
 from tinsmith.training.run_logs.run_log import RunLog, run_log
 from tinsmith.training.runs.config import Config, DataConfig, RunConfig
 from tinsmith.training.runs.data import learning_rate_at
+from tinsmith.training.runs.objective import Example, Objective, OnStart, RunKind, RunStart
 from tinsmith.training.runs.opening import OpenRun, opened
 from tinsmith.training.runs.outcome import Outcome, finish
 from tinsmith.training.runs.rendering import choose_rendering
-from tinsmith.training.runs.work import Begun, Example, Kind, OnBegin, Work
 
 STANDARD_ERROR = 2
 
@@ -38,7 +38,7 @@ FIRST_SIGNAL = "stopping after the step that is under way, which is saved; a sec
 SECOND_SIGNAL = "ending without a save"
 
 
-def say_at_once(sentence: str) -> None:
+def write_to_stderr(sentence: str) -> None:
     """Write to standard error from a signal handler, where the stream's own lock may be held."""
     with suppress(OSError):
         os.write(STANDARD_ERROR, f"\n{sentence}\n".encode())
@@ -48,13 +48,13 @@ def say_at_once(sentence: str) -> None:
 class StopRequest:
     """Set by Ctrl-C and by SIGTERM; a second one ends the process. Each is answered on standard error at once."""
 
-    asked: bool = False
-    say: Callable[[str], None] = say_at_once
+    requested: bool = False
+    say: Callable[[str], None] = write_to_stderr
     _before: dict[int, Any] = field(default_factory=dict)
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
-        if not self.asked:
-            self.asked = True
+        if not self.requested:
+            self.requested = True
             self.say(FIRST_SIGNAL)
             return
         self.say(SECOND_SIGNAL)
@@ -63,7 +63,7 @@ class StopRequest:
 
     @classmethod
     @contextmanager
-    def listening(cls, say: Callable[[str], None] = say_at_once) -> Iterator[StopRequest]:
+    def listening(cls, say: Callable[[str], None] = write_to_stderr) -> Iterator[StopRequest]:
         request = cls(say=say)
         for number in (signal.SIGINT, signal.SIGTERM):
             request._before[number] = signal.signal(number, request)
@@ -74,7 +74,7 @@ class StopRequest:
                 signal.signal(restored, before)
 
 
-def run(kind: Kind[Config, Example], config: Config, on_begin: OnBegin) -> Outcome:
+def run(kind: RunKind[Config, Example], config: Config, on_start: OnStart) -> Outcome:
     """To its end, from wherever it is. Raises RunError, Stopped, SaveFailed, and what the SDK raises."""
     assert isinstance(config, DataConfig)
     examples = kind.read(config)
@@ -84,7 +84,7 @@ def run(kind: Kind[Config, Example], config: Config, on_begin: OnBegin) -> Outco
         work = kind.begin(config, examples, rendering, open_run.client, state)
         total = min(len(work.batches), config.max_steps or len(work.batches))
         counted = {**work.data.described(), "renderer": rendering.name}
-        on_begin(Begun(total, open_run.step, counted))
+        on_start(RunStart(total, open_run.step, counted))
         with logged(config, total) as log, StopRequest.listening() as stop:
             steps = _Steps(config, open_run, work, log, total)
             steps.go_on(stop)
@@ -121,7 +121,7 @@ def is_every(every: int, step: int) -> bool:
 class _Steps:
     """From where the run is. `last` is the evaluation after the last step."""
 
-    def __init__(self, config: DataConfig, open_run: OpenRun, work: Work, log: RunLog, total: int) -> None:
+    def __init__(self, config: DataConfig, open_run: OpenRun, work: Objective, log: RunLog, total: int) -> None:
         self._config = config
         self._manager = open_run.manager
         self._work = work
@@ -133,12 +133,12 @@ class _Steps:
 
     def go_on(self, stop: StopRequest) -> None:
         """Raises Stopped."""
-        self._manager.is_due = lambda step: step == self._total or stop.asked
+        self._manager.is_due = lambda step: step == self._total or stop.requested
         if self.step == 0:
             self._log.log_metrics(self._work.evaluate(), 0)
         elif self.step == self._total:
             self.last = self._work.evaluate()
-        while self.step < self._total and not (stop.asked and self._manager.asked_step == self.step):
+        while self.step < self._total and not (stop.requested and self._manager.saved_step == self.step):
             self._one()
         self._manager.wait()
         if self.step < self._total:

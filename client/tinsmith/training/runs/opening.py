@@ -32,7 +32,7 @@ class RunCheckpoints(CheckpointManager):
     """Saves also where `is_due` says so: at the last step, and where somebody asked the run to stop."""
 
     is_due: Callable[[int], bool] = staticmethod(lambda _: False)
-    asked_step: int | None = None
+    saved_step: int | None = None
     """The last for which a save was asked."""
 
     @override
@@ -48,7 +48,7 @@ class RunCheckpoints(CheckpointManager):
             self.save(training_client, step, loop_state=loop_state, metrics=metrics)
         elif not super().maybe_save(training_client, step, loop_state=loop_state, metrics=metrics):
             return False
-        self.asked_step = step
+        self.saved_step = step
         return True
 
     def keep_tokenizer(self, tokenizer: Any) -> None:
@@ -126,7 +126,7 @@ def require_server(model: str, base_url: str, api_key: str | None) -> None:
     """Raises ServerNotReady: with the command that starts one where none answers."""
     try:
         with Api(base_url, api_key) as api:
-            served = [each.name for each in api.served_models()]
+            served = [model.name for model in api.served_models()]
     except Unreachable as error:
         raise ServerNotReady(f"{error}; `tinsmith serve --model {model}` starts one on this machine") from error
     except ApiError as error:
@@ -181,10 +181,10 @@ def _tokenizer_of(client: tinker.TrainingClient, config: RunConfig) -> Any:
         raise BadConfig(f"there is no tokenizer for {config.model}: give its folder or name as tokenizer") from error
 
 
-def _tokenizer_at(place: str) -> Any:
+def _tokenizer_at(location: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(place)
+        return AutoTokenizer.from_pretrained(location)
     except (OSError, ValueError) as error:
-        raise BadConfig(f"tokenizer is {place!r}, and nothing there can be read as one") from error
+        raise BadConfig(f"tokenizer is {location!r}, and nothing there can be read as one") from error

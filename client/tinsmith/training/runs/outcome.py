@@ -18,7 +18,7 @@ from tinsmith.training.checkpoints.manager import CheckpointManager
 from tinsmith.training.checkpoints.store import export_adapter
 from tinsmith.training.run_logs.metrics import METRICS_FILE
 from tinsmith.training.runs.config import SUMMARY, RunConfig
-from tinsmith.training.runs.work import Panel
+from tinsmith.training.runs.objective import Panel
 
 ADAPTER, CURVES = "adapter", "curves.png"
 
@@ -131,7 +131,7 @@ def draw(metrics_file: Path, panels: Sequence[Panel], file: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
         if axis.lines:
             axis.legend(frameon=False)
-    beside = file.with_name(f".{file.name}.new")
-    figure.savefig(beside, dpi=120, format="png")
+    written = file.with_name(f".{file.name}.new")
+    figure.savefig(written, dpi=120, format="png")
     plt.close(figure)
-    os.replace(beside, file)
+    os.replace(written, file)

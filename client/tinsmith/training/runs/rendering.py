@@ -57,8 +57,8 @@ class Rendering(ABC):
 
     def completion(self, example: Completion) -> Tokens:
         """As a question and its answer."""
-        asked = {"role": "user", "content": example.prompt}
-        return self.render(Conversation([asked, {"role": "assistant", "content": example.completion}]))
+        question = {"role": "user", "content": example.prompt}
+        return self.render(Conversation([question, {"role": "assistant", "content": example.completion}]))
 
     def _encoded(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -83,12 +83,12 @@ class OfCookbook(Rendering):
 
     @override
     def conversation(self, messages: Sequence[Message], train_on: TrainOn) -> tuple[Tokens, ...]:
-        told: list[Any] = [dict(message) for message in messages]
+        copied: list[Any] = [dict(message) for message in messages]
         try:
             if train_on == "all_assistant":
-                made = self.renderer.build_supervised_examples(told, OF_COOKBOOK[train_on])
+                made = self.renderer.build_supervised_examples(copied, OF_COOKBOOK[train_on])
             else:
-                made = [self.renderer.build_supervised_example(told, OF_COOKBOOK[train_on])]
+                made = [self.renderer.build_supervised_example(copied, OF_COOKBOOK[train_on])]
         except RendererError as error:
             raise BadExample(f"the renderer {self.name} refuses it: {error}") from error
         return tuple(
@@ -122,7 +122,7 @@ class ChatTemplate(Rendering):
         text = self._text(messages, is_whole=True)
         tokens: list[int] = []
         learned: list[bool] = []
-        told = 0
+        copied = 0
         for number in answers if train_on == "all_assistant" else answers[-1:]:
             before = self._text(messages[:number], is_whole=False)
             after = self._text(messages[: number + 1], is_whole=True)
@@ -131,12 +131,12 @@ class ChatTemplate(Rendering):
                     f"the chat template renders the answer in message {number} otherwise when it is asked for or more "
                     "follows: use train_on: last_assistant, or a renderer of the cookbook"
                 )
-            for piece, is_learned in ((text[told : len(before)], False), (text[len(before) : len(after)], True)):
+            for piece, is_learned in ((text[copied : len(before)], False), (text[len(before) : len(after)], True)):
                 encoded = self._encoded(piece)
                 tokens += encoded
                 learned += [is_learned] * len(encoded)
-            told = len(after)
-        rest = self._encoded(text[told:])
+            copied = len(after)
+        rest = self._encoded(text[copied:])
         return (Tokens(tokens + rest, learned + [False] * len(rest)),)
 
     def _text(self, messages: Sequence[Message], *, is_whole: bool) -> str:
@@ -148,9 +148,9 @@ class ChatTemplate(Rendering):
             raise BadExample(f"the chat template refuses it: {error}") from error
 
 
-def choose_rendering(wanted: str, tokenizer: Any, model: str) -> Rendering:
+def choose_rendering(requested: str, tokenizer: Any, model: str) -> Rendering:
     """Raises BadConfig for a renderer that there is not, or that does not go with this tokenizer."""
-    name = _known_to_cookbook(model) if wanted == AUTO else wanted
+    name = _known_to_cookbook(model) if requested == AUTO else requested
     if name is None:
         name = CHAT_TEMPLATE if getattr(tokenizer, "chat_template", None) else PLAIN
     if name == PLAIN:
@@ -162,9 +162,9 @@ def choose_rendering(wanted: str, tokenizer: Any, model: str) -> Rendering:
     return OfCookbook(name, tokenizer, _of_cookbook(name, tokenizer, model))
 
 
-def choose_cookbook_renderer(wanted: str, tokenizer: Any, model: str) -> renderers.Renderer:
+def choose_cookbook_renderer(requested: str, tokenizer: Any, model: str) -> renderers.Renderer:
     """For environments, which read answers as well. Raises BadConfig."""
-    name = (_known_to_cookbook(model) or ROLE_COLON) if wanted == AUTO else wanted
+    name = (_known_to_cookbook(model) or ROLE_COLON) if requested == AUTO else requested
     return _of_cookbook(name, tokenizer, model)
 
 

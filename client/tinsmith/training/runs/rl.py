@@ -15,7 +15,7 @@ from tinker_cookbook.rl.types import EnvGroupBuilder
 from tinker_cookbook.utils import ml_log
 from typing_extensions import override
 
-from tinsmith.training.rl.data_order import GroupPlace
+from tinsmith.training.rl.data_order import GroupPosition
 from tinsmith.training.rl.rollouts import AllOrNone, GroupPolicy, roll_out
 from tinsmith.training.rl.trainer import RLTrainer
 from tinsmith.training.run_logs.metrics import MetricsHistory
@@ -24,10 +24,10 @@ from tinsmith.training.runs.config import RlConfig
 from tinsmith.training.runs.groups import make_groups, read_prompts
 from tinsmith.training.runs.json_lines import digest_of_files
 from tinsmith.training.runs.loop import Stopped, StopRequest, adam_at, is_every, logged
+from tinsmith.training.runs.objective import HELD_OUT, OnStart, Panel, RunStart
 from tinsmith.training.runs.opening import OpenRun, opened
 from tinsmith.training.runs.outcome import Outcome, finish
 from tinsmith.training.runs.rendering import choose_cookbook_renderer
-from tinsmith.training.runs.work import HELD_OUT, Begun, OnBegin, Panel
 from tinsmith.training.streams import MinibatchPlan, StepReport
 
 NO_RENDERER = "none"
@@ -38,14 +38,14 @@ PANELS = (
 )
 
 
-def run_rl(config: RlConfig, on_begin: OnBegin) -> Outcome:
+def run_rl(config: RlConfig, on_start: OnStart) -> Outcome:
     """To its end, from wherever it is. Raises RunError, Stopped, SaveFailed, and what RLTrainer and the SDK raise."""
     prompts = read_prompts(config)
     with opened(config, digest_of_files([config.data, config.eval_data])) as open_run:
         renderer = _renderer(config, open_run.tokenizer)
         train, held_out = make_groups(config, prompts, renderer)
         counted = {"groups": len(train), "held_out": len(held_out), "renderer": config.renderer}
-        on_begin(Begun(config.steps, open_run.step, counted))
+        on_start(RunStart(config.steps, open_run.step, counted))
         with logged(config, config.steps) as log, StopRequest.listening() as stop:
             run = _Run(config, open_run, held_out, log, stop)
             steps = asyncio.run(run.go_on_until_interrupted(train))
@@ -77,13 +77,13 @@ class _Run:
         try:
             return await self.go_on(groups)
         except asyncio.CancelledError:
-            self._open_run.manager.leave()
+            self._open_run.manager.abandon()
             raise
 
     async def go_on(self, groups: Sequence[EnvGroupBuilder]) -> int:
         """Returns how many steps were done in all: less than all where there is nothing to learn. Raises Stopped."""
         config, manager, client = self._config, self._open_run.manager, self._open_run.client
-        manager.is_due = lambda step: step == config.steps or self._stop.asked
+        manager.is_due = lambda step: step == config.steps or self._stop.requested
         begins_at = self._open_run.step
         self._log.begin_at(begins_at + 1 if begins_at else 0)
         if begins_at in (0, config.steps) or self._lacks_evaluation(begins_at):
@@ -114,7 +114,7 @@ class _Run:
         step = report.step + 1
         if step == self._config.steps or is_every(self._config.eval_every, step):
             await self._evaluate_at(step, sampling_client)
-        if self._stop.asked and step < self._config.steps and self._open_run.manager.asked_step == step:
+        if self._stop.requested and step < self._config.steps and self._open_run.manager.saved_step == step:
             await asyncio.to_thread(self._open_run.manager.wait)
             raise Stopped(step, self._config.steps)
 
@@ -144,7 +144,7 @@ class _Run:
     async def _roll_out(self, number: int, builder: EnvGroupBuilder, sampling_client: tinker.SamplingClient) -> Any:
         config = self._config
         policy = GroupPolicy(sampling_client, config.max_tokens, config.temperature, seeds=(~config.seed, number))
-        return await roll_out(builder, GroupPlace(number), policy, 0, AllOrNone())
+        return await roll_out(builder, GroupPosition(number), policy, 0, AllOrNone())
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from typing_extensions import override
 from tinsmith.training.runs.config import SftConfig
 from tinsmith.training.runs.data import Examples, ShuffledBatches, datum_of, learned_count, learned_logprobs, prepare
 from tinsmith.training.runs.json_lines import SftExample, parse_sft
+from tinsmith.training.runs.objective import HELD_OUT, Objective, Panel, RunKind, with_optimizer
 from tinsmith.training.runs.rendering import Rendering
-from tinsmith.training.runs.work import HELD_OUT, Kind, Panel, Work, with_optimizer
 
 
-class SupervisedWork(Work):
+class SupervisedObjective(Objective):
     """The gradient is that of the mean over a batch's learned tokens."""
 
     panels = (
@@ -26,24 +26,24 @@ class SupervisedWork(Work):
 
     @override
     def step(self, number: int, adam: types.AdamParams) -> dict[str, float]:
-        batch = [one for place in self.batches[number] for one in self.data.train[place]]
+        batch = [sequence for place in self.batches[number] for sequence in self.data.train[place]]
         learned = sum(map(learned_count, batch))
-        trained = self.client.forward_backward([datum_of(one, 1 / learned) for one in batch], "cross_entropy")
+        trained = self.client.forward_backward([datum_of(sequence, 1 / learned) for sequence in batch], "cross_entropy")
         stepped = self.client.optim_step(adam)
         outputs = trained.result().loss_fn_outputs
         # Of the logprobs, which every server gives; not every one gives the loss's value.
         total = sum(
             float(logprob)
-            for one, output in zip(batch, outputs, strict=True)
-            for logprob, is_learned in zip(output["logprobs"].data, one.learned[1:], strict=True)
+            for sequence, output in zip(batch, outputs, strict=True)
+            for logprob, is_learned in zip(output["logprobs"].data, sequence.learned[1:], strict=True)
             if is_learned
         )
-        tokens = float(sum(len(one.tokens) for one in batch))
+        tokens = float(sum(len(sequence.tokens) for sequence in batch))
         return with_optimizer({"train/nll": -total / learned, "train/tokens": tokens}, stepped.result())
 
     @override
     def evaluate(self) -> dict[str, float]:
-        held_out = [one for example in self.data.held_out for one in example]
+        held_out = [sequence for example in self.data.held_out for sequence in example]
         if not held_out:
             return {}
         total = sum(learned_logprobs(self.client, held_out, self.batches.batch_size))
@@ -60,9 +60,11 @@ def begin(
     rendering: Rendering,
     client: tinker.TrainingClient,
     state: Mapping[str, Any] | None,
-) -> Work:
+) -> Objective:
     data = prepare(config, examples, lambda example: rendering.sequences(example, config.train_on))
-    return SupervisedWork(client, data, ShuffledBatches(len(data.train), config.batch_size, config.epochs, config.seed))
+    return SupervisedObjective(
+        client, data, ShuffledBatches(len(data.train), config.batch_size, config.epochs, config.seed)
+    )
 
 
-SFT: Kind[SftConfig, SftExample] = Kind(SftConfig, read, begin)
+SFT: RunKind[SftConfig, SftExample] = RunKind(SftConfig, read, begin)

@@ -13,7 +13,7 @@ from tinsmith.cluster.kubectl import (
     KubectlMissing,
     NotFound,
     PluginError,
-    explain,
+    error_from,
 )
 from tinsmith.cluster.kubectl import Kubectl, explain
 
@@ -35,7 +35,7 @@ SAID = {
 @pytest.mark.parametrize(("stderr", "meaning"), SAID.items())
 def test_kubectls_words_become_one_sentence_with_a_cure(stderr: str, meaning: tuple[type[PluginError], str]) -> None:
     kind, sentence = meaning
-    error = explain(stderr)
+    error = error_from(stderr)
     assert type(error) is kind
     assert "\n" not in str(error)
     with pytest.raises(kind, match=sentence):
@@ -44,7 +44,7 @@ def test_kubectls_words_become_one_sentence_with_a_cure(stderr: str, meaning: tu
 
 def test_what_kubectls_library_logs_is_no_part_of_the_reason() -> None:
     logged = 'E1121 15:01:02.000001   12 memcache.go:265] "Unhandled Error" err="x"\n'
-    assert str(explain(f"{logged}{logged}error: something new")) == "kubectl failed: something new."
+    assert str(error_from(f"{logged}{logged}error: something new")) == "kubectl failed: something new."
 
 
 def test_a_missing_kubectl_is_told() -> None:

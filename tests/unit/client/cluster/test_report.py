@@ -74,7 +74,7 @@ class Installation(Kubectl):
 
 def report_of(kubectl: Kubectl, target: Target | None = None) -> dict[str, str]:
     bundle = Bundle(made.NOW)
-    collect(kubectl, target, bundle, tell=lambda _: None)
+    collect(kubectl, target, bundle, progress=lambda _: None)
     return bundle.files()
 
 

@@ -85,7 +85,7 @@ def test_a_snapshot_that_the_worker_refused_is_told_from_one_that_was_taken() ->
     asked = requests.written(AT)
     for earlier in ({}, {"lastSnapshotTime": "2026-01-02T03:03:00Z"}):
         request = requests.snapshot(session(made.ready(), **earlier), AT)
-        with pytest.raises(DidNotHappen, match=r"refused .*`kubectl tinsmith why session/qwen`"):
+        with pytest.raises(RequestFailed, match=r"refused .*`kubectl tinsmith why session/qwen`"):
             request.outcome(session(made.ready(), requests={"snapshot": asked}, **earlier))
 
 
@@ -102,7 +102,7 @@ def test_a_restart_that_is_not_begun_does_not_stumble_over_an_old_trouble() -> N
     stuck = made.unready("ModelNotFound", stalled=True)
     request = requests.restart(session(stuck, pod("old")), AT)
     assert request.outcome(session(stuck, pod("old"))) is None
-    with pytest.raises(DidNotHappen, match="ModelNotFound"):
+    with pytest.raises(RequestFailed, match="ModelNotFound"):
         request.outcome(session(stuck, pod("new")))
 
 
@@ -137,7 +137,7 @@ class Steps:
             request.outcome,
             name="session/qwen",
             timeout_seconds=timeout_seconds,
-            tell=self.told.append,
+            progress=self.told.append,
             clock=lambda: self.seconds,
             sleep=self.sleep,
         )
@@ -156,6 +156,6 @@ def test_what_may_mend_itself_is_told_and_waited_for(reason: Reason) -> None:
 
 def test_waiting_ends_with_the_reason_and_the_next_command() -> None:
     steps = Steps(session(made.unready("LoadingModel", moving=True)))
-    with pytest.raises(DidNotHappen, match=r"within 10s\. Last seen: LoadingModel: .*why session/qwen`"):
+    with pytest.raises(RequestFailed, match=r"within 10s\. Last seen: LoadingModel: .*why session/qwen`"):
         steps.wait(requests.resume(session(SUSPENDED)), timeout_seconds=10)
     assert 10 <= steps.seconds < 14

@@ -91,11 +91,11 @@ def test_who_waits_for_a_save_that_is_left_is_told(saves: BackgroundSaves) -> No
     saves.start(4, lambda: assert_soon(go_on))
     waits = threading.Thread(target=wait)
     waits.start()
-    assert saves.leave() == 4
+    assert saves.abandon() == 4
     waits.join(LIMIT_SECONDS)
     assert told == ["saving step 4: it was left when the program was interrupted"]
     go_on.set()
-    assert saves.leave() is None
+    assert saves.abandon() is None
 
 
 def test_who_interrupts_the_wait_at_the_end_leaves_the_save(
@@ -112,7 +112,7 @@ def test_who_interrupts_the_wait_at_the_end_leaves_the_save(
         patched.setattr(saves, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             saves.close()
-    assert saves.is_left
+    assert saves.is_abandoned
     with pytest.raises(SaveFailed, match="it was left"):
         saves.wait()
     go_on.set()
@@ -124,7 +124,7 @@ def assert_soon(event: threading.Event) -> None:
 
 @pytest.mark.parametrize(
     ("end", "seconds", "said"),
-    [("saves.leave()", None, ""), ("", 0.2, "saved\n")],
+    [("saves.abandon()", None, ""), ("", 0.2, "saved\n")],
     ids=["that was left", "that nobody has left"],
 )
 @pytest.mark.slow("starts programs that import the client")

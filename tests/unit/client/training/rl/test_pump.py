@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, TrajectoryGroup
-from tinsmith.training.rl.data_order import DataOrder, GroupPlace
+from tinsmith.training.rl.data_order import DataOrder, GroupPosition
 from tinsmith.training.rl.pump import RolloutPump
 from tinsmith.training.rl.rollouts import RolledOutGroup
 from tinsmith.training.streams import MinibatchPlan
@@ -27,7 +27,7 @@ class Sampling:
         self.under_way: dict[int, asyncio.Event] = {}
         self.begun: list[int] = []
 
-    async def __call__(self, place: GroupPlace, builder: EnvGroupBuilder) -> RolledOutGroup:
+    async def __call__(self, place: GroupPosition, builder: EnvGroupBuilder) -> RolledOutGroup:
         self.begun.append(place.number)
         self.under_way[place.number] = asyncio.Event()
         await self.under_way[place.number].wait()
@@ -103,7 +103,7 @@ async def test_no_more_are_in_flight_than_may_be() -> None:
 
 async def test_what_the_data_raises_comes_out_after_the_groups_before_it() -> None:
     class Broken(Sampling):
-        async def __call__(self, place: GroupPlace, builder: EnvGroupBuilder) -> RolledOutGroup:
+        async def __call__(self, place: GroupPosition, builder: EnvGroupBuilder) -> RolledOutGroup:
             if place.number == 1:
                 raise ConnectionError("the server is gone")
             return RolledOutGroup([], 0, place, TrajectoryGroup([], [], []), (), None)
@@ -118,7 +118,7 @@ async def test_what_is_under_way_at_the_end_is_cancelled() -> None:
     sampling = Sampling()
     cancelled: list[int] = []
 
-    async def watched(place: GroupPlace, builder: EnvGroupBuilder) -> RolledOutGroup:
+    async def watched(place: GroupPosition, builder: EnvGroupBuilder) -> RolledOutGroup:
         try:
             return await sampling(place, builder)
         except asyncio.CancelledError:

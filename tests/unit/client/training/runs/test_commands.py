@@ -15,7 +15,7 @@ from support.client.stub_server import GOOD_KEY, WELL, Answer, stub_server
 from tinsmith.cli import main
 from tinsmith.training.runs.commands import heading
 from tinsmith.training.runs.config import DpoConfig, RlConfig, RunConfig, SftConfig
-from tinsmith.training.runs.work import Begun
+from tinsmith.training.runs.objective import RunStart
 from typing_extensions import override
 
 pytestmark = pytest.mark.pytorch
@@ -129,7 +129,7 @@ COUNTED = {"examples": 43, "held_out": 5, "dropped": 0, "truncated": 0}
 )
 def test_a_run_begins_with_four_lines(done: int, counted: dict[str, int], data: str, steps: str) -> None:
     config = SftConfig(model="demo/tiny", data=Path("a.jsonl"), out=Path("sft-run"), rank=16, learning_rate=5e-3)
-    assert heading(config, Begun(129, done, COUNTED | counted)) == [
+    assert heading(config, RunStart(129, done, COUNTED | counted)) == [
         "model    demo/tiny, rank 16, learning rate 0.005",
         f"data     a.jsonl: {data}",
         f"steps    {steps}",

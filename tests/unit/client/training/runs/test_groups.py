@@ -93,6 +93,6 @@ def test_prompts_are_split_or_held_out_in_a_file_of_their_own(tmp_path: Path) ->
     file.write_text("".join(json.dumps({"prompt": f"{n}?", "answer": n}) + "\n" for n in range(10)))
     prompts = read_prompts(config(environment="jsonl", data=file, eval_groups=3))
     assert (len(prompts.train), len(prompts.held_out)) == (7, 3)
-    assert {one.place for one in prompts.train}.isdisjoint(one.place for one in prompts.held_out)
+    assert {one.location for one in prompts.train}.isdisjoint(one.location for one in prompts.held_out)
     apart = read_prompts(config(environment="jsonl", data=file, eval_data=file, eval_groups=4))
     assert (len(apart.train), len(apart.held_out)) == (10, 4)

@@ -9,7 +9,7 @@ import pytest
 from tinsmith.training.errors import BadConfig, BadData
 from tinsmith.training.runs.config import SftConfig
 from tinsmith.training.runs.data import Examples, datum_of, prepare
-from tinsmith.training.runs.json_lines import BadExample, Completion, Conversation, Placed, SftExample, Text
+from tinsmith.training.runs.json_lines import BadExample, Completion, Conversation, Located, SftExample, Text
 from tinsmith.training.runs.rendering import OfCookbook, Rendering, Tokens, TrainOn, choose_rendering
 from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 from transformers import AutoTokenizer
@@ -118,7 +118,7 @@ def config(**given: Any) -> SftConfig:
 
 
 def of_lengths(*lengths: int) -> Examples[int]:
-    return Examples([Placed(length, f"a.jsonl:{length}") for length in lengths], [], "")
+    return Examples([Located(length, f"a.jsonl:{length}") for length in lengths], [], "")
 
 
 def render_length(length: int) -> tuple[Tokens, ...]:

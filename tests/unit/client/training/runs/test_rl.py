@@ -52,7 +52,7 @@ async def go_on(monkeypatch: pytest.MonkeyPatch, out: Path, resumed_at: int, ste
     monkeypatch.setattr(rl, "RLTrainer", loop_of(steps_done))
     monkeypatch.setattr(rl._Run, "_evaluate", evaluate)
     resumed = SimpleNamespace(step=resumed_at) if resumed_at else None
-    manager = SimpleNamespace(wait=lambda: None, asked_step=None)
+    manager = SimpleNamespace(wait=lambda: None, saved_step=None)
     open_run: Any = SimpleNamespace(manager=manager, client=Model(), resumed=resumed, step=resumed_at)
     config = RlConfig(model="tiny", environment="my_games:game", out=out, steps=6, eval_every=2)
     with run_log(out, to=("jsonl",)) as log:

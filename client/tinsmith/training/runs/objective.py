@@ -27,7 +27,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class RunStart:
     """A run before its first step in this process: `counted` is what the data came to, `done` its steps so far."""
 
     steps: int
@@ -35,10 +35,10 @@ class Begun:
     counted: Mapping[str, Any]
 
 
-OnBegin = Callable[[Begun], None]
+OnStart = Callable[[RunStart], None]
 
 
-class Work(ABC):
+class Objective(ABC):
     """On one training client. Metrics of a step begin with `train/`, those of an evaluation with `eval/held_out/`."""
 
     panels: Sequence[Panel]
@@ -62,15 +62,15 @@ class Work(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[Config, Example]):
+class RunKind(Generic[Config, Example]):
     """`read` raises BadData before a server is asked for anything. `begin` is given the state of a run that goes on."""
 
     config: type[Config]
     read: Callable[[Config], Examples[Example]]
-    begin: Callable[[Config, Examples[Example], Rendering, tinker.TrainingClient, Mapping[str, Any] | None], Work]
+    begin: Callable[[Config, Examples[Example], Rendering, tinker.TrainingClient, Mapping[str, Any] | None], Objective]
 
 
 def with_optimizer(trained: Mapping[str, float], stepped: types.OptimStepResponse) -> dict[str, float]:
     """What servers say of the optimizer differs; what this one does is logged as `optim/…`."""
-    told = stepped.metrics or {}
-    return {**trained, **({"optim/grad_norm": told["grad_norm"]} if "grad_norm" in told else {})}
+    reported = stepped.metrics or {}
+    return {**trained, **({"optim/grad_norm": reported["grad_norm"]} if "grad_norm" in reported else {})}

@@ -23,7 +23,7 @@ from tinsmith.training.checkpoints.metadata import METADATA_FILE, TRAINER_STATE_
 WRITING, DELETED = ".writing-", ".deleted-"
 
 
-class Place(Protocol):
+class Storage(Protocol):
     """Directories of one level, by name. A whole one has a step's name and a `metadata.json`."""
 
     @property
@@ -60,15 +60,15 @@ class Place(Protocol):
     def remove(self, name: str) -> None: ...
 
 
-def place_at(url: str, **storage_options: Any) -> Place:
+def open_storage(url: str, **storage_options: Any) -> Storage:
     """A path, or any URL of fsspec; options go to its file system. Raises what fsspec raises for an unknown one."""
     filesystem, root = fsspec.core.url_to_fs(url, **storage_options)
     if isinstance(filesystem, LocalFileSystem):
-        return Directory(Path(root))
-    return Bucket(filesystem, root, url)
+        return LocalStorage(Path(root))
+    return BucketStorage(filesystem, root, url)
 
 
-class Directory:
+class LocalStorage:
     """On this machine."""
 
     def __init__(self, root: Path) -> None:
@@ -81,7 +81,7 @@ class Directory:
     def names(self) -> list[str]:
         if not self._root.is_dir():
             return []
-        return sorted(path.name for path in self._root.iterdir() if path.is_dir() and _is_ours(path.name))
+        return sorted(path.name for path in self._root.iterdir() if path.is_dir() and _is_checkpoint(path.name))
 
     def files(self, name: str) -> Mapping[str, int]:
         folder = self._root / name
@@ -133,7 +133,7 @@ class Directory:
             shutil.rmtree(self._root / name)
 
 
-class Bucket:
+class BucketStorage:
     """A prefix of any file system that fsspec knows."""
 
     def __init__(self, filesystem: Any, root: str, url: str) -> None:
@@ -146,11 +146,11 @@ class Bucket:
         return self._url
 
     def names(self) -> list[str]:
-        return sorted(filter(_is_ours, map(posixpath.basename, map(_stripped, self._listed(self._root)))))
+        return sorted(filter(_is_checkpoint, map(posixpath.basename, map(_stripped, self._listed(self._root)))))
 
     def files(self, name: str) -> Mapping[str, int]:
         found = self._listed(self._path(name))
-        return {posixpath.basename(each["name"]): int(each["size"]) for each in found if each["type"] == "file"}
+        return {posixpath.basename(entry["name"]): int(entry["size"]) for entry in found if entry["type"] == "file"}
 
     def open(self, name: str, file: str) -> BinaryIO:
         return cast(BinaryIO, self._filesystem.open(self._path(name, file), "rb"))
@@ -166,7 +166,7 @@ class Bucket:
             not self._filesystem.async_impl
         ):  # an object store has no folders, and to s3fs making one is making the bucket
             self._filesystem.makedirs(self._path(name), exist_ok=True)
-        for path in sorted(folder.iterdir(), key=_turn):
+        for path in sorted(folder.iterdir(), key=_upload_order):
             self._filesystem.put_file(str(path), self._path(name, path.name))
 
     def replace(self, name: str, file: str, content: bytes) -> None:
@@ -195,7 +195,7 @@ class Bucket:
         return posixpath.join(self._root, *names)
 
 
-def _turn(path: Path) -> tuple[bool, bool, str]:
+def _upload_order(path: Path) -> tuple[bool, bool, str]:
     """What says which state at the server is this checkpoint's goes first, and what makes it whole last."""
     return path.name == METADATA_FILE, path.name != TRAINER_STATE_FILE, path.name
 
@@ -204,7 +204,7 @@ def _stripped(listed: Mapping[str, Any]) -> str:
     return str(listed["name"]).rstrip("/")
 
 
-def _is_ours(name: str) -> bool:
+def _is_checkpoint(name: str) -> bool:
     return step_of(name.removeprefix(WRITING).removeprefix(DELETED)) is not None
 
 
