@@ -1,4 +1,4 @@
-"""`tinsmith import`: an adapter that was made elsewhere becomes a checkpoint of a server."""
+"""`tinsmith import`: upload an adapter made elsewhere as a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COPY_BYTES = 2**20
 
 
 class NoAdapter(Exception):
-    """`str(error)` says what is missing, and where."""
+    """An error for files that are not an adapter. `str(error)` says what is missing, and where."""
 
 
 def import_adapter(
@@ -48,13 +48,13 @@ def _files(adapter: Path, unpacked: Path) -> dict[str, Path]:
     files = {name: adapter / name for name in (CONFIG_FILE, WEIGHTS_FILE)}
     missing = [name for name, path in files.items() if not path.is_file()]
     if missing:
-        hint = "; weights in another format than safetensors are not taken" if missing == [WEIGHTS_FILE] else ""
+        hint = "; only weights in safetensors format are supported" if missing == [WEIGHTS_FILE] else ""
         raise NoAdapter(f"{adapter} has no {missing[0]}{hint}")
     return files
 
 
 def _from_archive(archive: Path, unpacked: Path) -> dict[str, Path]:
-    """Copies the two files alone, whatever else is in it or wherever it would go."""
+    """Copy only the two known files, whatever else the archive contains."""
     found: dict[str, Path] = {}
     try:
         with tarfile.open(archive) as opened:
@@ -70,7 +70,7 @@ def _from_archive(archive: Path, unpacked: Path) -> dict[str, Path]:
                     while part := content.read(COPY_BYTES):
                         copy.write(part)
     except (tarfile.TarError, OSError) as error:
-        raise NoAdapter(f"{archive} is no tar archive that can be read: {error}") from error
+        raise NoAdapter(f"{archive} is not a readable tar archive: {error}") from error
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if name not in found:
             raise NoAdapter(f"{archive} has no {name}")
@@ -81,4 +81,4 @@ def _rank(config: Path) -> int:
     try:
         return int(json.loads(config.read_bytes())["r"])
     except (ValueError, TypeError, KeyError) as error:
-        raise NoAdapter(f"{config} says no rank (`r`): it is not PEFT's for LoRA") from error
+        raise NoAdapter(f"{config} has no rank (`r`): it is not a PEFT LoRA config") from error

@@ -1,4 +1,4 @@
-"""The few questions that the `tinsmith` command asks a server, over plain HTTP; and what is wrong with its address."""
+"""The few HTTP calls that the `tinsmith` command makes to a server, and mistakes in the server's address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tinsmith.credentials import API_KEY_VARIABLE, UnusableKey, check_key
 
 API_PATH = "/api/v1"
 NO_SUCH_CALL = "Not Found"
-"""What servers of this kind say of a path that they do not have."""
+"""The `detail` that a server of this kind returns for an unknown path."""
 BASE_PATHS = {
     "/oai/api/v1": "the base URL for clients of OpenAI",
     "/anthropic/api/v1": "which is for clients of Anthropic",
@@ -25,54 +25,54 @@ BASE_PATHS = {
     API_PATH: "which the SDK adds",
     "/v1": "the base URL for clients of OpenAI",
 }
-"""How URLs end that are no server's address, the longest first."""
+"""URL endings that are not part of a server's address, longest first."""
 TIMEOUT_SECONDS = 10.0
 UPLOAD_SECONDS = 600.0
 RETRY_SECONDS = 1.0
 REFUSALS = (408, 413, 422, 429, 503, 507)
-"""Whose `detail` is for people; without one, the answer is not of this protocol."""
+"""Statuses with a `detail` for people. Without a `detail` the answer is not of this protocol."""
 
 FROM_PROXIES = (502, 504)
-"""Between this program and the server, which goes on."""
+"""Statuses of a proxy that gave up waiting; the server itself continues."""
 
 Returned = TypeVar("Returned")
 
 
 class ApiError(Exception):
-    """No usable answer. `str(error)` says from where, and what came instead."""
+    """An error for a missing or unusable answer. `str(error)` names the server and what it answered."""
 
 
 class Unreachable(ApiError):
-    """Nothing answers at that address."""
+    """An error when nothing answers at the address."""
 
 
 class SpeaksHttp(ApiError):
-    """An https URL, and a server that speaks http."""
+    """An error for an https URL whose server speaks http."""
 
 
 class CertificateRefused(ApiError):
-    """An https server whose certificate this machine does not trust."""
+    """An error for an https server whose certificate this machine does not trust."""
 
 
 class CallUnknown(ApiError):
-    """The server does not know this call; one of an earlier release, perhaps."""
+    """An error for a call that the server does not have."""
 
 
 class RequestRefused(ApiError):
-    """The server understood, and says what is wrong."""
+    """An error for a request that the server understands and refuses."""
 
 
 class NotYet(RequestRefused):
-    """The server may do it later: it loads the base model, say."""
+    """An error for a request that the server may accept later, for example when the base model is loaded."""
 
 
 class KeyRefused(ApiError):
-    """No key was sent, the server does not know it, or it was revoked."""
+    """An error for a key that is missing, unknown or revoked."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A base model by the name that clients use; the longest sequence in tokens, if the server says it."""
+    """A base model by its name for clients, and its longest sequence in tokens if the server reports it."""
 
     name: str
     max_context_length: int | None
@@ -80,7 +80,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class WaitingModel:
-    """One that no worker has yet, and what it waits for."""
+    """A model that waits for a worker, and the reason."""
 
     model_id: str
     seconds: float
@@ -89,7 +89,7 @@ class WaitingModel:
 
 @dataclass(frozen=True, slots=True)
 class StartedUpload:
-    """Where each file is to go, by its name."""
+    """An upload, and the URL for each file name."""
 
     upload_id: str
     urls: dict[str, str]
@@ -134,10 +134,10 @@ class Api(ServerClient):
     def check_health(self) -> None:
         answer = self._call("GET", "/healthz")
         if answer.get("status") != "ok":
-            raise ApiError(f"{self.base_url} says that it is not well: {answer}")
+            raise ApiError(f"{self.base_url} reports that it is not healthy: {answer}")
 
     def send_client_config(self, sdk_version: str) -> None:
-        """The first request of every SDK client, and the first that needs the key."""
+        """Send the first request of every SDK client, which is also the first that needs the key."""
         self._call("POST", "/client/config", {"sdk_version": sdk_version})
 
     def served_models(self) -> list[ServedModel]:
@@ -145,22 +145,22 @@ class Api(ServerClient):
         return [ServedModel(model["model_name"], model.get("max_context_length")) for model in models]
 
     def loading_models(self) -> list[str]:
-        """Return the base models that no worker has described yet: it loads them, or nobody has needed them."""
+        """Return the base models that no worker has described yet: it loads them, or they were never used."""
         models = self._call("GET", "/get_server_capabilities").get("supported_models", [])
         return [model["model_name"] for model in models if model.get("images") is None]
 
     def waiting_models(self) -> list[WaitingModel]:
-        """Those of the key's tenant."""
+        """Return the waiting models of the key's tenant."""
         waiting = self._call("GET", "/waiting_models").get("waiting_models", [])
         return [WaitingModel(model["model_id"], model["waiting_seconds"], model.get("reason")) for model in waiting]
 
     def tokenizer_archive(self, base_model: str) -> bytes:
-        """The zip file of its tokenizer; waits for a base model that is being loaded."""
+        """Return the zip file of the base model's tokenizer. Wait while the base model is loaded."""
         path = f"/models/{quote(base_model)}/tokenizer"
         return _until_loaded(lambda: self._answer("GET", path, timeout=UPLOAD_SECONDS)).content
 
     def start_upload(self, base_model: str, rank: int) -> StartedUpload:
-        """Of an adapter for this base model, with parts in any of its modules."""
+        """Start the upload of an adapter for this base model; it may adapt any of its modules."""
         body = {"base_model": base_model, "lora_config": {"rank": rank}}
         started = self._call("POST", "/external_weights_upload_start", body)
         return StartedUpload(started["upload_id"], started["urls"])
@@ -170,7 +170,7 @@ class Api(ServerClient):
             self._call("PUT", url, content=file, timeout=UPLOAD_SECONDS)
 
     def finish_upload(self, upload_id: str) -> str:
-        """The path of the checkpoint that was made of the files; waits for a base model that is being loaded."""
+        """Return the path of the checkpoint made of the files. Wait while the base model is loaded."""
         path, body = "/external_weights_upload_finish", {"upload_id": upload_id}
         answer = _until_loaded(lambda: self._call("POST", path, body, timeout=UPLOAD_SECONDS))
         return str(answer["tinker_path"])
@@ -236,7 +236,7 @@ def _until_loaded(call: Callable[[], Returned]) -> Returned:
 
 
 def transport_error(base_url: str, error: httpx.HTTPError) -> ApiError:
-    """Return what a request that got no whole answer means."""
+    """Return the error for a request that got no complete answer."""
     if "WRONG_VERSION_NUMBER" in str(error):
         return SpeaksHttp(f"the server at {base_url} speaks http, not https")
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -245,14 +245,14 @@ def transport_error(base_url: str, error: httpx.HTTPError) -> ApiError:
 
 
 def key_refusal(base_url: str, reason: str, *, has_key: bool) -> str:
-    """Return the sentence for a 401; `reason` is the server's."""
+    """Return the message for a 401; `reason` is the server's."""
     if not has_key:
-        return f"{base_url} wants a key, and {API_KEY_VARIABLE} is not set"
+        return f"{base_url} requires a key, and {API_KEY_VARIABLE} is not set"
     return f"{base_url} refuses the key: {reason}"
 
 
 def is_here(base_url: str) -> bool:
-    """Return whether the address is one that only this machine answers."""
+    """Return whether only this machine answers at the address."""
     host = httpx.URL(base_url).host
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -261,7 +261,7 @@ def is_here(base_url: str) -> bool:
 
 
 def find_mistake(url: str) -> Mistake | None:
-    """None when a request can be sent there, which says nothing about who answers."""
+    """Return what is wrong with the URL, or None if a request can be sent to it."""
     if "://" not in url:
         return Mistake(f"{url} has no http:// or https://", f"put http:// in front: http://{url}")
     try:
@@ -278,7 +278,7 @@ def find_mistake(url: str) -> Mistake | None:
 
 
 def _sentence(response: httpx.Response) -> str:
-    """The server's `detail`, or whatever else stands between it and this program has to say."""
+    """Return the server's `detail`, or a summary of an answer without one."""
     return _detail(response) or _summary(response)
 
 

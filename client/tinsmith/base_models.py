@@ -26,7 +26,7 @@ from tinsmith.console import AsJson, BaseUrl, fail, make_console
 from tinsmith.credentials import api_key_from_environment, base_url_from_environment
 
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
-"""One of them is there. Of tokenizer_config.json alone, transformers makes an empty tokenizer without a word."""
+"""Names of vocabulary files. A tokenizer has one; without any, transformers silently makes an empty tokenizer."""
 LLAMA_3_TOKENIZER = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
 
 FILES = frozenset(
@@ -41,22 +41,22 @@ FILES = frozenset(
         "config.json",
     }
 )
-"""The files that a server gives; others are refused."""
+"""The files that a server may send. Other files are refused."""
 MOST_BYTES = 64 * 2**20
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
 class TokenizerError(Exception):
-    """`str(error)` says which tokenizer there is not, why, and what to do."""
+    """An error about a tokenizer. `str(error)` says which one, why, and what to do."""
 
 
 def tokenizer(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A base model, by the name that the server gives it.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Base model, by its name on the server.")],
     *,
     base_url: BaseUrl = None,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite files that differ.")] = False,
 ) -> None:
-    """Fetch a base model's tokenizer from the server into ./MODEL, where the SDK looks for it first."""
+    """Download a base model's tokenizer from the server to ./MODEL, where the SDK looks first."""
     try:
         folder = folder_of(model)
         with Api(base_url or base_url_from_environment(), api_key_from_environment()) as api:
@@ -65,13 +65,13 @@ def tokenizer(
     except (ApiError, TokenizerError, OSError) as error:
         fail("tokenizer", str(error))
     outcome = f"{written} files written" if written else "up to date"
-    typer.echo(f"{folder}: {outcome}; programs that are started in {Path.cwd()} find the tokenizer of {model} there")
+    typer.echo(f"{folder}: {outcome}; programs started in {Path.cwd()} find the tokenizer of {model} there")
 
 
 def load_tokenizer(model: str, base_url: str, api_key: str | None) -> Any | None:
-    """Return the model's tokenizer: the one on this machine, else the server's; None where the server gives none.
+    """Return the model's tokenizer from this machine or from the server, or None if neither has one.
 
-    It never asks a hub. Raises TokenizerError for files of the server that are no tokenizer, and ApiError.
+    Never asks the hub. Raises TokenizerError if the server's files are not a tokenizer, and ApiError.
     """
     from transformers import AutoTokenizer
 
@@ -79,7 +79,7 @@ def load_tokenizer(model: str, base_url: str, api_key: str | None) -> Any | None
         try:
             return AutoTokenizer.from_pretrained(local, local_files_only=True)
         except (OSError, ValueError):
-            return None  # the SDK knows some that need code of their own
+            return None  # the SDK can load some tokenizers that need their own code
     try:
         with Api(base_url, api_key) as api:
             archive = api.tokenizer_archive(model)
@@ -90,53 +90,53 @@ def load_tokenizer(model: str, base_url: str, api_key: str | None) -> Any | None
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise TokenizerError(
-            f"the tokenizer of {model} that {base_url} gives cannot be loaded: {error}; put a working one into "
+            f"the tokenizer of {model} from {base_url} cannot be loaded: {error}; put a working one into "
             f"./{tokenizer_id(model)}"
         ) from error
 
 
 def folder_of(model: str) -> Path:
-    """Return the directory in which the SDK looks, relative to where the program runs.
+    """Return the directory in which the SDK looks, relative to the working directory.
 
-    Raises TokenizerError for a name that leads elsewhere: a server's names are not ours.
+    Raises TokenizerError for a name that leads outside the working directory: the server chooses the names.
     """
     path = PurePosixPath(tokenizer_id(model))
     if not path.parts or not all(_PART.fullmatch(part) for part in path.parts):
         raise TokenizerError(
-            f"the name {model!r} does not stand for a directory below this one, so no files are written; names have "
-            "letters, digits, '.', '_' and '-' between slashes"
+            f"the model name {model!r} is not a path below this directory, so no files are written; use letters, "
+            "digits, '.', '_' and '-' between slashes"
         )
     return Path(path)
 
 
 def unpacked(archive: bytes) -> dict[str, bytes]:
-    """Return the files of an archive by name. Raises TokenizerError for what a server of this project does not send."""
+    """Return the files of an archive by name. Raises TokenizerError for an unexpected archive."""
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as packed:
             listed = packed.infolist()
             if strange := [member.filename for member in listed if member.filename not in FILES]:
-                raise TokenizerError(f"the server's archive has a file that no tokenizer has: {strange[0][:100]!r}")
+                raise TokenizerError(f"the server's archive has an unexpected file: {strange[0][:100]!r}")
             if (
                 len({member.filename for member in listed}) < len(listed)
                 or sum(member.file_size for member in listed) > MOST_BYTES
             ):
-                raise TokenizerError(f"the server's archive has a file twice, or more than {MOST_BYTES} bytes")
-            # A member that is longer than it says fails at its checksum.
+                raise TokenizerError(f"the server's archive has duplicate files, or more than {MOST_BYTES} bytes")
+            # The checksum fails for a member that is longer than declared.
             files = {member.filename: packed.read(member) for member in listed}
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
-        raise TokenizerError(f"the server's answer is not a zip archive that can be read: {error}") from error
+        raise TokenizerError(f"the server's answer is not a readable zip archive: {error}") from error
     if files.keys().isdisjoint(VOCABULARY_FILES):
         raise TokenizerError(f"the server's archive has no vocabulary: none of {', '.join(VOCABULARY_FILES)}")
     return files
 
 
 def put(files: Mapping[str, bytes], folder: Path, *, replace: bool) -> int:
-    """Write what is not there yet, and return how many files. Raises TokenizerError for others of these names."""
+    """Write the missing files and return their number. Raises TokenizerError if other content has these names."""
     there = {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
     differing = sorted(name for name, content in there.items() if content != files[name])
     if differing and not replace:
         raise TokenizerError(
-            f"{folder} has another {', '.join(differing)} than the server; --replace writes the server's over it"
+            f"{', '.join(differing)} in {folder} differs from the server's; use --replace to overwrite it"
         )
     folder.mkdir(parents=True, exist_ok=True)
     missing = [name for name in files if there.get(name) != files[name]]
@@ -146,7 +146,7 @@ def put(files: Mapping[str, bytes], folder: Path, *, replace: bool) -> int:
 
 
 def kept(archive: bytes) -> Path:
-    """Return a directory with the archive's files in this user's cache, by their digest: it is written once."""
+    """Return the directory in the user's cache that holds the archive's files. Its name is their digest."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tinsmith" / "tokenizers"
     folder = root / hashlib.sha256(archive).hexdigest()
     if not folder.is_dir():
@@ -165,7 +165,7 @@ def kept(archive: bytes) -> Path:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """A reader sees the old file or the new one."""
+    """Replace the file in one step, so that a reader sees the old file or the new one."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(content)
     os.chmod(file.name, 0o644)
@@ -196,7 +196,7 @@ def _table(served: list[ServedModel]) -> Table:
 
 
 def tokenizer_id(model_name: str) -> str:
-    """The directory or hub repository that the SDK turns a base model's name into, as of 0.38."""
+    """Return the directory or hub repository in which SDK 0.38 looks for this base model's tokenizer."""
     name = model_name.partition(":")[0]
     if name.startswith("meta-llama/Llama-3"):
         return LLAMA_3_TOKENIZER
@@ -206,7 +206,7 @@ def tokenizer_id(model_name: str) -> str:
 
 
 def find_tokenizer(identifier: str) -> Path | None:
-    """The folder that transformers would load it from without a download: a directory, or the hub's cache."""
+    """Return the folder from which transformers loads the tokenizer without a download, or None."""
     directory = Path(identifier)
     if directory.is_dir():
         return directory if any((directory / name).is_file() for name in VOCABULARY_FILES) else None

@@ -20,7 +20,7 @@ from tinsmith.credentials import api_key_from_environment, base_url_from_environ
 OPENAI_PATH = "/oai/api/v1"
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 600.0
-"""Longest wait for the next part of an answer. The first one may wait for a base model that is being loaded."""
+"""The longest wait for the next part of an answer. The first part may wait until the base model is loaded."""
 DATA, DONE = "data:", "[DONE]"
 
 Message = Mapping[str, str]
@@ -28,7 +28,7 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """Parameters of an answer; None leaves one to the server."""
+    """Parameters of an answer. None uses the server's default."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -39,7 +39,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """`is_cut` is true for the last part of an answer that reached its largest number of tokens."""
+    """A part of an answer. `is_cut` is true for the last part if the answer reached its token limit."""
 
     content: str = ""
     reasoning: str = ""
@@ -54,7 +54,7 @@ class Completions(ServerClient):
         super().__init__(base_url, api_key, OPENAI_PATH, timeout)
 
     def require_model(self, name: str) -> None:
-        """Raise RequestRefused unless the server has a base model, a promoted name or a sampler path of this name."""
+        """Raise RequestRefused unless the server has a base model, promoted name or sampler path of this name."""
         try:
             self._require_success(self._http.get(f"/models/{quote(name)}"))
         except httpx.HTTPError as error:
@@ -63,7 +63,7 @@ class Completions(ServerClient):
     def stream(
         self, model: str, messages: Sequence[Message], options: SamplingOptions
     ) -> Generator[AnswerPart, None, None]:
-        """Yield the answer as it is sampled. Closing the iterator ends the sampling."""
+        """Yield the answer while it is sampled. Closing the iterator stops the sampling."""
         body = {"model": model, "messages": list(messages), "stream": True, **options.as_json()}
         try:
             with self._http.stream("POST", "/chat/completions", json=body) as response:
@@ -82,7 +82,7 @@ class Completions(ServerClient):
             if event == DONE:
                 return
             yield self._part(event)
-        raise ApiError(f"the answer of {self.base_url} ended early; ask again")
+        raise ApiError(f"the answer from {self.base_url} ended early; try again")
 
     def _part(self, event: str) -> AnswerPart:
         try:
@@ -93,7 +93,7 @@ class Completions(ServerClient):
             delta, is_cut = choice["delta"], choice["finish_reason"] == "length"
             return AnswerPart(delta.get("content") or "", delta.get("reasoning_content") or "", is_cut)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ApiError(f"{self.base_url} does not answer as OpenAI's API does: {event[:100]}") from error
+            raise ApiError(f"{self.base_url} does not answer in OpenAI's format: {event[:100]}") from error
 
     def _require_success(self, response: httpx.Response) -> None:
         if response.is_success:
@@ -105,7 +105,7 @@ class Completions(ServerClient):
 
 
 def _message_of(response: httpx.Response) -> str:
-    """Return the message of OpenAI's form of errors, or the status and the first line of anything else."""
+    """Return the message of an error in OpenAI's format, or the status and the first line of any other answer."""
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, TypeError, KeyError):
@@ -118,14 +118,14 @@ def _message_of(response: httpx.Response) -> str:
 INTERRUPTED = 130
 PROMPT = "> "
 LAYOUT = "\n\t"
-"""The control characters that an answer may send to a terminal. Others can rewrite what is on it."""
+"""Control characters that an answer may send to a terminal. Others could overwrite what is on the screen."""
 
 
 def chat(
     model: Annotated[str, typer.Argument(help="Base model, promoted name, or tinker:// path of a sampler.")],
     message: Annotated[
         str | None,
-        typer.Option(help="Print the answer to this message and exit; else a pipe is read, or the terminal."),
+        typer.Option(help="Print the answer to this message and exit. Default: read a pipe, or chat in the terminal."),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message, before the conversation.")] = None,
     max_tokens: Annotated[
@@ -136,7 +136,7 @@ def chat(
     ] = None,
     base_url: BaseUrl = None,
 ) -> None:
-    """Chat with a base model, a promoted adapter or a saved sampler; Ctrl-C stops an answer, Ctrl-D ends."""
+    """Chat with a base model, a promoted adapter or a saved sampler. Ctrl-C stops an answer, Ctrl-D ends the chat."""
     if message is None and not sys.stdin.isatty():
         message = sys.stdin.read()
     if message is not None and not message.strip():
@@ -157,7 +157,7 @@ def chat(
 
 @dataclass(slots=True)
 class Conversation:
-    """The messages so far, which each request sends again."""
+    """The messages so far. Each request sends all of them."""
 
     completions: Completions
     model: str
@@ -165,7 +165,7 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
 
     def answer(self, message: str) -> Generator[AnswerPart, None, None]:
-        """Yield the answer in parts, which join the conversation. A message without an answer leaves it."""
+        """Yield the answer in parts and add it to the conversation. A message without an answer is removed."""
         self.messages.append({"role": "user", "content": message})
         content = ""
         try:
@@ -205,7 +205,7 @@ def _converse(talk: Conversation) -> None:
 
 
 def _take_turn(talk: Conversation, message: str) -> None:
-    """Print one answer. An error costs this turn only."""
+    """Print one answer. An error ends only this turn."""
     try:
         _print_answer(talk, message)
     except KeyboardInterrupt:
@@ -223,11 +223,11 @@ def _print_answer(talk: Conversation, message: str) -> None:
             is_cut = part.is_cut or is_cut
     print()
     if is_cut:
-        print_error("(the answer was cut at its largest number of tokens)")
+        print_error("(the answer reached its token limit)")
 
 
 def shown(text: str, *, on_terminal: bool) -> str:
-    """Return the text without control characters if it goes to a terminal."""
+    """Return the text, without control characters if it goes to a terminal."""
     if not on_terminal:
         return text
     return "".join(character for character in text if character.isprintable() or character in LAYOUT)

@@ -28,23 +28,23 @@ GROUP = "tinsmith.commands"
 
 
 class MissingExtra(Exception):
-    """A command's packages are not installed. `str(error)` ends with the line that installs them."""
+    """An error for a command without its packages. `str(error)` ends with the command that installs them."""
 
     def __init__(self, command: EntryPoint, module: str) -> None:
         super().__init__(
             f"tinsmith {command.name} needs the module {module}, which is not installed: "
-            f"in a checkout of Tinsmith, run {install_line(command.extras)}"
+            f"run in a checkout of Tinsmith: {install_line(command.extras)}"
         )
 
 
 def install_line(extras: Sequence[str]) -> str:
-    """Return the command that installs these extras from a checkout; no package index has Tinsmith."""
+    """Return the command that installs these extras from a checkout. Tinsmith is on no package index."""
     return f"uv pip install --constraints requirements/dev.txt '.[{','.join(extras)}]'"
 
 
 @contextmanager
 def naming_extras(command: EntryPoint | None) -> Iterator[None]:
-    """Raises MissingExtra where what the command imports inside is not installed."""
+    """Raise MissingExtra if a module imported in this block is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -54,14 +54,14 @@ def naming_extras(command: EntryPoint | None) -> Iterator[None]:
 
 
 def find_commands() -> dict[str, EntryPoint]:
-    """Command name to entry point, in alphabetical order."""
+    """Return the entry points by command name, in alphabetical order."""
     return {command.name: command for command in sorted(entry_points(group=GROUP), key=lambda found: found.name)}
 
 
 def summary_of(command: EntryPoint) -> str:
-    """The first line of the function's docstring, or a `typer.Typer`'s `help`, read from the source.
+    """Return the first line of the function's docstring, or the `help` of a `typer.Typer`, read from the source.
 
-    Empty where there is no source to read.
+    Returns "" if there is no source.
     """
     source = _source_of(command.module)
     for node in ast.parse(source).body:
@@ -74,7 +74,7 @@ def summary_of(command: EntryPoint) -> str:
 
 
 def _source_of(module: str) -> str:
-    """Goes from package to package by itself: `importlib.util.find_spec` would import the parents."""
+    """Return the module's source without importing its parents, as `importlib.util.find_spec` would do."""
     folders: Sequence[str] | None = None
     name, spec = "", None
     for part in module.split("."):
@@ -101,7 +101,7 @@ REPORTED_PACKAGES = ("tinker", "tinker-cookbook", "torch", "transformers", "peft
 def print_version(
     as_json: AsJson = False,
 ) -> None:
-    """Print the versions of Tinsmith, Python and the packages that matter to both."""
+    """Print the versions of Tinsmith, Python and the main packages."""
     versions = installed_versions()
     if as_json:
         print(json.dumps(versions))
@@ -112,7 +112,7 @@ def print_version(
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Package name to version, None where it is not installed. Imports none of them."""
+    """Return package versions by name, None for a package that is not installed. Imports none of them."""
     here = {"tinsmith": _version_of("tinsmith"), "python": platform.python_version()}
     return here | {name: _version_of(name) for name in REPORTED_PACKAGES}
 
@@ -128,7 +128,7 @@ HELP = "Train and sample LoRA adapters with the tinker SDK, on your own machines
 COMPLETION = "_TINSMITH_COMPLETE"
 """The variable by which a shell asks for completions."""
 COMPLETED_LINE = {"bash": "COMP_WORDS"}
-"""The variable that has the line to complete; `_TYPER_COMPLETE_ARGS` in all other shells."""
+"""The variable that holds the line to complete; in all other shells, `_TYPER_COMPLETE_ARGS`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         run(find_commands(), arguments)
     except MissingExtra as missing:
-        if COMPLETION in os.environ:  # the shell would print it into the line that is being typed
+        if COMPLETION in os.environ:  # the shell would print the message into the line being typed
             raise SystemExit(1) from missing
         print_error(str(missing))
         raise SystemExit(1) from missing
@@ -164,7 +164,7 @@ def _words_to_complete() -> list[str]:
 
 
 def hide_types_of_flags(command: Any) -> None:
-    """Remove the `<bool>` that help pages print behind each flag, which takes no value; also in subcommands."""
+    """Remove the `<bool>` that help pages print after flags without a value, also in subcommands."""
     for parameter in command.get_params(typer.Context(command)):
         if getattr(parameter, "is_bool_flag", False):
             parameter.metavar = ""
@@ -173,7 +173,7 @@ def hide_types_of_flags(command: Any) -> None:
 
 
 def build_app(commands: Mapping[str, EntryPoint], requested: EntryPoint | None) -> typer.Typer:
-    """Return an app with the requested command alone, or for a help page with all of them by name and summary.
+    """Return an app with only the requested command, or with the names and summaries of all commands.
 
     Importing torch and the web framework to print a help page would take seconds.
     """

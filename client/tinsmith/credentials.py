@@ -15,24 +15,24 @@ PRINTABLE = range(0x21, LAST_ASCII)
 
 
 class UnusableKey(ValueError):
-    """A key that no request can carry. `str(error)` says where it is wrong, and what to do."""
+    """An error for a key that no request can carry. `str(error)` says what is wrong, where, and how to fix it."""
 
 
 def api_key_from_environment() -> str | None:
-    """Raises UnusableKey."""
+    """Return the key, or None without one. Raises UnusableKey."""
     api_key = os.environ.get(API_KEY_VARIABLE) or None
     check_key(api_key)
     return api_key
 
 
 def check_key(api_key: str | None) -> None:
-    """Raises UnusableKey."""
+    """Raise UnusableKey for a key that no request can carry."""
     if (mistake := find_key_mistake(api_key)) is not None:
         raise UnusableKey(f"{mistake}; {cure_of(api_key)}")
 
 
 def find_key_mistake(api_key: str | None) -> str | None:
-    """Return what keeps a key from being sent in a header, without the key itself."""
+    """Return why the key cannot be sent in a header, without the key itself. None if it can."""
     for place, character in enumerate(api_key or "", start=1):
         if ord(character) not in PRINTABLE:
             return f"{API_KEY_VARIABLE} has {_named(character)} as character {place} of {len(api_key or '')}"
@@ -47,10 +47,10 @@ def _named(character: str) -> str:
 
 def cure_of(api_key: str | None) -> str:
     if find_key_mistake((api_key or "").strip(string.whitespace)) is None:
-        # `echo` keeps a carriage return, and in zsh spaces too.
+        # `echo` keeps a carriage return, and zsh keeps spaces.
         bare = f"""$(printf %s "${API_KEY_VARIABLE}" | tr -d '[:space:]')"""
         return f'export it without white space: export {API_KEY_VARIABLE}="{bare}"'
-    return "copy the key again: it has letters, digits and signs of ASCII alone, and no spaces"
+    return "copy the key again: it must contain only ASCII letters, digits and signs, and no spaces"
 
 
 def base_url_from_environment() -> str:

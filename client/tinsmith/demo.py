@@ -1,4 +1,4 @@
-"""`tinsmith demo`: a model, a server and an SDK program that trains it, on this machine, from nothing."""
+"""`tinsmith demo`: make a tiny model, start a server on this machine, and run an SDK program that trains the model."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tinsmith.files import make_output_folder
 from tinsmith.local_server import ServerFailed, free_port, running_server, tinsmith_command
 
 MODEL = "demo/tiny"
-"""Its name and, in the output directory, its directory: so the SDK finds the tokenizer."""
+"""The model's name, and its directory in the output folder, where the SDK finds the tokenizer."""
 
 PROGRAM = "first_steps.py"
 DEFAULT_PORT = 8000
 NEEDED_MODULES = ("fastapi", "torch", "tinker")
-"""One of each extra, since the demo's programs would each ask for their own."""
+"""One module of each extra that the demo's programs need."""
 
 SERVE_SECONDS = 20
-"""Longer than a server with the tiny model takes to answer, on a slow machine too."""
+"""Longer than a server with the tiny model needs to start, even on a slow machine."""
 
 
 def demo(
@@ -58,7 +58,7 @@ def demo(
 
 
 def find_program() -> Path:
-    """`examples/first_steps.py`: beside this package in a wheel, in the checkout otherwise."""
+    """Return `examples/first_steps.py`, next to this package in a wheel or in the checkout."""
     installed = Path(__file__).parent / "examples" / PROGRAM
     return installed if installed.exists() else Path(__file__).parents[2] / "examples" / PROGRAM
 
@@ -86,7 +86,7 @@ def _run_program(console: Console, out: Path, base_url: str, api_key: str) -> No
 
 
 def write_environment(file: Path, api_key: str, port: int) -> None:
-    """What a shell needs to speak to the demo's next server, which gets the same key."""
+    """Write the shell variables for a later server of the demo, which gets the same key."""
     file.touch(mode=0o600)
     file.write_text(
         f"export PATH={Path(sys.executable).parent}:$PATH\n"

@@ -38,10 +38,10 @@ from tinsmith.credentials import (
 )
 
 OLDEST_SDK = (0, 38)
-"""Older ones send what this release of the server does not read yet."""
+"""The oldest supported version. Older SDKs send requests that the server does not read."""
 
 KEY_PREFIXES = ("tml-", "eyJ")
-"""The SDK refuses every other key before it sends a request."""
+"""Key prefixes that the SDK accepts. It refuses other keys before it sends a request."""
 
 MAKE_A_KEY = (
     "make one where the server runs, with `tinsmith keys create NAME --data DIR`; DIR is the server's data directory, "
@@ -51,7 +51,7 @@ MAKE_A_KEY = (
 DATA_VARIABLE = "TINSMITH_DATA"
 STORE_FILE = "tinsmith.db"
 OFFER_A_MODEL = "apply a TrainingSession, or give the chart an entry of `models`"
-"""A server without Kubernetes does not start without one."""
+"""The fix for a server without a model. Outside Kubernetes a server does not start without one."""
 
 RETRY_SECONDS = 0.2
 
@@ -64,7 +64,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One line of the report. A failure has a cure: what to type or change."""
+    """One line of the report. A failed check has a cure: what to type or change."""
 
     check: str
     status: Status
@@ -74,9 +74,9 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class ClientEnvironment:
-    """What a program would run with.
+    """The settings that a program would use.
 
-    `environment_url` is TINKER_BASE_URL, if it is set; if not, `base_url` is where a server would listen by default.
+    `environment_url` is TINKER_BASE_URL if it is set. Otherwise `base_url` is the default address of a server.
     """
 
     base_url: str
@@ -85,9 +85,9 @@ class ClientEnvironment:
 
 
 def diagnose(environment: ClientEnvironment, *, wait_seconds: float = 0.0) -> Iterator[CheckResult]:
-    """Every check in the order in which a program would stumble; what cannot be judged is skipped.
+    """Yield the result of every check, in the order in which a program needs them.
 
-    A server that does not answer, or loads its models, is asked again for `wait_seconds`.
+    Retries a server that does not answer, or that loads its models, for `wait_seconds`.
     """
     yield _check_address(environment)
     yield _check_sdk()
@@ -117,12 +117,12 @@ def diagnose(environment: ClientEnvironment, *, wait_seconds: float = 0.0) -> It
 def _check_address(environment: ClientEnvironment) -> CheckResult:
     url = environment.base_url
     if environment.environment_url is None:
-        detail = f"{BASE_URL_VARIABLE} is not set: programs go to the vendor's service, not to a server of yours"
+        detail = f"{BASE_URL_VARIABLE} is not set: programs use the vendor's service, not your server"
         cure = f"export {BASE_URL_VARIABLE}={url}, or the other URL that `tinsmith serve` printed"
         return CheckResult("address", Status.FAILED, detail, cure)
     if (mistake := find_mistake(url)) is not None:
         return CheckResult("address", Status.FAILED, mistake.detail, mistake.cure)
-    return CheckResult("address", Status.OK, f"programs go to {environment.environment_url}")
+    return CheckResult("address", Status.OK, f"programs use {environment.environment_url}")
 
 
 def _check_sdk() -> CheckResult:
@@ -131,7 +131,7 @@ def _check_sdk() -> CheckResult:
     if installed is None:
         return CheckResult("SDK", Status.FAILED, "tinker is not installed", f"pip install 'tinker>={oldest}'")
     if tuple(int(part) for part in installed.split(".")[:2]) < OLDEST_SDK:
-        detail = f"tinker {installed} is older than what the server speaks ({oldest})"
+        detail = f"tinker {installed} is older than the server supports ({oldest})"
         return CheckResult("SDK", Status.FAILED, detail, f"pip install 'tinker>={oldest}'")
     return CheckResult("SDK", Status.OK, f"tinker {installed}")
 
@@ -150,17 +150,21 @@ def _wait_for_server(api: Api, deadline: float) -> CheckResult:
 
 
 def _as_hint(server: CheckResult, api: Api) -> CheckResult:
-    """Nobody named the default address, so its silence is not a failure."""
+    """Return a skipped check for the default address without a server, which is not a failure."""
     if server.status is Status.OK:
         return server
-    return CheckResult("server", Status.SKIPPED, f"needs an address; there is none at {api.base_url}, the default one")
+    return CheckResult(
+        "server", Status.SKIPPED, f"no address is set, and no server answers at the default, {api.base_url}"
+    )
 
 
 def _check_server(api: Api) -> CheckResult:
     try:
         api.check_health()
     except CertificateRefused as error:
-        cure = "export SSL_CERT_FILE=FILE with the authority that signed it, or give the server one that is known"
+        cure = (
+            "export SSL_CERT_FILE=FILE with the authority that signed it, or use a certificate from a known authority"
+        )
         return CheckResult("server", Status.FAILED, str(error), cure)
     except Unreachable as error:
         cure = f"start one with `tinsmith serve`, or correct {BASE_URL_VARIABLE}; behind a proxy, set NO_PROXY"
@@ -170,19 +174,19 @@ def _check_server(api: Api) -> CheckResult:
         return CheckResult("server", Status.FAILED, str(error), cure)
     except ApiError as error:
         return CheckResult(
-            "server", Status.FAILED, str(error), f"correct {BASE_URL_VARIABLE}: another program has that port"
+            "server", Status.FAILED, str(error), f"correct {BASE_URL_VARIABLE}: another program listens on that port"
         )
     return CheckResult("server", Status.OK, f"{api.base_url} answers")
 
 
 def _cure_for_a_key(base_url: str) -> str:
-    """Return how to make a key, with the data directory if the server is on this machine and the directory is known."""
+    """Return how to make a key. Include the data directory if the server is on this machine and it is known."""
     data = data_directory_here() if is_here(base_url) else None
     return MAKE_A_KEY if data is None else f"make one with `tinsmith keys create NAME --data {shlex.quote(str(data))}`"
 
 
 def data_directory_here() -> Path | None:
-    """Return the directory that TINSMITH_DATA names, or the only one in this folder that has a server's store."""
+    """Return the directory of TINSMITH_DATA, or the only one in this folder that has a server's store."""
     if named := os.environ.get(DATA_VARIABLE):
         return Path(named)
     found = list(Path().glob(f"*/{STORE_FILE}"))
@@ -194,7 +198,7 @@ def _check_key(api: Api, api_key: str | None, how_to_make_one: str) -> CheckResu
         cure = f"{how_to_make_one}, and export {API_KEY_VARIABLE}"
         return CheckResult("key", Status.FAILED, f"{API_KEY_VARIABLE} is not set", cure)
     if not api_key.startswith(KEY_PREFIXES):
-        cure = "use a key of `tinsmith keys create --data DIR`; static ones (TINSMITH_API_KEY) must start with tml- too"
+        cure = "use a key of `tinsmith keys create --data DIR`; static keys (TINSMITH_API_KEY) must start with tml-"
         return CheckResult("key", Status.FAILED, "the SDK refuses keys that do not start with tml-", cure)
     try:
         api.send_client_config(_sdk_version() or "none")
@@ -203,14 +207,14 @@ def _check_key(api: Api, api_key: str | None, how_to_make_one: str) -> CheckResu
         return CheckResult("key", Status.FAILED, "the server does not know this key, or it was revoked", cure)
     except ApiError as error:
         return CheckResult("key", Status.FAILED, str(error), f"correct {BASE_URL_VARIABLE}: this is no Tinker server")
-    return CheckResult("key", Status.OK, "the server knows it")
+    return CheckResult("key", Status.OK, "the server accepts it")
 
 
 def _check_tokenizers(api: Api) -> Iterator[CheckResult]:
     try:
         served = api.served_models()
     except ApiError as error:
-        yield CheckResult("tokenizers", Status.FAILED, str(error), "look into the server's log")
+        yield CheckResult("tokenizers", Status.FAILED, str(error), "see the server's log")
         return
     if not served:
         yield CheckResult("models", Status.FAILED, "the server has no base model to train", OFFER_A_MODEL)
@@ -229,33 +233,37 @@ def _check_tokenizer(model_name: str) -> CheckResult:
         cure = f"put the model's tokenizer there: the SDK prefers a directory {identifier} to the hub's repository"
         return CheckResult(check, Status.FAILED, detail, cure)
     detail = f"{identifier} is neither a directory in {Path.cwd()} nor in the hub's cache"
-    cure = f"`tinsmith tokenizer {model_name}` puts the server's there; or `hf download {identifier}` if the hub has it"
+    cure = (
+        f"run `tinsmith tokenizer {model_name}` to fetch it from the server, or `hf download {identifier}` from the hub"
+    )
     return CheckResult(check, Status.FAILED, detail, cure)
 
 
 def _list_loading(api: Api, deadline: float) -> Iterator[CheckResult]:
-    """Wait for models that no worker has loaded, and list the rest. That is no failure: requests wait for them."""
+    """Wait for models that no worker has loaded, and list the rest. Requests wait for these, so it is no failure."""
     try:
         while (loading := api.loading_models()) and time.monotonic() < deadline:
             time.sleep(RETRY_SECONDS)
     except ApiError:
-        return  # the check before or after this one reports it
+        return  # another check reports it
     for name in loading:
         yield CheckResult(f"model {name}", Status.SKIPPED, "no worker has loaded it yet; requests wait until one has")
 
 
 def _list_waiting(api: Api) -> Iterator[CheckResult]:
-    """No failure: they get what they wait for, or a person reads here what to do."""
+    """List the models that wait for a worker. They are no failures: the reason says what to do, if anything."""
     try:
         waiting = api.waiting_models()
     except CallUnknown:
         return
     except ApiError as error:
-        yield CheckResult("waiting models", Status.FAILED, str(error), "look into the server's log")
+        yield CheckResult("waiting models", Status.FAILED, str(error), "see the server's log")
         return
     for model in waiting:
-        reason = model.reason or "on its way to a worker"
-        yield CheckResult(f"model {model.model_id}", Status.SKIPPED, f"has waited for {model.seconds:.0f} s: {reason}")
+        reason = model.reason or "being assigned to a worker"
+        yield CheckResult(
+            f"model {model.model_id}", Status.SKIPPED, f"has been waiting for {model.seconds:.0f} s: {reason}"
+        )
 
 
 MARKS = {Status.OK: ("✓", "green"), Status.FAILED: ("✗", "red"), Status.SKIPPED: ("-", "yellow")}
@@ -268,9 +276,9 @@ def doctor(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Check address, SDK, server, key and tokenizers, and show how to fix what fails; list waiting models.
+    """Check address, SDK, server, key and tokenizers, show how to fix failures, and list waiting models.
 
-    Exits with 1 when a check fails.
+    Exits with status 1 when a check fails.
     """
     environment = ClientEnvironment(
         base_url=base_url or base_url_from_environment(),
@@ -283,7 +291,7 @@ def doctor(
 
 
 def _print_lines(results: Iterable[CheckResult]) -> bool:
-    """Each as it is found: an unreachable server takes its time."""
+    """Print each result as soon as it is found, because an unreachable server takes time."""
     console = make_console()
     healthy = True
     for result in results:

@@ -1,4 +1,4 @@
-"""`tinsmith export`: a checkpoint leaves as a PEFT adapter or a whole model, from a server or from its files."""
+"""`tinsmith export`: export a checkpoint as a PEFT adapter or a merged model, from a server or from its files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TINKER = "tinker://"
 FROM_FILES = "tinsmith.exports_from_files"
-"""The group of the one entry point that reads a checkpoint's own files: the trainer's."""
+"""The group of the entry point that reads a checkpoint's files. The trainer provides it."""
 
 
 class Layout(StrEnum):
@@ -40,16 +40,16 @@ def export(
     ] = None,
     base_url: BaseUrl = None,
 ) -> None:
-    """Turn a saved checkpoint into a PEFT adapter or a merged Hugging Face model.
+    """Export a saved checkpoint as a PEFT adapter or as a merged Hugging Face model.
 
-    A tinker:// path is asked of its server, over HTTP. The directory of a checkpoint, the one with manifest.json, or
-    its URL, such as s3://…, is read where it lies.
+    A tinker:// path is fetched from its server over HTTP. The files of a checkpoint (the directory with manifest.json,
+    or its URL, such as s3://…) are read in place.
     """
     if checkpoint.startswith(TINKER):
         _from_server(checkpoint, to, layout, base_model, base_url)
     else:
         if base_model is None:
-            raise typer.BadParameter("a checkpoint's files do not say where their model is", param_hint="--base-model")
+            raise typer.BadParameter("is required for a checkpoint's files", param_hint="--base-model")
         [from_files] = entry_points(group=FROM_FILES)
         with naming_extras(from_files):
             from_files.load()(checkpoint, base_model, to, layout.value)

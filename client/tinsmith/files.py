@@ -13,7 +13,7 @@ import typer
 
 
 def make_output_folder(folder: Path, option: str) -> None:
-    """Make the folder unless it exists. Raise typer.BadParameter, which names the option, if it cannot be written."""
+    """Create the folder if it does not exist. Raise typer.BadParameter for the option if it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -23,7 +23,7 @@ def make_output_folder(folder: Path, option: str) -> None:
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Raises OSError, and leaves nothing beside the file."""
+    """Replace the file's content in one step. Raises OSError, and then leaves no other file."""
     written = file.with_name(f".{file.name}.new")
     try:
         written.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -34,21 +34,21 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 
 class NoJson(ValueError):
-    """A line is no JSON value that can be used. `str(error)` says why."""
+    """An error for a line that is not a usable JSON value. `str(error)` says why."""
 
 
 def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines that hold something, with their numbers. Raises OSError and UnicodeDecodeError.
+    """Yield the non-empty lines with their numbers. Raises OSError and UnicodeDecodeError.
 
-    Only line feeds end a line, as in editors and in `wc`: `str.splitlines` also cuts at U+2028, U+0085 and others,
-    which JSON allows within strings. A byte order mark at the beginning is left out.
+    Only line feeds end a line, as in editors and in `wc`. `str.splitlines` also splits at U+2028, U+0085 and others,
+    which JSON allows inside strings. A byte order mark at the start is skipped.
     """
     text = file.read_bytes().decode("utf-8-sig")
     return ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
 
 
 def parse_line(line: str) -> Any:
-    """Return the line's JSON value. Raises NoJson, also for strings that no UTF-8 and so no tokenizer can encode."""
+    """Return the line's JSON value. Raises NoJson, also for strings that cannot be encoded as UTF-8."""
     try:
         value = json.loads(line)
         json.dumps(value, ensure_ascii=False).encode()
@@ -63,5 +63,5 @@ def parse_line(line: str) -> Any:
 
 
 def without_empty(record: dict[str, Any], *kept: str) -> dict[str, Any]:
-    """Return the record without keys that say nothing: exporters write `"tools": []` or `"name": null` for all."""
+    """Return the record without empty values, such as the `"tools": []` that exporters write in every record."""
     return {name: value for name, value in record.items() if name in kept or value not in (None, [], {}, "")}

@@ -1,4 +1,4 @@
-"""A `tinsmith serve` of one's own: started, waited for, stopped."""
+"""A local `tinsmith serve` process: start it, wait for it, and stop it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LOG_LINES_SHOWN = 5
 
 
 class ServerFailed(Exception):
-    """The server did not start, or did not stop by itself. `str(error)` ends with its last words."""
+    """An error for a server that does not start or stop cleanly. `str(error)` ends with the end of its log."""
 
 
 def free_port(preferred: int) -> int:
-    """`preferred`, or another one where something listens there already."""
+    """Return the preferred port, or another free one if it is in use."""
     try:
         return _bind(preferred)
     except OSError:
@@ -30,7 +30,7 @@ def free_port(preferred: int) -> int:
 
 
 def tinsmith_command() -> list[str]:
-    """Runs the installation that this module belongs to, whatever is on the PATH."""
+    """Return the command of this installation, whatever is on the PATH."""
     return [sys.executable, "-m", "tinsmith"]
 
 
@@ -38,9 +38,9 @@ def tinsmith_command() -> list[str]:
 def running_server(
     arguments: Sequence[str], api_key: str, directory: Path, *, start_seconds: float = START_SECONDS
 ) -> Iterator[str]:
-    """Yields the URL once the server answers; stops it on the way out. Its log is `directory/server.log`.
+    """Start a server, yield its URL once it answers, and stop it at the end. Its log is `directory/server.log`.
 
-    Raises ServerFailed when it does not come up, or ends with another status than 0.
+    Raises ServerFailed if it does not start, or ends with a status other than 0.
     """
     log = directory / "server.log"
     command = [*tinsmith_command(), "serve", "--port=0", *arguments]
@@ -56,7 +56,7 @@ def running_server(
 
 def _bind(port: int) -> int:
     with socket.socket() as listener:
-        # As servers do: a port whose last connections linger is free.
+        # As servers do, so that a port with lingering connections counts as free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
         return int(listener.getsockname()[1])
@@ -74,7 +74,7 @@ def _start(command: Sequence[str], api_key: str, stderr: IO[str]) -> subprocess.
 
 
 def _wait_for_url(process: subprocess.Popen[str], log: Path, start_seconds: float) -> str:
-    """The one line on standard output. A server that never prints it is killed, which ends the wait."""
+    """Return the line on standard output. A server that does not print it in time is killed, which ends the wait."""
     assert process.stdout is not None
     deadline = threading.Timer(start_seconds, process.kill)
     deadline.start()

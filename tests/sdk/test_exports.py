@@ -130,7 +130,7 @@ def test_the_command_says_failures_in_a_sentence(
             "tinker://run:train:0/weights/never",
             "tinsmith export: the server shows no tinker://run:train:0/weights/never",
         ),
-        (saved["training"], f"tinsmith export: the base model {MODEL} cannot be had here"),
+        (saved["training"], f"tinsmith export: the base model {MODEL} cannot be loaded"),
     ):
         assert run_export(path, *options) == 1
         assert capsys.readouterr().err.startswith(sentence)

@@ -1,1 +1,1 @@
-"""`kubectl tinsmith`: TrainingSessions and SamplerPools, seen and handled with the user's own kubectl."""
+"""`kubectl tinsmith`: inspect and manage TrainingSessions and SamplerPools with the user's own kubectl."""

@@ -16,14 +16,14 @@ from urllib.parse import quote
 from tinsmith.cluster.kubectl import PluginError
 
 REMOVED = "<removed>"
-"""One word, so that cleaning what is clean changes nothing."""
+"""A single word, so that cleaning a clean text changes nothing."""
 
 SHORTEST_LEARNED = 4
-"""Shorter values turn up everywhere by chance."""
+"""Shorter values occur everywhere by chance."""
 
 _NEVER_LEARNED = frozenset({"true", "false", "none", "null"})
 _USELESS_FIELDS = frozenset({"managedFields", "kubectl.kubernetes.io/last-applied-configuration"})
-"""They say again, as text, what the object says, and nobody reads them there."""
+"""Fields that repeat the object as text."""
 
 _NAMES = (
     r"(?:pass(?:word|wd|phrase)?|pwd|secret|token|api[_-]?key|access[_-]?key|secret[_-]?key|private[_-]?key"
@@ -33,10 +33,10 @@ _SECRET_FIELD = re.compile(rf"{_NAMES}$", re.IGNORECASE)
 _SECRET_ARGUMENT = re.compile(rf"--?[\w-]*{_NAMES}$", re.IGNORECASE)
 _SECRET_VARIABLE = re.compile(r"KEY|TOKEN|PASS|PWD|SECRET|CREDENTIAL|AUTH", re.IGNORECASE)
 _NAME_OF_A_SECRET = re.compile(r"TINSMITH_\w+_SECRET")
-"""A setting of ours that says which Secret holds something."""
+"""A setting that names the Secret that holds a value."""
 
 _ADDRESS = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,20}://)([^\s\"'<>]*)@")
-"""Up to the last @ of the word: passwords may hold that character."""
+"""The pattern extends to the last @ of the word, because passwords may contain that character."""
 
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL
@@ -44,7 +44,7 @@ _PRIVATE_KEY = re.compile(
 _END_OF_A_PRIVATE_KEY = re.compile(
     r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/=]+\s*(?:\\r|\\n|\s)+)*-----END [A-Z0-9 ]*PRIVATE KEY-----"
 )
-"""The beginning was cut off with the log."""
+"""A key whose beginning was cut off with the log."""
 
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (_ADDRESS, rf"\g<1>{REMOVED}@"),
@@ -67,20 +67,20 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 class Redactor:
-    """Learns from objects, so all of them must be shown to `learn` before anything is cleaned."""
+    """A filter for secrets. Show all objects to `learn` before you clean any text."""
 
     def __init__(self) -> None:
         self._learned: set[str] = set()
 
     def learn(self, value: Any) -> None:
-        """Remembers the values of variables, fields and arguments that are secret by their name."""
+        """Remember the values of variables, fields and arguments whose names mark them as secret."""
         for secret in _secrets_in(value):
             if len(secret) >= SHORTEST_LEARNED and secret.lower() not in _NEVER_LEARNED:
-                # As it is, inside a string of JSON, and inside an address.
+                # Plain, as part of a JSON string, and as part of an address.
                 self._learned |= {secret, json.dumps(secret)[1:-1], quote(secret, safe="")}
 
     def clean(self, value: Any) -> Any:
-        """The same object without secrets. Of addresses the rest stays."""
+        """Return the same object without secrets. In addresses only the credentials are removed."""
         if isinstance(value, str):
             return self.clean_text(value)
         if isinstance(value, list):
@@ -109,7 +109,7 @@ class Redactor:
 
 
 def _secrets_in(value: Any) -> Iterator[str]:
-    """At any depth."""
+    """Yield the secret values of the object, at any depth."""
     if isinstance(value, str):
         yield from _credentials_in(value)
     elif isinstance(value, list):
@@ -123,7 +123,7 @@ def _secrets_in(value: Any) -> Iterator[str]:
 
 
 def _secret_fields(fields: dict[str, Any]) -> Iterator[str]:
-    """Names of the fields that are nothing but a secret; `value` of a variable, by the variable's name."""
+    """Yield the names of the secret fields. The `value` of a variable is secret by the variable's name."""
     for name, value in fields.items():
         if isinstance(value, str) and _SECRET_FIELD.search(name):
             yield name
@@ -137,7 +137,7 @@ def _is_secret_variable(name: str) -> bool:
 
 
 def _secret_places(items: list[Any]) -> Iterator[int]:
-    """Of arguments that follow an option with a secret's name."""
+    """Yield the positions of the arguments that follow an option with a secret's name."""
     for place in range(1, len(items)):
         option, value = items[place - 1], items[place]
         if isinstance(option, str) and isinstance(value, str) and _SECRET_ARGUMENT.fullmatch(option):
@@ -145,7 +145,7 @@ def _secret_places(items: list[Any]) -> Iterator[int]:
 
 
 def _credentials_in(text: str) -> Iterable[str]:
-    """Of addresses: the password, and the user with it, as they may be quoted elsewhere."""
+    """Yield the passwords in addresses, and the user names with them, because both may be quoted elsewhere."""
     for found in _ADDRESS.finditer(text):
         user, colon, password = found[2].partition(":")
         yield found[2]
@@ -167,11 +167,11 @@ log for example, cannot be told from other text: read the files before you send 
 
 
 class NotWritten(PluginError):
-    """The archive cannot be made where it was asked for."""
+    """An error for an archive that cannot be written to the requested path."""
 
 
 class Bundle:
-    """Files in memory until `write`, because a secret that the last one shows must go from the first one, too."""
+    """The files of a report, kept in memory until `write`: the last may reveal a secret in the first."""
 
     def __init__(self, made: datetime) -> None:
         self._made = made
@@ -180,7 +180,7 @@ class Bundle:
         self._left_out: list[tuple[str, str]] = []
 
     def add_object(self, path: str, value: Any) -> None:
-        """As JSON."""
+        """Add an object as JSON."""
         self._objects[path] = value
 
     def add_text(self, path: str, text: str) -> None:
@@ -190,7 +190,7 @@ class Bundle:
         self._left_out.append((part, why))
 
     def files(self) -> dict[str, str]:
-        """Path to clean content, the index first."""
+        """Return the clean content by path, the index first."""
         redactor = Redactor()
         for value in self._objects.values():
             redactor.learn(value)
@@ -199,7 +199,7 @@ class Bundle:
         return {INDEX: redactor.clean_text(self._index(contents)), **dict(sorted(contents.items()))}
 
     def write(self, file: Path) -> None:
-        """Readable by its owner alone. Raises NotWritten."""
+        """Write the archive, readable only by its owner. Raises NotWritten."""
         folder = file.name.removesuffix(".gz").removesuffix(".tgz").removesuffix(".tar")
         try:
             handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, OWNER_ALONE)

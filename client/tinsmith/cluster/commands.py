@@ -1,4 +1,4 @@
-"""The commands of `kubectl tinsmith`; each reads its arguments, does one thing, and prints what came of it."""
+"""The commands of `kubectl tinsmith`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tinsmith.cluster.why import NamespaceFacts, explain
 from tinsmith.console import Branch, draw, make_console, print_error
 
 MOST_STREAMS = 64
-"""kubectl follows five at once by itself."""
+"""The limit for kubectl, whose own default is five."""
 
 cluster = typer.Typer(
     help="Inspect and manage TrainingSessions and SamplerPools in a cluster, by kubectl.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
-    # A traceback with local variables would show what a report takes out.
+    # A traceback with local variables would show secrets.
     pretty_exceptions_show_locals=False,
 )
 
@@ -45,7 +45,7 @@ Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long
 
 
 class Output(StrEnum):
-    """What standard output gets."""
+    """The formats of standard output."""
 
     TREE = "tree"
     JSON = "json"
@@ -64,7 +64,7 @@ def status(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Show sessions and pools with their conditions, pods and volumes; those that need attention come first."""
+    """Show sessions and pools with their conditions, pods and volumes. Those that need attention come first."""
     with errors_as_sentences():
         seen = read_families(Kubectl(Access(context, namespace, kubeconfig), all_namespaces=all_namespaces))
         families = seen.families if name is None else (choose(seen.families, parse_target(name)),)
@@ -75,7 +75,7 @@ def status(
         for sentence in seen.unread:
             print_error(sentence)
         if not families:
-            print_error("There is no TrainingSession and no SamplerPool here; -A looks into all namespaces.")
+            print_error("There is no TrainingSession or SamplerPool in this namespace; use -A for all namespaces.")
 
 
 @cluster.command()
@@ -162,7 +162,7 @@ def restart(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Restart a session behind a snapshot, or a pool replica by replica, on the installation's present image."""
+    """Restart a session after a snapshot, or a pool replica by replica, with the installation's current image."""
     at = now()
     with errors_as_sentences():
         kubectl = Kubectl(Access(context, namespace, kubeconfig))
@@ -192,11 +192,13 @@ def report(
         collect(kubectl, parse_target(name) if name is not None else None, bundle, print_error)
         bundle.write(file)
         print(file)
-        print_error("Its index says what is in it and what was left out; read it before you send it to anybody.")
+        print_error(
+            "The index lists what the archive contains and what is missing. Read the archive before you send it."
+        )
 
 
 def log_arguments(family: Family, *, follow: bool, previous: bool, since: str | None) -> list[str]:
-    """The arguments of kubectl, in the family's namespace. Raises NotFound where there is no pod, and says why."""
+    """Return the arguments of `kubectl logs` in the family's namespace. Raises NotFound if there is no pod."""
     if not family.pods:
         verdict = judge(family)
         raise NotFound(f"{family.title} has no pod now. It is {verdict.headline}: {verdict.message}")
@@ -207,7 +209,7 @@ def log_arguments(family: Family, *, follow: bool, previous: bool, since: str | 
 
 
 def _pod_selector(family: Family) -> list[str]:
-    """kubectl shows the last ten lines alone of pods that are chosen by a label, unless told otherwise."""
+    """Return the arguments that select pods. For a label selector kubectl shows only ten lines by default."""
     if family.kind is Kind.SESSION:
         return [name_of(family.pods[0])]
     chosen = f"--selector={family.kind.label}={family.name}"
@@ -215,7 +217,7 @@ def _pod_selector(family: Family) -> list[str]:
 
 
 def _send(kubectl: Kubectl, name: str, make: Callable[[Family], Request], timeout_seconds: float | None) -> None:
-    """Changes the resource, and waits for the outcome unless timeout_seconds is None."""
+    """Change the resource, and wait for the outcome unless timeout_seconds is None."""
     target = parse_target(name)
     family, _ = read_family(kubectl, target)
     request = make(family)
@@ -246,7 +248,7 @@ def _namespace_facts(kubectl: Kubectl, unread: tuple[str, ...]) -> NamespaceFact
 
 @contextmanager
 def errors_as_sentences() -> Iterator[None]:
-    """One line on standard error and the exit status: 1 failed, 2 misused."""
+    """Print an error as one line on standard error. Exit with status 1 for failures, 2 for misuse."""
     try:
         yield
     except PluginError as error:
@@ -255,7 +257,7 @@ def errors_as_sentences() -> Iterator[None]:
 
 
 def show(branches: Iterable[Branch]) -> None:
-    """With colours on a terminal alone; lines are never broken, so that they can be searched."""
+    """Print the tree, with colours only on a terminal. Lines are never wrapped, so that they can be searched."""
     console = make_console()
     for line in draw(branches):
         console.print(line)
@@ -266,6 +268,6 @@ def now() -> datetime:
 
 
 def main() -> NoReturn:
-    """`kubectl-tinsmith` on the PATH makes it a command of kubectl."""
+    """Run as `kubectl tinsmith`: kubectl finds `kubectl-tinsmith` on the PATH."""
     cluster(prog_name="kubectl tinsmith")
     raise AssertionError("a command ends its program")

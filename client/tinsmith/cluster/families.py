@@ -15,20 +15,20 @@ MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 OPERATOR = "tinsmith-operator"
 
 MEMBER_APPLICATION = "tinsmith-worker-member"
-"""As `app.kubernetes.io/name` of the pods of a session of several, but for the one with its worker."""
+"""The label `app.kubernetes.io/name` of the pods of a multi-node session, except the worker's pod."""
 
 CONVERSION_APPLICATION = "tinsmith-conversion"
-"""As `app.kubernetes.io/name` of the pods of the Job that converts a session's model before it has others."""
+"""The label `app.kubernetes.io/name` of the pods of the Job that converts a session's model first."""
 
 INSTALLATION_SELECTOR = "app.kubernetes.io/name=tinsmith"
-"""What the chart installs: the operator, the API server, and what belongs to them."""
+"""The selector of what the chart installs: the operator, the API server, and their objects."""
 
 SNAPSHOT_REQUEST = f"{GROUP}/snapshot-requested-at"
 RESTART_REQUEST = f"{GROUP}/restart-requested-at"
 
 
 class Kind(Enum):
-    """The two resources. `word` is how a person tells them apart: `session/NAME`, `pool/NAME`."""
+    """The two kinds of resources. `word` is their short name, as in `session/NAME` and `pool/NAME`."""
 
     SESSION = ("TrainingSession", "trainingsessions", "session", frozenset({"StatefulSet", "RayCluster"}))
     POOL = ("SamplerPool", "samplerpools", "pool", frozenset({"Deployment"}))
@@ -38,13 +38,13 @@ class Kind(Enum):
         self.resource = f"{plural}.{GROUP}"
         self.word = word
         self.workloads = workloads
-        """Kinds that keep its pods."""
+        """The kinds of workloads that run its pods."""
         self.label = f"{GROUP}/{word}"
-        """On every child; its value is the resource's name."""
+        """The label of every child; its value is the resource's name."""
 
     @property
     def spellings(self) -> frozenset[str]:
-        """What may stand before the slash."""
+        """Return the words that may precede the slash."""
         plural = self.resource.partition(".")[0]
         return frozenset({self.word, self.kind.lower(), plural, self.resource, f"{self.kind.lower()}.{GROUP}"}) | (
             {"tsess"} if self is Kind.SESSION else {"spool"}
@@ -52,15 +52,18 @@ class Kind(Enum):
 
 
 CHILDREN = ("pods", "statefulsets.apps", "deployments.apps", "replicasets.apps", "persistentvolumeclaims")
-"""What is shown of a family. Secrets are not among them: nobody needs the right to read them for this."""
+"""The kinds of a family's objects. Secrets are not included, so users need no right to read them."""
 
 MANAGED_BY_OPERATOR = f"{MANAGED_BY_LABEL}={OPERATOR}"
 
 
 @dataclass(frozen=True)
 class Family:
-    """workload: the StatefulSet, RayCluster or Deployment. pods: a session's worker first; until it has any, those that
-    convert its model and have not done it, the latest first. claim: of a session's journal; pools have none."""
+    """A session or pool with its objects.
+
+    `workload` is the StatefulSet, RayCluster or Deployment. `pods` starts with a session's worker; before there is a
+    worker, it has the unfinished conversion pods, newest first. `claim` is the claim of a session's journal.
+    """
 
     kind: Kind
     owner: Manifest
@@ -79,7 +82,7 @@ class Family:
 
     @property
     def title(self) -> str:
-        """As messages call it."""
+        """Return the name for messages."""
         return f"{self.kind.kind} {self.name}"
 
     @property
@@ -88,14 +91,14 @@ class Family:
 
     @property
     def members(self) -> tuple[Manifest, ...]:
-        """The owner and all that is known of its children."""
+        """Return the owner and all known children."""
         single = (self.workload, self.claim)
         return (self.owner, *(found for found in single if found is not None), *self.replica_sets, *self.pods)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Families, and a sentence for each kind of object that could not be read."""
+    """Families, and a message for each kind of object that could not be read."""
 
     families: tuple[Family, ...]
     unread: tuple[str, ...] = ()
@@ -103,14 +106,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Target:
-    """What a person named. kind is None where the name alone was given."""
+    """The session or pool that the user named. `kind` is None if only the name was given."""
 
     name: str
     kind: Kind | None = None
 
 
 def parse_target(text: str) -> Target:
-    """NAME, session/NAME or pool/NAME; raises Misused."""
+    """Parse NAME, session/NAME or pool/NAME. Raises Misused."""
     word, slash, name = text.rpartition("/")
     if not slash:
         return Target(text)
@@ -121,7 +124,7 @@ def parse_target(text: str) -> Target:
 
 
 def choose(families: Sequence[Family], target: Target) -> Family:
-    """The one that was meant; raises NotFound, or Misused when both kinds have the name."""
+    """Return the family of the target. Raises NotFound, and Misused if both kinds have the name."""
     found = [family for family in families if family.name == target.name and target.kind in (None, family.kind)]
     if not found:
         kinds = [target.kind] if target.kind is not None else list(Kind)
@@ -134,7 +137,7 @@ def choose(families: Sequence[Family], target: Target) -> Family:
 
 
 def read_families(kubectl: Kubectl) -> Seen:
-    """All in the chosen namespaces; children that may not be read are left out, with a sentence."""
+    """Return all families of the chosen namespaces, and a message for each kind that the user may not read."""
     owners = _read_owners(kubectl)
     if not any(owners.values()):
         return Seen(())
@@ -147,13 +150,13 @@ def read_families(kubectl: Kubectl) -> Seen:
 
 
 def read_family(kubectl: Kubectl, target: Target) -> tuple[Family, tuple[str, ...]]:
-    """The one that was named, and what could not be read of it."""
+    """Return the family of the target, and messages for what could not be read of it."""
     seen = read_families(kubectl)
     return choose(seen.families, target), seen.unread
 
 
 def _read_owners(kubectl: Kubectl) -> dict[Kind, list[Manifest]]:
-    """An older installation may know only one of the two kinds; raises KindUnknown when it knows neither."""
+    """Return the resources of both kinds. Raises KindUnknown if the cluster has neither kind."""
     owners: dict[Kind, list[Manifest]] = {}
     unknown: KindUnknown | None = None
     for kind in Kind:
@@ -167,7 +170,7 @@ def _read_owners(kubectl: Kubectl) -> dict[Kind, list[Manifest]]:
 
 
 def list_readable(kubectl: Kubectl, resources: Sequence[str], selector: str | None) -> tuple[list[Manifest], list[str]]:
-    """Together where that is allowed, else each by itself; and a sentence for each that may not be read."""
+    """List the kinds in one request if that is allowed, else one by one, with a message for each forbidden kind."""
     try:
         return kubectl.find(",".join(resources), selector), []
     except Forbidden:
@@ -188,7 +191,7 @@ def _nodes(session: Manifest) -> int:
 
 
 def _ray_clusters(kubectl: Kubectl) -> tuple[list[Manifest], list[str]]:
-    """None where KubeRay is not installed, which the session says in its conditions."""
+    """Return the RayClusters, or nothing if KubeRay is not installed; the session's conditions report that."""
     try:
         return list_readable(kubectl, ("rayclusters.ray.io",), MANAGED_BY_OPERATOR)
     except KindUnknown:
@@ -196,7 +199,7 @@ def _ray_clusters(kubectl: Kubectl) -> tuple[list[Manifest], list[str]]:
 
 
 def _adopted_claims(kubectl: Kubectl, sessions: list[Manifest], children: list[Manifest]) -> list[Manifest]:
-    """Claims that somebody else made carry no label of ours."""
+    """Return the claims that the user created. They have no label of the operator."""
     known = {(namespace_of(child), name_of(child)) for child in children if child["kind"] == "PersistentVolumeClaim"}
     claims = []
     for session in sessions:
@@ -205,13 +208,13 @@ def _adopted_claims(kubectl: Kubectl, sessions: list[Manifest], children: list[M
             try:
                 claims.append(kubectl.within(namespace_of(session)).get("persistentvolumeclaims", named))
             except (Forbidden, NotFound):
-                # The session's own condition says that it is missing.
+                # The session's condition reports that it is missing.
                 continue
     return claims
 
 
 def assemble(owners: dict[Kind, list[Manifest]], children: Iterable[Manifest]) -> tuple[Family, ...]:
-    """Children go to the owner whose name their label has, in its namespace."""
+    """Assign children to the owner that their label names, in its namespace."""
     listed = list(children)
     return tuple(_family(kind, owner, listed) for kind in Kind for owner in owners[kind])
 

@@ -1,4 +1,4 @@
-"""How a session or pool is, from its conditions alone: one word to sort by, one reason, one sentence."""
+"""The health of a session or pool, from its conditions: a word to sort by, a reason, and a message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UPGRADE_AVAILABLE = "UpgradeAvailable"
 
 
 class Health(IntEnum):
-    """In the order in which a person should look at them."""
+    """The states of a family, most urgent first."""
 
     STUCK = 0
     UNSEEN = 1
@@ -24,7 +24,7 @@ class Health(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """message: what is the matter, and what to do where something is to be done."""
+    """The state of a family. `message` says what is wrong and what to do."""
 
     health: Health
     ready: bool
@@ -41,7 +41,7 @@ class Verdict:
 
 
 def judge(family: Family) -> Verdict:
-    """The condition that a person must know of first."""
+    """Return the verdict from the most important condition."""
     conditions = conditions_of(family.owner)
     ready = conditions.get("Ready")
     if ready is None:
@@ -58,13 +58,13 @@ def judge(family: Family) -> Verdict:
 
 
 def upgrade_hint(family: Family) -> Condition | None:
-    """The condition that says that another image waits for a restart."""
+    """Return the condition that says that a restart would bring another image, if there is one."""
     found = conditions_of(family.owner).get(UPGRADE_AVAILABLE)
     return found if found is not None and found.holds else None
 
 
 def is_outdated(family: Family) -> bool:
-    """Whether the status is about an earlier spec than the one that is written there now."""
+    """Return whether the status describes an earlier spec."""
     observed = (family.owner.get("status") or {}).get("observedGeneration")
     return observed is not None and bool(observed < family.owner["metadata"].get("generation", 0))
 

@@ -1,4 +1,4 @@
-"""The user's own kubectl, through which every request to a cluster goes, and what its errors mean."""
+"""The user's own kubectl, through which every request to a cluster is made, and its errors."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from tinsmith.cluster.manifests import Manifest
 
 
 class PluginError(Exception):
-    """Ends a command with its sentence on standard error."""
+    """An error that ends a command with its message on standard error."""
 
     exit_status: ClassVar[int] = 1
 
 
 class Misused(PluginError):
-    """The command line cannot mean anything; nothing was asked of the cluster, or nothing was changed in it."""
+    """An error in the command line. The cluster was not changed."""
 
     exit_status: ClassVar[int] = 2
 
 
 class KubectlMissing(PluginError):
-    """There is no kubectl to run."""
+    """An error when kubectl is not installed."""
 
 
 class ClusterUnreachable(PluginError):
-    """No API server answers, or it does not know who asks."""
+    """An error when no API server answers, or it does not accept the login."""
 
 
 class KindUnknown(PluginError):
-    """The cluster has no such kind of resource."""
+    """An error for a kind of resource that the cluster does not have."""
 
 
 class Forbidden(PluginError):
-    """The user's rights are not enough for this request."""
+    """An error for a request that the user's rights do not allow."""
 
 
 class NotFound(PluginError):
-    """An object of that name is not there."""
+    """An error for an object that does not exist."""
 
 
 class KubectlFailed(PluginError):
-    """kubectl said something else; the sentence quotes it."""
+    """Any other error of kubectl, which the message quotes."""
 
 
 class RequestFailed(PluginError):
-    """What was waited for has not come, or cannot come any more."""
+    """An error for a request that was not completed in time, or cannot be completed."""
 
 
 _KIND_UNKNOWN = re.compile(r"the server doesn't have a resource type \"?([\w.-]+)|no matches for kind \"?([\w.-]+)")
@@ -62,12 +62,12 @@ _UNREACHABLE = re.compile(
 _LOGIN = re.compile(r"must be logged in|\(Unauthorized\)|getting credentials", re.IGNORECASE)
 _FROM_SERVER = re.compile(r"Error from server \((?P<reason>\w+)\): (?P<words>.*)", re.DOTALL)
 _LOG_LINE = re.compile(r"^[EWI]\d{4} \d\d:\d\d:\d\d\.\d+ .*$\n?", re.MULTILINE)
-"""What kubectl's library logs on the way; the error itself comes last and without a stamp."""
+"""Log lines of kubectl's library. The error itself comes last and without a timestamp."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Which cluster and namespace; None is what the user's kubeconfig says."""
+    """The cluster and namespace to use. None uses the value of the kubeconfig."""
 
     context: str | None = None
     namespace: str | None = None
@@ -80,7 +80,7 @@ class Access:
 
 
 class Kubectl:
-    """Every method raises a PluginError with one sentence when kubectl does not do what was asked."""
+    """A runner of kubectl. Every method raises a PluginError if kubectl fails."""
 
     def __init__(self, access: Access | None = None, *, all_namespaces: bool = False, program: str = "kubectl") -> None:
         self._access = access or Access()
@@ -88,21 +88,21 @@ class Kubectl:
         self._program = program
 
     def within(self, namespace: str) -> Kubectl:
-        """The same cluster and user, in this one namespace."""
+        """Return a runner for one namespace of the same cluster."""
         access = Access(self._access.context, namespace, self._access.kubeconfig)
         return Kubectl(access, program=self._program)
 
     def everywhere(self) -> Kubectl:
-        """The same cluster and user, in all namespaces."""
+        """Return a runner for all namespaces of the same cluster."""
         return Kubectl(self._access, all_namespaces=True, program=self._program)
 
     @property
     def scope(self) -> list[str]:
-        """The option of `kubectl get` for the namespaces that were chosen."""
+        """Return the option of `kubectl get` for the chosen namespaces."""
         return ["--all-namespaces"] if self._all_namespaces else []
 
     def find(self, resources: str, selector: str | None = None) -> list[Manifest]:
-        """All objects of these kinds (`pods,services`), in the namespaces that were chosen."""
+        """Return all objects of these kinds (`pods,services`) in the chosen namespaces."""
         chosen = [f"--selector={selector}"] if selector is not None else []
         answer: Manifest = json.loads(self.text("get", resources, *self.scope, *chosen, "--output=json"))
         items: list[Manifest] = answer["items"]
@@ -113,20 +113,20 @@ class Kubectl:
         return found
 
     def merge_patch(self, resource: str, name: str, patch: Manifest) -> Manifest:
-        """The object as it is afterwards."""
+        """Apply a merge patch and return the changed object."""
         words = ("patch", resource, name, "--type=merge", f"--patch={json.dumps(patch)}", "--output=json")
         patched: Manifest = json.loads(self.text(*words))
         return patched
 
     def text(self, *words: str) -> str:
-        """What it printed."""
+        """Return kubectl's standard output."""
         finished = self._run(words, captures=True)
         if finished.returncode != 0:
             _raise(finished.stderr.decode(errors="replace"))
         return finished.stdout.decode(errors="replace")
 
     def run_attached(self, *words: str) -> int:
-        """kubectl has the terminal until it ends; its exit status."""
+        """Run kubectl attached to the terminal, and return its exit status."""
         return self._run(words, captures=False).returncode
 
     def _run(self, words: Sequence[str], *, captures: bool) -> subprocess.CompletedProcess[bytes]:
@@ -139,8 +139,8 @@ class Kubectl:
             )
         except (FileNotFoundError, PermissionError) as error:
             raise KubectlMissing(
-                f"{self._program} is not on the PATH, or cannot be run; install kubectl, through which this command "
-                "reaches the cluster."
+                f"{self._program} is not on the PATH or is not executable; install kubectl, which this command "
+                "uses to reach the cluster."
             ) from error
 
 
@@ -149,7 +149,7 @@ def _raise(stderr: str) -> NoReturn:
 
 
 def error_from(stderr: str) -> PluginError:
-    """The error that kubectl's words mean."""
+    """Return the error that kubectl's standard error describes."""
     words = " ".join(_LOG_LINE.sub("", stderr).split()).removeprefix("error: ") or "it gave no reason"
     if unknown := _KIND_UNKNOWN.search(words):
         return KindUnknown(
@@ -173,7 +173,7 @@ def _from_server(reason: str, words: str) -> PluginError:
     match reason:
         case "Forbidden":
             return Forbidden(
-                f"Your rights do not allow it: {_quoted(words)}; ask for them (see docs/reference/kubectl.md)."
+                f"Your rights do not allow it: {_quoted(words)}; docs/reference/kubectl.md lists what to request."
             )
         case "NotFound":
             return NotFound(f"{_quoted(words)}.")

@@ -1,4 +1,4 @@
-"""Read Kubernetes objects as kubectl prints them."""
+"""Readers of Kubernetes objects as kubectl prints them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNITS = ((86400, "d"), (3600, "h"), (60, "m"))
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One of a status, of a resource of ours or of Kubernetes' own. `status` is True, False or Unknown."""
+    """A condition of a status. `status` is True, False or Unknown."""
 
     type: str
     status: str
@@ -27,7 +27,7 @@ class Condition:
 
 
 def conditions_of(manifest: Manifest) -> dict[str, Condition]:
-    """By type, in the order of the object."""
+    """Return the conditions by type, in the object's order."""
     listed = (manifest.get("status") or {}).get("conditions") or []
     return {found["type"]: _condition(found) for found in listed}
 
@@ -59,12 +59,12 @@ def label_of(manifest: Manifest, label: str) -> str | None:
 
 
 def reference_to(manifest: Manifest) -> str:
-    """As kubectl writes it: `pod/qwen-0`."""
+    """Return the object's name as kubectl writes it: `pod/qwen-0`."""
     return f"{manifest['kind'].lower()}/{name_of(manifest)}"
 
 
 def moment(text: str | None) -> datetime | None:
-    """A time of the API; one without a zone is UTC's."""
+    """Parse a time of the API. Times without a zone are UTC."""
     if not text:
         return None
     read = datetime.fromisoformat(text)
@@ -72,7 +72,7 @@ def moment(text: str | None) -> datetime | None:
 
 
 def span(seconds: float) -> str:
-    """In the largest unit that fits: 90 is `1m`."""
+    """Return a duration in the largest unit that fits: 90 is `1m`."""
     for size, unit in UNITS:
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"
@@ -84,7 +84,7 @@ def ago(since: datetime | None, now: datetime) -> str:
 
 
 def container_statuses(pod: Manifest) -> list[Manifest]:
-    """Of init containers first, in the order in which they start."""
+    """Return the statuses in start order, init containers first."""
     status = pod.get("status") or {}
     found: list[Manifest] = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     return found
@@ -100,7 +100,7 @@ def is_ready(pod: Manifest) -> bool:
 
 
 def state_of(pod: Manifest) -> str:
-    """The column STATUS of kubectl, and whether it is ready."""
+    """Return the pod's state as in kubectl's STATUS column, and whether it is ready."""
     if pod["metadata"].get("deletionTimestamp"):
         return "stopping"
     waiting = [container["state"]["waiting"] for container in container_statuses(pod) if _waits(container)]
@@ -111,7 +111,7 @@ def state_of(pod: Manifest) -> str:
 
 
 def describe_state(container: Manifest, now: datetime) -> str:
-    """What the container does now."""
+    """Return the container's current state in words."""
     state = container.get("state") or {}
     if "waiting" in state:
         return _because("waiting", state["waiting"])

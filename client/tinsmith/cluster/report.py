@@ -1,4 +1,4 @@
-"""What goes into a report. A part that cannot be read is named in the index, and the others are there."""
+"""The content of a report. The index names parts that could not be read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tinsmith.console import Branch, draw
 
 LOG_LINES = 5000
 LOG_CHARACTERS = 2 * 1024 * 1024
-"""Of each container, the newest."""
+"""The limit for each container; the newest characters are kept."""
 
 OTHER_KINDS = (
     "services",
@@ -40,13 +40,13 @@ SIZES = (
     "{{range .items}}{{.metadata.namespace}}/{{.metadata.name}} {{.type}}"
     "{{range $key, $value := .data}} {{$key}}:{{len $value}}{{end}}{{println}}{{end}}"
 )
-"""kubectl prints the lengths, in characters of base64; the values stay in it."""
+"""A template that prints the lengths in base64 characters, without the values."""
 
 Progress = Callable[[str], None]
 
 
 def collect(kubectl: Kubectl, target: Target | None, bundle: Bundle, progress: Progress) -> None:
-    """Raises KubectlMissing or ClusterUnreachable when there is no cluster to report about."""
+    """Add all parts of a report. Raises KubectlMissing or ClusterUnreachable if there is no cluster."""
     _add_versions(kubectl, bundle)
     collector = _Collector(kubectl, bundle, progress)
     families = collector.families(target)
@@ -60,7 +60,7 @@ def collect(kubectl: Kubectl, target: Target | None, bundle: Bundle, progress: P
 
 
 def _add_versions(kubectl: Kubectl, bundle: Bundle) -> None:
-    """The first question: who cannot ask this reaches no cluster."""
+    """Add the versions first, because this request fails if the cluster cannot be reached."""
     bundle.add_object("versions/client.json", installed_versions())
     try:
         bundle.add_text("versions/cluster.json", kubectl.text("version", "--output=json"))
@@ -69,7 +69,7 @@ def _add_versions(kubectl: Kubectl, bundle: Bundle) -> None:
 
 
 class _Collector:
-    """Each method adds one part, or says in the bundle why it is missing."""
+    """A collector with a method for each part. A missing part is noted in the bundle with the reason."""
 
     def __init__(self, kubectl: Kubectl, bundle: Bundle, progress: Progress) -> None:
         self._kubectl = kubectl
@@ -78,7 +78,7 @@ class _Collector:
         self._now = datetime.now(UTC)
 
     def families(self, target: Target | None) -> tuple[Family, ...]:
-        """Raises NotFound and Misused for a name that means nothing: that is no missing part."""
+        """Return the families. Raises NotFound and Misused for a wrong name, which is not a missing part."""
         try:
             seen = read_families(self._kubectl)
         except PluginError as error:
@@ -122,7 +122,7 @@ class _Collector:
                     self._log(pod, container["name"], folder, previous=True)
 
     def installation(self) -> None:
-        """Operator and API server, wherever the user may see them."""
+        """Add the operator and the API server, wherever the user may see them."""
         found, unread = list_readable(self._kubectl.everywhere(), INSTALLATION, INSTALLATION_SELECTOR)
         if unread:
             found, unread = list_readable(self._kubectl, INSTALLATION, INSTALLATION_SELECTOR)
@@ -136,7 +136,7 @@ class _Collector:
             self.logs_of([pod], f"{namespace_of(pod)}/installation")
 
     def secrets(self) -> None:
-        """Names, keys and sizes."""
+        """Add the names, keys and sizes of Secrets."""
         for name, selector in (("workers", MANAGED_BY_OPERATOR), ("installation", INSTALLATION_SELECTOR)):
             words = ("get", "secrets", *self._kubectl.scope, f"--selector={selector}", f"--output=go-template={SIZES}")
             self._text_of(f"secrets of the {name}", f"secrets/{name}.txt", self._kubectl, *words)

@@ -1,4 +1,4 @@
-"""What a person can ask of a session or pool: the change to its resource, and the wait until it happened."""
+"""Requests to a session or pool: the change of its resource, and the wait until it is complete."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tinsmith.cluster.kubectl import ClusterUnreachable, Misused, RequestFailed
 from tinsmith.cluster.manifests import Manifest, is_ready, moment, span
 
 SUSPENDED = "Suspended"
-"""The reason of a session that has stopped because its spec says so."""
+"""The reason of a session that is stopped by its spec."""
 
 LOOK_SECONDS = 2.0
 
 Outcome = Callable[[Family], str | None]
-"""A sentence once it has happened, None before. Raises RequestFailed when it no longer can."""
+"""A function that returns a message once the request is complete. It raises RequestFailed if it cannot complete."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Request:
 
 
 def suspend(family: Family) -> Request:
-    """Raises Misused for a pool, which has no volume to come back to."""
+    """Return a request to stop a session. Raises Misused for a pool, which has no volume."""
     if family.kind is Kind.POOL:
         raise Misused(
             f"{family.title} cannot be suspended; `kubectl scale samplerpool {family.name} --replicas=0` stops its "
@@ -39,55 +39,56 @@ def suspend(family: Family) -> Request:
         )
     return Request(
         {"spec": {"suspend": True}},
-        f"{family.title} is to take a snapshot and stop",
+        f"Requested a snapshot of {family.title}, then a stop",
         lambda now: f"{now.title} is suspended: {judge(now).message}" if is_suspended(now) else None,
     )
 
 
 def resume(family: Family) -> Request:
-    """Raises Misused for a pool."""
+    """Return a request to start a session. Raises Misused for a pool."""
     if family.kind is Kind.POOL:
         raise Misused(
             f"{family.title} cannot be resumed; `kubectl scale samplerpool {family.name} --replicas=N` starts replicas."
         )
-    return Request({"spec": {"suspend": False}}, f"{family.title} is to start", _ready_again)
+    return Request({"spec": {"suspend": False}}, f"Requested the start of {family.title}", _ready_again)
 
 
 def snapshot(family: Family, at: datetime) -> Request:
-    """Raises Misused for a pool, and for a session that is suspended: it stopped with a snapshot."""
+    """Return a request for a snapshot. Raises Misused for a pool or a suspended session, which already has one."""
     if family.kind is Kind.POOL:
-        raise Misused(f"{family.title} keeps nothing of its own; only a TrainingSession takes snapshots.")
-    _must_run(family, "it took a snapshot when it stopped, and nothing has changed since")
+        raise Misused(f"{family.title} has no state; only a TrainingSession takes snapshots.")
+    _must_run(family, "its last snapshot is complete, because it was taken when the session stopped")
     request, before = written(at), last_snapshot(family)
 
     def outcome(now: Family) -> str | None:
-        """The operator notes which request was answered, and moves the time of the last snapshot if one was taken.
+        """Compare the answered request and the time of the last snapshot.
 
-        That time is not compared with the request's: two clocks made them.
+        The operator records which request was answered, and changes the time only if a snapshot was taken. That time
+        comes from another clock than the request's, so the two are not compared.
         """
         if _answered(now, "snapshot") != request:
             return None
         if last_snapshot(now) == before:
             raise RequestFailed(
                 f"The worker of {now.title} refused to take a snapshot; `kubectl tinsmith why "
-                f"{now.kind.word}/{now.name}` shows the event that says why."
+                f"{now.kind.word}/{now.name}` shows the event with the reason."
             )
-        return f"{now.title} has a snapshot: every adapter is on its volume, as was asked for at {request}."
+        return f"{now.title} has a snapshot: every adapter was written to its volume, as requested at {request}."
 
-    return Request(_annotated(SNAPSHOT_REQUEST, request), f"{family.title} is to take a snapshot", outcome)
+    return Request(_annotated(SNAPSHOT_REQUEST, request), f"Requested a snapshot of {family.title}", outcome)
 
 
 def restart(family: Family, at: datetime) -> Request:
-    """A session's worker takes a snapshot, stops, and starts on the installation's present image; a pool rolls."""
-    _must_run(family, f"`kubectl tinsmith resume {family.name}` starts it, on the installation's present image")
+    """Return a request to restart a session after a snapshot, or a pool replica by replica, with the current image."""
+    _must_run(family, f"`kubectl tinsmith resume {family.name}` starts it with the installation's current image")
     before = family.pod_uids
 
     def outcome(now: Family) -> str | None:
-        """The status may be a moment behind the pods, so both are looked at."""
+        """Check the status and the pods, because the status may lag behind."""
         all_new = not (before & now.pod_uids) and sum(map(is_ready, now.pods)) >= _wanted_pods(now)
         return _ready_again(now) if all_new else None
 
-    return Request(_annotated(RESTART_REQUEST, written(at)), f"{family.title} is to restart", outcome)
+    return Request(_annotated(RESTART_REQUEST, written(at)), f"Requested the restart of {family.title}", outcome)
 
 
 def wait_for(
@@ -100,10 +101,10 @@ def wait_for(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """The outcome's sentence. name: as the next command takes it.
+    """Return the outcome's message. `name` is how the next command names the family.
 
-    Each new reason on the way is told once. A cluster that is away for a while is waited for like everything else.
-    Raises RequestFailed when time is over, or when the outcome says that it cannot come any more.
+    Reports each new reason once. An unreachable cluster is waited for like everything else. Raises RequestFailed at the
+    timeout, or if the request cannot complete.
     """
     ends_at = clock() + timeout_seconds
     reported = None
@@ -122,8 +123,8 @@ def wait_for(
             reported = news
         if clock() >= ends_at:
             raise RequestFailed(
-                f"It has not happened within {span(timeout_seconds)}. Last seen: {news} The request stands; "
-                f"`kubectl tinsmith why {name}` says more."
+                f"The request was not completed within {span(timeout_seconds)}. Last seen: {news} It remains in force; "
+                f"`kubectl tinsmith why {name}` shows details."
             )
         sleep(LOOK_SECONDS)
 
@@ -137,12 +138,12 @@ def last_snapshot(family: Family) -> datetime | None:
 
 
 def written(at: datetime) -> str:
-    """As the API writes times, to the second."""
+    """Return the time in the API's format, to the second."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _ready_again(family: Family) -> str | None:
-    """Raises RequestFailed when a person has to do something first."""
+    """Return a message once the family is ready. Raises RequestFailed if the user must act first."""
     if is_outdated(family):
         return None
     verdict = judge(family)
@@ -156,7 +157,7 @@ def _annotated(annotation: str, request: str) -> Manifest:
 
 
 def _answered(family: Family, kind: str) -> str | None:
-    """The latest request of this kind that has been answered."""
+    """Return the latest answered request of this kind."""
     answered = ((family.owner.get("status") or {}).get("requests") or {}).get(kind)
     return str(answered) if answered is not None else None
 

@@ -1,4 +1,4 @@
-"""`kubectl tinsmith status`: families as a tree for people, and as JSON for scripts. Pure."""
+"""`kubectl tinsmith status`: families as a tree for people, and as JSON for scripts, without side effects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def most_urgent_first(families: Iterable[Family]) -> list[Family]:
 
 
 def status_tree(families: Iterable[Family], now: datetime, *, with_namespaces: bool = False) -> list[Branch]:
-    """The ones that need somebody come first."""
+    """Return a tree for each family, most urgent first."""
     return [_family(family, now, with_namespaces) for family in most_urgent_first(families)]
 
 
@@ -56,7 +56,7 @@ def _parts(family: Family, now: datetime) -> Iterator[Branch]:
     if verdict.health is not Health.WELL:
         yield Branch(verdict.message, style=STYLES[verdict.health])
     if is_outdated(family):
-        yield Branch("the spec has changed since; the operator has not looked at it yet", style="yellow")
+        yield Branch("the spec has changed; the operator has not processed it yet", style="yellow")
     if (upgrade := upgrade_hint(family)) is not None:
         yield Branch(upgrade.message, style="cyan")
     if conditions := conditions_line(family.owner):
@@ -66,7 +66,7 @@ def _parts(family: Family, now: datetime) -> Iterator[Branch]:
 
 
 def conditions_line(owner: Manifest) -> str:
-    """Those that hold with their reasons; the others by name."""
+    """Return the true conditions with their reasons, and the names of the others."""
     found = conditions_of(owner).values()
     holding = [f"{condition.type} {condition.reason}" for condition in found if condition.holds]
     words_of_status = {"False": "not", "Unknown": "unknown:"}
@@ -110,7 +110,7 @@ def _children(family: Family, now: datetime) -> Iterator[Branch]:
 
 
 def _replicas(family: Family, workload: Manifest) -> tuple[int, int]:
-    """A RayCluster counts all of its pods but the first, and those that are not wanted while it is suspended."""
+    """Return the ready and desired pods. A RayCluster's status does not count the head pod."""
     spec = workload["spec"]
     if workload["kind"] != "RayCluster":
         return (workload.get("status") or {}).get("readyReplicas", 0), spec.get("replicas", 1)
@@ -143,7 +143,7 @@ def _claim(claim: Manifest) -> str:
 
 
 def as_json(families: Iterable[Family]) -> list[dict[str, Any]]:
-    """The same facts for scripts, in the same order."""
+    """Return the same facts for scripts, in the same order."""
     return [_json(family) for family in most_urgent_first(families)]
 
 

@@ -1,4 +1,4 @@
-"""`kubectl tinsmith why`: one answer, then what it rests on, nearest first. Pure."""
+"""`kubectl tinsmith why`: an answer, then its evidence, most relevant first, without side effects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class NamespaceFacts:
-    """What lies around a family in its namespace; `unread` has a sentence for each kind that could not be read."""
+    """The objects around a family in its namespace. `unread` has a message for each kind that could not be read."""
 
     events: tuple[Manifest, ...] = ()
     quotas: tuple[Manifest, ...] = ()
@@ -37,7 +37,7 @@ class NamespaceFacts:
 
 
 def explain(family: Family, namespace_facts: NamespaceFacts, now: datetime) -> list[Branch]:
-    """The first line is the answer."""
+    """Return the answer as the first line, then the evidence."""
     verdict = judge(family)
     style = {Health.WELL: "green", Health.STUCK: "bold red", Health.UNSEEN: "bold red"}.get(verdict.health, "yellow")
     evidence = [
@@ -53,7 +53,7 @@ def explain(family: Family, namespace_facts: NamespaceFacts, now: datetime) -> l
 
 def _owner(family: Family) -> Iterator[Branch]:
     if is_outdated(family):
-        yield Branch("the spec has changed since; the operator has not looked at it yet", style="yellow")
+        yield Branch("the spec has changed; the operator has not processed it yet", style="yellow")
     message = judge(family).message
     conditions = [
         Branch(f"{condition.type} {condition.reason}: {condition.message}")
@@ -75,7 +75,7 @@ def _claim(family: Family) -> Iterator[Branch]:
 
 
 def _pods(family: Family, now: datetime) -> Iterator[Branch]:
-    """Those that are well explain nothing."""
+    """Yield a tree for each pod that is not healthy."""
     for pod in family.pods:
         lines = (*_pod_conditions(pod), *_containers(pod, now))
         if lines:
@@ -101,14 +101,18 @@ def _containers(pod: Manifest, now: datetime) -> Iterator[Branch]:
 
 
 def _events(family: Family, events: Iterable[Manifest], now: datetime) -> Iterator[Branch]:
-    """Newest first, of the family alone."""
+    """Yield the family's own events, newest first."""
     own_events = sorted((event for event in events if concerns(family, event)), key=_time_of, reverse=True)
     if own_events:
         yield Branch("events, newest first", tuple(_event(event, now) for event in own_events[:MOST_EVENTS]))
 
 
 def concerns(family: Family, event: Manifest) -> bool:
-    """By UID; a pod that is gone by its name, since its successor of a StatefulSet has the same."""
+    """Return whether the event is about the family.
+
+    Objects are compared by UID. A deleted pod is compared by name, because its successor in a StatefulSet has the same
+    name.
+    """
     about = event.get("involvedObject") or {}
     if about.get("uid") in {uid_of(member) for member in family.members}:
         return True
@@ -137,7 +141,7 @@ def _event(event: Manifest, now: datetime) -> Branch:
 
 
 def _quotas(family: Family, quotas: Iterable[Manifest]) -> Iterator[Branch]:
-    """Only where one may be what keeps a pod from being made."""
+    """Yield the quotas, only if one of them may prevent a pod from being created."""
     if family.pods or judge(family).health in (Health.WELL, Health.RESTING):
         return
     for quota in quotas:

@@ -1,4 +1,7 @@
-"""The library around a training loop, on the `tinker` SDK: extra `training`; RL and evaluations need `cookbook`."""
+"""The library around a training loop, based on the `tinker` SDK.
+
+Install the extra `training`; RL, evaluations and run logs also need `cookbook`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from tinsmith.training.rl.trainer import RLTrainer
     from tinsmith.training.run_logs.run_log import RunLog, run_log
 
-# They import tinker-cookbook, which who saves checkpoints need not wait for, or have.
+# These import tinker-cookbook, which is slow to import and not needed to save checkpoints.
 _ON_DEMAND = {
     **dict.fromkeys(("Answer", "Example"), "evaluation.examples"),
     **dict.fromkeys(("Evaluated", "InlineEvaluator"), "evaluation.inline"),

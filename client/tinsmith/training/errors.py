@@ -1,4 +1,4 @@
-"""What can go wrong in the library around a loop. `str(error)` says what happened, to what, and what to do."""
+"""The errors of the library. `str(error)` says what happened, to what, and what to do."""
 
 from __future__ import annotations
 
@@ -6,51 +6,51 @@ from collections.abc import Mapping
 
 
 class TrainingError(Exception):
-    """Of this package."""
+    """The base class of this package's errors."""
 
 
 class NotOffered(TrainingError):
-    """This server has no call for it, or does not give this away."""
+    """An error for something that this server does not offer."""
 
 
 class DownloadDamaged(TrainingError):
-    """A file did not come whole from the server."""
+    """An error for a file that was not downloaded completely."""
 
 
 class ExportError(TrainingError):
-    """Of weights that leave a server."""
+    """The base class of errors when weights are exported."""
 
 
 class NoSuchWeights(ExportError):
-    """The server shows this key no checkpoint of that path."""
+    """An error for a path at which the server shows this key no checkpoint."""
 
 
 class BaseModelUnusable(ExportError):
-    """Its files are not here, cannot be read, or are not those that the adapter was trained on."""
+    """An error for a base model that is missing, unreadable, or not the one that the adapter was trained on."""
 
 
 class PromotionRefused(TrainingError):
-    """The server does not let a name stand for that, or has no such name."""
+    """An error for a promotion that the server refuses, or a name that it does not have."""
 
 
 class CheckpointError(TrainingError):
-    """Of checkpoints."""
+    """The base class of errors about checkpoints."""
 
 
 class NoCheckpoint(CheckpointError):
-    """There is none at that step, or at all."""
+    """An error if there is no checkpoint at the step, or none at all."""
 
 
 class CheckpointDamaged(CheckpointError):
-    """Its files are not those that were written."""
+    """An error for a checkpoint whose files are not those that were written."""
 
 
 class CheckpointExists(CheckpointError):
-    """A whole one is at that step already."""
+    """An error if the step already has a complete checkpoint."""
 
 
 class SaveFailed(CheckpointError):
-    """A save did not come to its end. `__cause__` is why; all whole checkpoints are as they were."""
+    """An error for a save that failed. `__cause__` is the reason. Complete checkpoints are not affected."""
 
     def __init__(self, step: int, cause: BaseException) -> None:
         super().__init__(f"saving step {step}: {str(cause) or type(cause).__name__}")
@@ -58,91 +58,92 @@ class SaveFailed(CheckpointError):
 
 
 class UnfitLoopState(CheckpointError, TypeError):
-    """Something in it cannot be read back without running code that was saved with it."""
+    """An error for a value in `loop_state` that could only be loaded by running code from the checkpoint."""
 
 
 class StateGone(CheckpointError):
-    """The server does not have the state any more that a checkpoint refers to."""
+    """An error if the server no longer has the state of a checkpoint."""
 
 
 class MinibatchFailed(TrainingError):
-    """The server refused or failed a minibatch, and there was no optimizer step. `__cause__` is the SDK's error."""
+    """An error for a failed minibatch; no optimizer step was made. `__cause__` is the SDK's error."""
 
     def __init__(self, minibatch: int, step: int, cause: BaseException) -> None:
         super().__init__(
             f"minibatch {minibatch} of step {step}: {cause}; gradients of the step's other minibatches are still on "
-            "the server: load the last saved state before you go on"
+            "the server: load the last saved state before you continue"
         )
         self.minibatch = minibatch
         self.step = step
 
 
 class ShadowCutOff(TrainingError):
-    """A shadow was cancelled in the middle of a step, whose gradient its next step would be made of."""
+    """An error for a shadow that was cancelled in a step: its next step would contain that step's gradient."""
 
     def __init__(self, step: int) -> None:
         super().__init__(
-            f"cancelled in step {step}, whose gradient may be on the server still: load a saved state before you go on"
+            f"cancelled in step {step}, whose gradient may still be on the server: load a saved state before you "
+            "continue"
         )
         self.step = step
 
 
 class EvaluationError(TrainingError):
-    """Of tasks, evaluators and their results."""
+    """The base class of errors about tasks, evaluators and their results."""
 
 
 class TaskFileError(EvaluationError):
-    """A file of examples, or a name of tasks, that cannot be used; says at which line."""
+    """An error for a file of examples or a task name that cannot be used. It names the line."""
 
 
 class GradeFailed(EvaluationError):
-    """A grader gave something else than finite numbers, or raised; then `__cause__` is what."""
+    """An error for a grader that raised, or returned something other than finite numbers."""
 
 
 class ResultsUnfit(EvaluationError):
-    """A directory has results that are not of these tasks, cannot be read, or are being written by another sweep."""
+    """An error for results that belong to other tasks, cannot be read, or are in use by another sweep."""
 
 
 class RunLogError(TrainingError):
-    """Of the places where a run's metrics go."""
+    """The base class of errors about run logs."""
 
 
 class BackendMissing(RunLogError):
-    """The package of a backend is not installed; the sentence ends with the line that installs it."""
+    """An error if a backend's package is not installed. The message ends with the command that installs it."""
 
 
 class BackendRefused(RunLogError):
-    """A backend does not take this run: it wants a key, say."""
+    """An error if a backend refuses the run, for example because it requires a key."""
 
 
 class MetricsLost(RunLogError):
-    """The run's record cannot be written: its disk is full, say."""
+    """An error if the run's record cannot be written, for example because the disk is full."""
 
 
 class RunError(TrainingError):
-    """Of a run of `tinsmith train`."""
+    """The base class of errors of `tinsmith train`."""
 
 
 class BadConfig(RunError):
-    """A setting is missing, unknown or wrong: a line for each."""
+    """An error for settings that are missing, unknown or wrong, with a line for each."""
 
 
 class BadData(RunError):
-    """Lines are no examples: `file:line` and why, for each."""
+    """An error for lines that are not examples, with `file:line` and the reason for each."""
 
 
 class ServerNotReady(RunError):
-    """No server answers, or it does not serve the model."""
+    """An error if no server answers, or it does not serve the model."""
 
 
 class NothingToTrainOn(TrainingError):
-    """So many groups in a row gave no data that the run would go on for ever. `causes` counts why, by kind."""
+    """An error after many groups in a row without data. `causes` counts the reasons by kind."""
 
     def __init__(self, groups: int, causes: Mapping[str, int], step: int) -> None:
         counted = ", ".join(f"{kind} ({count})" for kind, count in sorted(causes.items(), key=lambda item: -item[1]))
         super().__init__(
             f"{groups} groups in a row gave nothing to train on, after {step} steps: {counted}; each failure is in the "
-            "log. Where rewards are equal the task is solved, or no answer earns more than another"
+            "log. Equal rewards mean that the task is solved, or that no answer earns more than another"
         )
         self.groups = groups
         self.causes = dict(causes)
@@ -150,4 +151,4 @@ class NothingToTrainOn(TrainingError):
 
 
 class EnvironmentFailed(TrainingError):
-    """An environment did not do its part. It costs its group, as whatever else an environment raises."""
+    """An error for an environment that misbehaves. Only its group is lost."""

@@ -26,20 +26,20 @@ from tinsmith.training.errors import NotOffered, PromotionRefused, TrainingError
 PROMOTIONS = "/api/v1/promotions"
 RUN_SUMMARY = "summary.json"
 NO_SUCH_CALL = ("Not Found", "Method Not Allowed")
-"""How a refusal ends of servers that do not know a call; our own say of a name that is not there which it is."""
+"""Parts of a refusal by servers without promotions. Servers with promotions name the missing name instead."""
 
 Service = tinker.ServiceClient | tinker.RestClient
 
 
 class Expected(Enum):
-    """Beside a path, and None for a new name."""
+    """The values of `expected` other than a path or None."""
 
     ANYTHING = "whatever the name stands for"
 
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """`name` stands for the sampler at `path` from `time` on. `number` counts its changes, from 1."""
+    """A stable name that has stood for the sampler at `path` since `time`. `number` counts its changes, from 1."""
 
     name: str
     path: str
@@ -55,11 +55,12 @@ def promote(
     expected: str | Expected | None = Expected.ANYTHING,
     service: Service | None = None,
 ) -> Promotion:
-    """Lets a name stand for a saved sampler, such as `tinker://RUN/sampler_weights/NAME`, from the next request on.
+    """Make a name stand for a saved sampler, such as `tinker://RUN/sampler_weights/NAME`, from the next request on.
 
-    `expected` is the path that it must stand for now, None for a name that must be new. `service` is by default the
-    server and the key of the environment, here and below. Raises PromotionRefused with the server's sentence, and
-    NotOffered from a server that has no such names; errors of the SDK pass through.
+    `expected` is the path for which the name must stand now, or None if the name must be new. `service` defaults to a
+    client with the environment's server and key, in all functions of this module.
+
+    Raises PromotionRefused with the server's message, NotOffered if the server has no promotions, and the SDK's errors.
     """
     unchecked = expected is Expected.ANYTHING
     body = {"model_path": path} | ({} if unchecked else {"expected_path": expected})
@@ -67,10 +68,10 @@ def promote(
 
 
 def rollback(name: str, *, service: Service | None = None) -> Promotion:
-    """Lets a name stand for what it stood for before; again, for what was before that. Raises as `promote` does.
+    """Make a name stand for its previous sampler. A second rollback restores the one before that.
 
-    What it stands for now is asked first, and said: the SDK repeats a call whose answer is lost, which would go back
-    two steps.
+    The current change number is sent along, because the SDK repeats a call whose answer is lost, which could roll back
+    twice. Raises as `promote` does.
     """
     newest, *_ = promotion_history(name, service=service)
     expected = {"expected_number": newest.number}
@@ -78,17 +79,17 @@ def rollback(name: str, *, service: Service | None = None) -> Promotion:
 
 
 def promotions(*, service: Service | None = None) -> list[Promotion]:
-    """What each of your names stands for, by name. Raises NotOffered."""
+    """Return the current promotion of each of your names, sorted by name. Raises NotOffered."""
     return [_promotion(listed) for listed in _asked(service, "GET", PROMOTIONS)["promotions"]]
 
 
 def promotion_history(name: str, *, service: Service | None = None) -> list[Promotion]:
-    """What a name stood for, newest first. Raises as `promote` does."""
+    """Return the promotions of a name, newest first. Raises as `promote` does."""
     return [_promotion(listed) for listed in _asked(service, "GET", _address(name))["promotions"]]
 
 
 def remove_promotion(name: str, *, service: Service | None = None) -> None:
-    """Removes the name, not the sampler. Raises as `promote` does."""
+    """Remove the name, not the sampler. Raises as `promote` does."""
     _asked(service, "DELETE", _address(name))
 
 
@@ -102,18 +103,18 @@ def sampler_of_run(directory: Path) -> str:
         sampler = json.loads(summary.read_text())["sampler"]
     except FileNotFoundError as error:
         raise PromotionRefused(
-            f"{directory} has no {RUN_SUMMARY}: `tinsmith train` writes it when the run in that folder is finished"
+            f"{directory} has no {RUN_SUMMARY}: `tinsmith train` writes it when the run is finished"
         ) from error
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise PromotionRefused(f"{summary} names no sampler that can be read: {error!r}") from error
+        raise PromotionRefused(f"{summary} has no readable sampler: {error!r}") from error
     if not isinstance(sampler, str) or not sampler:
-        raise PromotionRefused(f"{summary} names no sampler: its `sampler` is {sampler!r}")
+        raise PromotionRefused(f"{summary} has no sampler: its `sampler` is {sampler!r}")
     return sampler
 
 
 def _address(name: str) -> str:
     if "/" in name or name in ("", ".", ".."):
-        raise PromotionRefused(f"{name!r} cannot be a name: no address has room for it")
+        raise PromotionRefused(f"{name!r} cannot be a name: it must fit into one segment of a URL")
     return f"{PROMOTIONS}/{quote(name, safe='')}"
 
 
@@ -125,7 +126,7 @@ def _promotion(answer: Mapping[str, Any]) -> Promotion:
 def _asked(
     service: Service | None, method: str, address: str, body: Mapping[str, Any] | None = None, **more: Any
 ) -> Any:
-    """The SDK has no function for it; its layer of HTTP makes the call."""
+    """Send a request through the SDK's HTTP layer; the SDK has no function for it."""
     holder = (service or tinker.RestClient()).holder
     content = more if body is None else {"body": body, **more}
 
@@ -142,19 +143,19 @@ def _asked(
 
 
 def explained(status: int, body: object) -> NotOffered | PromotionRefused | None:
-    """What a refusal means. None: it is none of promotions, and is told as the SDK does."""
+    """Return the error for a refusal, or None if it is not about promotions."""
     detail = str(body.get("detail", "")) if isinstance(body, Mapping) else ""
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and (
         not detail or any(words in detail for words in NO_SUCH_CALL)
     ):
-        return NotOffered("this server has no names for saved samplers: programs name a sampler by its path there")
+        return NotOffered("this server has no stable names for samplers: use the sampler's path instead")
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY):
         return PromotionRefused(detail)
     return None
 
 
 OTHER_COLUMNS_WIDTH = 60
-"""Columns for times, and headers."""
+"""The width of the other columns, including the headers."""
 USAGE = "say NAME and a tinker:// path or --run, NAME and one of --rollback, --history and --remove, or --list alone"
 
 
@@ -178,7 +179,7 @@ def promote_command(
     as_json: AsJson = False,
     base_url: BaseUrl = None,
 ) -> None:
-    """Give a saved sampler a stable name on the OpenAI endpoint, move the name, and roll it back."""
+    """Give a saved sampler a stable name on the OpenAI endpoint, move the name, or roll it back."""
     promotes = path is not None or run is not None
     acts = [path is not None, run is not None, back, history, remove, list_]
     if sum(acts) != 1 or (name is None) is not list_ or (expect is not None and not promotes):
@@ -225,7 +226,7 @@ def _show(found: Sequence[Promotion], as_json: bool) -> None:
     for promotion in found:
         by = "rollback" if promotion.is_rollback else "promotion"
         table.add_row(promotion.name, f"{promotion.time:%Y-%m-%d %H:%M:%S}", by, promotion.path)
-    # A path is there to be copied: the terminal breaks its line, and no table.
+    # A path must stay on one line, so that it can be copied. The terminal wraps it, not the table.
     width = OTHER_COLUMNS_WIDTH + max((len(promotion.name) + len(promotion.path) for promotion in found), default=0)
     make_console(width=width).print(table)
 

@@ -1,6 +1,6 @@
-"""What a server gives away of a checkpoint: files by links of their own, or one archive of all. Streamed to a disk.
+"""Downloads of a checkpoint's files from a server, through links or as an archive, streamed to disk.
 
-A link is a permission by itself, and is asked without a key: it may lead to a storage that is not to learn it.
+A link needs no key, and is fetched without one: it may lead to a storage service that must not learn the key.
 """
 
 from __future__ import annotations
@@ -24,39 +24,40 @@ from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 from tinsmith.training.errors import DownloadDamaged, NotOffered
 
 PURPOSE = "tinsmith-purpose"
-"""In the user_metadata of a training run that a command makes for a moment: the server's lists leave it out."""
+"""The user_metadata key of a command's temporary training run. The server's lists omit such runs."""
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 SILENCE_SECONDS = 60.0
-"""Without a byte, not in all."""
+"""The longest wait for the next byte, not for the whole download."""
 NO_SUCH_CALL = (tinker.NotFoundError, tinker.UnprocessableEntityError, tinker.BadRequestError)
 GZIP_MAGIC = b"\x1f\x8b"
 DRAIN_BYTES = 2**20
 
 
 def fetch_export(rest: tinker.RestClient, export_path: str, targets: Mapping[str, Path]) -> None:
-    """Of what `save_weights_external` made, these files by their names.
+    """Download files of an export that `save_weights_external` made. `targets` maps names to paths.
 
-    Raises NotOffered where one is not among them, and DownloadDamaged.
+    Raises NotOffered if the export lacks one of them, and DownloadDamaged.
     """
     urls = rest.get_external_weights_urls(export_path).result().urls
     for name, target in targets.items():
         if name not in urls:
-            raise NotOffered(f"the server's export {export_path} has no {name}")
+            raise NotOffered(f"the server's export {export_path} has no file {name}")
         with target.open("wb") as file:
             _download(urls[name], file)
 
 
 def fetch_from_archive(rest: tinker.RestClient, path: str, targets: Mapping[str, Path]) -> None:
-    """Of a checkpoint of any kind, these files by their names; the whole archive is on this machine's disk meanwhile.
+    """Download files of a checkpoint of any kind. `targets` maps names to paths.
 
-    Raises NotOffered where the server has no archives, or this one not all of the files; and DownloadDamaged.
+    The whole archive needs space on this machine's disk. Raises NotOffered if the server has no archives or the archive
+    lacks a file, and DownloadDamaged.
     """
     left = dict(targets)
     try:
         with _archive(rest, path) as content:
             with _opened(content, path) as archive:
                 for member in archive:
-                    # Of a link, a stream cannot go to what it stands for.
+                    # In a stream, the target of a link cannot be read.
                     if member.name in left and member.isreg():
                         _write(cast(IO[bytes], archive.extractfile(member)), left.pop(member.name))
             _read_to_the_end(content)
@@ -68,7 +69,7 @@ def fetch_from_archive(rest: tinker.RestClient, path: str, targets: Mapping[str,
 
 @contextmanager
 def _archive(rest: tinker.RestClient, path: str) -> Iterator[BinaryIO]:
-    """Without gzip's layer, where it has one."""
+    """Download the archive, and yield its content without gzip compression."""
     with tempfile.TemporaryFile() as file:
         _ask_for_archive(rest, path, file)
         file.seek(0)
@@ -78,23 +79,26 @@ def _archive(rest: tinker.RestClient, path: str) -> Iterator[BinaryIO]:
 
 
 def _opened(content: BinaryIO, path: str) -> tarfile.TarFile:
-    """With its first header read. Raises NotOffered, and gzip's errors where that is why there is none."""
+    """Open the archive and read its first header. Raises NotOffered if it is not an archive, and gzip's errors."""
     try:
         return tarfile.open(fileobj=content, mode="r|")
     except tarfile.ReadError as error:
         content.seek(0)
         _read_to_the_end(content)
-        raise NotOffered(f"what the server gives for {path} is no archive") from error
+        raise NotOffered(f"the server's answer for {path} is not an archive") from error
 
 
 def _read_to_the_end(content: BinaryIO) -> None:
-    """gzip compares its digest of the content behind the last byte, to which no archive reads."""
+    """Read to the end, where gzip compares its digest. An archive reader stops earlier."""
     while content.read(DRAIN_BYTES):
         pass
 
 
 def _ask_for_archive(rest: tinker.RestClient, path: str, target: IO[bytes]) -> None:
-    """The SDK has no function for it any more; its layer of HTTP makes the call, which mostly leads to a link."""
+    """Request the archive through the SDK's HTTP layer; the SDK no longer has a function for it.
+
+    Most answers redirect to a link.
+    """
     parsed = tinker.ParsedCheckpointTinkerPath.from_tinker_path(path)
     address = f"/api/v1/training_runs/{parsed.training_run_id}/checkpoints/{parsed.checkpoint_id}/archive"
     holder = rest.holder
@@ -102,7 +106,7 @@ def _ask_for_archive(rest: tinker.RestClient, path: str, target: IO[bytes]) -> N
     async def ask() -> None:
         options: Any = {"timeout": SILENCE_SECONDS}
         with holder.aclient(ClientConnectionPoolType.TRAIN) as client:
-            # The SDK's own transport follows by itself, whatever it is told, and takes its `X-API-Key` along.
+            # The SDK's own transport always follows redirects, and sends its `X-API-Key` with them.
             async with httpx.AsyncClient(verify=_trusted(), follow_redirects=False) as stays:
                 asking = client.with_options(http_client=stays)
                 answer: httpx.Response = await asking.get(address, cast_to=httpx.Response, options=options, stream=True)
@@ -114,9 +118,9 @@ def _ask_for_archive(rest: tinker.RestClient, path: str, target: IO[bytes]) -> N
     try:
         request.result()
     except NO_SUCH_CALL as error:
-        raise NotOffered(f"this server gives no archive of {path}") from error
+        raise NotOffered(f"this server offers no archive of {path}") from error
     except tinker.APIStatusError as error:
-        # To the SDK a redirect is an error, as whatever is no success.
+        # The SDK raises an error for a redirect.
         if (onward := error.response.next_request) is None:
             raise
         _download(str(onward.url), target)
@@ -125,14 +129,14 @@ def _ask_for_archive(rest: tinker.RestClient, path: str, target: IO[bytes]) -> N
 
 
 def _trusted() -> ssl.SSLContext:
-    """httpx's authorities and this machine's, as the SDK has it."""
+    """Return httpx's and this machine's certificate authorities, as in the SDK."""
     context = httpx.create_ssl_context()
     context.load_default_certs()
     return context
 
 
 def _download(url: str, target: IO[bytes]) -> None:
-    """Without a key, wherever it leads."""
+    """Download from a link, without a key."""
     try:
         with httpx.stream("GET", url, timeout=SILENCE_SECONDS, follow_redirects=True, verify=_trusted()) as answer:
             for part in answer.raise_for_status().iter_bytes():
@@ -147,4 +151,4 @@ def _write(file: IO[bytes], target: Path) -> None:
 
 
 def _damaged(error: Exception) -> DownloadDamaged:
-    return DownloadDamaged(f"a file did not come whole from the server: {error or type(error).__name__}; try again")
+    return DownloadDamaged(f"a file was not downloaded completely: {error or type(error).__name__}; try again")

@@ -21,10 +21,10 @@ from tinsmith.training.errors import MinibatchFailed
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """What one group of an environment came to, ready to train on.
+    """The training data of one group of rollouts.
 
-    `policy_step`: how many optimizer steps the weights had had that it was sampled from. Without data, as a group
-    whose rewards are all equal, it counts as a group of its step and trains nothing.
+    `policy_step` is the number of optimizer steps of the weights that it was sampled from. A group without data, for
+    example because all of its rewards are equal, counts as a group of its step but trains nothing.
     """
 
     data: Sequence[tinker.Datum]
@@ -32,15 +32,15 @@ class RolloutGroup:
 
 
 class BufferClosed(Exception):
-    """Nobody takes rollouts from here any more."""
+    """An error for a rollout that arrives after the buffer was closed."""
 
 
 class RolloutBuffer(AsyncIterator[RolloutGroup]):
-    """Holds `groups` of them at most: whoever samples further ahead waits in `put`. For one event loop."""
+    """A queue of at most `groups` rollout groups, for one event loop. `put` waits while it is full."""
 
     def __init__(self, groups: int) -> None:
         if groups < 1:
-            raise ValueError(f"a buffer of {groups} groups holds none; give 1 or more")
+            raise ValueError(f"groups is {groups}; it must be 1 or more")
         self._most = groups
         self._waiting: deque[RolloutGroup] = deque()
         self._changed = asyncio.Condition()
@@ -51,16 +51,16 @@ class RolloutBuffer(AsyncIterator[RolloutGroup]):
         return len(self._waiting)
 
     async def put(self, group: RolloutGroup) -> None:
-        """Returns when there is room. Raises BufferClosed."""
+        """Add a group as soon as there is room. Raises BufferClosed."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._is_closed or len(self._waiting) < self._most)
             if self._is_closed:
-                raise BufferClosed("this buffer was closed, so the rollout is not trained on")
+                raise BufferClosed("the buffer is closed, so the rollout is not trained on")
             self._waiting.append(group)
             self._changed.notify_all()
 
     async def close(self, error: BaseException | None = None) -> None:
-        """After the last rollout. What waits is still trained on; then iteration ends, or raises `error`."""
+        """End the stream after the groups in the buffer. Iteration then ends, or raises `error`."""
         async with self._changed:
             self._is_closed, self._error = True, error
             self._changed.notify_all()
@@ -77,15 +77,15 @@ class RolloutBuffer(AsyncIterator[RolloutGroup]):
 
 
 Send: TypeAlias = Callable[[list[tinker.Datum]], Awaitable[types.ForwardBackwardOutput]]
-"""Submits a forward and backward pass, in the order of the calls, and returns its future."""
+"""A function that submits a forward-backward pass in call order, and returns its future."""
 
 
 @dataclass(frozen=True, slots=True)
 class MinibatchPlan:
-    """Of each optimizer step.
+    """The composition of each optimizer step.
 
-    `most_stale_steps`: by how many optimizer steps the weights that sampled a group may be behind those that it
-    trains; 0 is on-policy. `minibatches_in_flight`: so many may be under way on the server before the next one waits.
+    `most_stale_steps` is the most optimizer steps by which a group's sampling weights may be older than the weights
+    that it trains; 0 is on-policy. `minibatches_in_flight` is the most minibatches that the server has at a time.
     """
 
     groups_per_step: int
@@ -103,29 +103,29 @@ class MinibatchPlan:
                 "groups_per_step; make it smaller, or the step larger"
             )
         if self.most_stale_steps < 0:
-            raise ValueError(f"most_stale_steps is {self.most_stale_steps}; 0 is on-policy, and there is no less")
+            raise ValueError(f"most_stale_steps is {self.most_stale_steps}; it must be 0 (on-policy) or more")
 
     def staleness(self, group: RolloutGroup, step: int) -> int:
-        """In optimizer steps. Raises ValueError for a group of weights that are not there yet."""
+        """Return the staleness in optimizer steps. Raises ValueError for a group of future weights."""
         if group.policy_step > step:
             raise ValueError(
-                f"a rollout says that it was sampled after {group.policy_step} steps, and {step} were done; "
+                f"a rollout has policy_step {group.policy_step}, but only {step} steps were made; "
                 "policy_step counts the optimizer steps before its weights were saved"
             )
         return step - group.policy_step
 
     def takes(self, group: RolloutGroup, step: int) -> bool:
-        """Whether it may train step `step`, which counts from 0. Raises ValueError as `staleness` does."""
+        """Return whether the group may train `step`, which counts from 0. Raises as `staleness` does."""
         return self.staleness(group, step) <= self.most_stale_steps
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What an optimizer step was made of.
+    """The result of an optimizer step.
 
-    `step` counts from 0. `staleness`: of each group that was trained on, in optimizer steps. `metrics`: of the loss
-    over all of its data, reduced as the SDK reduces those of one call, and of the optimizer. `outputs`: what the loss
-    returned for each datum, in the order of `data`.
+    `step` counts from 0. `staleness` has an entry for each trained group, in optimizer steps. `metrics` has the metrics
+    of the loss over all data, reduced as the SDK reduces those of one call, and those of the optimizer. `outputs` has
+    the loss's output for each datum, in the order of `data`.
     """
 
     step: int
@@ -136,11 +136,11 @@ class StepReport:
     dropped_groups: int
     minibatches: int
     waited_seconds: float
-    """For rollouts to come, whatever the server computed meanwhile."""
+    """The time spent waiting for rollouts, even if the server was computing."""
 
 
 class StepInProgress:
-    """Takes groups until it is full. `send` is called with each minibatch as soon as it is complete."""
+    """A step that collects groups until it is full, and sends each minibatch as soon as it is complete."""
 
     def __init__(self, step: int, plan: MinibatchPlan, send: Send) -> None:
         self.step = step
@@ -157,7 +157,7 @@ class StepInProgress:
 
     @property
     def groups(self) -> int:
-        """That it was given and took, those without data, too."""
+        """Return the number of groups taken so far, including groups without data."""
         return len(self.staleness)
 
     @property
@@ -165,9 +165,10 @@ class StepInProgress:
         return self.groups == self._plan.groups_per_step
 
     async def take(self, group: RolloutGroup) -> bool:
-        """Whether it did: one that is too old is counted. Waits while as much as may be is under way.
+        """Take a group, and return whether it was fresh enough; a stale one is dropped and counted.
 
-        Raises MinibatchFailed, and ValueError for a group of later weights.
+        Waits while too many minibatches are in flight. Raises MinibatchFailed, and ValueError for a group of future
+        weights.
         """
         if not self._plan.takes(group, self.step):
             self.dropped_groups += 1
@@ -180,7 +181,7 @@ class StepInProgress:
         return True
 
     async def results(self) -> types.ForwardBackwardOutput:
-        """Of all its data, with what was too little for a minibatch. Raises MinibatchFailed."""
+        """Send the last, incomplete minibatch, and return the results of all data. Raises MinibatchFailed."""
         await self._submit()
         while self._under_way:
             await self._settle()
@@ -225,16 +226,16 @@ async def stream_minibatch_train(
     first_step: int = 0,
     progress: Progress | None = None,
 ) -> AsyncGenerator[StepReport, None]:
-    """An optimizer step for every `plan.groups_per_step` groups; yields its report, and goes on when it is asked to.
+    """Make an optimizer step from every `plan.groups_per_step` groups, and yield its report.
 
-    Losses are sums over data, so the steps are those of whole batches, to the order in which float32 numbers are
-    added. `adam`: of every step, or by the step's number, which counts from `first_step`. Groups that are too old are
-    dropped and counted. What is left when `rollouts` ends is a smaller step; a step without any data is none, and the
-    next groups have its number.
+    Losses are sums over data, so the steps equal those of whole batches, up to the order of float32 additions. `adam`
+    holds the parameters of every step, or is a function of the step's number, which counts from `first_step`. Stale
+    groups are dropped and counted. The groups that are left when `rollouts` ends make a smaller step. A step without
+    data is skipped, and its number is used by the next groups.
 
-    Raises MinibatchFailed where the server refuses or fails a minibatch, before the optimizer step. Gradients of the
-    step's other minibatches are on the server then, as they are when the caller leaves in the middle of a step: load
-    the last saved state before going on. Raises what `rollouts` raises.
+    Raises MinibatchFailed, before the optimizer step, if the server refuses or fails a minibatch. The gradients of the
+    step's other minibatches are then still on the server, as they are if the caller stops in the middle of a step: load
+    the last saved state before you continue. Raises what `rollouts` raises.
     """
     of_step = adam if callable(adam) else lambda _: adam
     send = partial(_send, client, loss_fn, loss_fn_config)
@@ -267,9 +268,10 @@ def _send(
 async def _finish(
     client: tinker.TrainingClient, current: StepInProgress, adam: Callable[[int], types.AdamParams]
 ) -> StepReport | None:
-    """None: it had no data.
+    """Make the optimizer step, or return None if there is no data.
 
-    The optimizer waits for all results: submitted ahead, it would take a step from what a failed minibatch left.
+    The optimizer step waits for all results: if it were submitted earlier, it would use an incomplete gradient when a
+    minibatch fails.
     """
     trained = await current.results()
     if not current.data:
@@ -278,7 +280,7 @@ async def _finish(
 
 
 class _Shown:
-    """A bar of the groups of the step that is under way."""
+    """A progress bar of the current step's groups."""
 
     def __init__(self, progress: Progress | None, plan: MinibatchPlan) -> None:
         self._progress = progress

@@ -89,8 +89,8 @@ def test_one_message_prints_the_answer_alone_with_the_options_that_were_given(ru
         ((502, "<html>"), f"refuses: POST {CHAT} answers 502 <html>"),
         (streamed(chunk("Good"), f"data: {json.dumps(refused(500, 'worker lost')[1])}\n\n"), "worker lost"),
         ((200, chunk("Good")), "ended early"),
-        ((200, "data: none\n\n"), "does not answer as OpenAI's API does"),
-        ((200, "data: {}\n\n"), "does not answer as OpenAI's API does"),
+        ((200, "data: none\n\n"), "does not answer in OpenAI's format"),
+        ((200, "data: {}\n\n"), "does not answer in OpenAI's format"),
     ],
     ids=["no model", "too long", "bad key", "a proxy", "in mid-stream", "cut off", "no JSON", "no choices"],
 )
@@ -108,7 +108,7 @@ def test_what_goes_wrong_is_one_sentence(run: Run, answer: Answer, sentence: str
     [
         ("127.0.0.1:9", GOOD_KEY, "put http:// in front"),
         ("http://127.0.0.1:9", GOOD_KEY, "nothing answers at http://127.0.0.1:9"),
-        (None, "", "wants a key, and TINKER_API_KEY is not set"),
+        (None, "", "requires a key, and TINKER_API_KEY is not set"),
     ],
 )
 def test_an_unusable_address_or_key_is_one_sentence(

@@ -235,8 +235,8 @@ def test_models_that_wait_are_shown_with_what_they_wait_for_and_are_no_failure()
     with stub_server({**WELL, "/api/v1/waiting_models": (200, WAITING)}) as url:
         results = examine(url)
     assert failures(results) == []
-    assert results["model sess-1:train:0"].detail == "has waited for 63 s: 3rd of 7 waiting"
-    assert results["model sess-2:train:0"].detail == "has waited for 1 s: on its way to a worker"
+    assert results["model sess-1:train:0"].detail == "has been waiting for 63 s: 3rd of 7 waiting"
+    assert results["model sess-2:train:0"].detail == "has been waiting for 1 s: being assigned to a worker"
 
 
 @pytest.mark.usefixtures("tokenizer_here")

@@ -218,5 +218,5 @@ def test_a_server_without_the_tokenizer_leaves_the_search_to_the_sdk(server: Ser
 
 def test_files_that_are_no_tokenizer_are_told_and_no_hub_is_asked(server: Server) -> None:
     server.answers = [(200, zipped({"tokenizer.json": b"nonsense", "config.json": b"{}"}))]
-    with pytest.raises(TokenizerError, match="the tokenizer of private/model that"):
+    with pytest.raises(TokenizerError, match="the tokenizer of private/model from"):
         load_tokenizer("private/model", server.url, "tml-key")

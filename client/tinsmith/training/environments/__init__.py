@@ -1,1 +1,1 @@
-"""Environments for groups: of functions, of `verifiers`, and two worked ones."""
+"""Environments for groups, made from functions or from `verifiers`."""

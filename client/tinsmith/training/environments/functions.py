@@ -14,36 +14,36 @@ from tinker_cookbook.rl.types import Action, ActionExtra, Env, EnvGroupBuilder, 
 from typing_extensions import override
 
 PromptContent: TypeAlias = str | Sequence[Message] | Sequence[int]
-"""With a renderer a string, which is a user's message, or messages; without, tokens."""
+"""The content of a prompt: with a renderer a string (a user message) or messages, without a renderer tokens."""
 
 
 class Conversation(Protocol):
-    """Of one environment with its model, in turns."""
+    """The turns between one environment and the model."""
 
     def add_prompt(self, content: Any) -> None:
-        """Goes on with what the environment says. Raises TypeError for what is not its kind."""
+        """Append the environment's prompt. Raises TypeError for content of the wrong type."""
 
     def observation(self) -> tuple[tinker.ModelInput, StopCondition]:
-        """All of it so far, and where an answer ends."""
+        """Return the conversation so far, and the stop condition of the next answer."""
 
     def add_answer(self, tokens: list[int]) -> Any:
-        """Goes on with what the model says, and reads it."""
+        """Append the model's answer, and return it decoded."""
 
 
 def conversation(renderer: Renderer | None) -> Conversation:
-    """A new one."""
+    """Return a new conversation."""
     return TokenConversation() if renderer is None else ChatConversation(renderer)
 
 
 class TokenConversation:
-    """Tokens after tokens; an answer ends where it is as long as it may be."""
+    """A conversation in tokens. An answer ends only at its token limit."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
 
     def add_prompt(self, content: Any) -> None:
         if isinstance(content, str) or not all(type(token) is int for token in content):
-            raise TypeError(f"without a renderer prompts are lists of tokens, and this one is {content!r:.80}")
+            raise TypeError(f"without a renderer a prompt must be a list of tokens, not {content!r:.80}")
         self._tokens += content
 
     def observation(self) -> tuple[tinker.ModelInput, StopCondition]:
@@ -55,7 +55,7 @@ class TokenConversation:
 
 
 class ChatConversation:
-    """Messages, as the renderer writes them. An answer that was cut off is read as far as it goes."""
+    """A conversation in messages, encoded by the renderer. A truncated answer is decoded as far as possible."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -65,7 +65,7 @@ class ChatConversation:
         if isinstance(content, str):
             content = [Message(role="user", content=content)]
         if not all(isinstance(message, dict) for message in content):
-            raise TypeError(f"with a renderer prompts are strings or messages, and this one is {content!r:.80}")
+            raise TypeError(f"with a renderer a prompt must be a string or messages, not {content!r:.80}")
         self._messages += content
 
     def observation(self) -> tuple[tinker.ModelInput, StopCondition]:
@@ -79,11 +79,11 @@ class ChatConversation:
 
 Example = TypeVar("Example")
 Answer: TypeAlias = Any
-"""A string where there is a renderer, and a list of tokens where there is none."""
+"""A string if there is a renderer, and a list of tokens if there is none."""
 Outcome: TypeAlias = float | tuple[float, Mapping[str, float]]
-"""A reward, or a reward and metrics beside it, which are logged as `env/all/<name>`."""
+"""A reward, or a reward and metrics, which are logged as `env/all/<name>`."""
 Play: TypeAlias = Callable[[Example], Generator[PromptContent, Answer, Outcome | Awaitable[Outcome]]]
-"""Yields what the model is told, is given what it answers, and returns the outcome."""
+"""A generator function that yields prompts, receives the model's answers, and returns the outcome."""
 
 
 def from_functions(
@@ -95,10 +95,10 @@ def from_functions(
     renderer: Renderer | None = None,
     tags: Sequence[str] = (),
 ) -> list[EnvGroupBuilder]:
-    """A group of `group_size` answers for each example. `reward` may be a coroutine function.
+    """Return a group of `group_size` answers for each example. `reward` may be a coroutine function.
 
-    With a renderer prompts are strings or lists of messages, and answers the text of the model's message; without,
-    both are lists of tokens.
+    With a renderer, prompts are strings or lists of messages, and answers are the text of the model's message. Without
+    a renderer, both are lists of tokens.
     """
     return from_games(examples, OneAnswer(prompt, reward), group_size=group_size, renderer=renderer, tags=tags)
 
@@ -111,10 +111,13 @@ def from_games(
     renderer: Renderer | None = None,
     tags: Sequence[str] = (),
 ) -> list[EnvGroupBuilder]:
-    """As `from_functions`, with as many turns as the generator has: `answer = yield prompt`, and `return reward`."""
+    """Return groups as `from_functions` does, for a game of several turns.
+
+    `play` is a generator function: `answer = yield prompt` is a turn, and `return reward` ends the game.
+    """
     if group_size < 2:
         raise ValueError(
-            f"group_size is {group_size}: an answer is compared with others of its group, so give 2 or more"
+            f"group_size is {group_size}: it must be 2 or more, because the answers of a group are compared"
         )
     return [PlayGroupBuilder(play, example, group_size, renderer, tuple(tags)) for example in examples]
 
@@ -133,7 +136,7 @@ class OneAnswer(Generic[Example]):
 
 @dataclass(frozen=True, slots=True)
 class PlayGroupBuilder(EnvGroupBuilder, Generic[Example]):
-    """The same example, played `group_size` times."""
+    """A group that plays the same example `group_size` times."""
 
     play: Play[Example]
     example: Example
@@ -151,7 +154,7 @@ class PlayGroupBuilder(EnvGroupBuilder, Generic[Example]):
 
 
 class PlayEnv(Env):
-    """One run of the generator."""
+    """An environment that runs the generator once."""
 
     def __init__(
         self, play: Generator[PromptContent, Answer, Outcome | Awaitable[Outcome]], conversation: Conversation

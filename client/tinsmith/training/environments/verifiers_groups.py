@@ -1,8 +1,8 @@
-"""Groups of an environment of `verifiers`, which is loaded as it is and speaks to what it takes for OpenAI's client.
+"""Groups of an unmodified `verifiers` environment, which believes that it calls OpenAI's client.
 
-The environment asks, and the loop that trains it answers: each request of a rollout is an observation, and each answer
-goes back to it as a completion. So whatever rolls out groups of the cookbook rolls these out, with its own weights,
-temperature and limits; what the environment asks for itself, as a temperature, is not used.
+Each request of a rollout becomes an observation, and the training loop's answer goes back as a completion. So any loop
+for groups of tinker-cookbook can run these, with its own weights, temperature and limits. The environment's own
+sampling settings, such as a temperature, are ignored.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from typing_extensions import override
 from tinsmith.training.errors import EnvironmentFailed
 
 OF_A_ROLLOUT = ("prompt", "answer", "task", "info", "example_id")
-"""Columns of a data set of verifiers that its rollouts are given."""
+"""The data columns that verifiers passes to a rollout."""
 _envs_of_group: ContextVar[tuple[VerifiersEnv, ...]] = ContextVar("envs_of_group", default=())
-"""A builder may have several groups under way, and a clean-up is to be of one."""
+"""The environments of the current group. A builder may run several groups, and a clean-up is for one."""
 
 
 def from_verifiers(
     environment: Any, renderer: Renderer, *, group_size: int, examples: int = -1, seed: int | None = None
 ) -> list[EnvGroupBuilder]:
-    """A group of `group_size` rollouts for each example of its training data, or for so many of them.
+    """Return a group of `group_size` rollouts for each training example, or for the first `examples` of them.
 
-    `environment`: what `verifiers.load_environment` of 0.1.9 returns. `seed` shuffles the examples. Its prompts become
-    tokens by `renderer`, whose tokenizer reads completions that are no chats.
+    `environment` is the result of `verifiers.load_environment` (0.1.9). `seed` shuffles the examples. `renderer` turns
+    prompts into tokens; its tokenizer decodes completions that are not chats.
     """
     data = environment.get_dataset(n=examples, seed=seed)
     columns = [name for name in OF_A_ROLLOUT if name in data.column_names]
@@ -54,7 +54,7 @@ def from_verifiers(
 
 @dataclass(frozen=True, slots=True)
 class VerifiersGroupBuilder(EnvGroupBuilder):
-    """`row`: of the data, with the columns of OF_A_ROLLOUT that it has."""
+    """A group of rollouts of one data row, which has columns of OF_A_ROLLOUT."""
 
     environment: Any
     renderer: Renderer
@@ -71,7 +71,7 @@ class VerifiersGroupBuilder(EnvGroupBuilder):
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """By the environment's rubric, which may compare rollouts of the group."""
+        """Return the rewards by the environment's rubric, which may compare the group's rollouts."""
         states = [env.final_state() for env in env_group if isinstance(env, VerifiersEnv)]
         if self.environment.score_rollouts:
             await self.environment.rubric.score_group(states, score_sem=nullcontext())
@@ -85,14 +85,14 @@ class VerifiersGroupBuilder(EnvGroupBuilder):
 
     @override
     async def cleanup(self) -> None:
-        """Ends rollouts that nobody answers any more; after the others verifiers cleans up by itself."""
+        """Cancel the rollouts that no longer get answers. verifiers cleans up after the others."""
         for env in _envs_of_group.get():
             env.cancel()
         _envs_of_group.set(())
 
 
 class VerifiersEnv(Env):
-    """One rollout, under way in a task of its own between requests."""
+    """One rollout, which runs in its own task between requests."""
 
     def __init__(self, environment: Any, renderer: Renderer, row: Mapping[str, Any]) -> None:
         self._environment = environment
@@ -102,13 +102,13 @@ class VerifiersEnv(Env):
         self._rollout: asyncio.Task[Any] | None = None
 
     def final_state(self) -> Any:
-        """What verifiers keeps of the rollout. Raises EnvironmentFailed where it did not come to its end."""
+        """Return the rollout's final state. Raises EnvironmentFailed if it has not ended."""
         if self._rollout is None or not self._rollout.done():
             raise EnvironmentFailed("a rollout of verifiers was stopped before its end, and cannot be scored")
         return self._rollout.result()
 
     def cancel(self) -> None:
-        """Unless it has ended."""
+        """Cancel the rollout unless it has ended."""
         if self._rollout is not None:
             self._rollout.cancel()
 
@@ -138,7 +138,7 @@ class VerifiersEnv(Env):
         return await self._environment.rollout(dict(self._row), client, "tinker", {})
 
     async def _next_request(self) -> _Request | None:
-        """None at the end of the rollout. Raises what the rollout raises, or has as its error."""
+        """Return the next request, or None at the end of the rollout. Raises the rollout's error."""
         assert self._rollout is not None, "initial_observation comes first"
         request = asyncio.ensure_future(self._requests.next())
         try:
@@ -161,7 +161,7 @@ class _Request:
 
 
 class _Requests:
-    """Stands where the cookbook's client has a sampling client, and hands its requests on, one at a time."""
+    """A stand-in for the cookbook's sampling client that passes its requests on, one at a time."""
 
     def __init__(self) -> None:
         self._asked: asyncio.Queue[_Request] = asyncio.Queue()
@@ -170,7 +170,7 @@ class _Requests:
     async def sample_async(
         self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
     ) -> SimpleNamespace:
-        """As the SDK's, without logprobs: those of the training loop are what counts."""
+        """Sample like the SDK, but without logprobs: the training loop has its own."""
         stop: Any = sampling_params.stop
         request = _Request(prompt, [stop] if isinstance(stop, str) else list(stop or []))
         await self._asked.put(request)
@@ -178,14 +178,14 @@ class _Requests:
         return SimpleNamespace(sequences=[SimpleNamespace(tokens=tokens, logprobs=None)])
 
     sample = sample_async
-    """As 0.6 of the cookbook calls it."""
+    """The name of the method in tinker-cookbook 0.6."""
 
     async def next(self) -> _Request:
         self._current = await self._asked.get()
         return self._current
 
     def answer(self, tokens: list[int]) -> None:
-        """To the last request; one that was given up meanwhile does not hear it."""
+        """Answer the last request, unless it was cancelled."""
         assert self._current is not None, "a request comes first"
         if not self._current.answered.done():
             self._current.answered.set_result(tokens)

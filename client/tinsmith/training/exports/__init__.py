@@ -1,1 +1,1 @@
-"""Weights that a server keeps, as tensors here: a LoRA adapter, or the base model with it merged in."""
+"""Exports of a server's weights as tensors: a LoRA adapter, or the base model with the adapter merged in."""

@@ -1,4 +1,4 @@
-"""The files of a base model on this machine, and the model that transformers makes of them."""
+"""A base model's files on this machine, and the transformers model made of them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from transformers import (
 from tinsmith.training.errors import BaseModelUnusable
 
 UNUSED_FILES = ["*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.pth", "original/*"]
-"""Other frameworks' copies of the weights, which can double a download."""
+"""Copies of the weights for other frameworks, which could double the download."""
 MADE_DENSE = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}
 ADAPTER_CONFIG = "adapter_config.json"
 MOST_NAMED = 5
-GIVE = "Give base_model: a folder with config.json and weights, or the name of a repository at the hub"
+GIVE = "Set base_model to a folder with config.json and weights, or to a repository of the hub"
 
 
 class BaseModel:
-    """Of a folder, or of a repository at the hub that is cached or can be reached. Raises BaseModelUnusable."""
+    """A base model in a folder, or in a hub repository that is cached or reachable. Raises BaseModelUnusable."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.directory = _directory(source)
         if (self.directory / ADAPTER_CONFIG).is_file():
             raise BaseModelUnusable(
-                f"the base model {source} has a PEFT adapter among its files ({ADAPTER_CONFIG}), which transformers "
-                "would add to it. Move the adapter's files to a folder of their own"
+                f"the base model {source} contains a PEFT adapter ({ADAPTER_CONFIG}), which transformers "
+                "would add to it. Move the adapter's files to another folder"
             )
         try:
             self._config = AutoConfig.from_pretrained(self.directory)
@@ -42,12 +42,12 @@ class BaseModel:
             raise _unusable(source, error) from error
 
     def without_weights(self) -> Any:
-        """Its modules, in no memory."""
+        """Return its modules without memory for weights."""
         with torch.device("meta"):
             return self._class().from_config(self._config)
 
     def load(self) -> Any:
-        """On the CPU, in its own dtype, and dense. Raises BaseModelUnusable."""
+        """Load the model on the CPU in its own dtype, with dense weights. Raises BaseModelUnusable."""
         options = self._dequantizing()
         try:
             model, report = self._class().from_pretrained(
@@ -64,7 +64,7 @@ class BaseModel:
         return self._dense(model) if options else model
 
     def _class(self) -> Any:
-        """With its vision tower where only that is a whole one, as `architectures` has it."""
+        """Return the class for the complete model, which includes a vision tower if `architectures` has one."""
         is_text = type(self._config) in AutoModelForCausalLM._model_mapping
         sees = type(self._config) in AutoModelForImageTextToText._model_mapping
         return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
@@ -77,13 +77,13 @@ class BaseModel:
             return {}
         if method not in MADE_DENSE:
             raise BaseModelUnusable(
-                f"the weights of {self.source} are quantized by {method!r}, and only {' and '.join(MADE_DENSE)} are "
-                "made dense here; give the model's original weights"
+                f"the weights of {self.source} are quantized with {method!r}; only {' and '.join(MADE_DENSE)} are "
+                "supported; use the model's original weights"
             )
         return {"quantization_config": MADE_DENSE[method](**{**quantization, "dequantize": True})}
 
     def _dense(self, model: Any) -> Any:
-        """Without a word of the format it was in: transformers would write it back in that, and can for some only."""
+        """Return the model without its quantization config, with which transformers would write it back."""
         del self._config.quantization_config
         with torch.device("meta"):
             dense = self._class().from_config(self._config, dtype=model.dtype)
@@ -93,17 +93,17 @@ class BaseModel:
 
 
 def _check_complete(source: str, report: Mapping[str, Any]) -> None:
-    """Raises BaseModelUnusable for tensors that transformers gave random values, where it only logs a warning."""
+    """Raise BaseModelUnusable for missing tensors. transformers fills them with random values and only warns."""
     lost = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
     if lost:
         raise BaseModelUnusable(
-            f"the base model {source} lacks tensors of its architecture, or has them in another shape "
+            f"the base model {source} lacks tensors of its architecture, or has other shapes "
             f"({len(lost)}: {', '.join(lost[:MOST_NAMED])}). Copy the model's files again"
         )
 
 
 def _copy_unsaved_attributes(dense: Any, model: Any) -> None:
-    """Buffers that are in no checkpoint, such as the frequencies of positions; how to generate; and evaluation."""
+    """Copy the buffers that are not in a state dict, the generation config, and the training mode."""
     persistent = model.state_dict().keys()
     for name, buffer in model.named_buffers(remove_duplicate=False):
         if name not in persistent:
@@ -118,15 +118,15 @@ def _directory(source: str) -> Path:
     if path.is_dir():
         return path
     if path.is_absolute() or source.startswith("."):
-        raise BaseModelUnusable(f"the folder {source} is not there. {GIVE}")
+        raise BaseModelUnusable(f"the folder {source} does not exist. {GIVE}")
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(source, ignore_patterns=UNUSED_FILES))
-    except Exception as error:  # the hub's client raises its own errors, its HTTP library's, OSError, ValueError
+    except Exception as error:  # the hub's client raises many kinds of errors
         raise _unusable(source, error) from error
 
 
 def _unusable(source: str, error: Exception) -> BaseModelUnusable:
     reason = str(error).partition("\n")[0] or type(error).__name__
-    return BaseModelUnusable(f"the base model {source} cannot be had here: {reason}. {GIVE}")
+    return BaseModelUnusable(f"the base model {source} cannot be loaded: {reason}. {GIVE}")

@@ -1,4 +1,4 @@
-"""From a `tinker://` path to weights, over HTTP alone."""
+"""`export_lora_weights`: the weights of a `tinker://` path, over HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tinsmith.training.exports.stored import StoredAdapter
 
 EXPORT_TTL_SECONDS = 3600
-"""The shortest that the protocol has; an export is deleted as soon as it is here."""
+"""The shortest lifetime that the protocol allows. An export is deleted as soon as it is downloaded."""
 
 
 @overload
@@ -53,15 +53,17 @@ def export_lora_weights(
     base_model: str | Path | None = None,
     service: tinker.ServiceClient | None = None,
 ) -> AdapterWeights | MergedWeights:
-    """The weights of a checkpoint of any kind, such as `tinker://RUN/weights/NAME`; `.tensors` has them by name.
+    """Return the weights of a checkpoint of any kind, such as `tinker://RUN/weights/NAME`.
 
-    An adapter is as PEFT reads it, in float32. `merged` is the whole model with the adapter added to its weights, in
-    the base's own dtype. `base_model` is a folder or a name at the hub, by default the server's name for it; it is
-    needed where `merged`, and for a mixture's experts, whose layout is their model's. `service` is by default a session
-    of its own, with the server and the key of the environment.
+    `.tensors` of the result maps names to tensors. An adapter is in PEFT's format, in float32. With `merged` the result
+    is the whole model with the adapter added to its weights, in the base model's dtype.
 
-    The server's disk is not needed: its archive of the checkpoint is fetched, or where it has none, a state
-    (`/weights/`) is loaded and exported, and the export deleted. Raises NoSuchWeights, NotOffered, DownloadDamaged,
+    `base_model` is a folder or a hub name, by default the server's name of the model. It is needed if `merged`, and for
+    the experts of a mixture, whose layout depends on the model. `service` defaults to a new session with the
+    environment's server and key.
+
+    Downloads the server's archive of the checkpoint. If the server has no archives, a state (`/weights/`) is loaded and
+    exported, and the export is deleted afterwards. Raises NoSuchWeights, NotOffered, DownloadDamaged,
     BaseModelUnusable, and ExportError.
     """
     from tinsmith.training.exports.base_model import BaseModel
@@ -89,7 +91,7 @@ def _session(service: tinker.ServiceClient | None) -> Iterator[tinker.ServiceCli
 
 
 def _second_session(service: tinker.ServiceClient) -> tinker.ServiceClient:
-    """Another session with the same server, key and project."""
+    """Open another session with the same server, key and project."""
     same = service.holder.shadow_config
     return tinker.ServiceClient(
         project_id=service._project_id,
@@ -122,8 +124,8 @@ def _fetch_saved(
     except NotOffered as error:
         if kind == "sampler":
             raise NotOffered(
-                f"{error}, and without one there is no way to a sampler's weights: save with save_state or "
-                "save_weights_external, and export that"
+                f"{error}, which the weights of a sampler need: save with save_state or "
+                "save_weights_external, and export that instead"
             ) from error
         _fetch_through_export(service, rest, path, targets)
 
@@ -131,9 +133,9 @@ def _fetch_saved(
 def _fetch_through_export(
     service: tinker.ServiceClient, rest: tinker.RestClient, path: str, targets: dict[str, Path]
 ) -> None:
-    """As the protocol has it: a training client takes the state up, and saves it for others.
+    """Load the state into a training client and export it.
 
-    In a session of its own, since nothing else ends a model: in the caller's it would keep a place until that ends.
+    A separate session is used, because only the end of a session frees its models on the server.
     """
     try:
         with _second_session(service) as own:
@@ -141,8 +143,8 @@ def _fetch_through_export(
             exported = training_client.save_weights_external("export", ttl_seconds=EXPORT_TTL_SECONDS).result().path
     except tinker.TinkerError as error:
         raise NotOffered(
-            f"this server gives neither an archive nor an export of {path}: {error}. Sample from it there, or ask "
-            "whoever runs the server for its files and use `tinsmith export` on them"
+            f"this server offers neither an archive nor an export of {path}: {error}. Ask the server's operator for "
+            "the checkpoint's files, and run `tinsmith export` on them"
         ) from error
     try:
         fetch_export(rest, exported, targets)
@@ -154,7 +156,9 @@ def _kind_of(path: str) -> str:
     try:
         return str(tinker.ParsedCheckpointTinkerPath.from_tinker_path(path).checkpoint_type)
     except ValueError as error:
-        raise ExportError(f"{path} is no path of a checkpoint, such as tinker://RUN/weights/NAME: {error}") from error
+        raise ExportError(
+            f"{path} is not the path of a checkpoint, such as tinker://RUN/weights/NAME: {error}"
+        ) from error
 
 
 def _base_model_of(rest: tinker.RestClient, path: str) -> str:
@@ -162,6 +166,6 @@ def _base_model_of(rest: tinker.RestClient, path: str) -> str:
         return rest.get_weights_info_by_tinker_path(path).result().base_model
     except tinker.NotFoundError as error:
         raise NoSuchWeights(
-            f"the server shows no {path} to this key: it was never saved or was deleted, its time has passed, or it is "
-            "somebody else's and not published"
+            f"the server shows no {path} to this key: it was never saved, was deleted or has expired, or it belongs to "
+            "another user and is not published"
         ) from error

@@ -1,4 +1,4 @@
-"""A base model with an adapter in its weights."""
+"""A base model with an adapter merged into its weights."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
 
 @dataclass(frozen=True, slots=True)
 class MergedWeights:
-    """`model` is of transformers, on the CPU, in the base's dtype, with the adapter in its weights."""
+    """A transformers model on the CPU, in the base model's dtype, with the adapter in its weights."""
 
     base: BaseModel
     model: Any
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """The model's `state_dict`: its own memory, not a copy."""
+        """Return the model's `state_dict`, which shares its memory."""
         state: Mapping[str, Tensor] = self.model.state_dict()
         return state
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Into a folder, which is made if it is not there; with the tokenizer, and what prepares images."""
+        """Write the model, its tokenizer and its image processor to a folder, which is created if missing."""
         self.model.save_pretrained(folder)
         AutoTokenizer.from_pretrained(self.base.directory).save_pretrained(folder)
         if (processor := self.base.directory / IMAGE_PROCESSOR_FILE).is_file():
@@ -40,10 +40,10 @@ class MergedWeights:
 
 
 def merged_into(adapter: StoredAdapter, base: BaseModel) -> MergedWeights:
-    """Adds in float32 to each weight, which stays in its dtype.
+    """Add the adapter to the weights in float32, and keep their dtype.
 
-    PEFT's `merge_and_unload` would move a tied embedding along with the output projection, and refuses state spaces.
-    Raises BaseModelUnusable where the adapter is not of this model.
+    PEFT's `merge_and_unload` would change a tied embedding together with the output projection, and refuses state-space
+    models. Raises BaseModelUnusable if the adapter is not for this model.
     """
     model = base.load()
     experts = experts_of(model)
@@ -81,7 +81,7 @@ def _check_fit(adapter: StoredAdapter, model: nn.Module, experts: Mapping[str, A
 
 
 def _weight_shape(adapter: StoredAdapter, module: str) -> tuple[int, ...]:
-    """Of the weight that it is for."""
+    """Return the shape of the weight that the factors adapt."""
     lora_A, lora_B = adapter.pair(module)
     experts = (max(len(lora_A), len(lora_B)),) if lora_A.ndim == 3 else ()
     return (*experts, lora_B.shape[-2], lora_A.shape[-1])
@@ -92,7 +92,7 @@ def _shape_text(shape: tuple[int, ...] | None) -> str:
 
 
 def _untie(model: Any) -> None:
-    """Gives the output projection a weight of its own: the adapter moved it and left the embedding alone."""
+    """Give the output projection its own weight, because the adapter changes it and not the embedding."""
     model.config.tie_word_embeddings = False
     head = model.get_submodule(UNEMBED)
     head.weight = nn.Parameter(head.weight.detach().clone())

@@ -23,10 +23,11 @@ OTHER_KINDS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "targe
 
 @dataclass(frozen=True, slots=True)
 class StoredAdapter:
-    """`base_model` is the server's name for it, `config` PEFT's, and `factors` are by `<module>.lora_A` and `.lora_B`.
+    """An adapter as the server stores it.
 
-    A is `[rank, d_in]`, B `[d_out, rank]`. Of a mixture's experts there is a dimension before these, for the experts;
-    it is 1 where all of a layer have the same: A of `w1` (gate) and `w3` (up), B of `w2` (down).
+    `base_model` is the server's name of the model and `config` is PEFT's. `factors` maps `<module>.lora_A` and
+    `.lora_B` to tensors: A is `[rank, d_in]`, B is `[d_out, rank]`. Factors of experts have a first dimension for the
+    experts. It is 1 if all experts of a layer share the factor: A of `w1` (gate) and `w3` (up), B of `w2` (down).
     """
 
     base_model: str
@@ -47,33 +48,33 @@ class StoredAdapter:
 
     @property
     def experts(self) -> list[str]:
-        """Names of the layers' experts."""
+        """Return the names of the layers' experts."""
         return sorted({name.rsplit(".", 2)[0] for name, factor in self.factors.items() if factor.ndim == 3})
 
     def pair(self, module: str) -> tuple[Tensor, Tensor]:
-        """A and B. Raises KeyError."""
+        """Return A and B. Raises KeyError."""
         return self.factors[f"{module}.lora_A"], self.factors[f"{module}.lora_B"]
 
     def delta(self, module: str) -> Tensor:
-        """What it adds to a weight, in float32: `[d_out, d_in]`, or `[experts, d_out, d_in]`."""
+        """Return the change of a weight in float32: `[d_out, d_in]`, or `[experts, d_out, d_in]`."""
         lora_A, lora_B = (factor.float() for factor in self.pair(module))
         return (self.alpha / self.rank) * torch.matmul(lora_B, lora_A)
 
 
 def read_adapter(folder: Path, base_model: str) -> StoredAdapter:
-    """Raises DownloadDamaged, and ExportError for an adapter that is no plain LoRA."""
+    """Read the adapter's files. Raises DownloadDamaged, and ExportError if it is not a plain LoRA adapter."""
     try:
         config = json.loads((folder / CONFIG_FILE).read_bytes())
         tensors = load_file(folder / WEIGHTS_FILE)
     except (ValueError, SafetensorError) as error:
-        raise DownloadDamaged(f"the adapter that came from the server cannot be read: {error}") from error
+        raise DownloadDamaged(f"the adapter from the server cannot be read: {error}") from error
     odd = [kind for kind in OTHER_KINDS if config.get(kind)]
     factors = {_name(key): tensor for key, tensor in tensors.items()}
     unpaired = [name for name in factors if _other(name) not in factors]
     if odd or unpaired:
         raise ExportError(
-            f"the adapter is no plain LoRA, as Tinker has it: {(odd or unpaired)[0]}. Fetch it by "
-            "tinker_cookbook.weights.download, and use what made it to go on"
+            f"the adapter is not a plain LoRA adapter: {(odd or unpaired)[0]}. Download it with "
+            "tinker_cookbook.weights.download, and use it with the program that made it"
         )
     return StoredAdapter(base_model, config, factors)
 
@@ -88,7 +89,7 @@ def _name(key: str) -> str:
 
 
 def _other(name: str) -> str:
-    """Of A it is B. A name that is neither's has none."""
+    """Return the name of B for A, and of A for B; for any other name a name that does not exist."""
     module, _, factor = name.rpartition(".")
     return f"{module}.{ {'lora_A': 'lora_B', 'lora_B': 'lora_A'}.get(factor, '') }"
 
@@ -97,7 +98,7 @@ GATE, UP, DOWN = "w1", "w3", "w2"
 
 
 def experts_of(model: nn.Module) -> dict[str, Any]:
-    """Each layer's, by name, where they are in the form that transformers' table of functions takes."""
+    """Return each layer's experts module by name, if it has the form of transformers' experts functions."""
     return {name: module for name, module in model.named_modules() if _is_experts(module)}
 
 
@@ -106,14 +107,14 @@ def is_by_turns(module: Any) -> bool:
 
 
 def shapes_of(module: Any) -> dict[str, tuple[int, int, int]]:
-    """Experts, d_out and d_in of each projection, by Tinker's names."""
+    """Return (experts, d_out, d_in) of each projection, by Tinker's names."""
     experts, hidden, inner = _by_output(module, module.down_proj).shape
     ups = (GATE, UP) if module.has_gate else (GATE,)
     return {**dict.fromkeys(ups, (experts, inner, hidden)), DOWN: (experts, hidden, inner)}
 
 
 def add_to_experts(module: Any, deltas: Mapping[str, Tensor]) -> None:
-    """In place: one of each projection, `[experts, d_out, d_in]`."""
+    """Add the deltas in place: `[experts, d_out, d_in]` for each projection."""
     if module.has_gate:
         _add(module, "gate_up_proj", _joined(deltas[GATE], deltas[UP], by_turns=is_by_turns(module)))
     else:
@@ -137,5 +138,5 @@ def _add(module: Any, name: str, delta: Tensor) -> None:
 
 
 def _joined(gate: Tensor, up: Tensor, *, by_turns: bool) -> Tensor:
-    """Along d_out."""
+    """Join the two along d_out."""
     return torch.stack([gate, up], 2).flatten(1, 2) if by_turns else torch.cat([gate, up], 1)

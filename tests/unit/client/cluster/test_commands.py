@@ -77,7 +77,7 @@ def test_the_cli_has_the_same_commands(cluster: SmallCluster, capsys: pytest.Cap
         (["why", "pod/x"], 2, "NAME nor session/NAME nor pool/NAME"),
         (["suspend", "draws"], 2, "kubectl scale samplerpool draws --replicas=0"),
         (["logs", "qwen"], 1, "TrainingSession qwen has no pod now"),
-        (["suspend", "qwen", "--timeout", "0"], 1, "It has not happened within 0s"),
+        (["suspend", "qwen", "--timeout", "0"], 1, "The request was not completed within 0s"),
     ],
     ids=["not there", "another kind", "a pool", "no pod", "in vain"],
 )

@@ -104,11 +104,11 @@ def test_a_server_that_has_names_says_what_is_wrong(status: int, sentence: str) 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (None, "has no summary.json: `tinsmith train` writes it when the run in that folder is finished"),
-        ("{", "names no sampler that can be read"),
-        ("[]", "names no sampler that can be read"),
-        ("{}", "names no sampler that can be read: KeyError('sampler')"),
-        ('{"sampler": null}', "names no sampler: its `sampler` is None"),
+        (None, "has no summary.json: `tinsmith train` writes it when the run is finished"),
+        ("{", "has no readable sampler"),
+        ("[]", "has no readable sampler"),
+        ("{}", "has no readable sampler: KeyError('sampler')"),
+        ('{"sampler": null}', "has no sampler: its `sampler` is None"),
     ],
 )
 def test_a_folder_without_a_sampler_is_told(tmp_path: Path, content: str | None, told: str) -> None:

@@ -141,7 +141,7 @@ def test_an_archive_whose_link_leads_nowhere_is_said_to(
     server: Server, states: ServerStates, tmp_path: Path, location: str
 ) -> None:
     server.redirects[ARCHIVE] = location
-    with pytest.raises(DownloadDamaged, match="did not come whole"):
+    with pytest.raises(DownloadDamaged, match="was not downloaded completely"):
         states.fetch_optimizer(STATE, tmp_path / "moments")
 
 
@@ -151,7 +151,7 @@ def test_an_archive_that_does_not_come_whole_is_said_to(server: Server, states: 
     flipped[-8] ^= 1  # of the digest
     for damaged in (archive[:-4], bytes(flipped)):
         server.bodies[ARCHIVE] = damaged
-        with pytest.raises(DownloadDamaged, match="did not come whole"):
+        with pytest.raises(DownloadDamaged, match="was not downloaded completely"):
             states.fetch_optimizer(STATE, tmp_path / "moments")
 
 
@@ -161,7 +161,7 @@ def test_an_archive_that_is_damaged_before_its_first_file_is_no_server_without_a
     archive = bytearray(archive_of({"optimizer.safetensors": random.Random(0).randbytes(3000)}))
     archive[12] ^= 0xFF  # where what is compressed begins
     server.bodies[ARCHIVE] = bytes(archive)
-    with pytest.raises(DownloadDamaged, match="did not come whole"):
+    with pytest.raises(DownloadDamaged, match="was not downloaded completely"):
         states.fetch_optimizer(STATE, tmp_path / "moments")
 
 

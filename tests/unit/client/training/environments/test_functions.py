@@ -121,7 +121,10 @@ async def test_with_a_renderer_both_sides_speak_text() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "renderer", "complaint"),
-    [("text", None, "without a renderer prompts are lists of tokens"), ([1, 2], Letters(), "strings or messages")],
+    [
+        ("text", None, "without a renderer a prompt must be a list of tokens"),
+        ([1, 2], Letters(), "must be a string or messages"),
+    ],
 )
 async def test_a_prompt_of_the_other_kind_is_refused_with_a_sentence(
     prompt: Any, renderer: Renderer | None, complaint: str

@@ -53,7 +53,7 @@ async def test_one_that_is_cancelled_in_the_middle_of_a_step_makes_no_other_of_i
         shadow.offer(step, [DATUM])
     await model.begun.wait()
     await shadow.cancel()
-    assert str(shadow.failure).startswith("cancelled in step 4, whose gradient may be on the server still")
+    assert str(shadow.failure).startswith("cancelled in step 4, whose gradient may still be on the server")
     assert (shadow.offer(6, [DATUM]), shadow.missed_steps, model.steps) == (False, 3, 0)
 
 

@@ -154,9 +154,9 @@ def test_the_first_signal_asks_and_the_second_does_as_ever(number: signal.Signal
     try:
         said: list[str] = []
         with StopRequest.listening(said.append) as stop:
-            assert not stop.asked
+            assert not stop.requested
             signal.raise_signal(number)
-            assert stop.asked
+            assert stop.requested
             assert said == [FIRST_SIGNAL]
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(number)
