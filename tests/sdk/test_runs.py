@@ -147,7 +147,7 @@ def test_a_run_that_is_stopped_and_killed_at_random_moments_comes_to_the_bits_of
         stopped = Life(words, server, tmp_path)
         at = stopped.end_after(1, 0, signal.SIGINT)
         assert stopped.status == 130, stopped.said
-        assert f"of {steps}, which is saved; the same command goes on from there" in stopped.said
+        assert f"of {steps}, which is saved; the same command resumes from there" in stopped.said
         assert CheckpointStore(str(tmp_path / "disturbed" / "checkpoints")).steps()[-1] >= at
     killed = Life(words, server, tmp_path)
     killed.end_after(moments.randint(1, 4), moments.uniform(0, 0.3), signal.SIGKILL)

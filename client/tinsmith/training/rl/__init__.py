@@ -1,1 +1,1 @@
-"""Reinforcement learning from groups of environments, above a stream of rollouts."""
+"""Reinforcement learning on groups of environments, based on a stream of rollouts."""

@@ -1,4 +1,4 @@
-"""Which group comes next, over and over the data, from wherever a run was."""
+"""The order of the groups over several epochs, which a resumed run continues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing_extensions import override
 
 
 class GroupPosition(NamedTuple):
-    """`number` counts groups over the whole run, `epoch` how often the data was gone through before."""
+    """The position of a group. `number` counts groups over the whole run, `epoch` counts completed epochs."""
 
     number: int = 0
     epoch: int = 0
@@ -21,7 +21,7 @@ class GroupPosition(NamedTuple):
 
 
 class SequenceOfGroups(RLDataset):
-    """A batch for each builder."""
+    """A dataset with one builder in each batch."""
 
     def __init__(self, builders: Sequence[EnvGroupBuilder]) -> None:
         self._builders = builders
@@ -36,11 +36,12 @@ class SequenceOfGroups(RLDataset):
 
 
 class DataOrder(Iterator[tuple[GroupPosition, EnvGroupBuilder]]):
-    """Never ends. Groups that were begun and not `finished` are the first ones of a run that resumes.
+    """An endless iterator over the groups and their positions.
 
-    With `shuffle_seed` each epoch has its batches in an order of its own, which that and the epoch's number say alone.
+    A resumed run starts with the groups that were begun and not finished. With `shuffle_seed`, each epoch has its own
+    order of batches, which depends only on the seed and the epoch's number.
 
-    Raises ValueError for data without any group, and what a dataset raises.
+    Raises ValueError for data without groups, and what a dataset raises.
     """
 
     def __init__(
@@ -70,15 +71,15 @@ class DataOrder(Iterator[tuple[GroupPosition, EnvGroupBuilder]]):
         return place, self._batch_of(place)[place.item]
 
     def finished(self, place: GroupPosition) -> None:
-        """Nothing comes of it any more: it was trained on, or dropped."""
+        """Record that the group was trained on or dropped."""
         self._begun.discard(place)
 
     def state(self) -> dict[str, Any]:
-        """For `loop_state`."""
+        """Return the state for `loop_state`."""
         return {"next": list(self._next), "begun": [list(place) for place in sorted(self._begun)]}
 
     def _found(self, place: GroupPosition) -> GroupPosition:
-        """The first one from there on that is there."""
+        """Return the first existing position at or after `place`."""
         for _ in range(2 + len(self._dataset)):
             if place.batch >= len(self._dataset):
                 place = place._replace(epoch=place.epoch + 1, batch=0, item=0)

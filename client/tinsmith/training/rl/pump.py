@@ -1,4 +1,4 @@
-"""Groups on their way: as many are sampled at once as may be, and no more than the bound on staleness has use for."""
+"""The sampling of groups ahead of training: as many at once as allowed, but within the staleness bound."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ RollOut: TypeAlias = Callable[[GroupPosition, EnvGroupBuilder], Awaitable[Rolled
 
 @dataclass(slots=True)
 class Window:
-    """How many groups may be begun: those of the step that is under way and of as many later ones as its bound has.
+    """A count of the groups that may be begun.
 
-    On-policy that is one step's, so that no group is sampled from weights that are too old for it.
+    These are the groups of the current step, and of as many later steps as the staleness bound allows. On-policy this
+    is one step, so no group is sampled from weights that are too old for it.
     """
 
     plan: MinibatchPlan
@@ -32,7 +33,7 @@ class Window:
 
     @property
     def size(self) -> int:
-        """The most groups that may be under way or wait."""
+        """Return the most groups that may be in flight or waiting."""
         return (1 + self.plan.most_stale_steps) * self.plan.groups_per_step
 
     @property
@@ -41,10 +42,10 @@ class Window:
 
 
 class RolloutPump:
-    """Rolls out the groups of `order`, `most_in_flight` at once; `groups` has what they came to.
+    """A context that rolls out the groups of `order`, at most `most_in_flight` at once, into the buffer `groups`.
 
-    On-policy they come in the order of the data, so that a run is the same one each time; off-policy as they arrive.
-    What `roll_out` or the data raises comes out of `groups`. As a context, for one event loop.
+    On-policy, groups arrive in data order, so that a run is reproducible. Off-policy, they arrive as they finish.
+    Errors of `roll_out` and of the data are raised from `groups`. For one event loop.
     """
 
     def __init__(self, order: DataOrder, plan: MinibatchPlan, roll_out: RollOut, most_in_flight: int) -> None:
@@ -59,7 +60,7 @@ class RolloutPump:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def step_done(self) -> None:
-        """Or as many groups as are one, without any data."""
+        """Record an optimizer step, or a step's number of groups that had no data."""
         async with self._changed:
             self.window.steps += 1
             self._changed.notify_all()
@@ -102,7 +103,10 @@ class RolloutPump:
             self._changed.notify_all()
 
     def _start(self, work: Callable[[], Awaitable[None]]) -> None:
-        """A task that is cancelled before it begins has begun no `work` that nobody would wait for."""
+        """Start a task.
+
+        `work` is a function: a task that is cancelled before it starts would leave a coroutine unawaited.
+        """
         task = asyncio.ensure_future(self._reported(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

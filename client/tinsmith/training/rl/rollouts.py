@@ -1,4 +1,4 @@
-"""Groups of environments rolled out with a policy that samples."""
+"""Rollouts of groups of environments, with a policy that samples."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ REFUSALS = (tinker.BadRequestError, tinker.UnprocessableEntityError)
 
 
 def sample_seed(seed: int, *place: int) -> int:
-    """Of one sample, from the run's seed and where the sample is: 31 bits, the same ones on any machine."""
+    """Return a 31-bit seed for one sample, from the run's seed and the sample's position."""
     digest = hashlib.blake2b(repr((seed, *place)).encode(), digest_size=4).digest()
     return int.from_bytes(digest) >> 1
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a server said no to this very prompt, as to one that is too long: the environment made it."""
+    """Return whether the server refused this prompt, for example as too long: an error of the environment."""
     if isinstance(error, tinker.RequestFailedError):
         return error.category is RequestErrorCategory.User
     return isinstance(error, REFUSALS)
@@ -39,9 +39,10 @@ def is_refusal(error: BaseException) -> bool:
 
 @dataclass
 class GroupPolicy(TinkerTokenCompleter):
-    """`seeds`: the run's seed and the group's number; None lets the server draw.
+    """A policy that samples from a server.
 
-    What the server fails at is kept in `server_errors`, since environments and strategies may take it for their own.
+    `seeds` holds the run's seed and the group's number; with None the server chooses seeds. Errors of the server are
+    kept in `server_errors`, because environments and strategies may catch them.
     """
 
     seeds: tuple[int, ...] | None = None
@@ -49,7 +50,7 @@ class GroupPolicy(TinkerTokenCompleter):
     turn: int = 0
 
     def of_environment(self, number: int) -> GroupPolicy:
-        """For the environment of that number in the group. Errors come together."""
+        """Return the policy for one environment of the group. All share `server_errors`."""
         return replace(self, seeds=None if self.seeds is None else (*self.seeds, number), turn=0)
 
     @override
@@ -72,18 +73,18 @@ class GroupPolicy(TinkerTokenCompleter):
         return TokensWithLogprobs(sampled.tokens, sampled.logprobs, sampled.stop_reason)
 
     def raise_server_error(self) -> None:
-        """The first one, if there was any."""
+        """Raise the first server error, if there is one."""
         if self.server_errors:
             raise self.server_errors[0]
 
 
 @dataclass(frozen=True)
 class AllOrNone(RolloutStrategy):
-    """Every environment of the group, each with its own seeds; the first that fails ends the others."""
+    """A strategy that runs every environment of the group with its own seeds. The first failure cancels the others."""
 
     @override
     async def execute(self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter) -> RolloutResult:
-        """Raises what the first environment to fail raised."""
+        """Run the group. Raises the error of the first environment that fails."""
         envs = await env_group_builder.make_envs()
         policies = [_of_environment(policy, number) for number in range(len(envs))]
         try:
@@ -104,18 +105,18 @@ def _of_environment(policy: TokenCompleter, number: int) -> TokenCompleter:
 logger = logging.getLogger(__name__)
 
 EQUAL_REWARDS = "equal rewards"
-"""Why a group that did not fail has no data: no answer is better than the others."""
+"""The reason why a successful group has no data: no answer is better than the others."""
 OF_THE_COOKBOOK_ALONE = "mask"
-"""What its data says beside what losses take."""
+"""An entry of the cookbook's data that losses do not accept."""
 
 
 class UnfitRollout(ValueError):
-    """An environment made something that nothing can be trained on."""
+    """An error for a rollout that cannot be trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolledOutGroup(RolloutGroup):
-    """`fruitless` says why there is no data: the kind of failure, or EQUAL_REWARDS; None where there is some."""
+    """A group after its rollouts. `fruitless` is why it has no data: a kind of failure, EQUAL_REWARDS, or None."""
 
     place: GroupPosition
     trajectories: TrajectoryGroup
@@ -126,9 +127,9 @@ class RolledOutGroup(RolloutGroup):
 async def roll_out(
     builder: EnvGroupBuilder, place: GroupPosition, policy: GroupPolicy, policy_step: int, strategy: RolloutStrategy
 ) -> RolledOutGroup:
-    """Logs a failure of the environment as a warning, and returns a group without data.
+    """Roll out a group. If the environment fails, log a warning and return a group without data.
 
-    Raises what the server failed at, except that it refused a prompt, which is the environment's.
+    Raises the server's errors, except a refused prompt, which counts as the environment's failure.
     """
     try:
         return await _rolled_out(builder, place, policy, policy_step, strategy)
@@ -151,10 +152,10 @@ async def _rolled_out(
 
 
 def training_data(group: TrajectoryGroup) -> list[tinker.Datum]:
-    """With advantages around the group's mean; none where its rewards are all equal. Raises UnfitRollout."""
+    """Return data with advantages relative to the group's mean; none if rewards are equal. Raises UnfitRollout."""
     rewards = group.get_total_rewards()
     if not all(math.isfinite(reward) for reward in rewards):
-        raise UnfitRollout(f"rewards are {rewards}; a reward is a finite number")
+        raise UnfitRollout(f"rewards are {rewards}; they must be finite numbers")
     if all_same(rewards):
         return []
     assembled, _ = assemble_training_data([group], compute_advantages([group]))

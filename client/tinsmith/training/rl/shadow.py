@@ -1,4 +1,4 @@
-"""Another training run on the same data, beside the one that matters, which never waits for it."""
+"""A second training run on the same data, which never delays the main run."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ShadowStep:
-    """`step`: the main run's, whose data it was. `metrics`: of the shadow's loss and optimizer."""
+    """A step of a shadow. `step` is the main run's step whose data it used; `metrics` are the shadow's own."""
 
     step: int
     metrics: Mapping[str, float]
 
 
 class ShadowClient:
-    """Trains on every batch that is offered: with another loss, other hyperparameters, or another base model.
+    """A second model that trains on the main run's batches, with another loss, hyperparameters or base model.
 
-    `training_client` is its own. `most_steps_waiting` batches wait for it; while they do, others pass by and are
-    counted in `missed_steps`. It fails once: `failure` says what of, it is logged as a warning, and later batches pass
-    by; to be cancelled in the middle of a step is a failure too. On one server it takes its share of the machine; the
-    other run's numbers stay the same.
+    `training_client` belongs to the shadow. At most `most_steps_waiting` batches wait for it; further ones are skipped
+    and counted in `missed_steps`. After its first failure it trains no more: `failure` is the error, which is logged as
+    a warning. Cancellation in the middle of a step counts as a failure. On the same server it uses a share of the
+    machine, but the main run's numbers do not change.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ShadowClient:
         self._work: asyncio.Task[None] | None = None
 
     def offer(self, step: int, data: Sequence[tinker.Datum]) -> bool:
-        """Whether it will train on them. Returns at once; for a running event loop."""
+        """Queue a batch, and return whether it will be trained on. Returns at once; needs a running event loop."""
         if self.failure is not None or len(self._waiting) >= self._most_waiting:
             self.missed_steps += 1
             return False
@@ -68,7 +68,7 @@ class ShadowClient:
         return True
 
     async def finish(self, within_seconds: float) -> None:
-        """Waits for what was offered. What takes longer is cancelled, and counted as missed."""
+        """Wait for the queued batches. Cancel what takes longer, and count it as missed."""
         if self._work is None:
             return
         done, _ = await asyncio.wait([self._work], timeout=within_seconds)
@@ -77,7 +77,7 @@ class ShadowClient:
             await self.cancel()
 
     async def cancel(self) -> None:
-        """What was offered and is not done counts as missed. Returns when nothing is under way."""
+        """Cancel the queued batches, count them as missed, and return when nothing is in flight."""
         if self._work is None or self._work.done():
             return
         self._work.cancel()
@@ -85,7 +85,7 @@ class ShadowClient:
         self._miss_waiting()
 
     def metrics(self) -> dict[str, float]:
-        """Of its newest step, under `shadow/<name>/…`, and how it keeps up."""
+        """Return the metrics of the newest step as `shadow/<name>/…`, and the state of the queue."""
         newest = self.steps[-1].metrics if self.steps else {}
         state = {
             "progress/steps": float(len(self.steps)),
@@ -97,13 +97,13 @@ class ShadowClient:
         return {f"shadow/{self.name}/{name}": value for name, value in (state | optim).items()}
 
     async def _train(self) -> None:
-        """One batch after another, each out of the queue when it is trained on."""
+        """Train on one batch after the other. A batch leaves the queue when it is done."""
         while self._waiting:
             step, data = self._waiting[0]
             try:
                 self.steps.append(ShadowStep(step, await self._step(data)))
             except asyncio.CancelledError:
-                # The calls that were sent are the server's by now: another step would be made of their gradient too.
+                # The server may still process these calls, and their gradient would be part of the next step.
                 self._fail(step, ShadowCutOff(step))
                 raise
             except Exception as error:
@@ -112,7 +112,7 @@ class ShadowClient:
             self._waiting.popleft()
 
     async def _step(self, data: Sequence[tinker.Datum]) -> Mapping[str, float]:
-        """The optimizer waits for the gradient: after a failure there must be no step."""
+        """Make a step. The optimizer waits for the gradient, because there must be no step after a failure."""
         trained = await self.training_client.forward_backward(list(data), self._loss_fn, self._loss_fn_config)
         stepped = await self.training_client.optim_step(self._adam(len(self.steps)))
         return {**trained.metrics, **(stepped.metrics or {})}

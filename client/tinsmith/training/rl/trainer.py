@@ -1,4 +1,4 @@
-"""Reinforcement learning: groups of environments in, optimizer steps out, sampling and training at once."""
+"""`RLTrainer`: reinforcement learning from groups of environments, which samples and trains at the same time."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tinsmith.training.rl.shadow import ShadowClient
 from tinsmith.training.streams import MinibatchPlan, StepReport, stream_minibatch_train
 
 if TYPE_CHECKING:
-    from tinker_cookbook.utils.ml_log import Logger  # which imports W&B where it is
+    from tinker_cookbook.utils.ml_log import Logger  # imports W&B if it is installed
 
 
 class Tally:
-    """`most_fruitless` groups in a row without data are the end of a run. `in_a_row`: `state()` as it was saved."""
+    """A count of groups and failures. `most_fruitless` in a row without data end the run."""
 
     def __init__(self, most_fruitless: int, in_a_row: Mapping[str, int] | None = None) -> None:
         if most_fruitless < 1:
@@ -44,7 +44,7 @@ class Tally:
         self._of_step: list[RolledOutGroup] = []
 
     def add(self, group: RolledOutGroup, step: int) -> None:
-        """`step`: how many steps there were before. Raises NothingToTrainOn."""
+        """Count a group; `step` is the number of steps before it. Raises NothingToTrainOn."""
         self._of_step.append(group)
         if group.fruitless is None:
             self._in_a_row.clear()
@@ -57,11 +57,11 @@ class Tally:
             raise NothingToTrainOn(self._in_a_row.total(), self._in_a_row, step)
 
     def state(self) -> dict[str, int]:
-        """For `loop_state`: how many of the row that is going on died of what."""
+        """Return the current row of groups without data by reason, for `loop_state`."""
         return dict(self._in_a_row)
 
     def metrics_of_step(self) -> dict[str, float]:
-        """Of all groups since the last step: `env/…` of those that ended, and `rollout_errors/…` of the run so far."""
+        """Return the metrics since the last step: `env/…` of completed groups, and the run's `rollout_errors/…`."""
         groups, self._of_step = self._of_step, []
         ended = [group for group in groups if group.fruitless in (None, EQUAL_REWARDS)]
         rewards = compute_trajectory_metrics(
@@ -76,7 +76,7 @@ class Tally:
 
 
 def metrics_of_training(report: StepReport, learning_rate: float, seconds: float) -> Mapping[str, float]:
-    """`seconds`: since the step before."""
+    """Return the metrics of a step. `seconds` is the time since the previous step."""
     return {
         **{f"optim/{name}": float(value) for name, value in report.metrics.items()},
         "optim/lr": learning_rate,
@@ -91,35 +91,38 @@ def metrics_of_training(report: StepReport, learning_rate: float, seconds: float
 log = logging.getLogger(__name__)
 
 OnStep: TypeAlias = Callable[[StepReport, tinker.SamplingClient], Awaitable[None]]
-"""What follows a step: its report, with the metrics that are logged, and a client of the weights after it."""
+"""A function that is called after each step with its report, including metrics, and a client of the new weights."""
 POSITION = "groups"
-"""In `loop_state`: where the run is in its data."""
+"""The key in `loop_state` of the position in the data."""
 FRUITLESS = "fruitless"
-"""Beside it: the row of groups without data that was going on, which a run ends by at the same group, killed or not."""
+"""The key in `loop_state` of the row of groups without data, so that a resumed run ends at the same group."""
 SHADOW_SECONDS = 60.0
-"""After the last step, for what shadows have left."""
+"""The time that shadows have to finish after the last step."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """Those that groups are sampled from, and how many steps they had."""
+    """The weights from which groups are sampled, and their number of steps."""
 
     sampling_client: tinker.SamplingClient
     step: int
 
 
 class RLTrainer:
-    """Trains `training_client` on groups of environments, over and over `groups`.
+    """A trainer of `training_client` on groups of environments, repeated as often as needed.
 
-    `plan`: groups of a step, and its bound on staleness. With `most_stale_steps=0` and a `seed` a run is the same one
-    each time, bit for bit, on a server that computes deterministically: also one that goes on from a checkpoint.
-    `shuffle_seed` says the order of `groups` each time through them; without it they come as they are.
-    `adam`: of every step, or by the step's number from 0. `max_tokens` and `temperature`: of each answer.
-    `groups_in_flight` are sampled at once, at most; as many as the plan has use for without it.
-    `strategy`: of the cookbook, as to retry what fails or to do with a part of a group. It samples without seeds.
-    `most_fruitless_groups` in a row without data, of failures or equal rewards, end the run; eight steps' without it.
-    `checkpoints` saves as often as its `save_every` says and at the end, and `resumed` is what its `resume()` returned.
-    `shadows` train beside. `on_step` is awaited after each step, in order, while groups are sampled already.
+    - `plan`: the groups of a step and the staleness bound. With `most_stale_steps=0` and a `seed`, a run is
+      reproducible bit for bit on a server that computes deterministically, even if it is resumed from a checkpoint.
+    - `shuffle_seed`: the seed of the order of `groups` in each epoch; without it they keep their order.
+    - `adam`: the parameters of every step, or a function of the step's number, from 0.
+    - `max_tokens`, `temperature`: for each answer.
+    - `groups_in_flight`: the most groups sampled at once; by default as many as the plan can use.
+    - `strategy`: a rollout strategy of tinker-cookbook, for example to retry failures. It samples without seeds.
+    - `most_fruitless_groups`: so many groups in a row without data, because of failures or equal rewards, end the run;
+      by default those of eight steps.
+    - `checkpoints`: saves as often as its `save_every` says and at the end. `resumed` is what its `resume()` returned.
+    - `shadows`: models that train on the same data.
+    - `on_step`: functions awaited after each step, in order, while the next groups are sampled.
     """
 
     def __init__(
@@ -146,7 +149,7 @@ class RLTrainer:
         progress: Progress | None = None,
     ) -> None:
         if seed is not None and strategy is not None:
-            raise ValueError("a strategy samples in an order of its own, without seeds: give a seed or a strategy")
+            raise ValueError("a strategy samples without seeds: give a seed or a strategy, not both")
         self.training_client = training_client
         self.step = resumed.step if resumed else 0
         self._groups = groups
@@ -166,7 +169,7 @@ class RLTrainer:
             resumed.loop_state.get(FRUITLESS) if resumed else None,
         )
         self._checkpoints = checkpoints
-        self._is_saved = True  # as nothing was done yet
+        self._is_saved = True  # nothing to save yet
         self._to_save: dict[str, Any] = {}
         self._shadows = shadows
         self._on_step = on_step
@@ -174,17 +177,17 @@ class RLTrainer:
         self._progress = progress
 
     def train(self, steps: int) -> int:
-        """As `run`, for a program without an event loop; in a notebook, await `run`."""
+        """Call `run` from a program without an event loop. In a notebook, await `run`."""
         return asyncio.run(self.run(steps))
 
     async def run(self, steps: int) -> int:
-        """Until `steps` optimizer steps are done in all, those before a resume included; returns how many are.
+        """Train until `steps` optimizer steps are done, including those before a resume, and return their number.
 
-        Those are fewer where `most_fruitless_groups` in a row had equal rewards, after steps that learnt from others:
-        the policy has nothing to learn from them any more, which is logged as a warning.
+        The number is smaller if `most_fruitless_groups` in a row had equal rewards after at least one step: there is
+        nothing more to learn. A warning is logged.
 
-        Raises NothingToTrainOn, MinibatchFailed, SaveFailed, what the SDK raises where the server fails, and what
-        `on_step` raises. Groups in flight are cancelled then, and so is what shadows are at.
+        Raises NothingToTrainOn, MinibatchFailed, SaveFailed, the SDK's errors, and what `on_step` raises. Groups in
+        flight and shadows are cancelled then.
         """
         if self.step >= steps:
             return self.step
@@ -212,7 +215,7 @@ class RLTrainer:
             self._is_saved = True
 
     async def _train(self, steps: int) -> None:
-        # What an earlier run left under way comes first.
+        # Groups that an earlier run left unfinished come first.
         self._order = DataOrder(self._groups, self._order.state(), shuffle_seed=self._shuffle_seed)
         self._weights = await self._saved_weights()
         sampling = RolloutPump(self._order, self._plan, self._roll_out, self._groups_in_flight)
@@ -235,7 +238,7 @@ class RLTrainer:
         )
 
     async def _taken(self, pump: RolloutPump) -> AsyncIterator[RolledOutGroup]:
-        """Each group, as the step takes or drops it. As many as a step has, all without data, leave its number free."""
+        """Yield each group as the step takes or drops it. A step without any data leaves its number unused."""
         taken, fruitful = 0, False
         async for group in pump.groups:
             assert isinstance(group, RolledOutGroup), "the pump puts no others"
@@ -287,10 +290,12 @@ class RLTrainer:
 
 
 def _position(resumed: Resumed | None) -> Mapping[str, Any] | None:
-    """In the data. Raises ValueError for what another loop saved."""
+    """Return the position in the data. Raises ValueError for a checkpoint of another loop."""
     if resumed is None:
         return None
     if POSITION not in resumed.loop_state:
-        raise ValueError(f"the checkpoint of step {resumed.step} is another loop's: its loop_state has no {POSITION!r}")
+        raise ValueError(
+            f"the checkpoint of step {resumed.step} is from another loop: its loop_state has no {POSITION!r}"
+        )
     position: Mapping[str, Any] = resumed.loop_state[POSITION]
     return position

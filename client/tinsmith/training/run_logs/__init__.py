@@ -1,1 +1,1 @@
-"""What a run tells while it goes on: on the console, in files, and at the services that draw curves."""
+"""The logs of a run: on the console, in files, and in services that draw curves."""

@@ -23,12 +23,12 @@ from tinsmith.training.run_logs.metrics import numbers_of
 IDENTITY_FILE = "run.json"
 DEFAULT_PROJECT = "tinsmith"
 STEP_AXIS = "training/step"
-"""The cookbook's name for it."""
+"""The cookbook's name for the axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """What a service knows a run by. `is_resumed`: an earlier process of this directory had it."""
+    """The identity of a run in a service. `is_resumed` means that an earlier process of this directory used it."""
 
     run_id: str
     project: str
@@ -37,31 +37,33 @@ class RunIdentity:
 
     @classmethod
     def of(cls, directory: Path, project: str | None, name: str | None) -> Self:
-        """Kept in the directory. A run keeps its project and name, whatever a later call gives."""
+        """Return the identity that is stored in the directory. A later project or name does not change it."""
         file = directory / IDENTITY_FILE
         if file.exists():
             return cls(**json.loads(file.read_text()), is_resumed=True)
         run_id = secrets.token_hex(8)
-        # Trackio knows a run by its name, and many a directory is called `out`.
+        # Trackio identifies a run by its name, and many directories are called `out`.
         made = {"run_id": run_id, "project": project or DEFAULT_PROJECT, "name": name or f"{directory.name}-{run_id}"}
         write_whole(file, json.dumps(made) + "\n")
         return cls(**made, is_resumed=False)
 
 
 def wandb_logger(identity: RunIdentity, config: Mapping[str, Any], directory: Path) -> ml_log.Logger:
-    """Raises BackendRefused: no key, say. The mode, `WANDB_MODE`, is the environment's."""
-    # The cookbook's logger has no parameter for them; these variables are W&B's own way.
+    """Return a W&B logger, whose mode is the environment's `WANDB_MODE`. Raises BackendRefused, as without a key."""
+    # The cookbook's logger has no parameters for these; W&B reads them from the environment.
     variables = {"WANDB_RUN_ID": identity.run_id} | ({"WANDB_RESUME": "allow"} if identity.is_resumed else {})
     try:
         with _environment(variables):
             return _Wandb(identity.project, dict(config), directory, identity.name)
     except ConfigurationError as error:
         reason = str(error).partition("\n")[0]
-        raise BackendRefused(f"{reason} Or WANDB_MODE=offline keeps the run in {directory} without a key") from error
+        raise BackendRefused(
+            f"{reason} Alternatively, set WANDB_MODE=offline to keep the run in {directory} without a key"
+        ) from error
 
 
 def trackio_logger(identity: RunIdentity, config: Mapping[str, Any]) -> ml_log.Logger:
-    """Raises BackendRefused. Where it logs to, `TRACKIO_DIR` say, is the environment's."""
+    """Return a trackio logger. The environment sets its location (`TRACKIO_DIR`). Raises BackendRefused."""
     try:
         return _Trackio(identity, config)
     except Exception as error:
@@ -69,10 +71,10 @@ def trackio_logger(identity: RunIdentity, config: Mapping[str, Any]) -> ml_log.L
 
 
 class _Wandb(ml_log.WandbLogger):
-    """The cookbook's, which asks for the run's address at each step, and has a warning for each where there is none.
+    """The cookbook's logger, without its request for the run's address at each step, which warns offline.
 
-    W&B takes no step behind another. Where some will be, its own steps count what arrives, and `training/step` is the
-    axis of all metrics.
+    W&B accepts no metrics for an earlier step. If some will be late, W&B's own steps count arrivals, and
+    `training/step` is the axis of all metrics.
     """
 
     _steps_are_metrics = False
@@ -100,7 +102,7 @@ class _Wandb(ml_log.WandbLogger):
 
 
 class _Trackio(ml_log.TrackioLogger):
-    """The cookbook's, which begins a new run each time."""
+    """The cookbook's logger, which would start a new run each time."""
 
     def __init__(self, identity: RunIdentity, config: Mapping[str, Any]) -> None:
         trackio: Any = importlib.import_module("trackio")
@@ -110,7 +112,7 @@ class _Trackio(ml_log.TrackioLogger):
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Those that the user has set stay."""
+    """Set variables for the block, unless the user has set them."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -121,7 +123,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class TensorBoardLogger(ml_log.Logger):
-    """Writes below `directory`. TensorBoard hides what an earlier process logged of the first step here and later."""
+    """A logger of TensorBoard events. Those of earlier processes are hidden from the first logged step on."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -131,7 +133,7 @@ class TensorBoardLogger(ml_log.Logger):
         self._begins_at: int | None = None
 
     def begin_at(self, step: int) -> None:
-        """What is hidden begins there, and not with the first step."""
+        """Hide earlier events from this step on instead of from the first logged step on."""
         self._begins_at = step
 
     @override
@@ -140,7 +142,7 @@ class TensorBoardLogger(ml_log.Logger):
 
     @override
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Numbers only. Without a step they belong to the one before."""
+        """Log the numbers. Without a step they belong to the previous one."""
         self._step = self._step if step is None else step
         writer = self._opened()
         for name, number in numbers_of(metrics).items():
@@ -157,7 +159,7 @@ class TensorBoardLogger(ml_log.Logger):
             self._writer.close()
 
     def _opened(self) -> Any:
-        """With the first step, since the file begins with it."""
+        """Open the file at the first step, because the file starts with it."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 

@@ -1,4 +1,4 @@
-"""A run on the console: a bar where somebody looks at it, lines where it becomes a file."""
+"""A logger for the console: a progress bar on a terminal, lines in a file."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ HEADLINES = {
     "accuracy": "accuracy",
     "time/tokens_per_second": "tokens/s",
 }
-"""What a line has of a step, by the names of this library's loops, the cookbook's, and those that people give."""
+"""The metrics of a line, by the names of this library's loops, of the cookbook's, and of common loops."""
 TOKENS = ("train/tokens", "num_tokens", "env/all/total_ac_tokens")
-"""Of one step, from which tokens per second are reckoned where a loop does not say them."""
+"""The tokens of a step, from which the rate is computed if the loop does not log it."""
 EVALUATIONS = ("eval/", "test/")
 MOST_OTHERS = 3
 
 
 class ConsoleLogger(ml_log.Logger):
-    """Steps count to `total_steps`; the last is done when its metrics are logged."""
+    """A logger that counts steps to `total_steps`. The last step is done when its metrics are logged."""
 
     def __init__(
         self, total_steps: int | None, console: Console | None = None, clock: Callable[[], float] = time.monotonic
@@ -48,7 +48,7 @@ class ConsoleLogger(ml_log.Logger):
 
     @override
     def log_hparams(self, config: Any) -> None:
-        """Not here: a config is longer than a screen, and in `config.json`."""
+        """Log nothing: the config is longer than a screen, and is in `config.json`."""
 
     @override
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
@@ -87,7 +87,7 @@ class ConsoleLogger(ml_log.Logger):
 
 
 class _Pace:
-    """Of the steps of this process."""
+    """The pace of this process's steps."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -104,7 +104,7 @@ class _Pace:
         self._began = self._began or (step, now)
 
     def seconds_left(self, step: int, total: int | None) -> float | None:
-        """None as long as nothing is known."""
+        """Return the remaining seconds, or None while they are unknown."""
         if self._began is None or total is None or step <= self._began[0]:
             return None
         per_step = (self._noted_at - self._began[1]) / (step - self._began[0])
@@ -112,7 +112,7 @@ class _Pace:
 
 
 def headlines(metrics: Mapping[str, Plain]) -> dict[str, str]:
-    """What to say of a step: the metrics that have a place in a line, or else the first few numbers."""
+    """Return what to show of a step: the metrics in HEADLINES, or else the first few numbers."""
     known = {HEADLINES[name]: _figure(value) for name, value in metrics.items() if name in HEADLINES}
     if known:
         return known

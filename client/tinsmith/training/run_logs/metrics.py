@@ -14,27 +14,27 @@ REPLACED_FILE = "metrics.replaced.jsonl"
 
 
 class MetricsHistory:
-    """The lines that earlier processes of this run wrote. One process at a time writes them."""
+    """The lines that earlier processes of this run wrote. Only one process at a time writes them."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / METRICS_FILE
         self._replaced = directory / REPLACED_FILE
 
     def last_step(self) -> int | None:
-        """The highest that was logged; None without any."""
+        """Return the highest logged step, or None."""
         return max((step for line in self._lines() if (step := _step_of(line)) is not None), default=None)
 
     def has_line_of(self, step: int, prefix: str) -> bool:
-        """One of that step with nothing else than metrics whose names begin so."""
+        """Return whether a line of that step has only metrics with this prefix."""
         return any(
             _step_of(line) == step and all(name.startswith(prefix) for name in json.loads(line) if name != "step")
             for line in self._lines()
         )
 
     def forget_from(self, step: int) -> None:
-        """The run is at `step` again: lines of it and of later ones move to `metrics.replaced.jsonl`.
+        """Move the lines of `step` and later ones to `metrics.replaced.jsonl`, because the run repeats them.
 
-        So does a line that a kill cut off. Raises OSError.
+        Also moves a line that was cut off by a kill. Raises OSError.
         """
         lines = self._lines()
         replaced = [line for line in lines if _is_replaced(line, step)]
@@ -55,7 +55,7 @@ def _is_replaced(line: bytes, step: int) -> bool:
 
 
 def _step_of(line: bytes) -> int | None:
-    """None for what has no step, and for what is no line of ours."""
+    """Return the line's step, or None if it has none or was not written by this library."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -65,16 +65,16 @@ def _step_of(line: bytes) -> int | None:
 
 
 Plain = bool | int | float | str
-"""None of them is a NumPy or PyTorch number, which JSON does not know."""
+"""A value that JSON can represent, unlike the numbers of NumPy and PyTorch."""
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Plain]:
-    """NumPy's and PyTorch's numbers become Python's; what is no single value becomes its `str`."""
+    """Convert the numbers of NumPy and PyTorch to Python's, and other values to strings."""
     return {name: _plain(value) for name, value in metrics.items()}
 
 
 def numbers_of(metrics: Mapping[str, Plain]) -> dict[str, float]:
-    """Those that can be drawn as a curve."""
+    """Return the metrics that can be drawn as a curve."""
     return {name: float(value) for name, value in metrics.items() if not isinstance(value, str)}
 
 
@@ -87,6 +87,6 @@ def _plain(value: Any) -> Plain:
 
 
 def _has_one_element(value: Any) -> bool:
-    """Of a PyTorch tensor, whose `size` is a method."""
+    """Return whether it is a PyTorch tensor with one element. (`size` is a method there.)"""
     count = getattr(value, "numel", None)
     return callable(count) and count() == 1

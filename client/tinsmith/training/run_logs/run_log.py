@@ -1,4 +1,4 @@
-"""One call for all the places where people look at a run."""
+"""`run_log`: one logger for all places in which a run is observed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 Backend = Literal["console", "jsonl", "tensorboard", "wandb", "trackio"]
 PACKAGES: Mapping[str, str] = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
-"""The packages that a backend needs and the extra `training` does not bring."""
+"""The packages of backends that the extra `training` does not install."""
 APPEND_ONLY = ("wandb", "trackio")
-"""They take nothing back: a step that is computed again is not logged there again."""
+"""Backends that cannot remove metrics. A repeated step is not logged there again."""
 
 
 def run_log(
@@ -35,13 +35,12 @@ def run_log(
     to: Sequence[Backend] = ("console", "jsonl"),
     total_steps: int | None = None,
 ) -> RunLog:
-    """A logger to everything in `to`; close it, or use it as a context.
+    """Return a logger to every backend in `to`. Close it, or use it as a context.
 
-    One directory is one run, and a process that goes on with it appends: the first step that it logs says where it is,
-    and what `metrics.jsonl` and TensorBoard have of that step and later ones is replaced. `project` and `name` are for
-    W&B and trackio.
+    One directory is one run, and a process that resumes the run appends to it. Its first logged step replaces what
+    `metrics.jsonl` and TensorBoard have of that step and later ones. `project` and `name` are for W&B and trackio.
 
-    Raises BackendMissing, BackendRefused, and ValueError for a name that is none.
+    Raises BackendMissing, BackendRefused, and ValueError for an unknown backend.
     """
     _check(to)
     place = Path(directory)
@@ -59,10 +58,10 @@ def run_log(
 
 
 class RunLog(ml_log.Logger):
-    """Made by `run_log`.
+    """A logger made by `run_log`.
 
-    `metrics.jsonl` is the run's record: if it cannot be written, MetricsLost is raised. Any other backend that fails
-    is reported once, tried again at the next step, and never ends the run.
+    `metrics.jsonl` is the run's record: if it cannot be written, MetricsLost is raised. Any other backend that fails is
+    reported once and retried at the next step. It never ends the run.
     """
 
     def __init__(
@@ -87,13 +86,13 @@ class RunLog(ml_log.Logger):
 
     @override
     def enable_event_steps(self) -> None:
-        """To be called before the first metrics where some will be of a step that others have passed."""
+        """Prepare for metrics of earlier steps. Call it before the first metrics."""
         for backend in self._shown:
             if hasattr(backend.logger, "enable_event_steps"):
                 backend.call("enable_event_steps")
 
     def begin_at(self, step: int) -> None:
-        """Before the first metrics, where those may be of an earlier step: what was logged of `step` and later goes.
+        """Remove what was logged of `step` and later. Call it before metrics of an earlier step.
 
         Raises MetricsLost.
         """
@@ -108,7 +107,7 @@ class RunLog(ml_log.Logger):
 
     @override
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Raises MetricsLost."""
+        """Log the metrics of a step. Raises MetricsLost."""
         plain = plain_metrics(metrics)
         self._keep(plain, step)
         for backend in self._shown:
@@ -118,7 +117,7 @@ class RunLog(ml_log.Logger):
     def log_metrics_event(
         self, metrics: dict[str, Any], step: int, step_metric: str, metric_axes: dict[str, str] | None = None
     ) -> None:
-        """Of a step that others may have passed, as those of an evaluation beside the run. Raises MetricsLost."""
+        """Log metrics of a step that may be in the past, such as those of an evaluation. Raises MetricsLost."""
         plain = plain_metrics(metrics)
         self._keep(plain, step)
         for backend in self._shown:
@@ -152,13 +151,13 @@ class RunLog(ml_log.Logger):
 
     @override
     def get_logger_url(self) -> str | None:
-        """W&B's page of this run."""
+        """Return the URL of the run at W&B."""
         return next((url for backend in self._shown if (url := backend.logger.get_logger_url())), None)
 
     @property
     @override
     def store(self) -> Any:
-        """The cookbook's, of this directory, where JSONL is written."""
+        """Return the cookbook's store of this directory, if metrics are written as JSONL."""
         return None if self._record is None else self._record.store
 
     def _begin(self, step: int | None) -> None:
@@ -176,7 +175,7 @@ class RunLog(ml_log.Logger):
 
 
 class _Guarded:
-    """A backend whose failures stay its own. `had_step`: the last that an earlier process logged."""
+    """A backend whose failures do not affect the others. `had_step` is the last step of earlier processes."""
 
     def __init__(self, name: str, backend: ml_log.Logger, had_step: int | None) -> None:
         self.name = name
@@ -189,7 +188,7 @@ class _Guarded:
             self.call("log_metrics", metrics, step)
 
     def log_late_metrics(self, metrics: dict[str, Any], step: int, step_metric: str) -> None:
-        """Of a step that others have passed, which W&B alone has to be told."""
+        """Log metrics of a past step, of which only W&B must be told."""
         if self.name != "wandb":
             self.log_metrics(metrics, step)
         elif not self._has_had(step):

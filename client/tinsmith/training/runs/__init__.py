@@ -1,1 +1,1 @@
-"""`tinsmith train`: runs that need a file of settings and no program."""
+"""`tinsmith train`: training runs that need settings but no program."""

@@ -1,4 +1,4 @@
-"""`tinsmith train`: examples or an environment in, a trained and evaluated adapter out."""
+"""`tinsmith train`: train and evaluate an adapter on examples or in an environment."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RUN_FILE = "run.yaml"
 
 
 def _run(config: RunConfig) -> None:
-    """Here, so that help and mistakes in settings do not wait for what trains."""
+    """Run the training. Heavy imports are here, so that help and mistakes in settings are fast."""
     import tinker
 
     from tinsmith.training.runs.loop import Stopped
@@ -58,7 +58,7 @@ def _run(config: RunConfig) -> None:
         _warn(config.kind, f"interrupted{_how_to_resume(config, '; no checkpoint was saved')}")
         raise typer.Exit(INTERRUPTED) from None
     except tinker.TinkerError as error:
-        fail(f"train {config.kind}", f"the server: {error}{_how_to_resume(config, '')}")
+        fail(f"train {config.kind}", f"server error: {error}{_how_to_resume(config, '')}")
     if outcome.after:
         console.print(outcome.table())
     for word, place in (
@@ -71,7 +71,7 @@ def _run(config: RunConfig) -> None:
 
 
 def heading(config: RunConfig, start: RunStart) -> list[str]:
-    """Return what a person wants to see of a run before it trains; `config.yaml` has the rest."""
+    """Return the lines that describe a run before it trains. `config.yaml` has the other settings."""
     counted = start.counted
     if isinstance(config, DataConfig):
         data = f"{config.data}: {counted['examples']} examples, {counted['held_out']} held out"
@@ -95,7 +95,7 @@ def _progress(start: RunStart) -> str:
 
 
 def _how_to_resume(config: RunConfig, otherwise: str) -> str:
-    """Return the end of a sentence about a run that failed: where the same command resumes it, if anywhere."""
+    """Return the end of the message about a failed run: the step from which it resumes, if there is a checkpoint."""
     from tinsmith.training.checkpoints.store import CheckpointStore
 
     steps = CheckpointStore(str(config.out / CHECKPOINTS)).steps()
@@ -117,7 +117,7 @@ def _outcome(config: RunConfig, on_start: OnStart) -> Outcome:
 
 
 def _command(kind: type[RunConfig]) -> Callable[..., None]:
-    """With a flag for each setting. Values are checked with those of the file."""
+    """Return a command with a flag for each setting. Flags are checked together with the file."""
 
     def command(config: Path | None, example: Path | None, **flags: str | None) -> None:
         try:
@@ -187,7 +187,7 @@ def _copy_example(kind: str, folder: Path) -> None:
 
 
 def find_examples() -> Path:
-    """`examples/train`: beside this package in a wheel, in the checkout otherwise."""
+    """Return `examples/train`, next to this package in a wheel or in the checkout."""
     package = Path(__file__).parents[2]
     installed = package / EXAMPLES / "train"
     return installed if installed.exists() else package.parents[1] / EXAMPLES / "train"

@@ -1,4 +1,4 @@
-"""The settings of a run: from a file and from flags, checked, and written down whole."""
+"""The settings of a run, from a file and from flags."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NotNegative = Annotated[int, Field(ge=0)]
 
 
 def _words(value: Any) -> Any:
-    """A flag's `a,b`, beside a file's list."""
+    """Split a flag's `a,b` into a list, as a file has it."""
     return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
 
 
 class RunConfig(BaseModel):
-    """Of every kind of run. Paths are relative to where the command is started."""
+    """The settings of every kind of run. Paths are relative to the working directory."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     kind: ClassVar[str]
@@ -66,7 +66,7 @@ class RunConfig(BaseModel):
 
 
 class DataConfig(RunConfig):
-    """Of runs over a file of examples."""
+    """The settings of runs on a file of examples."""
 
     data: Path = Field(description="Training data: JSONL, one example per line.")
     eval_data: Path | None = Field(
@@ -141,14 +141,14 @@ class RlConfig(RunConfig):
 Config = TypeVar("Config", bound=RunConfig)
 
 MAY_CHANGE = frozenset({"logs", "project", "name", "eval_every", "save_every", "keep_last", "out", "data", "eval_data"})
-"""Between two processes of one run: the weights do not depend on them. What the files of data hold is compared."""
+"""Settings that a resumed run may change. The contents of data files are compared separately."""
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 SUMMARY = "summary.json"
 
 
 def load_config(kind: type[Config], file: Path | None, flags: Mapping[str, str]) -> Config:
-    """Flags stand above the file. Raises BadConfig with a line for each mistake."""
+    """Return the settings of the file, overridden by flags. Raises BadConfig with a line for each mistake."""
     given = {**({} if file is None else _read(file)), **flags}
     try:
         return kind.model_validate(given)
@@ -158,20 +158,22 @@ def load_config(kind: type[Config], file: Path | None, flags: Mapping[str, str])
 
 
 def to_yaml(config: RunConfig) -> str:
-    """All settings, with those that nobody gave; `--config` takes it."""
+    """Return all settings, including defaults, as a file for `--config`."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def require_same(config: RunConfig, written: str, where: Path) -> None:
-    """Raises BadConfig where a run that goes on would not be the one that began."""
+    """Raise BadConfig if the settings differ from those with which the run began."""
     before: dict[str, Any] = yaml.safe_load(written)
     now = config.model_dump(mode="json")
     differing = [name for name in now if name not in MAY_CHANGE and now[name] != before.get(name)]
     if before.keys() - now.keys():
-        raise BadConfig(f"{where} is of another kind of run than {config.kind}: give this run another out")
+        raise BadConfig(f"{where} is from another kind of run than {config.kind}: choose another out")
     if differing:
         changes = ", ".join(f"{name} was {before.get(name)!r} and is {now[name]!r}" for name in differing)
-        raise BadConfig(f"{where} says how this run began, and {changes}: keep it, or give a new run another out")
+        raise BadConfig(
+            f"{where} has the settings of this run, but {changes}: use the same value, or choose another out"
+        )
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -180,7 +182,7 @@ def _read(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise BadConfig(f"{file} cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:
-        raise BadConfig(f"{file} is no YAML: {' '.join(str(error).split())}") from error
+        raise BadConfig(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise BadConfig(f"{file} has no settings: write lines like `model: demo/tiny`")
     return content
@@ -190,8 +192,8 @@ def _sentence(kind: type[RunConfig], mistake: dict[str, Any]) -> str:
     name = ".".join(str(part) for part in mistake["loc"])
     if mistake["type"] == "extra_forbidden":
         near = difflib.get_close_matches(name, kind.model_fields, n=1)
-        return f"{name} is no setting of {kind.kind}" + (f"; {near[0]} is" if near else "")
+        return f"{name} is not a setting of {kind.kind}" + (f"; did you mean {near[0]}?" if near else "")
     if mistake["type"] == "missing":
-        return f"{name} is not given: {kind.model_fields[name].description} Put it in the file, or --{name} on the line"
+        return f"{name} is required: {kind.model_fields[name].description} Set it in the file, or use --{name}"
     message = mistake["msg"][:1].lower() + mistake["msg"][1:]
     return f"{name} is {mistake['input']!r}: {message}"

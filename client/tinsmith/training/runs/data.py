@@ -21,7 +21,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 def learning_rate_at(step: int, total_steps: int, highest: float, schedule: Schedule, warmup_steps: int) -> float:
-    """Of step `step`, which counts from 0. The first step of a warm-up has a part of the highest, none has 0."""
+    """Return the learning rate of `step`, which counts from 0. No step of a warm-up has the rate 0."""
     if step < warmup_steps:
         return highest * (step + 1) / (warmup_steps + 1)
     done = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
@@ -33,9 +33,9 @@ def learning_rate_at(step: int, total_steps: int, highest: float, schedule: Sche
 
 
 class ShuffledBatches:
-    """Batches over several epochs, each in an order of its own that the seed says; the last batch may be smaller.
+    """Batches over several epochs, each shuffled by the seed. The last batch may be smaller.
 
-    A batch is known by its number alone: a run that goes on needs no other position.
+    A batch is determined by its number, so a resumed run needs no other position.
     """
 
     def __init__(self, count: int, batch_size: int, epochs: int, seed: int) -> None:
@@ -49,14 +49,14 @@ class ShuffledBatches:
         return math.ceil(self._examples / self.batch_size)
 
     def __getitem__(self, number: int) -> list[int]:
-        """Places of the examples in the data. Raises IndexError after the last batch."""
+        """Return the positions of the batch's examples in the data. Raises IndexError after the last batch."""
         if not 0 <= number < len(self):
             raise IndexError(f"batch {number} of {len(self)}")
         first = number * self.batch_size
         return [self._place(at) for at in range(first, min(first + self.batch_size, self._examples))]
 
     def epoch_after(self, number: int) -> float:
-        """How often the data was gone through when batch `number` is done."""
+        """Return how many epochs are done after batch `number`, as a fraction."""
         return min((number + 1) * self.batch_size, self._examples) / self._count
 
     def _place(self, at: int) -> int:
@@ -69,11 +69,11 @@ class ShuffledBatches:
 
 
 def held_out_split(count: int, fraction: float, most: int, seed: int) -> tuple[list[int], list[int]]:
-    """Places of those to train on and of those that are held out, `most` at most, by chance.
+    """Split the positions at random into training and evaluation, with at most `most` for evaluation.
 
-    At least one stays to train on.
+    At least one remains for training.
     """
-    # The fraction as it is written: in floating point 70 * 0.1 is more than 7.
+    # The exact decimal: in floating point 70 * 0.1 is more than 7.
     held_out = min(math.ceil(count * Fraction(str(fraction))), most, count - 1)
     order = list(range(count))
     random.Random(f"{seed} held out").shuffle(order)
@@ -82,12 +82,12 @@ def held_out_split(count: int, fraction: float, most: int, seed: int) -> tuple[l
 
 Example = TypeVar("Example")
 Sequences = tuple[Tokens, ...]
-"""Of one example: one or more for a conversation, two for a preference."""
+"""The sequences of an example: one or more for a conversation, two for a preference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examples(Generic[Example]):
-    """As they were read. `digest` is of the files."""
+    """The examples of a run as they were read. `digest` is the digest of the files."""
 
     train: list[Located[Example]]
     held_out: list[Located[Example]]
@@ -95,7 +95,7 @@ class Examples(Generic[Example]):
 
     @classmethod
     def read(cls, config: DataConfig, parse: Callable[[Mapping[str, Any]], Example]) -> Examples[Example]:
-        """Raises BadData."""
+        """Read the examples. Raises BadData."""
         found = read_examples(config.data, parse)
         digest = digest_of_files([config.data, config.eval_data])
         if config.eval_data is not None:
@@ -106,7 +106,7 @@ class Examples(Generic[Example]):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """As tokens. `dropped` and `truncated` were too long, or had nothing left to learn."""
+    """The examples as tokens. `dropped` and `truncated` count examples that were too long or had nothing to learn."""
 
     train: list[Sequences]
     held_out: list[Sequences]
@@ -130,9 +130,9 @@ def prepare(
     *,
     are_compared: bool = False,
 ) -> Prepared:
-    """`are_compared`: of the sequences of an example none means anything without the others.
+    """Render the examples as tokens. `are_compared` means that an example needs all of its sequences.
 
-    Raises BadData for what cannot be rendered or is too long where that is refused, and where none is left.
+    Raises BadData for an example that cannot be rendered or is refused as too long, and if none is left.
     """
     cut = _Cut(config, are_compared=are_compared)
     train = [
@@ -146,12 +146,12 @@ def prepare(
         if (fitted := cut.fit(located.location, _rendered(located, render))) is not None
     ]
     if not train:
-        raise BadData(f"no example of {config.data} fits into max_length, {config.max_length} tokens")
+        raise BadData(f"no example of {config.data} fits into max_length ({config.max_length} tokens)")
     return Prepared(train, held_out, cut.dropped, cut.truncated)
 
 
 def datum_of(tokens: Tokens, weight: float = 1.0) -> types.Datum:
-    """Each token is predicted from those before it; `weight` is that of each one that is learned."""
+    """Return a datum in which each token is predicted from the previous ones. `weight` applies to learned tokens."""
     inputs: Any = {
         "target_tokens": tokens.tokens[1:],
         "weights": [weight if learned else 0.0 for learned in tokens.learned[1:]],
@@ -160,12 +160,12 @@ def datum_of(tokens: Tokens, weight: float = 1.0) -> types.Datum:
 
 
 def learned_count(tokens: Tokens) -> int:
-    """The first token is predicted from nothing, and not learned."""
+    """Return the number of learned tokens. The first token is never learned, because nothing precedes it."""
     return sum(tokens.learned[1:])
 
 
 def learned_logprobs(client: tinker.TrainingClient, sequences: Sequence[Tokens], size: int) -> list[float]:
-    """The sum over what is learned of each, under the weights as they are; `size` of them in a call."""
+    """Return each sequence's sum of logprobs of learned tokens under the current weights, `size` sequences a call."""
     calls = [
         client.forward([datum_of(sequence) for sequence in sequences[first : first + size]], "cross_entropy")
         for first in range(0, len(sequences), size)
@@ -187,7 +187,7 @@ def _rendered(located: Located[Example], render: Callable[[Example], Sequences])
 
 
 class _Cut:
-    """What does not fit, counted."""
+    """A filter for examples that are too long, with counts."""
 
     def __init__(self, config: DataConfig, *, are_compared: bool) -> None:
         self._are_compared = are_compared
@@ -196,11 +196,11 @@ class _Cut:
         self.dropped = self.truncated = 0
 
     def fit(self, location: str, sequences: Sequences) -> Sequences | None:
-        """None where it is dropped."""
+        """Return the sequences, truncated if necessary, or None if the example is dropped."""
         length = max(len(sequence.tokens) for sequence in sequences)
         if length > self._longest:
             if self._too_long == "refuse":
-                raise BadData(f"{location}: {length} tokens, and max_length is {self._longest}")
+                raise BadData(f"{location}: {length} tokens, more than max_length ({self._longest})")
             if self._too_long == "drop":
                 self.dropped += 1
                 return None

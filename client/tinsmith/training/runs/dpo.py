@@ -1,4 +1,4 @@
-"""Direct preference optimization: what is chosen becomes likelier than what is rejected, beside a reference."""
+"""Direct preference optimization: make the chosen answer more likely than the rejected one, relative to a reference."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class PreferenceObjective(Objective):
-    """Equation 7 of arXiv 2305.18290, as the mean over a batch's pairs.
+    """The loss of equation 7 of arXiv 2305.18290, averaged over a batch's pairs.
 
-    The reference is the model as it was before the first step: its logprobs of all pairs are computed there, once, and
-    are part of the run's state.
+    The reference is the initial model. Its logprobs of all pairs are computed once, before the first step, and are part
+    of the run's state.
     """
 
     panels = (
@@ -86,7 +86,7 @@ class PreferenceObjective(Objective):
         return {"reference": [self._train_reference, self._held_out_reference]}
 
     def _margins(self, pairs: Sequence[Sequences]) -> list[float]:
-        """By how much the chosen one is likelier, in nats, under the weights as they are."""
+        """Return how much more likely the chosen answer is, in nats, under the current weights."""
         logprobs = learned_logprobs(
             self.client, [sequence for pair in pairs for sequence in pair], 2 * self.batches.batch_size
         )
@@ -98,14 +98,14 @@ class PreferenceObjective(Objective):
         gained = [now - before for now, before in zip(margins, reference, strict=True)]
         return {
             "loss": float(_losses(torch.tensor(margins, dtype=torch.float64), reference, self._beta).mean()),
-            # Before the first step none is preferred.
+            # Before the first step all margins are equal.
             "accuracy": sum(1.0 if gain > 0 else 0.5 if gain == 0 else 0.0 for gain in gained) / len(gained),
             "margin": self._beta * sum(gained) / len(gained),
         }
 
 
 def _margins_of(data: Sequence[types.Datum], logprobs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of a chosen and a rejected one in turn."""
+    """Return the margins of sequences that alternate between chosen and rejected."""
     import torch
 
     sums = torch.stack(

@@ -20,30 +20,30 @@ from tinsmith.training.runs.data import held_out_split
 from tinsmith.training.runs.json_lines import AnsweredPrompt, Located, parse_answered, read_examples
 
 Grader: TypeAlias = Callable[[str, str], float]
-"""Of what was said, and of the answer."""
+"""A function of the sampled text and the answer."""
 Groups: TypeAlias = Sequence[EnvGroupBuilder]
 NAMED = tuple(grade.__name__ for grade in (exact, contains, number))
-"""Those of `tinsmith eval`: a reward is what an evaluation by the same name says."""
+"""The graders of `tinsmith eval` that can be used as rewards, with the same result."""
 MOST_HELD_OUT = 0.5
-"""Of prompts, where `eval_groups` are more."""
+"""The largest fraction of prompts to hold out, even if `eval_groups` is more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Of an environment in JSONL; empty for others."""
+    """The prompts of environment jsonl; empty for other environments."""
 
     train: Sequence[Located[AnsweredPrompt]] = ()
     held_out: Sequence[Located[AnsweredPrompt]] = ()
 
 
 def read_prompts(config: RlConfig) -> Prompts:
-    """Raises BadData, and BadConfig where `data` and `environment` do not go together."""
+    """Read the prompts. Raises BadData, and BadConfig if `data` and `environment` do not fit together."""
     if config.environment != "jsonl":
         if config.data is not None or config.eval_data is not None:
-            raise BadConfig(f"data is of the environment jsonl, and environment is {config.environment}")
+            raise BadConfig(f"data needs environment jsonl, but environment is {config.environment}")
         return Prompts()
     if config.data is None:
-        raise BadConfig("environment is jsonl, and data is not given")
+        raise BadConfig("environment jsonl requires data")
     found = _read(config, config.data)
     if config.eval_data is not None:
         return Prompts(found, _read(config, config.eval_data)[: config.eval_groups])
@@ -57,15 +57,15 @@ def _read(config: RlConfig, file: Path) -> list[Located[AnsweredPrompt]]:
         try:
             require_fit(config.grader, Example("", placed.example.answer))
         except EvaluationError as error:
-            raise BadData(f"{placed.location}: {error}, and grader is {config.grader}") from error
+            raise BadData(f"{placed.location}: {error}; grader is {config.grader}") from error
     return found
 
 
 def make_groups(config: RlConfig, prompts: Prompts, renderer: Renderer | None) -> tuple[Groups, Groups]:
-    """To train on, and held out: of other seeds, or other lines. Raises BadConfig."""
+    """Return groups for training, and held-out groups of other lines or another seed. Raises BadConfig."""
     if config.environment == "jsonl":
         if renderer is None:
-            raise BadConfig("environment is jsonl, whose prompts are words: renderer none does not go with it")
+            raise BadConfig("environment jsonl needs a renderer, but renderer is none")
         return _of_prompts(config, prompts.train, renderer), _of_prompts(config, prompts.held_out, renderer)
     train = _groups_of_function(config, renderer, config.groups, 2 * config.seed)
     if not config.eval_groups:
@@ -99,7 +99,7 @@ def _groups_of_function(config: RlConfig, renderer: Renderer | None, count: int,
 
 
 def grader(name: str) -> Grader:
-    """Raises BadConfig."""
+    """Return the grader of this name. Raises BadConfig."""
     if name not in NAMED:
         return named_function(name, "grader", NAMED)
     grade = GRADERS[name]
@@ -107,7 +107,7 @@ def grader(name: str) -> Grader:
 
 
 def named_function(name: str, setting: str, known: Sequence[str]) -> Callable[..., Any]:
-    """`module:function`, found as `python -m` finds modules. Raises BadConfig."""
+    """Import `module:function`, also from the working directory. Raises BadConfig."""
     module, colon, function = name.partition(":")
     if not colon:
         raise BadConfig(f"{setting} is {name!r}: it must be {', '.join(known)} or module:function")

@@ -1,4 +1,4 @@
-"""Examples in JSONL, and what is wrong with them by file and line."""
+"""Examples in JSONL files, and mistakes in them by file and line."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tinsmith.files import NoJson, numbered_lines, parse_line, without_empty
 from tinsmith.training.errors import BadData
 
 Message: TypeAlias = dict[str, str]
-"""With role and content."""
+"""A message with role and content."""
 ROLES = ("system", "user", "assistant", "tool")
 EXAMPLE_KEYS = ("messages", "prompt", "completion", "text", "chosen", "rejected", "answer")
 MAX_REPORTED = 10
 
 
 class BadExample(ValueError):
-    """One line is no example. `str(error)` says why."""
+    """An error for a line that is not an example. `str(error)` says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Only the completion is learned."""
+    """A prompt with a completion; only the completion is learned."""
 
     prompt: str
     completion: str
@@ -37,7 +37,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """All of it is learned."""
+    """A text of which every token is learned."""
 
     text: str
 
@@ -47,7 +47,7 @@ SftExample: TypeAlias = Conversation | Completion | Text
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """Two answers to one prompt, each a whole conversation or a completion."""
+    """Two answers to one prompt; each is a whole conversation or a completion."""
 
     chosen: Conversation | Completion
     rejected: Conversation | Completion
@@ -55,7 +55,7 @@ class Preference:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPrompt:
-    """What a model is asked, and the answer that a grader compares."""
+    """A prompt, and the answer that a grader compares."""
 
     prompt: str | list[Message]
     answer: str
@@ -66,14 +66,14 @@ Example = TypeVar("Example")
 
 @dataclass(frozen=True, slots=True)
 class Located(Generic[Example]):
-    """An example, and where it was read: `file:line`."""
+    """An example and its location, `file:line`."""
 
     example: Example
     location: str
 
 
 def read_examples(file: Path, parse: Callable[[Mapping[str, Any]], Example]) -> list[Located[Example]]:
-    """All of them, empty lines left out. Raises BadData, which names every line that is none, up to ten."""
+    """Read all examples, without empty lines. Raises BadData, which lists up to ten wrong lines."""
     found: list[Located[Example]] = []
     wrong: list[str] = []
     for number, line in _lines(file):
@@ -82,7 +82,7 @@ def read_examples(file: Path, parse: Callable[[Mapping[str, Any]], Example]) -> 
         except BadExample as error:
             wrong.append(f"{file}:{number}: {error}")
     if wrong:
-        more = f"\nand {len(wrong) - MAX_REPORTED} lines more" if len(wrong) > MAX_REPORTED else ""
+        more = f"\nand {len(wrong) - MAX_REPORTED} more lines" if len(wrong) > MAX_REPORTED else ""
         raise BadData("\n".join(wrong[:MAX_REPORTED]) + more)
     if not found:
         raise BadData(f"{file} has no examples")
@@ -90,7 +90,7 @@ def read_examples(file: Path, parse: Callable[[Mapping[str, Any]], Example]) -> 
 
 
 def digest_of_files(files: Sequence[Path | None]) -> str:
-    """Of their contents, so that a run that goes on has the data that it began with."""
+    """Return a digest of the contents, which a resumed run compares."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(b"" if file is None else hashlib.sha256(file.read_bytes()).digest())
@@ -98,7 +98,7 @@ def digest_of_files(files: Sequence[Path | None]) -> str:
 
 
 def parse_sft(record: Mapping[str, Any]) -> SftExample:
-    """Raises BadExample."""
+    """Parse an example for supervised fine-tuning. Raises BadExample."""
     if "messages" in record:
         _only(record, "messages")
         return Conversation(_messages(record["messages"], "messages", ends_with_answer=True))
@@ -108,11 +108,11 @@ def parse_sft(record: Mapping[str, Any]) -> SftExample:
     if "text" in record:
         _only(record, "text")
         return Text(_string(record, "text"))
-    raise BadExample(f"neither messages, nor prompt and completion, nor text; it has {_names(record)}")
+    raise BadExample(f"needs messages, prompt and completion, or text; it has {_names(record)}")
 
 
 def parse_dpo(record: Mapping[str, Any]) -> Preference:
-    """Raises BadExample."""
+    """Parse a preference. Raises BadExample."""
     missing = [name for name in ("prompt", "chosen", "rejected") if name not in record]
     if missing:
         raise BadExample(f"no {missing[0]}; it has {_names(record)}")
@@ -124,14 +124,14 @@ def parse_dpo(record: Mapping[str, Any]) -> Preference:
 
 
 def parse_answered(record: Mapping[str, Any]) -> AnsweredPrompt:
-    """Raises BadExample."""
+    """Parse a prompt with an answer. Raises BadExample."""
     missing = [name for name in ("prompt", "answer") if name not in record]
     if missing:
         raise BadExample(f"no {missing[0]}; it has {_names(record)}")
     _only(record, "prompt", "answer")
     answer = record["answer"]
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
-        raise BadExample("answer is to be a string or a number")
+        raise BadExample("answer must be a string or a number")
     prompt = record["prompt"]
     return AnsweredPrompt(prompt if isinstance(prompt, str) else _messages(prompt, "prompt"), str(answer))
 
@@ -143,33 +143,33 @@ def _answered(record: Mapping[str, Any], name: str) -> Conversation | Completion
     before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _messages(prompt, "prompt")
     after = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else _messages(answer, name)
     if [message["role"] for message in after] != ["assistant"]:
-        raise BadExample(f"{name} is to be a string, or one message of the assistant")
+        raise BadExample(f"{name} must be a string, or one message of the assistant")
     return Conversation([*before, *after])
 
 
 def _messages(value: Any, name: str, *, ends_with_answer: bool = False) -> list[Message]:
     if not isinstance(value, list) or not value:
-        raise BadExample(f"{name} is to be a list of messages")
+        raise BadExample(f"{name} must be a list of messages")
     messages = [_message(message, f"{name}[{number}]") for number, message in enumerate(value)]
     if ends_with_answer and messages[-1]["role"] != "assistant":
-        raise BadExample(f"the last of {name} is the {messages[-1]['role']}'s, and there is nothing to learn after it")
+        raise BadExample(f"the last message of {name} has role {messages[-1]['role']}; it must be assistant")
     return messages
 
 
 def _message(value: Any, name: str) -> Message:
     if not isinstance(value, dict) or value.get("role") not in ROLES:
-        raise BadExample(f"{name} has no role of {', '.join(ROLES)}")
+        raise BadExample(f"{name} must have one of the roles {', '.join(ROLES)}")
     if not isinstance(value.get("content"), str):
-        raise BadExample(f"the content of {name} is no string; this command renders text alone")
+        raise BadExample(f"the content of {name} is not a string; this command supports only text")
     if unknown := sorted(without_empty(value).keys() - {"role", "content"}):
-        raise BadExample(f"{name} has {unknown[0]}, which this command does not render")
+        raise BadExample(f"{name} has {unknown[0]}, which this command does not support")
     return {"role": value["role"], "content": value["content"]}
 
 
 def _string(record: Mapping[str, Any], name: str) -> str:
     value = record[name]
     if not isinstance(value, str):
-        raise BadExample(f"{name} is no string")
+        raise BadExample(f"{name} is not a string")
     if not value and name != "prompt":
         raise BadExample(f"{name} is empty")
     return value
@@ -177,7 +177,7 @@ def _string(record: Mapping[str, Any], name: str) -> str:
 
 def _only(record: Mapping[str, Any], *names: str) -> None:
     if unknown := sorted(record.keys() - set(names)):
-        raise BadExample(f"{unknown[0]} has no meaning beside {' and '.join(names)}")
+        raise BadExample(f"{unknown[0]} cannot be combined with {' and '.join(names)}")
 
 
 def _names(record: Mapping[str, Any]) -> str:
@@ -192,12 +192,12 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _record(line: str) -> Mapping[str, Any]:
-    """Return the keys that an example may be made of. `id` and keys without a value are left out."""
+    """Return the keys of an example, without `id` and keys with empty values."""
     try:
         record = parse_line(line)
     except NoJson as error:
         raise BadExample(str(error)) from error
     if not isinstance(record, dict):
-        raise BadExample("no JSON object")
+        raise BadExample("not a JSON object")
     record.pop("id", None)
     return without_empty(record, *EXAMPLE_KEYS)

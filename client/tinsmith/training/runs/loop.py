@@ -1,4 +1,4 @@
-"""The loop of runs over a file of examples. Killed at any moment, the same command goes on to the same weights."""
+"""The loop of runs on a file of examples. After a kill, the same command resumes the run, with the same result."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ STANDARD_ERROR = 2
 
 
 class Stopped(Exception):
-    """Somebody asked the run to stop, and it has saved what it had."""
+    """An error that ends a run after it was asked to stop and has saved its state."""
 
     def __init__(self, step: int, total_steps: int) -> None:
         super().__init__(
-            f"stopped after step {step} of {total_steps}, which is saved; the same command goes on from there"
+            f"stopped after step {step} of {total_steps}, which is saved; the same command resumes from there"
         )
 
 
-FIRST_SIGNAL = "stopping after the step that is under way, which is saved; a second Ctrl-C does not wait for that"
-SECOND_SIGNAL = "ending without a save"
+FIRST_SIGNAL = "stopping and saving after the current step; press Ctrl-C again to stop without saving"
+SECOND_SIGNAL = "stopping without saving"
 
 
 def write_to_stderr(sentence: str) -> None:
-    """Write to standard error from a signal handler, where the stream's own lock may be held."""
+    """Write to standard error from a signal handler, in which the stream's lock may be held."""
     with suppress(OSError):
         os.write(STANDARD_ERROR, f"\n{sentence}\n".encode())
 
 
 @dataclass(slots=True)
 class StopRequest:
-    """Set by Ctrl-C and by SIGTERM; a second one ends the process. Each is answered on standard error at once."""
+    """A handler of SIGINT and SIGTERM. The first signal requests a stop, the second ends the process."""
 
     requested: bool = False
     say: Callable[[str], None] = write_to_stderr
@@ -75,7 +75,7 @@ class StopRequest:
 
 
 def run(kind: RunKind[Config, Example], config: Config, on_start: OnStart) -> Outcome:
-    """To its end, from wherever it is. Raises RunError, Stopped, SaveFailed, and what the SDK raises."""
+    """Run or resume the training to its end. Raises RunError, Stopped, SaveFailed, and the SDK's errors."""
     assert isinstance(config, DataConfig)
     examples = kind.read(config)
     with opened(config, examples.digest) as open_run:
@@ -103,7 +103,7 @@ def logged(config: RunConfig, total_steps: int) -> RunLog:
 
 
 def adam_at(config: RunConfig, total_steps: int, step: int) -> types.AdamParams:
-    """Of step `step`, from 0."""
+    """Return the optimizer's parameters for `step`, from 0."""
     return types.AdamParams(
         learning_rate=learning_rate_at(step, total_steps, config.learning_rate, config.schedule, config.warmup_steps),
         beta1=config.adam_beta1,
@@ -119,7 +119,7 @@ def is_every(every: int, step: int) -> bool:
 
 
 class _Steps:
-    """From where the run is. `last` is the evaluation after the last step."""
+    """The remaining steps of a run. `last` is the evaluation after the last step."""
 
     def __init__(self, config: DataConfig, open_run: OpenRun, work: Objective, log: RunLog, total: int) -> None:
         self._config = config
@@ -132,7 +132,7 @@ class _Steps:
         self.last: Mapping[str, float] = {}
 
     def go_on(self, stop: StopRequest) -> None:
-        """Raises Stopped."""
+        """Make the remaining steps. Raises Stopped."""
         self._manager.is_due = lambda step: step == self._total or stop.requested
         if self.step == 0:
             self._log.log_metrics(self._work.evaluate(), 0)
@@ -145,7 +145,7 @@ class _Steps:
             raise Stopped(self.step, self._total)
 
     def _one(self) -> None:
-        """Logged before it is saved: what a kill repeats is logged again, and nothing is left out."""
+        """Make one step. Log it before it is saved, so that a repeated step is logged again and none is missing."""
         began = time.monotonic()
         adam = self._adam(self.step)
         metrics = self._work.step(self.step, adam)

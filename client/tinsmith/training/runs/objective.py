@@ -1,4 +1,4 @@
-"""What a kind of run has to say to the loop that all kinds share."""
+"""The interface between the training loop and a kind of run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELD_OUT = "eval/held_out"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture of the curves: metrics over steps."""
+    """A panel of the curves: metrics over steps."""
 
     title: str
     metrics: Sequence[str]
@@ -28,7 +28,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """A run before its first step in this process: `counted` is what the data came to, `done` its steps so far."""
+    """A run before this process's first step. `counted` describes the data, `done` counts earlier steps."""
 
     steps: int
     done: int
@@ -39,7 +39,10 @@ OnStart = Callable[[RunStart], None]
 
 
 class Objective(ABC):
-    """On one training client. Metrics of a step begin with `train/`, those of an evaluation with `eval/held_out/`."""
+    """The objective of a run on one training client.
+
+    Metrics of a step begin with `train/`, those of an evaluation with `eval/held_out/`.
+    """
 
     panels: Sequence[Panel]
 
@@ -50,20 +53,20 @@ class Objective(ABC):
 
     @abstractmethod
     def step(self, number: int, adam: types.AdamParams) -> dict[str, float]:
-        """Optimizer step `number`, from 0, and what it came to."""
+        """Make optimizer step `number`, from 0, and return its metrics."""
 
     @abstractmethod
     def evaluate(self) -> dict[str, float]:
-        """Of the weights as they are; empty without held-out examples."""
+        """Return metrics of the current weights; empty without held-out examples."""
 
     def state(self) -> dict[str, Any]:
-        """Beside the step, for a process that goes on."""
+        """Return state for `loop_state`, in addition to the step."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class RunKind(Generic[Config, Example]):
-    """`read` raises BadData before a server is asked for anything. `begin` is given the state of a run that goes on."""
+    """A kind of run. `read` raises BadData before a server is contacted. `begin` gets the state of a resumed run."""
 
     config: type[Config]
     read: Callable[[Config], Examples[Example]]
@@ -71,6 +74,6 @@ class RunKind(Generic[Config, Example]):
 
 
 def with_optimizer(trained: Mapping[str, float], stepped: types.OptimStepResponse) -> dict[str, float]:
-    """What servers say of the optimizer differs; what this one does is logged as `optim/…`."""
+    """Add the optimizer's metrics that every server reports, as `optim/…`."""
     reported = stepped.metrics or {}
     return {**trained, **({"optim/grad_norm": reported["grad_norm"]} if "grad_norm" in reported else {})}

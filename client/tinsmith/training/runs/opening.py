@@ -1,4 +1,4 @@
-"""What a run begins with, the first time and each other time: its folder, a server, and the newest checkpoint."""
+"""The start of a run, new or resumed: its folder, the server, and the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ DATA_DIGEST_FILE = "data.sha256"
 
 
 class RunCheckpoints(CheckpointManager):
-    """Saves also where `is_due` says so: at the last step, and where somebody asked the run to stop."""
+    """A checkpoint manager that also saves when `is_due` says so: at the last step and after a stop request."""
 
     is_due: Callable[[int], bool] = staticmethod(lambda _: False)
     saved_step: int | None = None
-    """The last for which a save was asked."""
+    """The last step for which a save was requested."""
 
     @override
     def maybe_save(
@@ -52,17 +52,17 @@ class RunCheckpoints(CheckpointManager):
         return True
 
     def keep_tokenizer(self, tokenizer: Any) -> None:
-        """In each checkpoint. One that no file can hold is told of now: the first save is many steps away."""
+        """Save the tokenizer in each checkpoint. Warn now if it has no file format, before the first save."""
         self._tokenizer = tokenizer if has_tokenizer_json(tokenizer) else False
         if self._tokenizer is False:
             logger.warning(
-                "%s has no tokenizer.json: the run's checkpoints are without a tokenizer", type(tokenizer).__name__
+                "%s has no tokenizer.json, so the run's checkpoints will have no tokenizer", type(tokenizer).__name__
             )
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """`resumed` is None for a run that begins."""
+    """The resources of a run. `resumed` is None for a new run."""
 
     manager: RunCheckpoints
     client: tinker.TrainingClient
@@ -76,16 +76,16 @@ class OpenRun:
 
 @contextmanager
 def opened(config: RunConfig, digest: str) -> Iterator[OpenRun]:
-    """At the end everything is saved, and the session over. `digest` is of the data.
+    """Open the run; at the end, save everything and close the session. `digest` is the digest of the data.
 
-    Raises BadConfig and BadData where settings or data are others than those that the run began with,
-    ServerNotReady, and what the SDK raises.
+    Raises BadConfig and BadData if settings or data differ from those with which the run began, ServerNotReady, and the
+    SDK's errors.
     """
     claim_folder(config, digest)
     base_url, api_key = base_url_from_environment(), api_key_from_environment()
     require_server(config.model, base_url, api_key)
     tokenizer = _found_tokenizer(config, base_url, api_key)
-    # The very server that was asked: without a URL the SDK takes its maker's.
+    # Without a URL the SDK would use the vendor's server.
     with tinker.ServiceClient(base_url=base_url, api_key=api_key, display_name=str(config.out)) as service:
         manager = RunCheckpoints(
             config.out / CHECKPOINTS,
@@ -105,15 +105,15 @@ def opened(config: RunConfig, digest: str) -> Iterator[OpenRun]:
 
 
 def claim_folder(config: RunConfig, digest: str) -> None:
-    """Writes the settings and the digest of the data there.
+    """Write the settings and the data's digest to the run's folder.
 
-    Raises BadConfig and BadData where a run with others has a checkpoint.
+    Raises BadConfig and BadData if the folder has checkpoints of a run with other settings or data.
     """
     settings, data = config.out / CONFIG_FILE, config.out / DATA_DIGEST_FILE
     if settings.exists() and data.exists() and CheckpointStore(str(config.out / CHECKPOINTS)).steps():
         require_same(config, settings.read_text(), settings)
         if data.read_text() != digest:
-            raise BadData(f"the data is not that which the run in {config.out} began with: give this run another out")
+            raise BadData(f"the data differs from the data of the run in {config.out}: choose another out")
     try:
         config.out.mkdir(parents=True, exist_ok=True)
         write_whole(settings, to_yaml(config))
@@ -123,14 +123,14 @@ def claim_folder(config: RunConfig, digest: str) -> None:
 
 
 def require_server(model: str, base_url: str, api_key: str | None) -> None:
-    """Raises ServerNotReady: with the command that starts one where none answers."""
+    """Raise ServerNotReady if the server does not serve the model. The message says how to start one."""
     try:
         with Api(base_url, api_key) as api:
             served = [model.name for model in api.served_models()]
     except Unreachable as error:
-        raise ServerNotReady(f"{error}; `tinsmith serve --model {model}` starts one on this machine") from error
+        raise ServerNotReady(f"{error}; run `tinsmith serve --model {model}` to start one on this machine") from error
     except ApiError as error:
-        raise ServerNotReady(f"{error}; `tinsmith doctor` finds out why") from error
+        raise ServerNotReady(f"{error}; run `tinsmith doctor` to find out why") from error
     if model not in served:
         raise ServerNotReady(f"{api.base_url} does not serve {model}; it serves {', '.join(served) or 'nothing'}")
 
@@ -144,14 +144,14 @@ def _new_client(service: tinker.ServiceClient, config: RunConfig) -> tinker.Trai
 def _user_metadata(config: RunConfig) -> dict[str, str]:
     """Return what `tinker run info` shows of the run.
 
-    A finished run that is started again trains nothing: what it makes at the server is left out of the list.
+    A finished run that is started again trains nothing, so its training run is omitted from the server's list.
     """
     named = {"name": config.name or str(config.out)}
     return named | {PURPOSE: "summary"} if _is_finished(config) else named
 
 
 def _is_finished(config: RunConfig) -> bool:
-    """Return whether the summary of the run is that of its newest checkpoint."""
+    """Return whether the run's summary belongs to its newest checkpoint."""
     store = CheckpointStore(str(config.out / CHECKPOINTS))
     summary, steps = config.out / SUMMARY, store.steps()
     if not steps or not summary.exists():
@@ -163,13 +163,13 @@ def _is_finished(config: RunConfig) -> bool:
 
 
 def _found_tokenizer(config: RunConfig, base_url: str, api_key: str | None) -> Any | None:
-    """None: the SDK looks for it, at a hub at last."""
+    """Return the tokenizer, or None to let the SDK look for it."""
     if config.tokenizer is not None:
         return _tokenizer_at(config.tokenizer)
     try:
         return load_tokenizer(config.model, base_url, api_key)
     except TokenizerError as error:
-        raise BadConfig(f"{error}, or give its folder or name as tokenizer") from error
+        raise BadConfig(f"{error}, or set tokenizer to its folder or hub name") from error
     except ApiError as error:
         raise ServerNotReady(f"the tokenizer of {config.model} cannot be fetched: {error}") from error
 
@@ -178,7 +178,7 @@ def _tokenizer_of(client: tinker.TrainingClient, config: RunConfig) -> Any:
     try:
         return client.get_tokenizer()
     except (OSError, ValueError) as error:
-        raise BadConfig(f"there is no tokenizer for {config.model}: give its folder or name as tokenizer") from error
+        raise BadConfig(f"there is no tokenizer for {config.model}: set tokenizer to its folder or hub name") from error
 
 
 def _tokenizer_at(location: str) -> Any:
@@ -187,4 +187,4 @@ def _tokenizer_at(location: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(location)
     except (OSError, ValueError) as error:
-        raise BadConfig(f"tokenizer is {location!r}, and nothing there can be read as one") from error
+        raise BadConfig(f"tokenizer is {location!r}, which is not a readable tokenizer") from error

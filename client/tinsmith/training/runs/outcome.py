@@ -1,4 +1,4 @@
-"""What a run leaves: an adapter, curves, and what it came to, for people and for programs."""
+"""The results of a run: an adapter, curves, and a summary."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ ADAPTER, CURVES = "adapter", "curves.png"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of a run that is at its end. Evaluations are empty where nothing was held out.
+    """The results of a finished run. Evaluations are empty if nothing was held out.
 
-    `state` and `sampler` are paths at the server: to go on from, and to sample from or promote.
+    `state` and `sampler` are paths on the server: to continue from, and to sample from or promote.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Outcome:
         return json.dumps({name: getattr(self, name) for name in self.__slots__}, indent=2) + "\n"
 
     def table(self) -> Table:
-        """Of what was evaluated."""
+        """Return a table of the evaluations."""
         table = Table("", "before", f"after {self.steps} steps", box=None, pad_edge=False)
         for name in self.after:
             table.add_row(
@@ -63,7 +63,7 @@ def finish(
     after: Mapping[str, float],
     panels: Sequence[Panel],
 ) -> Outcome:
-    """Of the checkpoint of the last step, whose weights `client` has. What an earlier end left here is made anew."""
+    """Write the results of the last step, whose weights `client` has. Earlier results are replaced."""
     adapter = config.out / ADAPTER
     shutil.rmtree(adapter, ignore_errors=True)
     export_adapter(manager.store, steps, adapter)
@@ -86,7 +86,7 @@ def finish(
 
 
 def _sampler(summary: Path, state: str, client: tinker.TrainingClient, steps: int) -> str:
-    """The one that an earlier end of this run has saved, and perhaps promoted; or else a new one."""
+    """Return the sampler that was saved for this state before, which may be promoted, or save a new one."""
     if summary.exists():
         earlier = json.loads(summary.read_text())
         if earlier.get("state") == state:
@@ -95,13 +95,13 @@ def _sampler(summary: Path, state: str, client: tinker.TrainingClient, steps: in
 
 
 def evaluation_before(metrics_file: Path) -> dict[str, float]:
-    """The first step's; empty where somebody has removed it."""
+    """Return the evaluation before the first step; empty if the user removed it."""
     curves = curves_of(metrics_file, None)
     return {name: points[0][1] for name, points in curves.items() if name.startswith("eval/") and points[0][0] == 0}
 
 
 def curves_of(metrics_file: Path, names: Sequence[str] | None) -> dict[str, list[tuple[int, float]]]:
-    """Points of each metric that was logged, by its step; of all for None."""
+    """Return the points of the named metrics, or of all metrics for None."""
     points: dict[str, list[tuple[int, float]]] = {}
     for _, line in numbered_lines(metrics_file):
         record = json.loads(line)
@@ -114,7 +114,7 @@ def curves_of(metrics_file: Path, names: Sequence[str] | None) -> dict[str, list
 def draw(metrics_file: Path, panels: Sequence[Panel], file: Path) -> None:
     import matplotlib as mpl
 
-    mpl.use("Agg")  # draws without a screen
+    mpl.use("Agg")  # needs no screen
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, len(panels), figsize=(5 * len(panels), 4), layout="constrained", squeeze=False)

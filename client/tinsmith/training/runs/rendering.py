@@ -1,4 +1,4 @@
-"""Examples as tokens, and which of them are learned."""
+"""Examples as tokens, with the tokens that are learned."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ OF_COOKBOOK = {
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """`learned` has an entry for each token: whether it is predicted from those before it."""
+    """A sequence of tokens. `learned` says for each token whether it is learned."""
 
     tokens: list[int]
     learned: list[bool]
 
 
 class Rendering(ABC):
-    """Raises BadExample for what it cannot render."""
+    """A way to turn examples into tokens. Raises BadExample for an example that it cannot render."""
 
     def __init__(self, name: str, tokenizer: Any) -> None:
         self.name = name
         self._tokenizer = tokenizer
 
     def render(self, example: Conversation | Completion | Text) -> Tokens:
-        """Of a conversation the last answer is learned."""
+        """Render an example. Of a conversation, only the last answer is learned."""
         [tokens] = self.sequences(example, "last_assistant")
         return tokens
 
     def sequences(self, example: Conversation | Completion | Text, train_on: TrainOn) -> tuple[Tokens, ...]:
-        """One, or one for each answer of a conversation where a renderer writes it otherwise once more follows."""
+        """Render an example as one sequence, or as one for each answer if earlier answers are rendered differently."""
         if isinstance(example, Text):
             return (self._with_end([], self._encoded(example.text)),)
         if isinstance(example, Completion):
@@ -56,7 +56,7 @@ class Rendering(ABC):
     def conversation(self, messages: Sequence[Message], train_on: TrainOn) -> tuple[Tokens, ...]: ...
 
     def completion(self, example: Completion) -> Tokens:
-        """As a question and its answer."""
+        """Render a completion as a question and its answer."""
         question = {"role": "user", "content": example.prompt}
         return self.render(Conversation([question, {"role": "assistant", "content": example.completion}]))
 
@@ -64,17 +64,17 @@ class Rendering(ABC):
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _with_end(self, prompt: list[int], learned: list[int]) -> Tokens:
-        """The end of the text is learned, too."""
+        """Append the end of the text, which is learned."""
         end = [] if self._tokenizer.eos_token_id is None else [int(self._tokenizer.eos_token_id)]
         tokens = [*prompt, *learned, *end]
         return Tokens(tokens, [False] * len(prompt) + [True] * (len(tokens) - len(prompt)))
 
 
 class OfCookbook(Rendering):
-    """By a renderer of tinker-cookbook.
+    """A rendering by a tinker-cookbook renderer.
 
-    One that has thoughts in the last answer alone, as Qwen3's, writes earlier ones otherwise than they are sampled: the
-    cookbook makes a sequence for each answer then, which begins with what is there when that is sampled.
+    Some renderers, such as Qwen3's, omit the thoughts of earlier answers. The cookbook then makes one sequence for each
+    answer, with the prompt that precedes the answer when it is sampled.
     """
 
     def __init__(self, name: str, tokenizer: Any, renderer: renderers.Renderer) -> None:
@@ -97,7 +97,7 @@ class OfCookbook(Rendering):
 
 
 class Plain(OfCookbook):
-    """Without a chat format: text is tokens, and a conversation has its roles written before each message."""
+    """A rendering without a chat format. In conversations, the role is written before each message."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(PLAIN, tokenizer, renderers.get_renderer(ROLE_COLON, tokenizer))
@@ -108,9 +108,9 @@ class Plain(OfCookbook):
 
 
 class ChatTemplate(Rendering):
-    """By the tokenizer's own template, which is asked for each answer what was there before it.
+    """A rendering by the tokenizer's chat template, applied to the messages before each answer.
 
-    What comes before an answer is encoded by itself, as it is when the answer is sampled.
+    What precedes an answer is encoded separately, as it is when the answer is sampled.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -149,7 +149,7 @@ class ChatTemplate(Rendering):
 
 
 def choose_rendering(requested: str, tokenizer: Any, model: str) -> Rendering:
-    """Raises BadConfig for a renderer that there is not, or that does not go with this tokenizer."""
+    """Return the rendering of this name. Raises BadConfig for an unknown or unsuitable renderer."""
     name = _known_to_cookbook(model) if requested == AUTO else requested
     if name is None:
         name = CHAT_TEMPLATE if getattr(tokenizer, "chat_template", None) else PLAIN
@@ -163,7 +163,7 @@ def choose_rendering(requested: str, tokenizer: Any, model: str) -> Rendering:
 
 
 def choose_cookbook_renderer(requested: str, tokenizer: Any, model: str) -> renderers.Renderer:
-    """For environments, which read answers as well. Raises BadConfig."""
+    """Return a cookbook renderer for environments, which also decode answers. Raises BadConfig."""
     name = (_known_to_cookbook(model) or ROLE_COLON) if requested == AUTO else requested
     return _of_cookbook(name, tokenizer, model)
 
@@ -171,8 +171,8 @@ def choose_cookbook_renderer(requested: str, tokenizer: Any, model: str) -> rend
 def _of_cookbook(name: str, tokenizer: Any, model: str) -> renderers.Renderer:
     try:
         return renderers.get_renderer(name, tokenizer)
-    except Exception as error:  # a tokenizer without the renderer's tokens fails in many ways
-        raise BadConfig(f"renderer {name} does not go with the tokenizer of {model}: {error}") from error
+    except Exception as error:  # many kinds of errors if the tokenizer lacks the renderer's tokens
+        raise BadConfig(f"renderer {name} does not fit the tokenizer of {model}: {error}") from error
 
 
 def _known_to_cookbook(model: str) -> str | None:

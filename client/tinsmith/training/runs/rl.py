@@ -1,4 +1,4 @@
-"""Reinforcement learning: `RLTrainer`, on policy and with seeds: a run that was killed comes to the same weights."""
+"""Reinforcement learning with `RLTrainer`, on-policy and with seeds: a resumed run has the same result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PANELS = (
 
 
 def run_rl(config: RlConfig, on_start: OnStart) -> Outcome:
-    """To its end, from wherever it is. Raises RunError, Stopped, SaveFailed, and what RLTrainer and the SDK raise."""
+    """Run or resume the training to its end. Raises RunError, Stopped, SaveFailed, and the trainer's errors."""
     prompts = read_prompts(config)
     with opened(config, digest_of_files([config.data, config.eval_data])) as open_run:
         renderer = _renderer(config, open_run.tokenizer)
@@ -53,7 +53,7 @@ def run_rl(config: RlConfig, on_start: OnStart) -> Outcome:
 
 
 class _Run:
-    """`last` is the evaluation after the last step."""
+    """A run in progress. `last` is the evaluation after the last step."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class _Run:
         self.last: Mapping[str, float] = {}
 
     async def go_on_until_interrupted(self, groups: Sequence[EnvGroupBuilder]) -> int:
-        """An event loop ends when its threads do, which would wait for a save as long as the server is away."""
+        """Run, and abandon the save in progress when interrupted: the event loop would wait for its thread."""
         try:
             return await self.go_on(groups)
         except asyncio.CancelledError:
@@ -81,7 +81,7 @@ class _Run:
             raise
 
     async def go_on(self, groups: Sequence[EnvGroupBuilder]) -> int:
-        """Returns how many steps were done in all: less than all where there is nothing to learn. Raises Stopped."""
+        """Train, and return the number of steps: fewer than configured if there is nothing to learn. Raises Stopped."""
         config, manager, client = self._config, self._open_run.manager, self._open_run.client
         manager.is_due = lambda step: step == config.steps or self._stop.requested
         begins_at = self._open_run.step
@@ -97,7 +97,7 @@ class _Run:
             temperature=config.temperature,
             loss_fn=config.loss,
             seed=config.seed,
-            # The others are drawn by the seed.
+            # Other environments generate their groups from the seed.
             shuffle_seed=config.seed if config.environment == "jsonl" else None,
             checkpoints=manager,
             resumed=self._open_run.resumed,
@@ -119,11 +119,11 @@ class _Run:
             raise Stopped(step, self._config.steps)
 
     def _lacks_evaluation(self, step: int) -> bool:
-        """A trainer saves before its evaluation: a kill in between leaves that out."""
+        """Return whether the step's evaluation is missing. The trainer saves first, so a kill may prevent it."""
         return is_every(self._config.eval_every, step) and not self._record.has_line_of(step, "eval/")
 
     async def _evaluate_at(self, step: int, sampling_client: tinker.SamplingClient) -> None:
-        """Once, and logged where no earlier process has."""
+        """Evaluate once, and log the result unless an earlier process has logged it."""
         if self._evaluated_at == step:
             return
         self._evaluated_at, self.last = step, await self._evaluate(sampling_client)
@@ -131,7 +131,7 @@ class _Run:
             self._log.log_metrics(dict(self.last), step)
 
     async def _evaluate(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
-        """Always with the same seeds, so that evaluations differ by the weights alone."""
+        """Evaluate with fixed seeds, so that only the weights change the result."""
         if not self._held_out:
             return {}
         rolled_out = await asyncio.gather(
@@ -149,7 +149,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _StepsDone(ml_log.Logger):
-    """A trainer numbers its steps from 0; a run's log says how many are done, as its checkpoints do."""
+    """A logger that counts completed steps, as checkpoints do. The trainer counts from 0."""
 
     log: ml_log.Logger
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the likelihood of what examples say."""
+"""Supervised fine-tuning: maximize the likelihood of the examples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tinsmith.training.runs.rendering import Rendering
 
 
 class SupervisedObjective(Objective):
-    """The gradient is that of the mean over a batch's learned tokens."""
+    """The mean negative log-likelihood of a batch's learned tokens."""
 
     panels = (
         Panel("negative log-likelihood per token", ("train/nll", f"{HELD_OUT}/nll")),
@@ -31,7 +31,7 @@ class SupervisedObjective(Objective):
         trained = self.client.forward_backward([datum_of(sequence, 1 / learned) for sequence in batch], "cross_entropy")
         stepped = self.client.optim_step(adam)
         outputs = trained.result().loss_fn_outputs
-        # Of the logprobs, which every server gives; not every one gives the loss's value.
+        # Computed from logprobs, because not every server returns the loss.
         total = sum(
             float(logprob)
             for sequence, output in zip(batch, outputs, strict=True)

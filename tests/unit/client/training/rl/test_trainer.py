@@ -242,7 +242,7 @@ async def test_a_second_run_begins_with_what_the_first_left_under_way() -> None:
 def test_a_checkpoint_of_another_loop_is_refused_with_a_sentence() -> None:
     model = SimulatedModel(SimulatedSampler(drawn))
     other: Any = Resumed(3, model, {"batch": 1}, {}, ())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="step 3 is another loop's"):
+    with pytest.raises(ValueError, match="step 3 is from another loop"):
         trainer_of(model, resumed=other)
 
 

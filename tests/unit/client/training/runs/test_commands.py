@@ -57,7 +57,7 @@ def test_where_no_server_answers_the_command_that_starts_one_is_told(run: Run, t
     assert "max_steps: 3\n" in (tmp_path / "sft-run" / "config.yaml").read_text()
     assert "checkpoint" not in said
     assert said.startswith(f"tinsmith train sft: nothing answers at {NOBODY}: ")
-    assert said.endswith("; `tinsmith serve --model demo/tiny` starts one on this machine\n")
+    assert said.endswith("; run `tinsmith serve --model demo/tiny` to start one on this machine\n")
 
 
 @pytest.mark.parametrize(("kind", "files"), [("sft", 2), ("dpo", 1), ("rl", 0)])

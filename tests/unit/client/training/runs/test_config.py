@@ -37,10 +37,8 @@ def test_each_mistake_is_a_line_that_names_its_setting(tmp_path: Path) -> None:
     with pytest.raises(BadConfig) as raised:
         load_config(SftConfig, file, {})
     lines = str(raised.value).splitlines()
-    assert "lerning_rate is no setting of sft; learning_rate is" in lines
-    assert any(
-        line.startswith("model is not given: Base model") and line.endswith("--model on the line") for line in lines
-    )
+    assert "lerning_rate is not a setting of sft; did you mean learning_rate?" in lines
+    assert any(line.startswith("model is required: Base model") and line.endswith("or use --model") for line in lines)
     assert any(line.startswith("batch_size is 0: input should be greater than or equal to 1") for line in lines)
     assert any(line.startswith("schedule is 'square': input should be 'constant', 'linear'") for line in lines)
     assert any(line.startswith("logs.0 is 'nowhere': ") for line in lines)
@@ -49,7 +47,7 @@ def test_each_mistake_is_a_line_that_names_its_setting(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [("- a\n- b\n", "has no settings"), ("a: [\n", "is no YAML"), (None, "cannot be read: No such file")],
+    [("- a\n- b\n", "has no settings"), ("a: [\n", "is not valid YAML"), (None, "cannot be read: No such file")],
 )
 def test_a_file_that_is_no_settings_is_told(tmp_path: Path, content: str | None, told: str) -> None:
     file = tmp_path / "run.yaml"
@@ -62,5 +60,5 @@ def test_a_file_that_is_no_settings_is_told(tmp_path: Path, content: str | None,
 def test_a_run_goes_on_with_what_it_began_with(file: Path) -> None:
     began = load_config(SftConfig, file, {})
     require_same(load_config(SftConfig, file, {"eval_every": "5", "logs": "tensorboard"}), to_yaml(began), file)
-    with pytest.raises(BadConfig, match=r"rank was 32 and is 8: keep it, or give a new run another out"):
+    with pytest.raises(BadConfig, match=r"rank was 32 and is 8: use the same value, or choose another out"):
         require_same(load_config(SftConfig, file, {"rank": "8"}), to_yaml(began), file)

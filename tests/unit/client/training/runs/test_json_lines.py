@@ -36,23 +36,23 @@ def test_three_forms_are_examples_of_supervised_training() -> None:
     [
         (
             {"question": 1, "answer": 2},
-            "neither messages, nor prompt and completion, nor text; it has answer, question",
+            "needs messages, prompt and completion, or text; it has answer, question",
         ),
         ({}, "it has nothing"),
-        ({"messages": []}, "messages is to be a list of messages"),
+        ({"messages": []}, "messages must be a list of messages"),
         (
             {"messages": [{"role": "robot", "content": ""}]},
-            r"messages\[0\] has no role of system, user, assistant, tool",
+            r"messages\[0\] must have one of the roles system, user, assistant, tool",
         ),
-        ({"messages": [USER]}, "the last of messages is the user's, and there is nothing to learn after it"),
-        ({"messages": [{**USER, "content": [{"type": "image"}]}]}, r"the content of messages\[0\] is no string"),
+        ({"messages": [USER]}, "the last message of messages has role user; it must be assistant"),
+        ({"messages": [{**USER, "content": [{"type": "image"}]}]}, r"the content of messages\[0\] is not a string"),
         (
             {"messages": [USER, {**ANSWER, "tool_calls": [1]}]},
             r"messages\[1\] has tool_calls, which this command does not",
         ),
-        ({"text": "a", "weight": 2}, "weight has no meaning beside text"),
+        ({"text": "a", "weight": 2}, "weight cannot be combined with text"),
         ({"prompt": "a", "completion": ""}, "completion is empty"),
-        ({"text": 3}, "text is no string"),
+        ({"text": 3}, "text is not a string"),
     ],
 )
 def test_what_is_wrong_with_an_example_is_told(record: dict[str, Any], told: str) -> None:
@@ -67,7 +67,7 @@ def test_what_is_wrong_with_an_example_is_told(record: dict[str, Any], told: str
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen and rejected are the same"),
         (
             {"prompt": "a", "chosen": [USER], "rejected": "b"},
-            "chosen is to be a string, or one message of the assistant",
+            "chosen must be a string, or one message of the assistant",
         ),
     ],
 )
@@ -91,8 +91,8 @@ def test_every_bad_line_is_told_with_its_file_and_number(tmp_path: Path) -> None
         read_examples(file, parse_sft)
     assert str(raised.value).splitlines() == [
         f"{file}:3: no JSON: Expecting value at column 10",
-        f"{file}:4: no JSON object",
-        f"{file}:5: text is no string",
+        f"{file}:4: not a JSON object",
+        f"{file}:5: text is not a string",
     ]
 
 

@@ -59,9 +59,7 @@ def test_a_run_with_a_checkpoint_goes_on_with_its_settings_and_data(out: Path) -
     assert yaml.safe_load((out / "config.yaml").read_text())["keep_last"] == 5
     with pytest.raises(BadConfig, match="rank was 32 and is 4"):
         claim_folder(config(out, rank=4), "one")
-    with pytest.raises(
-        BadData, match=r"the data is not that which the run in .* began with: give this run another out"
-    ):
+    with pytest.raises(BadData, match=r"the data differs from the data of the run in .*: choose another out"):
         claim_folder(config(out), "another")
 
 
@@ -73,7 +71,7 @@ def test_a_run_goes_on_where_its_folder_and_its_data_were_moved(out: Path, tmp_p
     elsewhere = SftConfig(model="demo/tiny", data=tmp_path / "a.jsonl", eval_data=tmp_path / "b.jsonl", out=moved)
     claim_folder(elsewhere, "one")
     assert yaml.safe_load((moved / "config.yaml").read_text())["data"] == str(tmp_path / "a.jsonl")
-    with pytest.raises(BadData, match="the data is not that which"):
+    with pytest.raises(BadData, match="the data differs from"):
         claim_folder(elsewhere, "another")
 
 
@@ -137,7 +135,7 @@ def test_a_tokenizer_without_a_file_is_told_of_once_and_the_run_is_saved_without
     with opened(config(out), "one") as run:
         for step in (1, 2):
             run.manager.save(run.client, step, loop_state={})
-    told = "object has no tokenizer.json: the run's checkpoints are without a tokenizer"
+    told = "object has no tokenizer.json, so the run's checkpoints will have no tokenizer"
     assert caplog.messages == ([] if is_fast else [told])
     for step in (1, 2):
         folder = out / "checkpoints" / f"step-00000{step}"
