@@ -39,7 +39,7 @@ class MissingExtra(Exception):
 
 def install_line(extras: Sequence[str]) -> str:
     """Return the command that installs these extras from a checkout. Tinsmith is on no package index."""
-    return f"uv pip install --constraints requirements/dev.txt '.[{','.join(extras)}]'"
+    return f"uv pip install --constraints dev/requirements/dev.txt '.[{','.join(extras)}]'"
 
 
 @contextmanager

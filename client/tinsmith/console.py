@@ -53,6 +53,7 @@ def draw(roots: Iterable[Branch]) -> Iterator[Text]:
 
 
 def _below(branch: Branch, indent: str) -> Iterator[Text]:
+    """Yield the lines below a branch."""
     for number, below in enumerate(branch.branches, start=1):
         is_last = number == len(branch.branches)
         yield Text(indent + ("└─ " if is_last else "├─ ")).append(below.text, style=below.style)

@@ -40,12 +40,14 @@ def find_key_mistake(api_key: str | None) -> str | None:
 
 
 def _named(character: str) -> str:
+    """Return a name that is safe to print."""
     if ord(character) > LAST_ASCII:
         return "a character that is not ASCII"
     return NAMES.get(character, "a control character")
 
 
 def cure_of(api_key: str | None) -> str:
+    """Return how to fix an unusable key."""
     if find_key_mistake((api_key or "").strip(string.whitespace)) is None:
         # `echo` keeps a carriage return, and zsh keeps spaces.
         bare = f"""$(printf %s "${API_KEY_VARIABLE}" | tr -d '[:space:]')"""
@@ -54,4 +56,5 @@ def cure_of(api_key: str | None) -> str:
 
 
 def base_url_from_environment() -> str:
+    """Return the server of TINKER_BASE_URL, or the default of a local server."""
     return os.environ.get(BASE_URL_VARIABLE) or LOCAL_SERVER

@@ -1,16 +1,16 @@
-"""Messages that the server and the workers exchange, and Tinker's own protobuf messages."""
+"""The messages between the server and the workers, and Tinker's own protobuf messages."""
 
 RELEASE_SEQ_ID = 2**62
-"""The sequence number of a model's last operation, above all that a client can send."""
+"""The sequence number of a model's last operation, above every number that a client can send."""
 
 CUSTOM_LOSS = "custom"
-"""The loss of calls that name one of `custom_losses`, among those that a worker says it has."""
+"""The loss name of calls with a custom loss. A worker that supports them lists it among its losses."""
 
 TENANT_METADATA = "tinsmith-tenant-bin"
-"""The gRPC metadata of Submit and Sample that says, in UTF-8, for whom it is: who takes turns with whom.
+"""The gRPC metadata of Submit and Sample with the tenant in UTF-8, for fair scheduling.
 
-No field of a request, since a worker that does not know it does the same work, in another order.
+It is not a field of the request, because a worker that does not know it does the same work in another order.
 """
 
 SAMPLES_OF_A_CLIENT = 10**9
-"""The SDK numbers the samples of a sampling session's n-th client from n times as many on."""
+"""The range of sample numbers of one client. The n-th client of a sampling session starts at n times this number."""

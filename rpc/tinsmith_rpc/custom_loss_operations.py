@@ -1,8 +1,8 @@
-"""What a custom loss may call, by the names that torch.fx gives: nothing that is not here is ever looked up.
+"""What a custom loss may call, by torch.fx's names. No other name is ever resolved.
 
-Left out are whatever draws random numbers or works in place, since a replay must find the same bits; whatever leaves
-torch or reads files; and what adds up by index, whose order differs from run to run. Some functions have two names,
-after where torch has kept them.
+Excluded are operations that draw random numbers or work in place, because a replay must give the same bits; operations
+that leave torch or read files; and sums by index, whose order varies between runs. Some functions have two names,
+because torch has moved them.
 """
 
 from __future__ import annotations
@@ -64,6 +64,6 @@ FUNCTIONS = (
 )
 METHODS = frozenset((*_BOTH, *_METHODS_ALONE))
 ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "T", "mT", "values", "indices"})
-"""What `getattr` may ask for."""
+"""The attributes that `getattr` may read."""
 
 FORBIDDEN_KEYWORDS = frozenset({"out", "inplace", "generator", "pin_memory", "requires_grad"})

@@ -1,11 +1,12 @@
-"""Custom losses as data: the graph that an SDK has traced, read from JSON and checked, and put into the loss's id.
+"""Custom losses as data: the graph that an SDK traced, parsed from JSON, checked, and encoded in the loss's id.
 
 The graph is torch.fx's, node for node, as `tinker.types.CustomLossGraph` describes it. Nothing here can run it: a node
-names what it calls, and that is text, which must stand on a list (`custom_loss_operations`). References go backwards
-only, so there are no cycles; every number, text and list has a bound.
+names what it calls, and the name must be in `custom_loss_operations`. Nodes refer only to earlier nodes, so there are
+no cycles, and every number, text and list has a limit.
 
-The id of a loss *is* the loss: checked JSON, deflated, in letters. So whoever gets a call that names it has all of it,
-whichever server made the id and whichever worker or replay reads it, and nothing has to be kept.
+The id of a loss *is* the loss: its checked JSON, compressed and encoded as text. So any server or worker that gets a
+call with the id has the whole loss, whichever server made the id, even after a restart. Anyone can make an id, so its
+content is checked again wherever it is decoded.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ MAX_INPUTS = 16
 MAX_NODES = 512
 MAX_METRICS = 64
 MAX_ARGUMENTS = 4096
-"""Values among the arguments of all nodes, those inside of lists included."""
+"""The values among the arguments of all nodes, including those in lists."""
 MAX_DEPTH = 6
 MAX_TEXT = 128
 MAX_WHOLE_NUMBER = 2**53
 MAX_JSON_BYTES = 256 * 1024
 MAX_ID_CHARACTERS = 32 * 1024
-"""A poll for the loss holds its id, and has a body of 64 KiB at most."""
+"""The limit of an id. A poll for the loss contains it, and its body has at most 64 KiB."""
 
 DTYPES = frozenset({"float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "bool"})
 _KNOWN_NAMES: Mapping[str, frozenset[str]] = {
@@ -53,12 +54,12 @@ ON_THE_CLIENT = "Pass the function itself to forward_backward_custom, and it run
 
 
 class CustomLossInvalid(ValueError):
-    """The message is for whoever made the loss."""
+    """An error for an invalid loss. The message is for the author of the loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossInput:
-    """`rank` 0 is a scalar, 1 is `[T]`, 2 is `[T, K]`."""
+    """An input of the loss. `rank` 0 is a scalar, 1 is `[T]`, 2 is `[T, K]`."""
 
     name: str
     rank: int
@@ -66,14 +67,14 @@ class LossInput:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A value by its number: first the inputs in their order, then what each call gave."""
+    """A value by its number: the inputs in order, then the result of each call."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """One of torch's constants. A device is any: where a loss is computed is not for it to say."""
+    """A constant of torch. Devices are accepted and ignored: the worker chooses where a loss is computed."""
 
     kind: Literal["dtype", "device", "layout", "memory_format"]
     name: str
@@ -85,7 +86,7 @@ Argument: TypeAlias = Scalar | EllipsisType | Ref | Named | slice | tuple[Any, .
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`target` is a function's qualified name, or a method's of a tensor, which is the first of `args` then."""
+    """A call of a function by its qualified name, or of a tensor method, whose tensor is the first of `args`."""
 
     name: str
     target: str
@@ -96,7 +97,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class CustomLoss:
-    """A loss of one datum, given `inputs`, `logprobs` first: `loss` and `metrics` are values after the last call."""
+    """The loss of one datum from `inputs`, starting with `logprobs`. `loss` and `metrics` refer to the final values."""
 
     name: str
     inputs: tuple[LossInput, ...]
@@ -106,7 +107,7 @@ class CustomLoss:
 
 
 def loss_id_of(content: Mapping[str, Any]) -> str:
-    """The id of what an SDK has sent: `name`, `inputs` and `graph`. Raises CustomLossInvalid."""
+    """Return the id of an SDK's `name`, `inputs` and `graph`. Raises CustomLossInvalid."""
     kept = {key: content.get(key) for key in ("name", "inputs", "graph")}
     text = _dumped(kept)
     read_custom_loss(kept)
@@ -120,12 +121,12 @@ def loss_id_of(content: Mapping[str, Any]) -> str:
 
 
 def is_loss_id(text: str) -> bool:
-    """Whether it looks like one. What is in it is `loss_of`'s to say."""
+    """Return whether the text looks like an id. Only `loss_of` checks its content."""
     return len(text) <= MAX_ID_CHARACTERS and _ID.fullmatch(text) is not None
 
 
 def loss_of(loss_id: str) -> CustomLoss:
-    """The way back, of an id that anybody may have made. Raises CustomLossInvalid."""
+    """Decode and check an id, which anyone may have made. Raises CustomLossInvalid."""
     if not is_loss_id(loss_id):
         raise CustomLossInvalid("loss_id is none that this server gave out; create the loss with create_custom_loss")
     try:
@@ -151,7 +152,7 @@ def _dumped(content: Mapping[str, Any]) -> bytes:
 
 
 def read_custom_loss(content: Mapping[str, Any]) -> CustomLoss:
-    """All of it is read and checked, but for what depends on shapes and types. Raises CustomLossInvalid."""
+    """Parse and check everything that does not depend on shapes and types. Raises CustomLossInvalid."""
     name = _text(content.get("name"), "name")
     inputs = _read_inputs(content.get("inputs"))
     graph = content.get("graph")
@@ -193,7 +194,7 @@ def _text(value: object, what: str) -> str:
 
 
 class _Reader:
-    """Nodes in their order; what a node may refer to is what came before it."""
+    """A reader of nodes in order. A node may refer only to earlier nodes."""
 
     def __init__(self, inputs: tuple[LossInput, ...]) -> None:
         self._inputs = inputs

@@ -1,13 +1,13 @@
-"""Names of tenants: a name is one folder of any file system, and no two names are one folder.
+"""Names of tenants, each of which is a folder name on any file system, distinct from all others.
 
-The server checks a name where a key is made. The worker checks it again before it leads to a tenant's assets.
+The server checks a name when a key is created. The worker checks it again before it opens the tenant's assets.
 """
 
 from __future__ import annotations
 
 import re
 
-# No capitals and no dot at the end, which some file systems leave out of account; neither separators nor spaces.
+# No capitals and no final dot, which some file systems ignore, and no separators or spaces.
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._@+-]{0,62}[a-z0-9])?")
 
 RULE = (

@@ -1,7 +1,7 @@
-"""Protobuf messages walked on the wire, tag by tag, without building an object.
+"""The outline of a training body, read from the protobuf wire format without building objects.
 
-A parser takes some 50 bytes of memory for a message of two, before anybody can count it. A walk takes none, counts
-each tag, and stops at the first one beyond its limit.
+A parser takes about 50 bytes of memory for each 2-byte message, before anything can be counted. The walk takes none,
+counts each tag, and stops at the first one beyond its limit.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ MAX_VARINT_BYTES = 10
 _FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 
 Field = tuple[int, int, int, int]
-"""Number, wire type, and where in the content its value begins and ends."""
+"""A field: its number, its wire type, and the positions at which its value begins and ends."""
 
 
 class NotProtobuf(ValueError):
-    """The content ends in the middle of a field, or holds what is no field."""
+    """An error for content that ends in the middle of a field, or contains an invalid field."""
 
 
 class TooManyTags(ValueError):
-    """The content has more tags than a walk may pass."""
+    """An error for content with more tags than the walk may pass."""
 
 
 class Walk:
-    """Passes `allowed_tags` tags at most, in all messages that it is asked for together.
+    """A walk over messages that passes at most `allowed_tags` tags in total.
 
-    What it finds may allow more, up to `most_tags` in all. A tag takes about a microsecond, so bytes that mean nothing
-    would otherwise take seconds.
+    `allow` raises the limit as content is found, up to `most_tags`. A tag takes about a microsecond, so meaningless
+    bytes could otherwise take seconds.
     """
 
     def __init__(self, content: bytes, allowed_tags: int, most_tags: int) -> None:
@@ -43,11 +43,11 @@ class Walk:
         self._passed_tags = 0
 
     def allow(self, count: int) -> None:
-        """Let the walk pass so many tags more."""
+        """Raise the limit by so many tags."""
         self.allowed_tags = min(self.allowed_tags + count, self._most_tags)
 
     def fields(self, begin: int, end: int) -> Iterator[Field]:
-        """The fields of the message between these places. Raises NotProtobuf, TooManyTags."""
+        """Yield the fields of the message between two positions. Raises NotProtobuf, TooManyTags."""
         content, at = self.content, begin
         while at < end:
             self.pass_tags(1)
@@ -62,17 +62,17 @@ class Walk:
             yield number, wire_type, value, at
 
     def number(self, begin: int) -> int:
-        """The varint of a field that was walked."""
+        """Return the varint of a field."""
         return self._varint(begin, len(self.content))[0]
 
     def pass_tags(self, count: int) -> None:
-        """Counts what takes as much memory as `count` tags. Raises TooManyTags."""
+        """Count something that takes as much memory as `count` tags. Raises TooManyTags."""
         self._passed_tags += count
         if self._passed_tags > self.allowed_tags:
             raise TooManyTags
 
     def _value(self, number: int, wire_type: int, at: int, end: int) -> tuple[int, int]:
-        """Where a value begins, without its length, and where it ends."""
+        """Return the positions at which the value, without its length, begins and ends."""
         if wire_type == LENGTH_DELIMITED:
             length, begin = self._varint(at, end)
             stop = begin + length
@@ -89,7 +89,7 @@ class Walk:
         return begin, stop
 
     def _end_of_group(self, number: int, at: int, end: int) -> int:
-        """Behind the tag that ends it. Groups in it are passed without recursion, however deep they lie."""
+        """Return the position after the group's end tag. Nested groups are skipped without recursion."""
         open_groups = [number]
         while open_groups:
             self.pass_tags(1)
@@ -114,28 +114,33 @@ class Walk:
 
 
 MAX_DATUMS = 16_384
-"""The SDK sends 1,024 at most. A million empty ones fit in two megabytes, and each takes time of the engine."""
+"""The SDK sends at most 1,024. A million empty datums fit in two megabytes, and each costs the engine time."""
 MAX_PARTS = 16 * MAX_DATUMS
-"""Chunks and tensors of all datums, for the same reason."""
+"""The limit of chunks and tensors in all datums, for the same reason."""
 MAX_TAGS = 8 * MAX_PARTS
-"""Fields of all messages, and bytes of shapes: a part of the SDK's has three to twelve, and few calls have many parts.
-A parser takes some 50 bytes for each, whatever it is."""
+"""The limit of fields in all messages, and of bytes in shapes.
+
+A part of the SDK's bodies has three to twelve tags, and few calls have many parts. A parser takes about 50 bytes for
+each tag.
+"""
 TAGS_AT_FIRST = 4096
 TAGS_OF_A_DATUM = TAGS_OF_A_PART = 32
-"""The tags that a walk may pass: some for a body, and more for each datum and part. Fields of a later SDK fit in.
-A body of nothing but unknown fields would take seconds of the engine's thread."""
+"""The tags that are allowed for each datum and part, with room for fields of later SDKs.
+
+Without this limit, a body of unknown fields would take seconds of the engine's thread.
+"""
 TOKEN_BYTES = 4
 UNCOUNTED_IMAGE_TOKENS = 1024
-"""Tokens of an image whose sender does not say how many it has. A picture of 900 x 900 pixels has as many with Qwen."""
+"""The tokens counted for an image whose sender does not say how many it has, as of 900 x 900 pixels with Qwen."""
 
 
 class BodyInvalid(ValueError):
-    """The message is a sentence for the sender."""
+    """An error for an invalid body. The message is for the sender."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyOutline:
-    """`tokens` are the inputs'; of an image as many as its sender takes it for, which the worker holds it to."""
+    """The outline of a body. `tokens` counts input tokens, for images the sender's number, which is verified."""
 
     datums: int
     parts: int
@@ -144,7 +149,7 @@ class BodyOutline:
 
 
 def outline_of(body: bytes) -> BodyOutline:
-    """Raises BodyInvalid for what is no message, and for more than a call may hold, as soon as that is seen."""
+    """Return the outline. Raises BodyInvalid as soon as the content is invalid or exceeds a limit."""
     walk = _BodyWalk(body)
     try:
         walk.request()
@@ -160,14 +165,14 @@ def outline_of(body: bytes) -> BodyOutline:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A message's fields that are messages too, by number, and its lists of numbers."""
+    """A message type's nested messages and number lists, by field number."""
 
     messages: Mapping[int, _Kind]
     numbers: frozenset[int]
 
     @classmethod
     def of(cls, descriptor: Descriptor) -> _Kind:
-        """No message of the schema holds one of its own kind."""
+        """Return the kind of a message type. No message of the schema contains its own type."""
         fields: list[FieldDescriptor] = list(descriptor.fields)
         messages = {each.number: cls.of(each.message_type) for each in fields if each.message_type is not None}
         return cls(messages, frozenset(each.number for each in fields if each.is_packed))
@@ -185,7 +190,7 @@ _EXPECTED_TOKENS = wire_pb2.ImageChunk.EXPECTED_TOKENS_FIELD_NUMBER
 
 
 class _BodyWalk:
-    """Over all messages of a body, each field once."""
+    """A walk over all messages of a body that reads each field once."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -243,7 +248,7 @@ class _BodyWalk:
                 self._field(kind, number, wire_type, value, stop)
 
     def _tokens_bytes(self, begin: int, end: int) -> int:
-        """The last one counts, as for a parser."""
+        """Return the size of the tokens. The last field counts, as in a parser."""
         found = 0
         for number, wire_type, value, stop in self._walk.fields(begin, end):
             if number == _TOKENS and wire_type == LENGTH_DELIMITED:
@@ -260,7 +265,7 @@ class _BodyWalk:
         return expected if 0 < expected < 2**31 else UNCOUNTED_IMAGE_TOKENS
 
     def _field(self, kind: _Kind, number: int, wire_type: int, begin: int, end: int) -> None:
-        """Count the tags in a field from which nothing is learned."""
+        """Count the tags in a field whose content is not needed."""
         if wire_type != LENGTH_DELIMITED:
             return
         if number in kind.numbers:

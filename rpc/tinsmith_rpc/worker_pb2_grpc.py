@@ -130,30 +130,30 @@ class WorkerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """Who this worker is and how it is doing. Answers before it is activated.
+        """Returns the worker's identity and state, also before it is activated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Activate(self, request, context):
-        """Fences older servers out: the epoch is written to the volume, and only
-        then is the journal opened. Repeating the same epoch is harmless.
-        FAILED_PRECONDITION when the worker has seen a higher one.
-        RESOURCE_EXHAUSTED: the volume has no room for the epoch; the same call works once there is some.
+        """Fences older servers: the epoch is written to the volume before the journal
+        is opened. Repeating the same epoch has no effect.
+        FAILED_PRECONDITION: the worker has seen a higher epoch.
+        RESOURCE_EXHAUSTED: the volume has no space for the epoch; retry when it has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Submit(self, request, context):
-        """Accepts an operation. Returns after it is on disk. The same (model_id,
-        seq_id) again is answered the same and runs once; bodies are not compared.
-        Without a number it gets the model's next one, the same for the same idempotency_key.
-        INVALID_ARGUMENT: the model's operations are numbered by its client, and this one is not, or the other way round.
-        NOT_FOUND: the worker does not hold this model (and it is no create).
+        """Accepts an operation, and returns after it is on disk. A repeated (model_id,
+        seq_id) gets the same answer and runs once; bodies are not compared.
+        An operation without a number gets the model's next one; the same idempotency_key gets the same number.
+        INVALID_ARGUMENT: some operations of the model are numbered by its client, and others are not.
+        NOT_FOUND: the worker does not hold this model, and the operation does not create it.
         RESOURCE_EXHAUSTED: the journal's disk is full; nothing was accepted.
-        FAILED_PRECONDITION: stale epoch, or not activated yet.
+        FAILED_PRECONDITION: the epoch is stale, or the worker is not activated.
         UNAVAILABLE: draining.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -161,17 +161,17 @@ class WorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Await(self, request, context):
-        """Waits for a result, at most timeout_seconds. Results are read any number of times.
+        """Waits up to timeout_seconds for a result, which can be read any number of times.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Sample(self, request, context):
-        """Starts a sample. The same request_id again is the same sample.
-        RESOURCE_EXHAUSTED: too many are waiting; try again in a second.
-        UNAVAILABLE: a sampler on its way out; it still answers for the samples that it took.
-        UNIMPLEMENTED: this worker has no sampler; no sample is known to it either.
+        """Starts a sample. A repeated request_id refers to the same sample.
+        RESOURCE_EXHAUSTED: too many samples are waiting; retry in a second.
+        UNAVAILABLE: the sampler is draining; it still answers calls about accepted samples.
+        UNIMPLEMENTED: this worker has no sampler.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -184,40 +184,40 @@ class WorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AwaitSamples(self, request, context):
-        """Which samples of one sampling client have ended, without their results, as soon as one has that was not told yet.
-        What is told in a round is told again until a request has seen that round, or the result was fetched; and after a
-        minute without either.
+        """Waits until a sample of one sampling client has ended and was not reported yet, and returns the ended samples
+        without their results. A round is reported again until a request confirms it (`seen`) or the result was fetched,
+        and after a minute without either.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenderPrompt(self, request, context):
-        """A text, or a conversation by the model's own chat template, as tokens.
-        INVALID_ARGUMENT: the model has no chat template, or that refuses the conversation; the message says why.
-        UNIMPLEMENTED: this worker has no sampler, or one that knows tokens alone.
+        """Returns the tokens of a text, or of a conversation rendered by the model's chat template.
+        INVALID_ARGUMENT: the model has no chat template, or the template rejects the conversation; the message says why.
+        UNIMPLEMENTED: this worker has no sampler, or one that supports only tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AwaitText(self, request, context):
-        """Of a sample that is read as text: the pieces behind those that were seen, as they come. Seen ones are forgotten.
+        """Waits for the next pieces of a sample that is read as text. Pieces before `seen` are discarded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelSample(self, request, context):
-        """Stops a sample that nobody waits for. Unknown ids are ignored.
+        """Cancels a sample. Unknown ids are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Prepare(self, request, context):
-        """Samples of this adapter are about to come: a sampler that has room for it takes it into memory, unless that would
-        make somebody wait. The answer comes at once, and promises nothing.
+        """Announces samples of this adapter. A sampler with space loads it into memory, unless other samples would have to
+        wait. Returns at once, without a guarantee.
         UNIMPLEMENTED: this worker has no sampler.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -225,65 +225,65 @@ class WorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StreamSave(self, request, context):
-        """The weights of one of the newest saves, from memory, for the sampler that is to draw from them. First its manifest,
-        by whose digest it is asked for, then the content of its file of weights. Whoever gets it checks both digests.
-        NOT_FOUND: it is not among those that are kept, and may be on the checkpoint root.
-        RESOURCE_EXHAUSTED: as many are under way as this worker gives at once; read the root.
-        UNIMPLEMENTED: a sampler, which saves nothing.
+        """Streams the weights of a recent save from memory to a sampler: first its manifest, by whose digest it is
+        requested, then the content of its weights file. The receiver checks both digests.
+        NOT_FOUND: the save is not in memory; it may be on the checkpoint root.
+        RESOURCE_EXHAUSTED: too many streams are open; read the checkpoint root.
+        UNIMPLEMENTED: this is a sampler.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Events(self, request, context):
-        """What happened that the store must know, after the cursor, oldest first.
-        Long poll; events at or below the cursor may be forgotten.
+        """Long-polls for events after the cursor that the store must record, oldest first.
+        Events at or below the cursor may be deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ImportAdapter(self, request, context):
-        """Makes a checkpoint of an adapter's files that a server has put on the checkpoint root. Nothing of it is in the
-        journal: the same files again are the same checkpoint.
-        INVALID_ARGUMENT: a file is missing, or they are no adapter of this base model; the message says why.
-        INTERNAL: the checkpoint root refused. UNAVAILABLE: draining, or the root may take it later.
-        UNIMPLEMENTED: a sampler, which writes no checkpoints.
+        """Makes a checkpoint from an adapter's files that a server has written to the checkpoint root. It is not in the
+        journal: the same files make the same checkpoint.
+        INVALID_ARGUMENT: a file is missing, or the files are not an adapter of this base model; the message says why.
+        INTERNAL: the checkpoint root refused the write. UNAVAILABLE: draining, or retry the checkpoint root later.
+        UNIMPLEMENTED: this is a sampler.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Snapshot(self, request, context):
-        """Snapshots every adapter that changed since its last snapshot, between two operations, and answers when that is
-        on disk. Calls that wait at the same time share one.
-        FAILED_PRECONDITION: not activated yet. UNAVAILABLE: draining, which saves them, too.
-        RESOURCE_EXHAUSTED: the volume has no room.
-        UNIMPLEMENTED: a sampler, which keeps nothing on a disk.
+        """Takes a snapshot of every adapter that has changed since its last one, between two operations, and returns when
+        they are on disk. Concurrent calls share one round.
+        FAILED_PRECONDITION: the worker is not activated. UNAVAILABLE: draining, which takes snapshots too.
+        RESOURCE_EXHAUSTED: the volume has no space.
+        UNIMPLEMENTED: this is a sampler.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TakeUsage(self, request, context):
-        """What was used since the last call, each time once: whoever asks writes it down. What succeeded counts, when it
-        has; a replay counts nothing.
+        """Returns the usage since the last call. Each amount is returned once, so the caller must record it. Usage counts
+        when an operation has succeeded; a replay does not count.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Timeline(self, request, context):
-        """When the operations and samples of one session came, began and ended: those of which the journal still has a row,
-        and the newest samples that ended here.
+        """Returns when the operations and samples of a session were submitted, started and ended: the operations that are
+        still in the journal, and the most recent samples.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadTokenizer(self, request, context):
-        """The files of the base model's tokenizer, those of an allow-list; no files where they have `known_digest`.
-        INVALID_ARGUMENT: there is no tokenizer, it is too large, or a file is a link to a place outside of the model.
+        """Returns the files of the base model's tokenizer that are on an allow-list, or no files if `known_digest` matches.
+        INVALID_ARGUMENT: there is no tokenizer, it is too large, or a file links to a path outside the model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

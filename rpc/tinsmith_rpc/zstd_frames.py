@@ -1,22 +1,22 @@
-"""Frames of zstd, unpacked within a limit that is known before memory is taken for them."""
+"""Decompression of zstd frames with a limit that is known before memory is allocated."""
 
 from __future__ import annotations
 
 from typing import cast
 
-# zstandard is imported in the functions, since the operator's image has this package and no zstandard.
+# zstandard is imported in functions, because the operator's image has this package but not zstandard.
 
 PIECE_BYTES = 128 * 1024
 MAX_WINDOW_BYTES = 64 * 2**20
-"""A streaming reader keeps as much of what it has read as the frame asks for. Only level 22 asks for more."""
+"""The largest window, which a streaming reader keeps in memory. Only compression level 22 needs more."""
 
 
 class FrameInvalid(ValueError):
-    """The bytes are no frame of zstd, or a damaged one."""
+    """An error for bytes that are not a zstd frame, or a damaged one."""
 
 
 def declared_bytes(frame: bytes) -> int | None:
-    """Return the size that the frame declares; None where it declares none, as one that was written in pieces.
+    """Return the size that the frame declares, or None for a frame that was written in pieces.
 
     Raises FrameInvalid.
     """
@@ -30,9 +30,10 @@ def declared_bytes(frame: bytes) -> int | None:
 
 
 def unpacked_bytes(frame: bytes, limit: int) -> int:
-    """How much the frame holds, as far as `limit` + 1: what does not say is read, and nothing of it is kept.
+    """Return the frame's unpacked size, up to `limit` + 1.
 
-    Raises FrameInvalid. The content of a frame that says its size is not looked at.
+    A frame that does not declare its size is decompressed and discarded. The content of other frames is not read.
+    Raises FrameInvalid.
     """
     import zstandard
 
@@ -49,7 +50,7 @@ def unpacked_bytes(frame: bytes, limit: int) -> int:
 
 
 def unpack(frame: bytes, size: int) -> bytes:
-    """The content, of `size` bytes at most: as `unpacked_bytes` has found. Raises FrameInvalid."""
+    """Return the content, of at most `size` bytes as `unpacked_bytes` returned. Raises FrameInvalid."""
     import zstandard
 
     try:

@@ -15,9 +15,7 @@ from support.client.page_programs import PLACE_OF_MODEL, example_program
 from support.client.sdk import adam, exact_logprobs, next_token_datum
 from support.server.serve_process import API_KEY, ServedInstallation
 from tinker import types
-from tinsmith.training.streams.rollouts import RolloutBuffer, RolloutGroup
-from tinsmith.training.streams.step import MinibatchPlan
-from tinsmith.training.streams.train import stream_minibatch_train
+from tinsmith.training.streams import MinibatchPlan, RolloutBuffer, RolloutGroup, stream_minibatch_train
 
 from .conftest import MODEL
 

@@ -128,7 +128,7 @@ def test_a_missing_extra_is_named_with_the_line_that_installs_it(
     with pytest.raises(MissingExtra) as missing:
         run(commands, ["paint"])
     assert str(missing.value) == (
-        "tinsmith paint needs the module brushes_of_hair, which is not installed: in a checkout of Tinsmith, run "
+        "tinsmith paint needs the module brushes_of_hair, which is not installed: run in a checkout of Tinsmith: "
         "uv pip install --constraints dev/requirements/dev.txt '.[brushes]'"
     )
 

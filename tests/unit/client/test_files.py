@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tinsmith.training.json_lines import NoJson, numbered_lines, parse_line
+from support.small_disk import SmallDisk, on_small_disk
+from tinsmith.cli import main
+from tinsmith.files import NoJson, numbered_lines, parse_line, write_whole
+from tinsmith.training.evaluation.results import Results, Row
 from tinsmith.training.runs.json_lines import Text, parse_sft, read_examples
 
 pytestmark = pytest.mark.pytorch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from tinsmith.cluster.kubectl import (
-    Access,
     ClusterUnreachable,
     Forbidden,
     KindUnknown,
@@ -15,7 +14,6 @@ from tinsmith.cluster.kubectl import (
     PluginError,
     error_from,
 )
-from tinsmith.cluster.kubectl import Kubectl, explain
 
 SAID = {
     'error: the server doesn\'t have a resource type "trainingsessions"': (KindUnknown, "knows no trainingsessions"),

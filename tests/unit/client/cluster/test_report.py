@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.kubernetes import families as made
-from tinsmith.cluster.bundle import INDEX, Bundle
-from tinsmith.cluster.errors import Forbidden
-from tinsmith.cluster.families import Target
-from tinsmith.cluster.kubectl import Kubectl
+from tinsmith.cluster.bundle import INDEX, REMOVED, Bundle
+from tinsmith.cluster.families import INSTALLATION_SELECTOR, Kind, Target
+from tinsmith.cluster.kubectl import Forbidden, Kubectl
 from tinsmith.cluster.manifests import Manifest
 from tinsmith.cluster.report import collect
 from typing_extensions import override

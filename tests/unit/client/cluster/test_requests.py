@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from support.kubernetes import families as made
 from tinsmith.cluster import requests
-from tinsmith.cluster.errors import DidNotHappen, Misused
-from tinsmith.cluster.families import Family
-from tinsmith.cluster.names import Kind
+from tinsmith.cluster.families import Family, Kind
+from tinsmith.cluster.kubectl import Misused, RequestFailed
 from tinsmith.cluster.requests import Request, wait_for
 from tinsmith_operator.api.reasons import Progress, Reason
 from tinsmith_operator.common.conditions import standard_conditions

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from support.kubernetes import families as made
-from tinsmith.cluster.families import Family, assemble
-from tinsmith.cluster.names import Kind
-from tinsmith.cluster.tree import draw
+from tinsmith.cluster.families import Family, Kind, assemble
 from tinsmith.cluster.why import NamespaceFacts, explain
+from tinsmith.console import draw
 
 Manifest = dict[str, Any]
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from tinsmith.training.errors import EvaluationError
 from tinsmith.training.evaluation.comparison import compare, csv_of_comparison, read_runs
-from tinsmith.training.evaluation.curves import base_model_at_start
 from tinsmith.training.evaluation.results import Results, Row, read_rows
-from tinsmith.training.evaluation.summary import shown, summaries_of
+from tinsmith.training.evaluation.summary import base_model_at_start, shown, summaries_of
 
 BASE = "Some/Model"
 

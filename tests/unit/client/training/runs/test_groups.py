@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from tinker_cookbook.rl.types import EnvGroupBuilder
 from tinsmith.training.errors import BadConfig
-from tinsmith.training.evaluation.examples import Answer, Example
-from tinsmith.training.evaluation.graders import GRADERS
+from tinsmith.training.evaluation.examples import GRADERS, Answer, Example
 from tinsmith.training.runs.config import RlConfig
 from tinsmith.training.runs.groups import Prompts, grader, make_groups, read_prompts
 
