@@ -17,7 +17,7 @@ from support.worker.in_process import Worker
 from support.worker.process import MODEL, Call, WorkerProcess, create, save, step, train
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 from tinsmith_trainer.errors import JournalFull
-from tinsmith_trainer.training import put_off, storage_retries
+from tinsmith_trainer.training import retries
 from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.worker import admission
 
@@ -169,7 +169,7 @@ def test_an_adapter_that_cannot_be_parked_keeps_its_slot_and_a_parked_one_can_be
 def test_a_create_that_waits_for_room_takes_no_slot_from_an_idle_adapter(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(put_off, "ROOM_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(retries, "ROOM_RETRY_SECONDS", 0.01)
 
     async def scenario(disk: SmallDisk) -> None:
         async with worker_on(disk, slots=1) as worker:
@@ -261,7 +261,7 @@ def test_a_tenant_whose_operations_wait_leaves_room_to_others(folder: Path, monk
 def test_a_save_that_finds_no_room_says_so_leaves_nothing_and_is_done_once_there_is_room(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage_retries, "RELEASE_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(retries, "RELEASE_RETRY_SECONDS", 0.05)
 
     async def scenario(disk: SmallDisk) -> None:
         async with worker_on(disk) as worker:

@@ -1,6 +1,6 @@
 """What goes wrong in a worker, one family.
 
-`training/operation_results.py` turns it into what a client hears, `worker/grpc_server.py` into gRPC statuses, and
+`training/retries.py` turns it into what a client hears, `worker/grpc_server.py` into gRPC statuses, and
 `worker/termination_log.py` into reasons for not starting.
 """
 

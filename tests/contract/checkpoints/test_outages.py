@@ -11,7 +11,7 @@ from support.worker.in_process import Worker
 from support.worker.process import MODEL, create, save, step, train
 from tinsmith_server.errors import CheckpointRootUnavailable
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
-from tinsmith_trainer.training import storage_retries
+from tinsmith_trainer.training import retries
 
 ROOT = "s3://checkpoints/prefix"
 
@@ -28,7 +28,7 @@ def s3_down() -> Iterator[S3Server]:
 async def test_a_save_waits_while_the_bucket_is_away_and_is_there_when_it_is_back(
     s3_down: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage_retries, "STORAGE_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(retries, "STORAGE_RETRY_SECONDS", 0.05)
     worker = Worker(tmp_path, checkpoints=ROOT)
     await worker.service.activate(1)
     await worker.submit(create(), train(1), step(2), save(3, "first"), train(4), step(5))
@@ -47,7 +47,7 @@ async def test_a_save_waits_while_the_bucket_is_away_and_is_there_when_it_is_bac
 async def test_a_save_for_which_the_bucket_is_away_too_long_fails_in_words_and_training_goes_on(
     s3_down: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage_retries, "STORAGE_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(retries, "STORAGE_WAIT_SECONDS", 0.0)
     worker = Worker(tmp_path, checkpoints=ROOT)
     await worker.service.activate(1)
     await worker.submit(create(), train(1), step(2), save(3, "first"))

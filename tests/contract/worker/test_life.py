@@ -18,10 +18,10 @@ from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import Draining, JournalFull, ModelChanged
 from tinsmith_trainer.oplog import tidying
-from tinsmith_trainer.oplog.event_tables import forget_events
 from tinsmith_trainer.oplog.journal_tables import OperationResult, read_result
 from tinsmith_trainer.oplog.model_queues import ModelQueues
-from tinsmith_trainer.training import storage_retries
+from tinsmith_trainer.oplog.result_tables import forget_events
+from tinsmith_trainer.training import retries
 from tinsmith_trainer.worker.metrics import WorkerName, describe
 from tinsmith_trainer.worker.service import NotActive
 
@@ -197,7 +197,7 @@ async def test_a_release_waits_until_its_last_checkpoint_is_safe(
     start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Storage is away for a moment: the model keeps its place and its work, and leaves when storage is back."""
-    monkeypatch.setattr(storage_retries, "RELEASE_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(retries, "RELEASE_RETRY_SECONDS", 0.05)
     worker = await start(slots=1)
     await worker.submit(create(), train(1), step(2))
     await worker.finished(2)

@@ -13,7 +13,7 @@ from support.engine.contract import state_bits
 from support.engine.reference import ReferenceCall, ReferenceEngine
 from support.worker.in_process import Worker
 from support.worker.process import AWAIT_SECONDS, create, step, train, train_many
-from tinsmith_trainer.training.company import Measured
+from tinsmith_trainer.training.co_batching import Measured
 
 from .conftest import StartWorker
 

@@ -12,7 +12,7 @@ from support.worker.in_process import Worker
 from support.worker.process import MODEL, Call, create, save, step, train
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage
-from tinsmith_trainer.training import storage_retries
+from tinsmith_trainer.training import retries
 
 from .conftest import StartWorker
 from .test_life import release
@@ -31,7 +31,7 @@ class Outage:
 def outage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Outage]:
     """While it is on, no file of a checkpoint can be read or written."""
     outage = Outage()
-    monkeypatch.setattr(storage_retries, "STORAGE_RETRY_SECONDS", RETRY_SECONDS)
+    monkeypatch.setattr(retries, "STORAGE_RETRY_SECONDS", RETRY_SECONDS)
     for method in ("_read_file_hashed", "_write_file"):
         monkeypatch.setattr(CheckpointStorage, method, _refusing(outage, getattr(CheckpointStorage, method)))
     yield outage
@@ -112,7 +112,7 @@ async def test_loads_wait_for_storage_into_models_old_and_new(start: StartWorker
 async def test_a_save_that_waited_too_long_fails_in_words_and_the_model_goes_on(
     start: StartWorker, outage: Outage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage_retries, "STORAGE_WAIT_SECONDS", 5 * RETRY_SECONDS)
+    monkeypatch.setattr(retries, "STORAGE_WAIT_SECONDS", 5 * RETRY_SECONDS)
     worker = await start()
     outage.on = True
     await worker.submit(create(), save(1, "a"), train(2), step(3))
@@ -163,7 +163,7 @@ async def test_a_load_that_waited_and_then_lacks_a_slot_does_not_keep_the_worker
 async def test_a_release_with_a_reason_waits_for_storage_like_any_other(
     start: StartWorker, outage: Outage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage_retries, "RELEASE_RETRY_SECONDS", RETRY_SECONDS)
+    monkeypatch.setattr(retries, "RELEASE_RETRY_SECONDS", RETRY_SECONDS)
     worker = await start()
     await worker.submit(create(), train(1), step(2))
     await worker.finished(2)

@@ -18,9 +18,10 @@ from support.worker.process import AWAIT_SECONDS, MODEL, TOKENS_OF_MANY, create,
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Call
 from tinsmith_trainer.oplog.journal_tables import Operation
-from tinsmith_trainer.training.calls_in_progress import MOST_CALLS
+from tinsmith_trainer.process.in_flight_marker import InFlightMarker, InFlightWork
 from tinsmith_trainer.training.executor import Executor
-from tinsmith_trainer.training.turns import HEAD_START_TOKENS, Pace
+from tinsmith_trainer.training.fair_shares import HEAD_START_TOKENS, Pace
+from tinsmith_trainer.training.training_calls import MOST_CALLS
 from tinsmith_trainer.wire.codec import OpenedBody
 
 from .conftest import StartWorker

@@ -13,7 +13,7 @@ from typing import Literal
 import structlog
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.oplog import event_tables
+from tinsmith_trainer.oplog import result_tables
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Operation
 from tinsmith_trainer.process.in_flight_marker import InFlightMarker, InFlightWork
@@ -72,9 +72,9 @@ class Attempts:
         """
         left = self._marker.left_behind
         if left is not None:
-            self._journal.write(lambda db: event_tables.count_interruption(db, left), uses_reserve=True).result()
+            self._journal.write(lambda db: result_tables.count_interruption(db, left), uses_reserve=True).result()
             self._marker.clear()
-        self._known = self._journal.read(event_tables.read_interruptions).result()
+        self._known = self._journal.read(result_tables.read_interruptions).result()
         for work in left.suspects if left is not None else ():
             self._log(work)
 
@@ -103,12 +103,12 @@ class Attempts:
     def succeeded(self, work: InFlightWork) -> None:
         """Of what leaves no outcome in the journal; an operation's interruptions are forgotten with its outcome."""
         if self._known.pop(work, None) is not None:
-            self._journal.write(lambda db: event_tables.forget_interruptions(db, work), must_succeed=True)
+            self._journal.write(lambda db: result_tables.forget_interruptions(db, work), must_succeed=True)
 
     def forget_all(self) -> None:
         """After an orderly stop somebody may have changed what was wrong: more memory, another node."""
         self._known = {}
-        self._journal.write(event_tables.forget_all_interruptions, must_succeed=True)
+        self._journal.write(result_tables.forget_all_interruptions, must_succeed=True)
 
     # ---- in words
 

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import takewhile
 from typing import TypeVar
 
-from tinsmith_trainer.oplog import event_tables, journal_tables
+from tinsmith_trainer.oplog import journal_tables, result_tables
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Database, StoredModel
 from tinsmith_trainer.oplog.retention import (
@@ -63,14 +63,14 @@ class Forgetting:
         excess = excess_bytes(bytes_of_owners, retention.result_bytes)
         if excess:
             await self._drop_crowded_out(excess, owners, math.inf if retention.is_short else horizons.crowded_out)
-        await self._write(lambda db: event_tables.forget_events(db, acknowledged_event_id))
+        await self._write(lambda db: result_tables.forget_events(db, acknowledged_event_id))
         return await self._write(forget_released_models)
 
     async def _give_up_corrupted(self, models: Iterable[StoredModel], horizon: float) -> None:
         """From the next round on they are as released ones: their snapshots bring nothing back."""
         for model in models:
             if model.phase == "corrupted" and (model.corrupted_at or 0.0) <= horizon:
-                await self._write(partial(journal_tables.forget_model, model_id=model.model_id))
+                await self._write(partial(result_tables.forget_model, model_id=model.model_id))
 
     async def _forget_rows(self, models: Sequence[StoredModel], horizons: Horizons, keep: int) -> None:
         while spent := await self._read(lambda db: spent_of_models(db, models, horizons, keep)):

@@ -25,11 +25,10 @@ Status = Literal["pending", "done", "failed", "late"]
 """`late`: its number was written off before it came; it failed at once and was never in the order."""
 ModelPhase = Literal["creating", "live", "released", "corrupted"]
 
+CREATES = (worker_pb2.CREATE_MODEL, worker_pb2.LOAD_MODEL)
+
 HIGHEST_NUMBER = 2**63 - 1
 """That SQLite can hold."""
-
-NEVER_READ = b""
-"""In place of a body that ends the process that reads it. Unreadable, so it counts as a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,35 +200,6 @@ def raise_closed_below(db: Database, model_id: str, seq_id: int) -> None:
     )
 
 
-def record_result(db: Database, model_id: str, seq_id: int, result: OperationResult, now: float) -> None:
-    """The first result stands: a replay never rewrites what a client may have read."""
-    failure = result.failure
-    db.execute(
-        "UPDATE operations SET status = ?, result = ?, result_protobuf = ?, result_bytes = ?, event_id = ?,"
-        " failure_category = ?, failure_message = ?, finished_at = ?, forward_only = ?, started_at = ?"
-        " WHERE model_id = ? AND seq_id = ? AND status = 'pending'",
-        (
-            "failed" if failure else "done",
-            result.payload,
-            None if failure else int(result.protobuf),
-            None if result.payload is None else len(result.payload),
-            result.event_id,
-            failure.category if failure else None,
-            failure.message if failure else None,
-            now,
-            result.forward_only,
-            result.started_at,
-            model_id,
-            seq_id,
-        ),
-    )
-
-
-def drop_body(db: Database, model_id: str, seq_id: int) -> None:
-    """Also a replay, which looks at what failed, will not read it."""
-    db.execute("UPDATE operations SET payload = ? WHERE model_id = ? AND seq_id = ?", (NEVER_READ, model_id, seq_id))
-
-
 def record_late(db: Database, model_id: str, seq_id: int, failure: Failure, now: float) -> None:
     """An accepted operation whose number was written off before it could take its place."""
     db.execute(
@@ -237,30 +207,6 @@ def record_late(db: Database, model_id: str, seq_id: int, failure: Failure, now:
         " finished_at = ? WHERE model_id = ? AND seq_id = ? AND status = 'pending'",
         (failure.category, failure.message, now, model_id, seq_id),
     )
-
-
-def record_snapshot(db: Database, model_id: str, applied: int, file: str, digest: str) -> None:
-    """The snapshot now stands for everything up to `applied`: those inputs are forgotten."""
-    db.execute(
-        "UPDATE operations SET payload = NULL WHERE model_id = ?1 AND seq_id <= ?2 AND payload IS NOT NULL"
-        " AND seq_id > (SELECT applied FROM models WHERE model_id = ?1)",
-        (model_id, applied),
-    )
-    db.execute(
-        "UPDATE models SET applied = ?, snapshot_file = ?, snapshot_digest = ? WHERE model_id = ?",
-        (applied, file, digest, model_id),
-    )
-    db.execute(
-        "DELETE FROM interruptions WHERE model_id = ? AND purpose IN ('snapshot', 'restore') AND seq_id < ?",
-        (model_id, applied),
-    )
-
-
-def forget_model(db: Database, model_id: str) -> None:
-    """A released model keeps its results, not its inputs or its snapshot."""
-    set_model_phase(db, model_id, "released")
-    db.execute("UPDATE models SET snapshot_file = NULL, snapshot_digest = NULL WHERE model_id = ?", (model_id,))
-    db.execute("UPDATE operations SET payload = NULL WHERE model_id = ? AND payload IS NOT NULL", (model_id,))
 
 
 def read_payload(db: Database, model_id: str, seq_id: int) -> bytes:

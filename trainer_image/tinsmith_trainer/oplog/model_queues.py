@@ -18,7 +18,7 @@ from tinsmith_trainer.errors import Failure
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.given_numbers import note_given
 from tinsmith_trainer.oplog.journal import Journal
-from tinsmith_trainer.oplog.journal_tables import Operation
+from tinsmith_trainer.oplog.journal_tables import CREATES, Operation
 from tinsmith_trainer.oplog.known_models import KnownModels
 from tinsmith_trainer.oplog.model_queue import SETTLED, Entry, KeptPayloads, ModelQueue, UnknownModel, read_queue
 from tinsmith_trainer.oplog.ordering import Turn
@@ -31,8 +31,6 @@ GAP_CLOSES_AFTER_SECONDS = 400.0
 """The SDK retries a submit for 300 s; a number that is still missing then will not come."""
 
 RECOVERED_AT_ONCE = 250
-
-CREATES = (worker_pb2.CREATE_MODEL, worker_pb2.LOAD_MODEL)
 
 OnFinished = Callable[[str, int], None]
 MaintenanceTask = Callable[[], None]

@@ -17,9 +17,9 @@ from tinsmith_trainer.oplog.attempts import Attempts, reason_to_wait
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.model_queue import ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues
+from tinsmith_trainer.oplog.result_tables import Stamp
 from tinsmith_trainer.process.failpoints import reach
 from tinsmith_trainer.process.in_flight_marker import EngineCall, InFlightWork
-from tinsmith_trainer.training.operation_results import Stamp
 
 MEMORY_RETRY_SECONDS = 30.0
 DAMAGE_RETRY_SECONDS = 60.0

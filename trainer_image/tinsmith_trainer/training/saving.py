@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.oplog import event_tables
+from tinsmith_trainer.oplog import result_tables
 from tinsmith_trainer.oplog.attempts import Attempts
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import OperationResult
@@ -119,7 +119,7 @@ class Saves:
             return 0
         self._journal.settle(model_id)  # the save just before may still be on its way to the disk
         return self._journal.read(
-            lambda db: event_tables.saved_name_event(db, model_id, wanted.kind, wanted.name)
+            lambda db: result_tables.saved_name_event(db, model_id, wanted.kind, wanted.name)
         ).result()
 
     def outcome(self, queue: ModelQueue) -> OperationResult | None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
@@ -24,28 +24,39 @@ from tinsmith_trainer.errors import Failure, JournalFull, Refused
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import AttemptPolicy, Attempts, reason_to_wait
 from tinsmith_trainer.oplog.journal import Journal
-from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
+from tinsmith_trainer.oplog.journal_tables import CREATES, Operation, OperationResult
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
-from tinsmith_trainer.oplog.model_queues import CREATES, ModelQueues, Ready
+from tinsmith_trainer.oplog.model_queues import ModelQueues, Ready
 from tinsmith_trainer.oplog.ordering import Turn, failed_step_message, missing_failure
+from tinsmith_trainer.oplog.result_tables import Stamp, write_operation_result
 from tinsmith_trainer.process.exit import fatal_callback, fatal_on_error
 from tinsmith_trainer.process.failpoints import reach
 from tinsmith_trainer.process.in_flight_marker import EngineCall, InFlightMarker
-from tinsmith_trainer.training.calls_in_progress import CallsInProgress
-from tinsmith_trainer.training.company import Company
+from tinsmith_trainer.training.co_batching import Company
 from tinsmith_trainer.training.executor import Executor, release_reason, save_request
+from tinsmith_trainer.training.fair_shares import Pace, Turns
 from tinsmith_trainer.training.importing import Imports
 from tinsmith_trainer.training.loading import Loads
-from tinsmith_trainer.training.operation_results import Counters, Stamp, failure_of, write_operation_result
 from tinsmith_trainer.training.parking import Parking
-from tinsmith_trainer.training.put_off import PutOff
 from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.training.restoring import Restorer, recover_corrupted
+from tinsmith_trainer.training.retries import PutOff, failure_of
 from tinsmith_trainer.training.saving import Saves
 from tinsmith_trainer.training.snapshotting import ModelSnapshots, SnapshotPolicy, Snapshotter
-from tinsmith_trainer.training.turns import Pace, Turns
+from tinsmith_trainer.training.training_calls import CallsInProgress
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the start of the process."""
+
+    operations_done: int = 0
+    operations_failed: int = 0
+    operations_given_up: int = 0
+    trained_tokens: int = 0
+    train_seconds: float = 0.0
 
 
 class _NotNow(Exception):

@@ -17,7 +17,7 @@ from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFile, Snaps
 from tinsmith_trainer.disk.free_space import MIB, NO_ROOM
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.errors import Draining, JournalFull, SnapshotRefused
-from tinsmith_trainer.oplog import journal_tables
+from tinsmith_trainer.oplog import result_tables
 from tinsmith_trainer.oplog.attempts import Attempts
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import OperationResult
@@ -266,7 +266,7 @@ class ModelSnapshots:
     def _record(self, queue: ModelQueue, file: SnapshotFile, applied: int) -> None:
         """Raises JournalFull, and then the one before still counts."""
         recorded = self._journal.write(
-            lambda db: journal_tables.record_snapshot(db, queue.model_id, applied, file.name, file.digest),
+            lambda db: result_tables.record_snapshot(db, queue.model_id, applied, file.name, file.digest),
             uses_reserve=True,
         )
         try:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from tinsmith_trainer.training.turns import Shares
+from tinsmith_trainer.training.fair_shares import Shares
 
 T = TypeVar("T")
 

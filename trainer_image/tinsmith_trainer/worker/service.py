@@ -19,7 +19,7 @@ from tinsmith_trainer.checkpoints.shared_saves import SharedSaves
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.errors import Category, Draining, Failure, JournalFull, ServerError
-from tinsmith_trainer.oplog import event_tables, journal_tables
+from tinsmith_trainer.oplog import journal_tables, result_tables
 from tinsmith_trainer.oplog.attempts import AttemptPolicy
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
@@ -259,7 +259,7 @@ class WorkerService:
         deadline = self._loop.time() + timeout_seconds
         while True:
             self._new_events.clear()
-            found = await self._read(lambda db: event_tables.read_events(db, after))
+            found = await self._read(lambda db: result_tables.read_events(db, after))
             remaining = deadline - self._loop.time()
             if found or remaining <= 0 or self._draining:
                 return found

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tinsmith_rpc import worker_pb2
-from tinsmith_trainer.oplog import event_tables, journal_tables
+from tinsmith_trainer.oplog import journal_tables, result_tables
 from tinsmith_trainer.oplog.attempts import Attempts, verdict
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Operation
@@ -84,11 +84,11 @@ def test_a_start_that_dies_after_it_counted_does_not_count_again(tmp_path: Path)
         journal, marker = Journal(tmp_path / "journal"), InFlightMarker(tmp_path / "running")
         left = marker.left_behind
         assert left is not None
-        journal.write(lambda db, left=left: event_tables.count_interruption(db, left)).result()  # type: ignore[misc]
+        journal.write(lambda db, left=left: result_tables.count_interruption(db, left)).result()  # type: ignore[misc]
         journal.close()  # and before the marker was cleared, it ended
     with life(tmp_path) as (attempts, _, journal):
         assert attempts.verdict(WORKS[0], operation()) == "run"
-        [(count, _)] = journal.read(event_tables.read_interruptions).result().values()
+        [(count, _)] = journal.read(result_tables.read_interruptions).result().values()
         assert count == 1
 
 
@@ -161,9 +161,9 @@ def test_a_snapshot_forgets_what_processes_ended_at_with_older_ones(tmp_path: Pa
 
     def fill(db: journal_tables.Database) -> None:
         for work in (*works, other):
-            event_tables.count_interruption(db, Interruption(work, "life"))
-        journal_tables.record_snapshot(db, "a", 5, "file", "digest")
+            result_tables.count_interruption(db, Interruption(work, "life"))
+        result_tables.record_snapshot(db, "a", 5, "file", "digest")
 
     journal.write(fill).result()
-    assert set(journal.read(event_tables.read_interruptions).result()) == {works[1], works[3], other}
+    assert set(journal.read(result_tables.read_interruptions).result()) == {works[1], works[3], other}
     journal.close()

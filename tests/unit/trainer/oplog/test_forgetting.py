@@ -19,7 +19,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.disk.free_space import DiskRoom
 from tinsmith_trainer.errors import Failure
-from tinsmith_trainer.oplog import forgetting, journal_tables
+from tinsmith_trainer.oplog import forgetting, journal_tables, result_tables
 from tinsmith_trainer.oplog.forgetting import Forgetting
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Database, Operation, OperationResult, StoredModel
@@ -92,8 +92,8 @@ def fill(
         journal_tables.insert_operation(db, operation, b"body", FAILED if row.late else None, finished_at)
         if not row.late and row.age_seconds is not None:
             result = OperationResult(bytes(row.result_bytes), event_id=0)
-            journal_tables.record_result(db, model_id, row.seq_id, result, finished_at)
-    journal_tables.record_snapshot(db, model_id, applied, "snapshot", "digest")
+            result_tables.record_result(db, model_id, row.seq_id, result, finished_at)
+    result_tables.record_snapshot(db, model_id, applied, "snapshot", "digest")
 
 
 def forget(journal: Journal, retention: OfAll) -> list[str]:

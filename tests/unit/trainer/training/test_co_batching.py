@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tinsmith_trainer.training.company import MEASURED_FORWARDS, TRIED_AGAIN_AFTER_FORWARDS, Measured
+from tinsmith_trainer.training.co_batching import MEASURED_FORWARDS, TRIED_AGAIN_AFTER_FORWARDS, Measured
 
 SECONDS = st.floats(1e-6, 10.0)
 

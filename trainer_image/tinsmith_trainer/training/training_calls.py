@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tinsmith_trainer.oplog.model_queue import Entry
 from tinsmith_trainer.oplog.model_queues import Ready
 from tinsmith_trainer.training.executor import TrainingCall
-from tinsmith_trainer.training.turns import Contender
+from tinsmith_trainer.training.fair_shares import Contender
 
 MOST_CALLS = 8
 """In all, but that each tenant may have one: none waits for the end of another's operation. So many can share a

@@ -14,16 +14,21 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.disk.free_space import ROOM_RETRY_SECONDS, longer_retry_seconds
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.errors import JournalFull, StorageFull, TrainerError
-from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
+from tinsmith_trainer.errors import Failure, JournalFull, StorageFull, StorageUnavailable, TrainerError
+from tinsmith_trainer.oplog.journal_tables import CREATES, Operation, OperationResult
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
-from tinsmith_trainer.oplog.model_queues import CREATES, ModelQueues
+from tinsmith_trainer.oplog.model_queues import ModelQueues
 from tinsmith_trainer.training.parking import Parking
 from tinsmith_trainer.training.snapshotting import ModelSnapshots
-from tinsmith_trainer.training.storage_retries import retry_seconds
 
 log = structlog.get_logger(__name__)
 
+RELEASE_RETRY_SECONDS = 30.0
+STORAGE_RETRY_SECONDS = 10.0
+STORAGE_WAIT_SECONDS = 300.0
+"""How long one operation waits for the checkpoint root, from its first attempt on."""
+
+NEED_STORAGE = (worker_pb2.SAVE_WEIGHTS, worker_pb2.LOAD_WEIGHTS, worker_pb2.LOAD_MODEL)
 NEED_SNAPSHOTS = (*CREATES, worker_pb2.LOAD_WEIGHTS)
 
 
@@ -81,3 +86,36 @@ def _reason(queue: ModelQueue, error: Exception) -> str:
         f"{queue.model_id} waits: {str(error).rstrip('.')}. Nothing of it is lost: it is tried again by itself. "
         "Other models train on."
     )
+
+
+def retry_seconds(kind: worker_pb2.OperationKind.ValueType, error: Exception, waited_seconds: float) -> float | None:
+    """When the operation is to be tried again; None: the error is its result."""
+    if kind == worker_pb2.RELEASE_MODEL:  # without its last checkpoint the work would be lost: it keeps its slot
+        return RELEASE_RETRY_SECONDS
+    if isinstance(error, JournalFull):
+        return ROOM_RETRY_SECONDS  # an attempt is a look at what is free
+    if not waits_for_storage(kind, error) or waited_seconds >= STORAGE_WAIT_SECONDS:
+        return None
+    return min(STORAGE_RETRY_SECONDS, STORAGE_WAIT_SECONDS - waited_seconds)
+
+
+def waits_for_storage(kind: worker_pb2.OperationKind.ValueType, error: Exception) -> bool:
+    return kind in NEED_STORAGE and isinstance(error, StorageUnavailable)
+
+
+def final_message(kind: worker_pb2.OperationKind.ValueType, error: Exception) -> str:
+    """What the client hears of an error that is the operation's result."""
+    if not waits_for_storage(kind, error):
+        return str(error)
+    return (
+        f"{str(error).rstrip('.')}. It was tried again for {STORAGE_WAIT_SECONDS:.0f} s. "
+        "Send the request again when the storage answers."
+    )
+
+
+def failure_of(operation: Operation, error: Exception) -> Failure:
+    """What the client hears of an error; one that nobody foresaw is logged, too."""
+    if isinstance(error, TrainerError):
+        return Failure(error.category, final_message(operation.kind, error))
+    log.error("operation failed", model_id=operation.model_id, seq_id=operation.seq_id, exc_info=error)
+    return Failure("server", f"{type(error).__name__}: {error}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tinsmith_trainer.training.turns import HEAD_START_TOKENS, LEAST_TOKENS, Contender, Pace, Turns
+from tinsmith_trainer.training.fair_shares import HEAD_START_TOKENS, LEAST_TOKENS, Contender, Pace, Turns
 
 TENANTS = "ABCD"
 MOST = 4096

@@ -19,9 +19,9 @@ from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import Ready
 from tinsmith_trainer.process.failpoints import reach
 from tinsmith_trainer.process.in_flight_marker import EngineCall
-from tinsmith_trainer.training.calls_in_progress import CallInProgress, CallsInProgress
 from tinsmith_trainer.training.executor import Executor
-from tinsmith_trainer.training.turns import Contender, Pace
+from tinsmith_trainer.training.fair_shares import Contender, Pace
+from tinsmith_trainer.training.training_calls import CallInProgress, CallsInProgress
 from tinsmith_trainer.wire.codec import OpenedBody
 
 BEGUN_EARLY_BYTES = 1024**2
