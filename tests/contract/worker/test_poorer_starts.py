@@ -13,7 +13,7 @@ from support.worker.in_process import Worker
 from support.worker.process import MODEL, Call, broken_train, create, step, train
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.engines.base import Work
-from tinsmith_trainer.training import executor
+from tinsmith_trainer.training import training_calls
 from tinsmith_trainer.wire import codec
 
 from .conftest import StartWorker
@@ -92,7 +92,7 @@ async def test_a_replay_reads_a_gradients_body_once_and_no_other(
         return codec.open_body(body, zstd=zstd)
 
     await worker.service.drain()
-    monkeypatch.setattr(executor, "open_body", counted)
+    monkeypatch.setattr(training_calls, "open_body", counted)
     successor = await start()
     await successor.recovered()
     assert read == [len(train(1).payload)]

@@ -329,10 +329,10 @@ async def test_where_others_wait_a_tenant_has_one_save_under_way(worker: Worker,
     await gate.entered(saves=2)  # nobody else waited
     await worker.submit(*of(other, save(1, "a")), tenant="other")
     begun: list[str] = []
-    begin = Saves._begin
+    copy = Saves._copy
     with pytest.MonkeyPatch.context() as noting:
         noting.setattr(
-            Saves, "_begin", lambda saves, queue, *rest: begun.append(queue.owner) or begin(saves, queue, *rest)
+            Saves, "_copy", lambda saves, queue, *rest: begun.append(queue.owner) or copy(saves, queue, *rest)
         )
         assert await worker.is_pending(1, other)
         gate.opened.set()

@@ -13,7 +13,7 @@ from support.engine.contract import state_bits
 from support.engine.reference import ReferenceCall, ReferenceEngine
 from support.worker.in_process import Worker
 from support.worker.process import AWAIT_SECONDS, create, step, train, train_many
-from tinsmith_trainer.training.co_batching import Measured
+from tinsmith_trainer.training.co_batching import ForwardTimes
 
 from .conftest import StartWorker
 
@@ -41,7 +41,7 @@ class Forwards(list[list[str]]):
 @pytest.fixture
 def forwards(monkeypatch: pytest.MonkeyPatch) -> Forwards:
     monkeypatch.setenv("TINSMITH_REFERENCE_SHARED_TOKENS", "1000")
-    monkeypatch.setattr(Measured, "pays", lambda _: True)
+    monkeypatch.setattr(ForwardTimes, "sharing_pays", lambda _: True)
     computed = Forwards()
     advance = ReferenceEngine.advance
 

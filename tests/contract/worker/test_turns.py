@@ -17,12 +17,10 @@ from support.worker.in_process import Worker
 from support.worker.process import AWAIT_SECONDS, MODEL, TOKENS_OF_MANY, create, step, train_many
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Call
-from tinsmith_trainer.oplog.journal_tables import Operation
+from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.process.in_flight_marker import InFlightMarker, InFlightWork
-from tinsmith_trainer.training.executor import Executor
 from tinsmith_trainer.training.fair_shares import HEAD_START_TOKENS, Pace
-from tinsmith_trainer.training.training_calls import MOST_CALLS
-from tinsmith_trainer.wire.codec import OpenedBody
+from tinsmith_trainer.training.training_calls import MOST_CALLS, TrainingCall, TrainingCalls
 
 from .conftest import StartWorker
 
@@ -129,18 +127,19 @@ async def test_a_sender_of_bodies_that_take_long_to_read_is_charged_for_reading_
     """Two million empty fields, say: otherwise each such call would delay the next of everyone else."""
     made = await models_of(worker, alice=1, bob=1, carol=1)
     [alices], [bobs], [carols] = made.values()
-    open_body, held = Executor.open, Hold()
+    begin, held = TrainingCalls.begin, Hold()
 
-    def opened(self: Executor, operation: Operation, payload: bytes) -> OpenedBody:
+    def begun(self: TrainingCalls, queue: ModelQueue, entry: Entry, payload: bytes) -> TrainingCall:
+        operation = entry.operation
         until = time.thread_time() + 0.1 * (operation.model_id == alices)
         while time.thread_time() < until:
             pass
         if operation.model_id == carols and operation.seq_id == 2:
             held.entered.set()
             assert held.opened.wait(AWAIT_SECONDS)
-        return open_body(self, operation, payload)
+        return begin(self, queue, entry, payload)
 
-    monkeypatch.setattr(Executor, "open", opened)
+    monkeypatch.setattr(TrainingCalls, "begin", begun)
     # A tenth of a second is worth 1,000 tokens, on a busy machine as well: more than all calls of the other.
     monkeypatch.setattr(Pace, "worth", lambda self, seconds: round(max(seconds, 0.0) * 10_000))
     await worker.submit(train_many(1, 1, carols), train_many(2, 1, carols))

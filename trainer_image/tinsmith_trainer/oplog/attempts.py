@@ -54,6 +54,14 @@ def verdict(
     return "fail" if fails else "quarantine"
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The end of attempts at some work: it fails with the message, or its model waits for another process."""
+
+    fails: bool
+    message: str
+
+
 class Attempts:
     """What is known of work that processes ended at. Of the engine's thread, apart from `forget_all`."""
 
@@ -86,13 +94,14 @@ class Attempts:
             **{"times": count, "limit": self._limit, "last_sign": sign or SILENT},
         )
 
-    def verdict(self, work: InFlightWork, operation: Operation | None = None) -> Verdict:
-        """Asked before the work is taken up."""
+    def refusal(self, work: InFlightWork, operation: Operation | None = None) -> Refusal | None:
+        """Return why the work is not begun, or None. Call it before the work begins. `operation`: of an operation."""
         if self.is_suspect(work):
             for wait in self.before_a_suspect:
                 wait()
         count, _ = self._known.get(work, (0, ""))
-        return verdict(work, operation.kind if operation else None, count, self._limit)
+        decision = verdict(work, operation.kind if operation else None, count, self._limit)
+        return None if decision == "run" else Refusal(decision == "fail", self._message(work, operation, decision))
 
     def is_suspect(self, work: InFlightWork) -> bool:
         """Whether a process has ended at it, or at a call that it shared. It shares none any more: either it runs by
@@ -110,33 +119,38 @@ class Attempts:
         self._known = {}
         self._journal.write(result_tables.forget_all_interruptions, must_succeed=True)
 
-    # ---- in words
+    # ---- messages
 
-    def failure_message(self, operation: Operation) -> str:
-        """Of an operation that is given up."""
+    def _message(self, work: InFlightWork, operation: Operation | None, decision: Verdict) -> str:
+        if work.purpose == "import":
+            return self._import_refusal(work)
+        if work.purpose == "snapshot":
+            return self._snapshot_refusal(work)
+        if decision == "fail" and operation is not None:
+            return self._failure_message(work, operation)
+        return self._quarantine_reason(work, operation)
+
+    def _failure_message(self, work: InFlightWork, operation: Operation) -> str:
         advice = ADVICE.get(operation.kind, "Give the worker more memory, then send it again.")
-        work = InFlightWork("operation", operation.model_id, operation.seq_id)
         return (
             f"{_name(operation)} was given up, since {self._what_happened(work)} while it ran. "
             f"It was not applied, and what comes after it goes on. {advice}"
         )
 
-    def import_refusal(self, work: InFlightWork) -> str:
-        """Return the refusal of an adapter that is not read any more."""
+    def _import_refusal(self, work: InFlightWork) -> str:
         return (
             f"The adapter of {work.model_id} was given up, since {self._what_happened(work)} while its files were "
             "read. Upload one of a lower rank or of fewer modules, or have the worker given more memory."
         )
 
-    def quarantine_reason(self, work: InFlightWork, operation: Operation | None = None) -> str:
-        """Of a model that waits, since its next work ends the process."""
+    def _quarantine_reason(self, work: InFlightWork, operation: Operation | None) -> str:
         cause = f"{self._what_happened(work)} while {_attempt(work, operation)}"
         return (
             f"{work.model_id} waits, since {cause}. Nothing of it is lost: it goes on once the worker is stopped "
             "and started again, with more memory if that is what it lacked. Others go on."
         )
 
-    def snapshot_refusal(self, work: InFlightWork) -> str:
+    def _snapshot_refusal(self, work: InFlightWork) -> str:
         return (
             f"No snapshot of {work.model_id} is taken, since {self._what_happened(work)} while one was. Its operations "
             "stay in the journal. Give the worker more memory."

@@ -5,13 +5,13 @@ An executor computes; it does not write to the journal. The scheduler makes its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import orjson
-from tinsmith_rpc import CUSTOM_LOSS, worker_pb2
+from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.checkpoints.checkpoint_root import (
     CheckpointRoot,
@@ -26,24 +26,14 @@ from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
     AnnouncedAdapter,
-    Call,
     Engine,
     LoraSpec,
-    Outcome,
-    Work,
 )
 from tinsmith_trainer.engines.imports.size_limits import SizeLimits
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
 from tinsmith_trainer.process.failpoints import reach
 from tinsmith_trainer.training.loading import check_rank, check_same_shape
-from tinsmith_trainer.wire.codec import (
-    ForwardBackward,
-    OpenedBody,
-    decode_forward_backward,
-    encode_forward_backward,
-    open_body,
-)
 
 PATH_KINDS = {
     worker_pb2.TRAINING: "weights",
@@ -53,46 +43,9 @@ PATH_KINDS = {
 EPHEMERAL_AREA = "ephemeral"
 AREAS = (*PATH_KINDS.values(), EPHEMERAL_AREA)
 """Folders of the checkpoint root that workers write to."""
-MAX_RESULT_BYTES = 256 * 1024**2
-LOGPROB_BYTES = 4
 IMPORT_DIGITS = 15
 """Hexadecimal ones of a digest, which is as good as unique and fits in 64 bits."""
 SAMPLED_KINDS = (worker_pb2.SAMPLER, worker_pb2.EPHEMERAL)
-
-
-@dataclass(slots=True)
-class LogprobGap:
-    """Running mean of |trainer logprob - sampler logprob| over the latest RL tokens."""
-
-    weight: float = 0.98
-    value: float = field(default=float("nan"))
-
-    def observe(self, call: ForwardBackward, outcome: Outcome) -> None:
-        if call.loss.name == CUSTOM_LOSS:  # whose inputs may mean anything
-            return
-        gaps = [
-            np.abs(output["logprobs"] - datum.loss_inputs["logprobs"])[datum.loss_inputs["advantages"] != 0]
-            for datum, output in zip(call.datums, outcome.outputs, strict=True)
-            if "logprobs" in datum.loss_inputs and "advantages" in datum.loss_inputs
-        ]
-        values = np.concatenate(gaps) if gaps else np.empty(0)
-        if not values.size:
-            return
-        mean = float(values.mean())
-        self.value = mean if np.isnan(self.value) else self.weight * self.value + (1 - self.weight) * mean
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TrainingCall:
-    """A forward_backward, or a forward alone, under way on the engine."""
-
-    request: ForwardBackward
-    call: Call
-
-    @property
-    def next_tokens(self) -> int:
-        """What its next microbatch computes; 0: all is computed."""
-        return self.call.next_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +62,8 @@ class CopiedSave:
 class Executor:
     """Runs operations on one engine; raises `TrainerError`s, and then the adapter is as it was.
 
-    Training calls are started, computed a microbatch at a time, so that others have their turns within one, and
-    finished. Saves are copied, and written by any thread; what loads put in is read by any. The rest
-    is executed at once.
+    A save is copied, and any thread may write the copy. Any thread may read the checkpoint of a load. The rest is
+    executed at once. Training calls are in `TrainingCalls`.
     """
 
     def __init__(self, engine: Engine, checkpoints: CheckpointRoot, shared: SharedSaves | None = None) -> None:
@@ -120,10 +72,9 @@ class Executor:
         self._checkpoints = checkpoints
         self._shared = shared
         self._base = engine.base_model()
-        self.logprob_gap = LogprobGap()
 
     def execute(self, operation: Operation, payload: bytes) -> OperationResult:
-        """All but training calls, saves and loads."""
+        """Run an operation that is no training call, save or load."""
         model_id = operation.model_id
         match operation.kind:
             case worker_pb2.CREATE_MODEL:
@@ -208,50 +159,6 @@ class Executor:
             lora=_lora_message(state.lora),
         )
 
-    def open(self, operation: Operation, payload: bytes) -> OpenedBody:
-        """Open the body of a forward_backward, or of a forward alone, before `start`. Raises UserError."""
-        return open_body(payload, zstd=operation.zstd)
-
-    def start(self, operation: Operation, body: OpenedBody) -> TrainingCall:
-        """Builds what the body holds, and plans it. Raises TrainerError."""
-        request = decode_forward_backward(body)
-        _check_result_size(request)
-        self._check_images(request)
-        work = Work(operation.model_id, request.datums, request.loss, request.forward_only)
-        return TrainingCall(request, self._engine.start(work))
-
-    def _check_images(self, request: ForwardBackward) -> None:
-        if self._engine.capabilities().images:
-            return
-        for index, datum in enumerate(request.datums):
-            if datum.images:
-                raise UserError(f"Datum {index} has images, and this server trains {self._base.path} on text alone.")
-
-    def cobatch_room(self, training: TrainingCall) -> int:
-        """Tokens that its next forward could take of others; 0: it goes alone."""
-        return self._engine.cobatch_room(training.call)
-
-    def together(self, first: TrainingCall, others: Sequence[TrainingCall]) -> list[TrainingCall]:
-        """The first, and those of the others that go into its next forward."""
-        group = self._engine.cobatch([first.call, *(other.call for other in others)])
-        return [first, *(other for other in others if any(other.call is call for call in group))]
-
-    def compute(self, group: Sequence[TrainingCall]) -> None:
-        """The next microbatch of each, in one forward; `together` has chosen them."""
-        self._engine.advance([training.call for training in group])
-
-    def finish(self, training: TrainingCall) -> OperationResult:
-        """Of one of which all is computed."""
-        outcome = self._engine.finish(training.call)
-        self.logprob_gap.observe(training.request, outcome)
-        return OperationResult(
-            encode_forward_backward(outcome),
-            protobuf=True,
-            trained_tokens=outcome.trained_tokens,
-            input_tokens=outcome.input_tokens,
-            forward_only=training.request.forward_only,
-        )
-
     def _create(self, model_id: str, request: worker_pb2.CreateModel) -> OperationResult:
         lora = _lora_spec(request.lora)
         self._engine.create_adapter(model_id, lora)
@@ -326,17 +233,6 @@ def _cure_of_a_taken_name(request: worker_pb2.SaveWeights) -> str:
     if request.kind == worker_pb2.TRAINING:
         return "Choose another name, delete it first, or save with overwrite=True."
     return "Choose another name, or delete it first."
-
-
-def _check_result_size(call: ForwardBackward) -> None:
-    """The journal keeps results; what it cannot hold must not be computed first."""
-    targets = [datum.loss_inputs["target_tokens"] for datum in call.datums if "target_tokens" in datum.loss_inputs]
-    size = sum(LOGPROB_BYTES * each.size for each in targets)
-    if size > MAX_RESULT_BYTES:
-        raise UserError(
-            f"forward_backward asks for {size} bytes of logprobs, of {len(targets)} datums; one call may ask for "
-            f"{MAX_RESULT_BYTES}. Send fewer datums in a call."
-        )
 
 
 def _lora_spec(message: worker_pb2.LoraConfig) -> LoraSpec:

@@ -81,7 +81,7 @@ class Shares(Generic[Key]):
         self._waiting = now
 
 
-class Turns:
+class FairShares:
     """Tenants in turn, and within each its models. In a turn of one others may be computed beside it: each is charged
     for its own.
     """
@@ -101,7 +101,7 @@ class Turns:
             self._models.setdefault(share, Shares()).admit(frozenset(models))
         return waiting[chosen][self._models[chosen].next(waiting[chosen])]
 
-    def who_may_go_along(self, chosen: Contender, contenders: Iterable[Contender]) -> list[Contender]:
+    def cobatch_candidates(self, chosen: Contender, contenders: Iterable[Contender]) -> list[Contender]:
         """Of those of the latest `next`, whoever has had least first: others than the chosen one, and none that is far
         ahead of it. Small turns of one would be as long as large ones of another that comes along each time.
         """

@@ -74,8 +74,8 @@ class Imports:
         """One that a process has ended at is read here, by itself, so that the next end is known to be its own."""
         if not latest.reply.set_running_or_notify_cancel():
             return
-        if self._attempts.verdict(latest.work) == "fail":
-            latest.reply.set_exception(UserError(self._attempts.import_refusal(latest.work)))
+        if (refusal := self._attempts.refusal(latest.work)) is not None:
+            latest.reply.set_exception(UserError(refusal.message))
             return
         latest.begun_at = time.monotonic()
         self._marker.beside("imports", latest.work)

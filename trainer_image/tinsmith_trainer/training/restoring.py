@@ -65,8 +65,8 @@ class Restorer:
     def restore(self, queue: ModelQueue) -> bool:
         """Whether it is in the engine as it was."""
         work = InFlightWork("restore", queue.model_id, queue.snapshot_applied)
-        if self._attempts.verdict(work) == "quarantine":
-            self._queues.quarantine(queue, self._attempts.quarantine_reason(work))
+        if (refusal := self._attempts.refusal(work)) is not None:
+            self._queues.quarantine(queue, refusal.message)
             return False
         started = time.perf_counter()
         try:

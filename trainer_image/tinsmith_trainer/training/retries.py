@@ -1,13 +1,14 @@
-"""Operations that are put off: they run again later, as if they had not run, and meanwhile their model is held with a
-reason. Other models train on.
+"""Operations that run again later instead of failing. Meanwhile their model is held, and other models train on.
 
-A create or a load may be seen only with a snapshot. Where that finds no room it is undone, so that in memory no model
-is ahead of the journal.
+Clients take a failed save or load as final, although an outage of the checkpoint root may be over in a minute. A full
+volume fails no operation that was accepted. The result of a create or a load may be seen only with a snapshot: if that
+finds no room, the operation is undone, so that in memory no model is ahead of the journal.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import structlog
 from tinsmith_rpc import worker_pb2
@@ -32,7 +33,19 @@ NEED_STORAGE = (worker_pb2.SAVE_WEIGHTS, worker_pb2.LOAD_WEIGHTS, worker_pb2.LOA
 NEED_SNAPSHOTS = (*CREATES, worker_pb2.LOAD_WEIGHTS)
 
 
-class PutOff:
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The operation has had no effect, and runs again.
+
+    `seconds`: until then its model is held; None: until the worker is started again. `reason`: for clients; may be
+    empty.
+    """
+
+    seconds: float | None
+    reason: str = ""
+
+
+class Retries:
     """Used by the engine's thread alone."""
 
     def __init__(self, engine: Engine, queues: ModelQueues, parking: Parking, snapshots: ModelSnapshots) -> None:
@@ -41,22 +54,22 @@ class PutOff:
         self._parking = parking
         self._snapshots = snapshots
 
-    def after(self, queue: ModelQueue, operation: Operation, error: Exception) -> bool:
-        """Whether this error only puts it off."""
+    def after(self, queue: ModelQueue, operation: Operation, error: Exception) -> Retry | Failure:
+        """Return what becomes of an operation that raised this error. An unexpected error is logged."""
         now = time.monotonic()
         since = now if queue.retried_since is None else queue.retried_since
         seconds = retry_seconds(operation.kind, error, now - since)
         if seconds is None:
-            return False
+            return _failure(operation, error)
         queue.retried_since = since
         tell = log.warning if isinstance(error, TrainerError) else log.exception
         tell("operation is retried later", model_id=queue.model_id, seq_id=operation.seq_id, reason=str(error))
-        self._queues.hold(queue, seconds, _reason(queue, error) if _is_for_room(error) else "")
-        return True
+        return Retry(seconds, _reason(queue, error) if _is_for_room(error) else "")
 
-    def until_room(self, queue: ModelQueue, entry: Entry) -> bool:
-        """Whether the snapshot that it needs found no room before, and would find none now. Then its model is held, and
-        no adapter leaves its slot for it.
+    def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
+        """Hold the model if the snapshot that its operation needs found no room before, and would find none now.
+
+        Then no adapter leaves its slot for it.
         """
         if entry.operation.kind not in NEED_SNAPSHOTS or entry.is_finished or not queue.wanted_bytes:
             return False
@@ -65,8 +78,8 @@ class PutOff:
         self._queues.hold(queue, ROOM_RETRY_SECONDS, queue.held_because)
         return True
 
-    def undo(self, queue: ModelQueue, operation: Operation, result: OperationResult, error: JournalFull) -> None:
-        """Takes a create or a load back, whose snapshot found no room, and holds its model."""
+    def undo(self, queue: ModelQueue, operation: Operation, result: OperationResult, error: JournalFull) -> Retry:
+        """Undo a create or a load whose snapshot found no room."""
         if operation.kind in CREATES:
             self._parking.free(queue)
         else:
@@ -74,7 +87,14 @@ class PutOff:
             self._engine.load_state(queue.model_id, result.replaced, with_optimizer=True)
         log.warning("operation is undone", model_id=queue.model_id, seq_id=operation.seq_id, reason=str(error))
         queue.undone_seconds = longer_retry_seconds(queue.undone_seconds)
-        self._queues.hold(queue, queue.undone_seconds, _reason(queue, error))
+        return Retry(queue.undone_seconds, _reason(queue, error))
+
+
+def _failure(operation: Operation, error: Exception) -> Failure:
+    if isinstance(error, TrainerError):
+        return Failure(error.category, final_message(operation.kind, error))
+    log.error("operation failed", model_id=operation.model_id, seq_id=operation.seq_id, exc_info=error)
+    return Failure("server", f"{type(error).__name__}: {error}")
 
 
 def _is_for_room(error: Exception) -> bool:
@@ -89,7 +109,7 @@ def _reason(queue: ModelQueue, error: Exception) -> str:
 
 
 def retry_seconds(kind: worker_pb2.OperationKind.ValueType, error: Exception, waited_seconds: float) -> float | None:
-    """When the operation is to be tried again; None: the error is its result."""
+    """Return when the operation is tried again; None: the error is its result."""
     if kind == worker_pb2.RELEASE_MODEL:  # without its last checkpoint the work would be lost: it keeps its slot
         return RELEASE_RETRY_SECONDS
     if isinstance(error, JournalFull):
@@ -104,18 +124,10 @@ def waits_for_storage(kind: worker_pb2.OperationKind.ValueType, error: Exception
 
 
 def final_message(kind: worker_pb2.OperationKind.ValueType, error: Exception) -> str:
-    """What the client hears of an error that is the operation's result."""
+    """Return the message for the client of an operation that failed with this error."""
     if not waits_for_storage(kind, error):
         return str(error)
     return (
         f"{str(error).rstrip('.')}. It was tried again for {STORAGE_WAIT_SECONDS:.0f} s. "
         "Send the request again when the storage answers."
     )
-
-
-def failure_of(operation: Operation, error: Exception) -> Failure:
-    """What the client hears of an error; one that nobody foresaw is logged, too."""
-    if isinstance(error, TrainerError):
-        return Failure(error.category, final_message(operation.kind, error))
-    log.error("operation failed", model_id=operation.model_id, seq_id=operation.seq_id, exc_info=error)
-    return Failure("server", f"{type(error).__name__}: {error}")

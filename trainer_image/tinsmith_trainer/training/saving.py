@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
@@ -49,15 +48,12 @@ class Saves:
         journal: Journal,
         attempts: Attempts,
         marker: InFlightMarker,
-        take_next: Callable[[ModelQueue], None],
     ) -> None:
-        """`take_next` is to end the model's next operation, a save that was written, and to ask for its outcome."""
         self._executor = executor
         self._queues = queues
         self._journal = journal
         self._attempts = attempts
         self._marker = marker
-        self._take_next = take_next
         self._saves: dict[str, _Save] = {}
         self._waiting: list[ModelQueue] = []
 
@@ -94,24 +90,41 @@ class Saves:
         if all(waiting is not queue for waiting in self._waiting):
             self._waiting.append(queue)
 
-    def run(
+    def begin(
         self, queue: ModelQueue, entry: Entry, request: worker_pb2.SaveWeights, epoch: int, releases: str | None
-    ) -> OperationResult | None:
-        """Copies it, and has the copy written. Nothing of its model runs until that has ended. None: it has not.
+    ) -> Future[OperationResult] | None:
+        """Copy the adapter, and have the copy written. The model is held until then; see `outcome`.
 
-        One that a process has ended at is written here, by itself, so that the next end is known to be its own.
+        None: as many saves are under way as may be, and the model waits for one of them to end.
         """
-        is_alone = self._attempts.is_suspect(entry.work)
-        if not is_alone and self._is_full_for(queue):
+        if self._is_full_for(queue):
             self._wait_for_a_place(queue)
             return None
-        self._waiting = [waiting for waiting in self._waiting if waiting is not queue]  # also of a save that fails now
-        copied = self._executor.copy(entry.operation, request, epoch, self._latest(entry.operation.model_id, request))
-        copied = replace(copied, releases=releases)
-        if is_alone:
-            return self._executor.write(copied)
-        self._begin(queue, entry.work, copied)
-        return None
+        copied = self._copy(queue, entry, request, epoch, releases)
+        save = self._saves[queue.model_id] = _Save(queue, entry.work)
+        self._mark()
+        try:
+            threading.Thread(target=self._write, args=(save, copied), name="saver", daemon=True).start()
+        except RuntimeError:  # there may be no more threads
+            del self._saves[queue.model_id]
+            self._mark()
+            raise
+        # Only this thread looks at the queues, so a save that has ended already is not missed.
+        self._queues.hold(queue, math.inf)
+        return save.written
+
+    def write_alone(
+        self, queue: ModelQueue, entry: Entry, request: worker_pb2.SaveWeights, epoch: int, releases: str | None
+    ) -> OperationResult:
+        """Write a save at which a process has ended in this thread, so that the next end is known to be its own."""
+        return self._executor.write(self._copy(queue, entry, request, epoch, releases))
+
+    def _copy(
+        self, queue: ModelQueue, entry: Entry, request: worker_pb2.SaveWeights, epoch: int, releases: str | None
+    ) -> CopiedSave:
+        self._waiting = [waiting for waiting in self._waiting if waiting is not queue]  # also if the copy fails
+        copied = self._executor.copy(entry.operation, request, epoch, self._latest(queue.model_id, request))
+        return replace(copied, releases=releases)
 
     def _latest(self, model_id: str, wanted: worker_pb2.SaveWeights) -> int:
         """The event of this model's latest save under the name that this one wants for itself; 0: there is none."""
@@ -136,18 +149,6 @@ class Saves:
             # An error holds the frames that it came through, and they the copy: as a cycle it would stay for long.
             save.written = Future()
 
-    def _begin(self, queue: ModelQueue, work: InFlightWork, copied: CopiedSave) -> None:
-        save = self._saves[queue.model_id] = _Save(queue, work)
-        self._mark()
-        try:
-            threading.Thread(target=self._write, args=(save, copied), name="saver", daemon=True).start()
-        except RuntimeError:  # there may be no more threads
-            del self._saves[queue.model_id]
-            self._mark()
-            raise
-        # Nobody else looks at the queues before this turn of the engine's thread has ended.
-        self._queues.hold(queue, math.inf)
-
     def _write(self, save: _Save, copied: CopiedSave) -> None:
         with fatal_on_error("a save could not be written"):  # what is no Exception, such as a panic of a library's
             try:
@@ -155,12 +156,11 @@ class Saves:
                 save.written.set_result(self._executor.write(copied))
             except Exception as error:
                 save.written.set_exception(error)
-        self._queues.between_turns(lambda: self._end(save))
 
-    def _end(self, save: _Save) -> None:
-        if self._saves.get(save.queue.model_id) is save:
-            self._queues.hold(save.queue, 0.0)
-            self._take_next(save.queue)
+    def is_written(self, queue: ModelQueue) -> bool:
+        """Return whether `outcome` has something for this model."""
+        save = self._saves.get(queue.model_id)
+        return save is not None and save.written.done()
 
     def wait(self) -> None:
         """Until nothing is being written, so that what the process ends of next is of one work alone."""
@@ -168,11 +168,12 @@ class Saves:
             save.written.exception()
         self._mark()
 
-    def end_all(self) -> None:
-        """At a stop, when nobody has turns any more: what is under way is written and gets its result."""
-        for save in list(self._saves.values()):
+    def wait_at_stop(self) -> list[ModelQueue]:
+        """Return the models whose saves are under way, once all are written. No turns follow."""
+        saves = list(self._saves.values())
+        for save in saves:
             save.written.exception()
-            self._end(save)
+        return [save.queue for save in saves]
 
     def _mark(self) -> None:
         self._marker.beside("saves", *(save.work for save in self._saves.values() if not save.written.done()))

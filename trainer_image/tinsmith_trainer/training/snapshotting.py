@@ -91,8 +91,8 @@ class Snapshotter:
     def _write_unless_deadly(self, queue: ModelQueue, applied: int) -> SnapshotFile:
         """Only shortens a replay: one that ends every process is better not taken."""
         work = _work_of(queue)
-        if self._attempts.verdict(work) != "run":
-            raise SnapshotRefused(self._attempts.snapshot_refusal(work))
+        if (refusal := self._attempts.refusal(work)) is not None:
+            raise SnapshotRefused(refusal.message)
         file = self._write(queue, applied, work)
         self._attempts.succeeded(work)
         return file

@@ -1,63 +1,137 @@
-"""Calls of the engine that have given way: which there are, and how many there may be.
+"""Training calls under way on the engine: forward_backward, and forward alone.
 
-Each holds its operation's datums, and a copy of its adapter's gradients beside the adapter.
+A call is computed one microbatch at a time, and other models have their turns in between. So several calls are under
+way at once; each holds its datums, and a copy of its adapter's gradients beside the adapter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tinsmith_trainer.oplog.model_queue import Entry
+import numpy as np
+from tinsmith_rpc import CUSTOM_LOSS
+
+from tinsmith_trainer.engines.base import Call, Engine, Outcome, Work
+from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.oplog.journal_tables import OperationResult
+from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import Ready
-from tinsmith_trainer.training.executor import TrainingCall
 from tinsmith_trainer.training.fair_shares import Contender
+from tinsmith_trainer.wire.codec import ForwardBackward, decode_forward_backward, encode_forward_backward, open_body
 
 MOST_CALLS = 8
-"""In all, but that each tenant may have one: none waits for the end of another's operation. So many can share a
-forward."""
+"""The limit for all tenants together. A tenant without a call may exceed it, so that none waits for the end of another
+tenant's operation. As many calls can share a forward."""
+MAX_RESULT_BYTES = 256 * 1024**2
+LOGPROB_BYTES = 4
 
 
-@dataclass(slots=True)
-class CallInProgress:
-    """`seconds`: what its microbatches have taken so far."""
+@dataclass(slots=True, eq=False)
+class TrainingCall:
+    """A training operation that has begun on the engine and has not ended.
+
+    `seconds`: the time of its microbatches so far.
+    """
 
     contender: Contender
     entry: Entry
-    training: TrainingCall
+    request: ForwardBackward
+    on_engine: Call
     seconds: float = 0.0
 
+    @property
+    def model_id(self) -> str:
+        return self.contender.model_id
 
-class CallsInProgress:
-    """One for each model at most, since a model's operations are in order. Of the engine's thread."""
 
-    def __init__(self) -> None:
-        self._calls: dict[str, CallInProgress] = {}
+@dataclass(slots=True)
+class LogprobGap:
+    """Running mean of |trainer logprob - sampler logprob| over the latest RL tokens."""
+
+    weight: float = 0.98
+    value: float = field(default=float("nan"))
+
+    def observe(self, call: ForwardBackward, outcome: Outcome) -> None:
+        if call.loss.name == CUSTOM_LOSS:  # its inputs may mean anything
+            return
+        gaps = [
+            np.abs(output["logprobs"] - datum.loss_inputs["logprobs"])[datum.loss_inputs["advantages"] != 0]
+            for datum, output in zip(call.datums, outcome.outputs, strict=True)
+            if "logprobs" in datum.loss_inputs and "advantages" in datum.loss_inputs
+        ]
+        values = np.concatenate(gaps) if gaps else np.empty(0)
+        if not values.size:
+            return
+        mean = float(values.mean())
+        self.value = mean if np.isnan(self.value) else self.weight * self.value + (1 - self.weight) * mean
+
+
+class TrainingCalls:
+    """The calls under way, at most one for each model. Used by the engine's thread alone."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.logprob_gap = LogprobGap()
+        self._engine = engine
+        self._base_path = engine.base_model().path
+        self._calls: dict[str, TrainingCall] = {}
+
+    # ---- one call
+
+    def begin(self, queue: ModelQueue, entry: Entry, payload: bytes) -> TrainingCall:
+        """Decode the body and plan its microbatches. Raises TrainerError."""
+        body = open_body(payload, zstd=entry.operation.zstd)
+        entry.forward_only = body.forward_only
+        request = decode_forward_backward(body)
+        _check_result_size(request)
+        self._check_images(request)
+        work = Work(queue.model_id, request.datums, request.loss, request.forward_only)
+        return TrainingCall(Contender(queue.tenant, queue.model_id), entry, request, self._engine.start(work))
+
+    def finish(self, call: TrainingCall) -> OperationResult:
+        """Add the gradients of a call whose microbatches are all computed. Raises TrainerError."""
+        outcome = self._engine.finish(call.on_engine)
+        self.logprob_gap.observe(call.request, outcome)
+        return OperationResult(
+            encode_forward_backward(outcome),
+            protobuf=True,
+            trained_tokens=outcome.trained_tokens,
+            input_tokens=outcome.input_tokens,
+            forward_only=call.request.forward_only,
+        )
+
+    def _check_images(self, request: ForwardBackward) -> None:
+        if self._engine.capabilities().images:
+            return
+        for index, datum in enumerate(request.datums):
+            if datum.images:
+                raise UserError(f"Datum {index} has images, and this server trains {self._base_path} on text alone.")
+
+    # ---- all calls
 
     def __contains__(self, model_id: object) -> bool:
         return model_id in self._calls
 
-    def take(self, model_id: str) -> CallInProgress | None:
-        """To go on with it. Whoever does not give it back has dropped it."""
+    def take(self, model_id: str) -> TrainingCall | None:
+        """Remove and return the model's call. A caller that does not `keep` it again drops it."""
         return self._calls.pop(model_id, None)
 
-    def find(self, model_id: str) -> CallInProgress | None:
-        """To compute some of it beside another's."""
+    def find(self, model_id: str) -> TrainingCall | None:
         return self._calls.get(model_id)
 
     def has_room(self) -> bool:
-        """For one more, whosever it is, beside the one that has been taken."""
+        """Return whether one more call may begin besides the one that was taken."""
         return len(self._calls) + 1 < MOST_CALLS
 
-    def give_back(self, call: CallInProgress) -> None:
-        self._calls[call.contender.model_id] = call
+    def keep(self, call: TrainingCall) -> None:
+        self._calls[call.model_id] = call
 
     def drop_all(self) -> None:
-        """What they were at has not begun then; the journal has it."""
+        """Forget all calls. Their operations are in the journal, and begin again."""
         self._calls.clear()
 
     def keep_only(self, model_ids: Container[str]) -> None:
-        """Models that are not to go on, as one that was quarantined, keep no memory."""
+        """Free the memory of models that cannot continue, such as quarantined ones."""
         for model_id in [model_id for model_id in self._calls if model_id not in model_ids]:
             del self._calls[model_id]
 
@@ -65,12 +139,23 @@ class CallsInProgress:
         return any(other != model_id for other in self._calls)
 
     def contenders(self, ready: Sequence[Ready]) -> list[Contender]:
-        """Those that may have a turn now; at least one of at least one."""
+        """Return the models that may have a turn now: at least one of `ready`, which is not empty."""
         found = [(Contender(queue.tenant, queue.model_id), entry.operation) for queue, _, entry in ready]
-        return [who for who, operation in found if not operation.is_forward_backward or self._may_run(who)]
+        return [model for model, operation in found if not operation.is_forward_backward or self._may_run(model)]
 
     def _may_run(self, contender: Contender) -> bool:
-        """Whether its call goes on, or there is room for one more."""
+        """Return whether the model's call has begun, or one more may begin."""
         if contender.model_id in self._calls or len(self._calls) < MOST_CALLS:
             return True
         return all(call.contender.share != contender.share for call in self._calls.values())
+
+
+def _check_result_size(call: ForwardBackward) -> None:
+    """Refuse a result that the journal cannot hold before it is computed."""
+    targets = [datum.loss_inputs["target_tokens"] for datum in call.datums if "target_tokens" in datum.loss_inputs]
+    size = sum(LOGPROB_BYTES * each.size for each in targets)
+    if size > MAX_RESULT_BYTES:
+        raise UserError(
+            f"forward_backward asks for {size} bytes of logprobs, of {len(targets)} datums; one call may ask for "
+            f"{MAX_RESULT_BYTES}. Send fewer datums in a call."
+        )

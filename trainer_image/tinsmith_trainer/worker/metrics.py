@@ -132,7 +132,7 @@ def _metrics(service: WorkerService) -> worker_pb2.WorkerMetrics:
         journal_sync_seconds=journal.sync_seconds,
         journal_operations=journal.operations,
         journal_bytes=service.journal.size_bytes(),
-        logprob_gap=service.executor.logprob_gap.value,
+        logprob_gap=service.scheduler.training_calls.logprob_gap.value,
         journal_sync_histogram=[
             worker_pb2.HistogramBucket(upper_bound_seconds=bound, count=count)
             for bound, count in zip(SYNC_BUCKETS_SECONDS, journal.histogram, strict=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tinsmith_trainer.training.fair_shares import HEAD_START_TOKENS, LEAST_TOKENS, Contender, Pace, Turns
+from tinsmith_trainer.training.fair_shares import HEAD_START_TOKENS, LEAST_TOKENS, Contender, FairShares, Pace
 
 TENANTS = "ABCD"
 MOST = 4096
@@ -19,7 +19,7 @@ class Engine:
     """Runs turns, and notes what each tenant and model has had."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.turns = FairShares()
         self.had: Counter[str] = Counter()
         self.by_model: Counter[str] = Counter()
 
@@ -63,7 +63,7 @@ def test_who_goes_along_in_anothers_turn_is_charged_and_never_far_ahead(turns: l
     for cost, tokens_along in turns:
         chosen = engine.turns.next(contenders)
         shares = [(chosen, cost)]
-        for other in engine.turns.who_may_go_along(chosen, contenders):
+        for other in engine.turns.cobatch_candidates(chosen, contenders):
             assert other != chosen
             shares.append((other, tokens_along))
         for who, tokens in shares:
@@ -77,7 +77,7 @@ def test_small_turns_are_not_made_long_by_one_who_comes_along_each_time() -> Non
     small, large = Contender("A", "A1"), Contender("B", "B1")
     for _ in range(600):
         chosen = engine.turns.next([small, large])
-        along = engine.turns.who_may_go_along(chosen, [small, large])
+        along = engine.turns.cobatch_candidates(chosen, [small, large])
         for who in (chosen, *along):
             tokens = 16 if who is small else 512
             engine.turns.charge(who, tokens)
@@ -91,7 +91,7 @@ def test_of_a_tenants_models_those_that_have_had_least_come_along_first() -> Non
     for tokens in (40, 30, 20):
         engine.turns.charge(engine.turns.next(models), tokens)
     chosen = engine.turns.next(models)
-    assert [one.model_id for one in (chosen, *engine.turns.who_may_go_along(chosen, models))] == [
+    assert [one.model_id for one in (chosen, *engine.turns.cobatch_candidates(chosen, models))] == [
         "A3",
         "A2",
         "A1",
@@ -121,7 +121,7 @@ def test_what_was_used_while_others_waited_is_held_against_who_leaves_and_comes_
 
 
 def test_a_stream_of_newcomers_holds_up_nobody_who_was_there_before_and_leaves_nothing_behind() -> None:
-    turns = Turns()
+    turns = FairShares()
     whose = Counter[str]()
     for number in range(500):
         chosen = turns.next([Contender(f"new-{number}", "m"), Contender("stays", "m")])
