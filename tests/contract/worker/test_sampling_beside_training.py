@@ -14,7 +14,7 @@ from support.worker.in_process import Worker
 from support.worker.process import AWAIT_SECONDS
 from support.worker.tls_port import Port, worker_port
 from tinsmith_rpc import worker_pb2
-from tinsmith_trainer.sampling.tenant_limits import SharedRoom
+from tinsmith_trainer.sampling.tenant_quotas import SharedQuota
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ async def test_a_tenant_that_has_too_many_samples_is_held_back_and_another_is_no
 ) -> None:
     samples = port.worker.service.samples
     assert samples is not None
-    monkeypatch.setattr(samples, "_places", SharedRoom(8))
+    monkeypatch.setattr(samples, "_sample_quota", SharedQuota(8))
     sampler.holds = True
     stub = port.api_server()
     for number in range(4):

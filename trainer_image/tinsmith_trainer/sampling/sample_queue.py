@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 from tinsmith_rpc import worker_pb2
@@ -29,7 +29,7 @@ from tinsmith_trainer.sampling.codec import decode_sample, encode_sample, unpack
 from tinsmith_trainer.sampling.ended_samples import EndedSamples, SampleClient
 from tinsmith_trainer.sampling.readings import Reading
 from tinsmith_trainer.sampling.sampler_adapters import AdapterInUse, SamplerAdapters
-from tinsmith_trainer.sampling.tenant_limits import KeptResults, SharedRoom
+from tinsmith_trainer.sampling.tenant_quotas import KeptResults, SharedQuota
 
 log = structlog.get_logger(__name__)
 
@@ -60,12 +60,19 @@ class QueueLimits:
     result_seconds: float = 3600.0
 
 
+State = Literal["running", "ended", "fetched", "forgotten", "dropped"]
+"""`ended`: the result is to be fetched. `fetched`: the result is kept for a client that asks again. `forgotten`: the
+result is gone. `dropped`: there is no result, and the client submits the request again."""
+
+
 @dataclass(slots=True)
 class _Sample:
-    """Finished without a result: it was lost with the sampler."""
+    """A sample request, from its submission until its result is forgotten."""
 
+    request_id: str
     tenant: str
     nbytes: int
+    state: State = "running"
     result: bytes | Failure | None = None
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     adapter: AdapterInUse | None = None
@@ -101,8 +108,8 @@ class Samples:
         self._timeline: deque[worker_pb2.Span] = deque(maxlen=SPANS_KEPT)
         self._samples: dict[str, _Sample] = {}
         self._kept = KeptResults(limits.result_bytes, limits.result_seconds)
-        self._places = SharedRoom(limits.waiting_samples)
-        self._room = SharedRoom(limits.waiting_bytes)
+        self._sample_quota = SharedQuota(limits.waiting_samples)
+        self._byte_quota = SharedQuota(limits.waiting_bytes)
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._drain_tracker = DrainTracker()
@@ -116,18 +123,18 @@ class Samples:
         if self._draining:
             raise Draining("this sampler is shutting down, and takes no more samples")
         nbytes = unpacked_bytes(request)
-        if not (self._places.fits(tenant, 1) and self._room.fits(tenant, nbytes)):
+        if not (self._sample_quota.fits(tenant, 1) and self._byte_quota.fits(tenant, nbytes)):
             raise TooManySamples(
                 "this sampler has as many of your samples as it takes; send it again when some are done"
             )
         self._forget_old()
         reading = Reading() if request.HasField("reading") else None
-        self._samples[request.request_id] = _Sample(tenant, nbytes, reading=reading)
-        self._places.take(tenant, 1)
-        self._room.take(tenant, nbytes)
-        self._drain_tracker.took(request.request_id)
+        sample = self._samples[request.request_id] = _Sample(request.request_id, tenant, nbytes, reading=reading)
+        self._sample_quota.take(tenant, 1)
+        self._byte_quota.take(tenant, nbytes)
+        self._drain_tracker.took()
         if request.HasField("rejection"):
-            self._finish(request.request_id, Failure("user", request.rejection.message))
+            self._finish(sample, Failure("user", request.rejection.message))
             return
         self._run(self._start(request))
 
@@ -147,7 +154,7 @@ class Samples:
                 return None
         if sample.result is None:
             raise KeyError(request_id)
-        self._drain_tracker.settled(request_id)
+        self._note_fetched(sample)
         self._ended.forget(request_id)
         return sample.result
 
@@ -175,7 +182,7 @@ class Samples:
         if sample.finished.is_set():
             if sample.result is None:
                 raise KeyError(request_id)
-            self._drain_tracker.settled(request_id)
+            self._note_fetched(sample)
         return Read(sample.reading.behind(seen), sample.reading.tokens, sample.result)
 
     def cancel(self, request_id: str) -> None:
@@ -183,7 +190,7 @@ class Samples:
         sample = self._samples.get(request_id)
         if sample is not None:
             sample.cancelled = True
-            self._drain_tracker.settled(request_id)
+            self._note_fetched(sample)
             self.sampler.cancel(request_id)
 
     def stop_taking(self) -> None:
@@ -200,7 +207,7 @@ class Samples:
 
     @property
     def unfinished(self) -> int:
-        return len(self._samples) - len(self._kept)
+        return self._drain_tracker.running
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -227,12 +234,12 @@ class Samples:
             self.sampler.submit(job, done)
         except StorageUnavailable:
             await asyncio.sleep(STORAGE_PAUSE_SECONDS)
-            self._lose(request_id)
+            self._enter(sample, "dropped")
         except TrainerError as error:
             self._end(request, SampleOutcome(error=error))
         except Exception as error:
             log.exception("a sample could not be started", request_id=request_id)
-            self._finish(request_id, Failure("server", f"{type(error).__name__}: {error}"))
+            self._finish(sample, Failure("server", f"{type(error).__name__}: {error}"))
 
     async def _read_while_drawn(self, reading: Reading, job: SampleJob, wanted: worker_pb2.Reading) -> SampleJob:
         language = self.sampler.language
@@ -269,19 +276,19 @@ class Samples:
         self._settle(request, outcome)
 
     def _settle(self, request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> None:
+        sample = self._samples[request.request_id]
         if isinstance(outcome.error, SamplerClosed):
-            self._lose(request.request_id)
+            self._enter(sample, "dropped")
             return
-        self._note(request, outcome)
-        self._finish(request.request_id, _as_result(outcome, request))
+        self._note(request, sample, outcome)
+        self._finish(sample, _as_result(outcome, request))
 
     def timeline(self, session_id: str) -> list[worker_pb2.Span]:
         """The newest samples that the sampler has ended, of one session."""
         return [span for span in self._timeline if span.owner.startswith(f"{session_id}:")]
 
-    def _note(self, request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> None:
+    def _note(self, request: worker_pb2.SampleRequest, sample: _Sample, outcome: SampleOutcome) -> None:
         """Who used what, and when. One that failed has used nothing."""
-        sample = self._samples[request.request_id]
         self._timeline.append(
             worker_pb2.Span(
                 owner=request.sampling_session_id,
@@ -303,40 +310,55 @@ class Samples:
         ):
             self.usage.add(request.sampling_session_id, sample.tenant, kind, tokens)
 
-    def _finish(self, request_id: str, result: bytes | Failure) -> None:
-        sample = self._samples[request_id]
+    # ---- states
+
+    def _finish(self, sample: _Sample, result: bytes | Failure) -> None:
         sample.result = result
-        unseen = sample.reading.nbytes if sample.reading is not None else 0
-        self._kept.add(request_id, sample.tenant, _size(result) + unseen, time.monotonic())
-        self._drain_tracker.finished(request_id)
-        self._ended.note(request_id)
+        self._enter(sample, "ended")
         if sample.cancelled:
-            self._drain_tracker.settled(request_id)
-        self._let_go(sample)
+            self._note_fetched(sample)
         self._forget_old()
 
-    def _lose(self, request_id: str) -> None:
-        """As if it had never been here: whoever asks submits it again, elsewhere."""
-        self._drain_tracker.lost(request_id)
-        self._let_go(self._samples.pop(request_id))
-        self._ended.note_lost(request_id)
+    def _note_fetched(self, sample: _Sample) -> None:
+        """Note that no client has to come for the result any more. Repeated calls have no effect."""
+        if sample.state == "ended":
+            self._enter(sample, "fetched")
 
-    def _let_go(self, sample: _Sample) -> None:
-        self._places.give_back(sample.tenant, 1)
-        self._room.give_back(sample.tenant, sample.nbytes)
+    def _forget_old(self) -> None:
+        """Forget results that are too old or too large. Calls that wait for one of them have their record of it."""
+        for request_id in self._kept.forget(time.monotonic()):
+            self._enter(self._samples[request_id], "forgotten")
+
+    def _enter(self, sample: _Sample, state: State) -> None:
+        """Move the sample to its next state, and adapt all that depends on the states of samples."""
+        before, sample.state = sample.state, state
+        if state == "ended":
+            unseen_bytes = sample.reading.nbytes if sample.reading is not None else 0
+            self._kept.add(sample.request_id, sample.tenant, _size(sample.result) + unseen_bytes, time.monotonic())
+            self._drain_tracker.finished()
+            self._ended.note(sample.request_id)
+        elif state == "dropped":
+            del self._samples[sample.request_id]
+            self._drain_tracker.dropped()
+            self._ended.note_lost(sample.request_id)
+        elif before == "ended":  # it was fetched, or is forgotten without
+            self._drain_tracker.settled()
+        if state == "forgotten":
+            del self._samples[sample.request_id]
+            self._ended.forget(sample.request_id)
+        if before == "running":
+            self._release(sample)
+
+    def _release(self, sample: _Sample) -> None:
+        """Give back what a running sample holds, and wake all that wait for it."""
+        self._sample_quota.give_back(sample.tenant, 1)
+        self._byte_quota.give_back(sample.tenant, sample.nbytes)
         sample.finished.set()
         if sample.reading is not None:
             sample.reading.ended()
         if sample.adapter is not None:
             self.adapters.give_back(sample.adapter, sample.tenant)
             sample.adapter = None
-
-    def _forget_old(self) -> None:
-        """Whoever waits for one of them has it."""
-        for forgotten in self._kept.forget(time.monotonic()):
-            self._drain_tracker.settled(forgotten)
-            self._ended.forget(forgotten)
-            del self._samples[forgotten]
 
     def _as_ended(self, request_id: str) -> worker_pb2.EndedSample:
         sample = self._samples.get(request_id)
@@ -346,41 +368,41 @@ class Samples:
 
 
 class DrainTracker:
-    """The samples that somebody may still come for: when none is left, a sampler that takes no more may go.
+    """The number of samples for which a sampler that shuts down has to stay.
 
-    One event loop's, whose clock it reads unless given another.
+    Used on one event loop, whose clock it reads unless it gets another.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or asyncio.get_running_loop().time
-        self._unfinished: set[str] = set()
-        self._unfetched: set[str] = set()
+        self.running = 0
+        self._unfetched = 0
         self._last_finish = -math.inf
         self._changed = asyncio.Event()
 
-    def took(self, request_id: str) -> None:
-        self._unfinished.add(request_id)
+    def took(self) -> None:
+        self.running += 1
 
-    def finished(self, request_id: str) -> None:
-        """From now on there is a result to fetch."""
-        self._unfinished.discard(request_id)
-        self._unfetched.add(request_id)
+    def finished(self) -> None:
+        """Note that a sample has ended, and its result is to be fetched."""
+        self.running -= 1
+        self._unfetched += 1
         self._last_finish = self._clock()
         self._changed.set()
 
-    def settled(self, request_id: str) -> None:
-        """Its result was fetched, or nobody will ever want it."""
-        self._unfetched.discard(request_id)
+    def settled(self) -> None:
+        """Note that a result was fetched, or that no client will fetch it."""
+        self._unfetched -= 1
         self._changed.set()
 
-    def lost(self, request_id: str) -> None:
-        """There will be no result."""
-        self._unfinished.discard(request_id)
-        self.settled(request_id)
+    def dropped(self) -> None:
+        """Note that a sample has ended without a result."""
+        self.running -= 1
+        self._changed.set()
 
     def remaining_seconds(self) -> float:
         """How much longer this process is needed: 0: no more; infinite while a sample runs."""
-        if self._unfinished:
+        if self.running:
             return math.inf
         if not self._unfetched:
             return 0.0
@@ -397,7 +419,8 @@ class DrainTracker:
                 continue
 
 
-def _size(result: bytes | Failure) -> int:
+def _size(result: bytes | Failure | None) -> int:
+    assert result is not None, "a sample that has ended has a result"
     return len(result.message) if isinstance(result, Failure) else len(result)
 
 

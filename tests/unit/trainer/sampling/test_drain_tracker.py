@@ -19,31 +19,31 @@ class Clock:
         return self.now
 
 
-async def finish_at(drain_tracker: DrainTracker, request_id: str, at: float) -> None:
+async def finish_at(drain_tracker: DrainTracker, at: float) -> None:
     await asyncio.sleep(at - now())
-    drain_tracker.finished(request_id)
+    drain_tracker.finished()
 
 
-async def fetch_at(drain_tracker: DrainTracker, request_id: str, at: float) -> None:
+async def fetch_at(drain_tracker: DrainTracker, at: float) -> None:
     await asyncio.sleep(at - now())
-    drain_tracker.settled(request_id)
+    drain_tracker.settled()
 
 
 @simulated_time
 async def test_what_nobody_fetches_keeps_it_for_a_minute_after_the_last_finish() -> None:
     drain_tracker = DrainTracker()
-    for request_id in ("a", "b"):
-        drain_tracker.took(request_id)
-    drain_tracker.finished("a")
+    drain_tracker.took()
+    drain_tracker.took()
+    drain_tracker.finished()
     left = asyncio.create_task(drain_tracker.complete())
-    await finish_at(drain_tracker, "b", 40)
-    await fetch_at(drain_tracker, "b", 41)
+    await finish_at(drain_tracker, 40)
+    await fetch_at(drain_tracker, 41)
     await left
     assert now() == 40 + UNFETCHED_SECONDS
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["took", "finished", "settled", "lost", "waits"]), st.integers(0, 3)), max_size=30
+    st.tuples(st.sampled_from(["took", "finished", "settled", "dropped", "waits"]), st.integers(0, 3)), max_size=30
 )
 
 
@@ -59,18 +59,18 @@ def test_it_stays_exactly_while_a_sample_runs_or_a_fresh_result_waits(steps: lis
             match step:
                 case "took" if sample not in running | waiting:
                     running.add(sample)
-                    drain_tracker.took(str(sample))
+                    drain_tracker.took()
                 case "finished" if sample in running:
                     running.remove(sample)
                     waiting.add(sample)
                     last_finish = clock.now
-                    drain_tracker.finished(str(sample))
+                    drain_tracker.finished()
                 case "settled" if sample in waiting:
                     waiting.remove(sample)
-                    drain_tracker.settled(str(sample))
-                case "lost" if sample in running:
+                    drain_tracker.settled()
+                case "dropped" if sample in running:
                     running.remove(sample)
-                    drain_tracker.lost(str(sample))
+                    drain_tracker.dropped()
                 case "waits":
                     clock.now += 25
             stays = bool(running) or (bool(waiting) and clock.now < last_finish + UNFETCHED_SECONDS)

@@ -16,7 +16,7 @@ from tinsmith_trainer.sampling.builtin.claims import (
 from tinsmith_trainer.sampling.builtin.jobs import Sample
 from tinsmith_trainer.sampling.builtin.model_cache.choice import AnyBatch, SamplerForward, open_batch
 from tinsmith_trainer.sampling.builtin.prefixes.shared import SharedPrefixes
-from tinsmith_trainer.sampling.tenant_turns import TenantTurns
+from tinsmith_trainer.sampling.fair_queue import FairQueue
 
 
 class OutOfMemoryForNow(Exception):
@@ -30,7 +30,7 @@ class Batches:
     tenant's.
     """
 
-    def __init__(self, plan: BatchPlan, forward: SamplerForward, turns: TenantTurns, shared: SharedPrefixes) -> None:
+    def __init__(self, plan: BatchPlan, forward: SamplerForward, turns: FairQueue, shared: SharedPrefixes) -> None:
         self.plan = plan
         self._shared = shared
         self._forward = forward

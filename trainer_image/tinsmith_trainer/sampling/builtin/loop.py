@@ -33,7 +33,7 @@ from tinsmith_trainer.sampling.builtin.prefill import Prefill, PromptGroup, Seen
 from tinsmith_trainer.sampling.builtin.prefixes.cache import PrefixCache
 from tinsmith_trainer.sampling.builtin.prefixes.shared import SharedPrefixes
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
-from tinsmith_trainer.sampling.tenant_turns import TenantTurns
+from tinsmith_trainer.sampling.fair_queue import FairQueue
 from tinsmith_trainer.torch_model.device import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 
@@ -74,7 +74,7 @@ class SamplingLoop:
     def _start_empty(self) -> None:
         cost = self._forward.cost
         credit = cost.of(self._settings.prefill_block_tokens) + CREDIT_STEPS * cost.of(1)
-        self._turns = TenantTurns(credit)
+        self._turns = FairQueue(credit)
         self._lanes: dict[str, Lane] = {}
         self._first_keys: dict[int, BatchKey] = {}
         self._jobs: Counter[str] = Counter()

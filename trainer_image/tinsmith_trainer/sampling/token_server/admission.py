@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from tinsmith_trainer.sampling.tenant_limits import SharedRoom
-from tinsmith_trainer.sampling.tenant_turns import TenantTurns
+from tinsmith_trainer.sampling.fair_queue import FairQueue
+from tinsmith_trainer.sampling.tenant_quotas import SharedQuota
 
 CREDIT_TOKENS = 4096.0
 """By how much a tenant that comes back goes first: some small requests."""
@@ -29,8 +29,8 @@ class Admission:
     """One event loop's. A tenant may have as many draws with the server as are free, so half of `most` alone."""
 
     def __init__(self, most: int) -> None:
-        self._room = SharedRoom(most)
-        self._turns = TenantTurns(CREDIT_TOKENS)
+        self._room = SharedQuota(most)
+        self._turns = FairQueue(CREDIT_TOKENS)
         self._waiting: dict[str, deque[_Waiter]] = {}
         self._draws: Counter[str] = Counter()  # those that wait, too
 

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 
-class SharedRoom:
+class SharedQuota:
     """A tenant may hold as much as is free.
 
     So one alone holds half, and there is always room for one more: of n that hold as much as they may each has a part

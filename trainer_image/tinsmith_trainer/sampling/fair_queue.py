@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 
-class TenantTurns:
+class FairQueue:
     """`credit` is by how much a tenant that comes back may be behind those that stayed.
 
     Nobody falls behind by more than twice that: who could not use a turn must not have all of them later.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tinsmith_trainer.sampling.tenant_turns import TenantTurns
+from tinsmith_trainer.sampling.fair_queue import FairQueue
 
 CREDIT = 100.0
 COSTS = st.floats(0.1, CREDIT)
@@ -14,7 +14,7 @@ ACTS = st.lists(st.tuples(st.sampled_from(["enter", "leave", "turn"]), NAMES, CO
 
 @given(st.dictionaries(NAMES, COSTS, min_size=2), st.integers(1, 300))
 def test_tenants_that_stay_have_had_the_same_but_for_a_turn(costs: dict[str, float], turns_taken: int) -> None:
-    turns = TenantTurns(CREDIT)
+    turns = FairQueue(CREDIT)
     for name in costs:
         turns.enter(name)
     had = dict.fromkeys(costs, 0.0)
@@ -27,7 +27,7 @@ def test_tenants_that_stay_have_had_the_same_but_for_a_turn(costs: dict[str, flo
 
 @given(COSTS, st.integers(0, 1000))
 def test_one_that_comes_goes_first_and_keeps_the_others_for_a_credit_at_most(cost: float, turns_before: int) -> None:
-    turns = TenantTurns(CREDIT)
+    turns = FairQueue(CREDIT)
     turns.enter("flood")
     for _ in range(turns_before):
         turns.charge("flood", cost)
@@ -42,7 +42,7 @@ def test_one_that_comes_goes_first_and_keeps_the_others_for_a_credit_at_most(cos
 @given(ACTS)
 def test_coming_and_going_wins_nothing(acts: list[tuple[str, str, float]]) -> None:
     """A tenant that leaves and enters at once is where it was, but where others are more than a credit ahead of it."""
-    turns = TenantTurns(CREDIT)
+    turns = FairQueue(CREDIT)
     turns.enter("stays")
     for act, name, cost in acts:
         if act == "enter":
@@ -63,7 +63,7 @@ def test_coming_and_going_wins_nothing(acts: list[tuple[str, str, float]]) -> No
 @given(ACTS)
 def test_nobody_is_ever_owed_more_than_two_credits(acts: list[tuple[str, str, float]]) -> None:
     """Whoever could not use its turns, for want of memory, must not have all turns later."""
-    turns = TenantTurns(CREDIT)
+    turns = FairQueue(CREDIT)
     turns.enter("blocked")
     for act, name, cost in acts:
         turns.enter(name)
@@ -74,10 +74,28 @@ def test_nobody_is_ever_owed_more_than_two_credits(acts: list[tuple[str, str, fl
 
 
 def test_who_had_much_while_alone_owes_it_to_nobody_who_comes_later() -> None:
-    turns = TenantTurns(CREDIT)
+    turns = FairQueue(CREDIT)
     turns.enter("early")
     turns.charge("early", 1_000_000.0)
     turns.leave("early")
     turns.enter("late")
     turns.enter("early")
     assert turns.lead("early", "late") <= CREDIT
+
+
+def test_tenants_that_are_gone_are_forgotten() -> None:
+    turns = FairQueue(CREDIT)
+    turns.enter("stays")
+    for number in range(1000):
+        turns.enter(f"tenant-{number}")
+        turns.charge(f"tenant-{number}", 1.0)
+        turns.leave(f"tenant-{number}")
+        turns.charge("stays", 10 * CREDIT)
+    assert len(turns._used) < 5
+
+
+def test_of_equals_the_one_that_came_first_goes_first() -> None:
+    turns = FairQueue(CREDIT)
+    for name in ("b", "a", "c"):
+        turns.enter(name)
+    assert turns.order() == ["b", "a", "c"]
