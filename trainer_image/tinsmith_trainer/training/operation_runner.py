@@ -244,7 +244,9 @@ class OperationRunner:
             return saves.write_alone(queue, entry, request, epoch, releases)
         written = saves.begin(queue, entry, request, epoch, releases)
         if written is not None:
-            written.add_done_callback(lambda _: self._queues.between_turns(partial(self.end_save, queue)))
+            end = partial(self.end_save, queue)
+            conclude = fatal_callback("a save could not be concluded", lambda _: self._queues.between_turns(end))
+            written.add_done_callback(conclude)
         return None
 
     # ---- effects
