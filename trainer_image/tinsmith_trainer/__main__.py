@@ -21,7 +21,7 @@ def main() -> int:
     # a pod that is deleted meanwhile would wait out its whole grace period.
     signal.signal(signal.SIGTERM, _leave)
     with gc_pause():
-        from tinsmith_trainer.worker.process import run
+        from tinsmith_trainer.worker.main import run
 
     ended.append(run(sys.argv[1:]))
     return ended[0]

@@ -10,7 +10,7 @@ from support.worker.process import MODEL, create, step, train
 from tinsmith_rpc import RELEASE_SEQ_ID
 from tinsmith_trainer.errors import JournalFull
 from tinsmith_trainer.oplog import tidying
-from tinsmith_trainer.oplog.given_numbers import REMEMBERED_KEYS, GivenNumbers, NumbersMixed
+from tinsmith_trainer.oplog.server_assigned_seq_ids import REMEMBERED_KEYS, GivenNumbers, NumbersMixed
 
 from .conftest import StartWorker
 from .test_life import release

@@ -10,7 +10,7 @@ from support.worker.in_process import Worker
 from support.worker.process import MODEL, broken_train, create, save, step, train
 from tinsmith_rpc import RELEASE_SEQ_ID
 from tinsmith_trainer.errors import JournalFull
-from tinsmith_trainer.oplog import forgetting, tidying
+from tinsmith_trainer.oplog import journal_retention, tidying
 from tinsmith_trainer.training import snapshotting
 
 from .conftest import StartWorker
@@ -157,7 +157,7 @@ async def test_a_page_that_cannot_be_read_ends_a_round_and_not_the_worker(
         raise apsw.CorruptError("database disk image is malformed")
 
     with monkeypatch.context() as broken:
-        broken.setattr(forgetting, "spent_numbers", damaged)
+        broken.setattr(journal_retention, "spent_numbers", damaged)
         await worker.service.tidy()
     await worker.submit(train(12), step(13))
     assert (await worker.finished(13)).failure is None

@@ -14,7 +14,7 @@ from support.worker.in_process import Worker
 from support.worker.process import AWAIT_SECONDS
 from support.worker.tls_port import Port, worker_port
 from tinsmith_rpc import worker_pb2
-from tinsmith_trainer.sampling.tenant_quotas import SharedQuota
+from tinsmith_trainer.sampling.tenant_shares import SharedQuota
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tinsmith_trainer.checkpoints.checkpoint_root import SavedWeights
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFile
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import Failure
-from tinsmith_trainer.oplog.number_ranges import NumberRanges
+from tinsmith_trainer.oplog.ordering import NumberRanges
 
 T = TypeVar("T")
 

@@ -16,12 +16,19 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.errors import Failure
 from tinsmith_trainer.oplog import journal_tables
-from tinsmith_trainer.oplog.given_numbers import note_given
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import CREATES, Operation
-from tinsmith_trainer.oplog.known_models import KnownModels
-from tinsmith_trainer.oplog.model_queue import SETTLED, Entry, KeptPayloads, ModelQueue, UnknownModel, read_queue
+from tinsmith_trainer.oplog.model_queue import (
+    SETTLED,
+    Entry,
+    KeptPayloads,
+    KnownModels,
+    ModelQueue,
+    UnknownModel,
+    read_queue,
+)
 from tinsmith_trainer.oplog.ordering import Turn
+from tinsmith_trainer.oplog.server_assigned_seq_ids import note_given
 from tinsmith_trainer.process.exit import fatal_callback
 from tinsmith_trainer.process.failpoints import reach
 

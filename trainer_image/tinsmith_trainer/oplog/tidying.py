@@ -12,10 +12,9 @@ import structlog
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.disk.free_space import DiskRoom
 from tinsmith_trainer.errors import JournalFull, ServerError
-from tinsmith_trainer.oplog.forgetting import Forgetting
 from tinsmith_trainer.oplog.journal import Journal
+from tinsmith_trainer.oplog.journal_retention import Forgetting, Retention
 from tinsmith_trainer.oplog.model_queues import ModelQueues
-from tinsmith_trainer.oplog.retention import Retention
 
 log = structlog.get_logger(__name__)
 

@@ -29,7 +29,7 @@ from tinsmith_trainer.sampling.codec import decode_sample, encode_sample, unpack
 from tinsmith_trainer.sampling.ended_samples import EndedSamples, SampleClient
 from tinsmith_trainer.sampling.readings import Reading
 from tinsmith_trainer.sampling.sampler_adapters import AdapterInUse, SamplerAdapters
-from tinsmith_trainer.sampling.tenant_quotas import KeptResults, SharedQuota
+from tinsmith_trainer.sampling.tenant_shares import KeptResults, SharedQuota
 
 log = structlog.get_logger(__name__)
 

@@ -26,9 +26,9 @@ from tinsmith_trainer.errors import (
     StorageUnavailable,
     UserError,
 )
-from tinsmith_trainer.oplog.given_numbers import NumbersMixed
 from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.oplog.model_queue import UnknownModel
+from tinsmith_trainer.oplog.server_assigned_seq_ids import NumbersMixed
 from tinsmith_trainer.sampling.sample_queue import Samples, TooManySamples
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.worker.metrics import WorkerName, describe, describe_sampler

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -25,7 +26,6 @@ from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
 from tinsmith_trainer.oplog.model_queue import ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues
-from tinsmith_trainer.oplog.result_cache import ResultCache
 from tinsmith_trainer.oplog.tidying import TIDY_SECONDS, Tidying
 from tinsmith_trainer.process.exit import fatal_callback, tell_at_the_end
 from tinsmith_trainer.process.in_flight_marker import InFlightMarker
@@ -385,3 +385,40 @@ def _with_seed(request: worker_pb2.SubmitRequest) -> bytes:
     if not create.lora.HasField("seed"):
         create.lora.seed = random.SystemRandom().randrange(2**31)
     return create.SerializeToString()
+
+
+CACHED_RESULT_BYTES = 64 * 1024**2
+RESULT_ENTRY_BYTES = 512
+"""What a cached result takes beside its payload and its message: its key, its objects, and its place."""
+
+
+class ResultCache:
+    """The latest results, so that a poll right after the finish need not read the journal.
+
+    The very latest is kept however large it is: a client that asks for it again and again would have the journal's
+    thread read it each time, and everybody's submissions wait for that.
+    """
+
+    def __init__(self, capacity_bytes: int = CACHED_RESULT_BYTES) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._bytes = 0
+        self._results: OrderedDict[tuple[str, int], OperationResult] = OrderedDict()
+
+    def get(self, key: tuple[str, int]) -> OperationResult | None:
+        return self._results.get(key)
+
+    def put(self, key: tuple[str, int], result: OperationResult) -> None:
+        replaced = self._results.pop(key, None)
+        if replaced is not None:
+            self._bytes -= _cached_bytes(replaced)
+        self._results[key] = result
+        self._bytes += _cached_bytes(result)
+        while self._bytes > self._capacity_bytes and len(self._results) > 1:
+            _, oldest = self._results.popitem(last=False)
+            self._bytes -= _cached_bytes(oldest)
+
+
+def _cached_bytes(result: OperationResult) -> int:
+    """Never 0: a failure has no payload, and a client may make failures without end."""
+    message = result.failure.message if result.failure else ""
+    return RESULT_ENTRY_BYTES + len(result.payload or b"") + len(message)

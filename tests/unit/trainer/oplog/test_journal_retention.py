@@ -19,12 +19,12 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.disk.free_space import DiskRoom
 from tinsmith_trainer.errors import Failure
-from tinsmith_trainer.oplog import forgetting, journal_tables, result_tables
-from tinsmith_trainer.oplog.forgetting import Forgetting
+from tinsmith_trainer.oplog import journal_retention, journal_tables, result_tables
 from tinsmith_trainer.oplog.journal import Journal
+from tinsmith_trainer.oplog.journal_retention import Forgetting
+from tinsmith_trainer.oplog.journal_retention import Retention as OfAll
 from tinsmith_trainer.oplog.journal_tables import Database, Operation, OperationResult, StoredModel
 from tinsmith_trainer.oplog.model_queues import ModelQueues
-from tinsmith_trainer.oplog.retention import Retention as OfAll
 from tinsmith_trainer.oplog.tidying import CLOCK_TOLERANCE_SECONDS, KEEP_RESULTS_SECONDS, SteadyClock, Tidying
 
 Retention = partial(OfAll, closed_models=10**9)
@@ -209,7 +209,7 @@ def test_a_round_that_was_cut_off_ends_alike_in_the_next(
     rows: list[Row], applied: int, retention: Retention, writes: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forgetting, "ROWS_IN_A_STEP", 3)
+        patch.setattr(journal_retention, "ROWS_IN_A_STEP", 3)
         with journal_of(rows, applied) as undisturbed, journal_of(rows, applied) as journal:
             forget(undisturbed, retention)
             journal.writes_left = writes
@@ -348,11 +348,11 @@ def test_much_is_forgotten_in_transactions_that_are_each_small() -> None:
     with journal_of(rows, applied=999) as journal:
         forget(journal, Retention(0.0, 2**40, operations=0, least_seconds=0.0))
         assert kept(journal) == []
-        assert max(journal.rows_changed) <= forgetting.ROWS_IN_A_STEP + 2
+        assert max(journal.rows_changed) <= journal_retention.ROWS_IN_A_STEP + 2
 
 
 def test_results_that_are_large_are_forgotten_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forgetting, "BYTES_IN_A_STEP", 100)
+    monkeypatch.setattr(journal_retention, "BYTES_IN_A_STEP", 100)
     rows = [Row(number, result_bytes=60) for number in range(20)]
     with journal_of(rows, applied=9) as journal:
         forget(journal, Retention(0.0, 2**40, operations=0, least_seconds=0.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tinsmith_trainer.oplog.number_ranges import NumberRanges
+from tinsmith_trainer.oplog.ordering import NumberRanges
 
 NUMBERS = st.lists(st.integers(-1, 40))
 

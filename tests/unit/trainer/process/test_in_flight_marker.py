@@ -130,7 +130,7 @@ def test_the_end_of_the_server_is_not_the_calls_doing(tmp_path: Path) -> None:
     program = (
         "import sys, threading, pathlib\n"
         "from tinsmith_trainer.process import in_flight_marker as markers, exit as process_exit\n"
-        "from tinsmith_trainer.worker import process\n"
+        "from tinsmith_trainer.worker import main\n"
         f"marker = markers.InFlightMarker(pathlib.Path({str(tmp_path / 'running')!r}))\n"
         "process_exit.tell_at_the_end(marker)\n"
         "marker.set(markers.InFlightWork('operation', 'sess:train:0', 7))\n"

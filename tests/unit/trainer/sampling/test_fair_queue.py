@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tinsmith_trainer.sampling.fair_queue import FairQueue
+from tinsmith_trainer.sampling.tenant_shares import FairQueue
 
 CREDIT = 100.0
 COSTS = st.floats(0.1, CREDIT)

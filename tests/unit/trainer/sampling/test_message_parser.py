@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tinsmith_trainer.sampling.language import Delta
-from tinsmith_trainer.sampling.message_parser import MessageParser
-from tinsmith_trainer.sampling.model_language import _known_template
+from tinsmith_trainer.sampling.model_language import MessageParser, _known_template
 
 TOOLS = [
     {

@@ -6,7 +6,7 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tinsmith_trainer.sampling.tenant_quotas import KeptResults, SharedQuota
+from tinsmith_trainer.sampling.tenant_shares import KeptResults, SharedQuota
 
 SIZE = 1000
 NAMES = st.sampled_from(["a", "b", "c", "d", "e"])

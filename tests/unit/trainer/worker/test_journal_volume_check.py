@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tinsmith_trainer.errors import VolumeUnsuitable
-from tinsmith_trainer.worker.journal_volume_check import check_file_system, file_system_of, is_unsuitable
+from tinsmith_trainer.worker.volume import check_file_system, file_system_of, is_unsuitable
 
 POD = r"""
 1021 874 0:151 / / ro,relatime master:301 - overlay overlay rw,lowerdir=/var/lib/containerd/1/fs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tinsmith_trainer.errors import Failure
 from tinsmith_trainer.oplog.journal_tables import OperationResult
-from tinsmith_trainer.oplog.result_cache import RESULT_ENTRY_BYTES, ResultCache
+from tinsmith_trainer.worker.service import RESULT_ENTRY_BYTES, ResultCache
 
 MESSAGE = "datum 0: the loss is not finite" * 8
 FAILED = OperationResult(None, protobuf=False, failure=Failure("user", MESSAGE))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tinsmith_trainer.errors import VolumeUnsuitable
 from tinsmith_trainer.oplog.journal import Journal
-from tinsmith_trainer.worker import journal_volume_check
+from tinsmith_trainer.worker import volume as volume_module
 from tinsmith_trainer.worker.volume import Volume
 
 
@@ -16,7 +16,7 @@ def test_a_volume_that_cannot_be_written_says_whose_it_must_be(tmp_path: Path) -
 
 
 def test_a_volume_on_a_network_share_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_volume_check, "file_system_of", lambda directory, mountinfo: "nfs4")
+    monkeypatch.setattr(volume_module, "file_system_of", lambda directory, mountinfo: "nfs4")
     with pytest.raises(VolumeUnsuitable, match="is on nfs4"):
         Volume(tmp_path / "volume")
 

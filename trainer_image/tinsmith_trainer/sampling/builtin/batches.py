@@ -15,8 +15,8 @@ from tinsmith_trainer.sampling.builtin.claims import (
 )
 from tinsmith_trainer.sampling.builtin.jobs import Sample
 from tinsmith_trainer.sampling.builtin.model_cache.choice import AnyBatch, SamplerForward, open_batch
-from tinsmith_trainer.sampling.builtin.prefixes.shared import SharedPrefixes
-from tinsmith_trainer.sampling.fair_queue import FairQueue
+from tinsmith_trainer.sampling.builtin.prefix_cache import SharedPrefixes
+from tinsmith_trainer.sampling.tenant_shares import FairQueue
 
 
 class OutOfMemoryForNow(Exception):

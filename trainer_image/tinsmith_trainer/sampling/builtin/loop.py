@@ -30,10 +30,9 @@ from tinsmith_trainer.sampling.builtin.model_cache.forward import CacheForward
 from tinsmith_trainer.sampling.builtin.model_cache.prompts import CachePrefill
 from tinsmith_trainer.sampling.builtin.model_cache.states import SequenceStates
 from tinsmith_trainer.sampling.builtin.prefill import Prefill, PromptGroup, SeenPrefill
-from tinsmith_trainer.sampling.builtin.prefixes.cache import PrefixCache
-from tinsmith_trainer.sampling.builtin.prefixes.shared import SharedPrefixes
+from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache, SharedPrefixes
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
-from tinsmith_trainer.sampling.fair_queue import FairQueue
+from tinsmith_trainer.sampling.tenant_shares import FairQueue
 from tinsmith_trainer.torch_model.device import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 

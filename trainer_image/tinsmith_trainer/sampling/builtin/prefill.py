@@ -17,7 +17,7 @@ from tinsmith_trainer.sampling.builtin.batch import BatchPlan
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.jobs import Run, not_finite
 from tinsmith_trainer.sampling.builtin.kv_cache import PromptPart, SharedPrefix
-from tinsmith_trainer.sampling.builtin.prefixes.cache import PrefixCache, PrefixKey, prefix_keys
+from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache, PrefixKey, prefix_keys
 from tinsmith_trainer.torch_model.vision import Vision
 
 

@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from tinsmith_trainer.sampling.fair_queue import FairQueue
-from tinsmith_trainer.sampling.tenant_quotas import SharedQuota
+from tinsmith_trainer.sampling.tenant_shares import FairQueue, SharedQuota
 
 CREDIT_TOKENS = 4096.0
 """By how much a tenant that comes back goes first: some small requests."""

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar, TypeVarTuple
+
+import aiohttp
+
+from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, UserError
+from tinsmith_trainer.sampling.token_server.base import SOCKET_SCHEME
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -51,3 +57,80 @@ class LoopThread:
         self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
+
+
+HEALTH_SECONDS = 30.0
+MESSAGE_CHARACTERS = 500
+
+IsRefusal = Callable[[int, str], bool]
+"""By status and message, whether the fault is the request's."""
+
+
+def refused_by_status(status: int, message: str) -> bool:
+    return 400 <= status < 500
+
+
+class JsonCalls:
+    """A server under one base address. `name` is what messages call it. Made in a running event loop."""
+
+    def __init__(self, name: str, address: str, key: str = "") -> None:
+        """`address` is a URL, or `unix:` and the path of a socket; `key` is sent with each request."""
+        self._name = name
+        socket = address.removeprefix(SOCKET_SCHEME)
+        self._session = aiohttp.ClientSession(
+            address if socket == address else "http://localhost",
+            # No limit, or a question for its health would wait for requests; and no connection is used again, since a
+            # server may close it while the next request is on its way.
+            connector=(
+                aiohttp.TCPConnector(limit=0, force_close=True)
+                if socket == address
+                else aiohttp.UnixConnector(socket, limit=0, force_close=True)
+            ),
+            headers={"Authorization": f"Bearer {key}"} if key else None,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=HEALTH_SECONDS),
+            trust_env=False,
+        )
+
+    async def post(self, path: str, body: Mapping[str, object], is_refusal: IsRefusal = refused_by_status) -> Any:
+        """What the JSON of the answer says; None where it is not JSON. However long it takes.
+
+        Raises UserError where the server finds fault with the request, ServerError where with itself, and SamplerClosed
+        where it is not there.
+        """
+        try:
+            async with self._session.post(path, json=body) as response:
+                content = await response.text()
+        except aiohttp.ClientError as error:
+            raise SamplerClosed(f"{self._name} cannot be reached: {type(error).__name__}: {error}.") from error
+        if response.status != 200:
+            raise self._failure(path, response.status, _said(content), is_refusal)
+        try:
+            return json.loads(content)
+        except ValueError:
+            return None
+
+    async def succeeds(self, path: str) -> bool:
+        """Whether a GET is answered with 200."""
+        try:
+            async with self._session.get(path, timeout=aiohttp.ClientTimeout(total=HEALTH_SECONDS)) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    def _failure(self, path: str, status: int, said: str, is_refusal: IsRefusal) -> TrainerError:
+        kind = UserError if is_refusal(status, said) else ServerError
+        return kind(f"{self._name} answered {path} with status {status}: {said[:MESSAGE_CHARACTERS]}")
+
+
+def _said(content: str) -> str:
+    """The message in an error's JSON, wherever this server puts it."""
+    try:
+        body = json.loads(content)
+    except ValueError:
+        return content
+    error = body.get("error", body) if isinstance(body, dict) else body
+    message = error.get("message", error.get("error_message")) if isinstance(error, dict) else error
+    return str(message) if message else content

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(120)
 """Each imports PyTorch in a Python of its own."""
 
 BESIDE_THE_ENGINE = (
-    "tinsmith_trainer.worker.process",
+    "tinsmith_trainer.worker.main",
     "tinsmith_trainer.worker.startup",
     "tinsmith_trainer.worker.engine_factories",
     "tinsmith_trainer.cli",

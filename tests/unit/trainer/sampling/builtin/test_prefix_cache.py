@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tinsmith_trainer.sampling.builtin.prefixes.cache import PrefixCache, PrefixKey, prefix_keys
+from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache, PrefixKey, prefix_keys
 
 BLOCK = torch.zeros(2, 2, 1, 4, 8)
 ADAPTER, OTHER_ADAPTER = 1, 2

@@ -15,13 +15,13 @@ import torch
 from support.sampler.jobs import Answer, job, prompt_of, random_adapter, submit
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
+from tinsmith_trainer.sampling.builtin import prefix_cache as module
 from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan, DecodeBatch
 from tinsmith_trainer.sampling.builtin.batches import Batches
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.kv_cache import SharedPrefix
-from tinsmith_trainer.sampling.builtin.prefixes import shared as module
-from tinsmith_trainer.sampling.builtin.prefixes.attention import PrefixSpan
-from tinsmith_trainer.sampling.builtin.prefixes.shared import SharedPrefixes
+from tinsmith_trainer.sampling.builtin.prefix_cache import SharedPrefixes
+from tinsmith_trainer.sampling.builtin.shared_attention import PrefixSpan, prefix_spans
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 SETTINGS = BuiltinSamplerSettings(max_rows=16, prefill_block_tokens=16, prefill_forward_tokens=64)

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from support.sampler.jobs import bits, job, prompt_of, random_adapter, submit
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome
-from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
-from tinsmith_trainer.sampling.builtin.prefixes import shared
+from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings, prefix_cache
 from tinsmith_trainer.sampling.builtin.steps import LaunchedStep
 from tinsmith_trainer.torch_model.loading import TorchModel
 
@@ -100,8 +99,8 @@ def test_rows_that_move_take_their_unread_tokens_along(
     model: TorchModel, stop: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tinsmith_trainer.sampling.builtin.batch.SMALLEST_EXTENT", 16)
-    monkeypatch.setattr(shared, "LEAST_TOKENS", 9)
-    monkeypatch.setattr(shared, "LEAST_SAMPLES", 2)
+    monkeypatch.setattr(prefix_cache, "LEAST_TOKENS", 9)
+    monkeypatch.setattr(prefix_cache, "LEAST_SAMPLES", 2)
     behind = answers(model, SETTINGS, company(stop))
     at_once = answers(model, replace(SETTINGS, reads_behind=False), company(stop))
     for one, other in zip(behind, at_once, strict=True):

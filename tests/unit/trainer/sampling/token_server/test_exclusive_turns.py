@@ -6,7 +6,7 @@ import asyncio
 import random
 
 import pytest
-from tinsmith_trainer.sampling.token_server.exclusive_turns import Turns
+from tinsmith_trainer.sampling.token_server.vllm import Turns
 
 FOES = {"a": "b", "c": "d"}
 ENEMIES = [{"a", "b"}, {"c", "d"}]

@@ -17,11 +17,18 @@ from tinsmith_trainer.sampling.builtin.forward import ForwardPass, check_rotatio
 from tinsmith_trainer.sampling.builtin.jobs import Run
 from tinsmith_trainer.sampling.builtin.kv_cache import SharedPrefix
 from tinsmith_trainer.sampling.builtin.model_cache.batch import CacheBatch
-from tinsmith_trainer.sampling.builtin.model_cache.forward import CURE, CacheForward, refusal_of
+from tinsmith_trainer.sampling.builtin.model_cache.forward import (
+    CURE,
+    PARTS,
+    TOKENS,
+    CacheForward,
+    Trial,
+    in_parts,
+    refusal_of,
+)
 from tinsmith_trainer.sampling.builtin.model_cache.prompts import CachePrefill
-from tinsmith_trainer.sampling.builtin.model_cache.trial import PARTS, TOKENS, Trial, in_parts
 from tinsmith_trainer.sampling.builtin.prefill import Prefill
-from tinsmith_trainer.sampling.builtin.prefixes.cache import PrefixCache
+from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache
 from tinsmith_trainer.torch_model.device import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
 import torch
 from torch import Tensor
 
-from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.sampling.builtin.claims import ForwardCost
 from tinsmith_trainer.sampling.builtin.forward import check_rotations, weight_bytes
 from tinsmith_trainer.sampling.builtin.model_cache.states import SequenceStates, StateGeometry, UnlikeStates, together
-from tinsmith_trainer.sampling.builtin.model_cache.trial import AT_ONCE, PARTS, Trial, in_parts
-from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.torch_model.loading import TorchModel, not_finite
 from tinsmith_trainer.torch_model.lora import Route, routed
 
 log = structlog.get_logger(__name__)
@@ -143,3 +142,56 @@ class CacheForward:
             return False
         expected = torch.cat([self.step([one], each, {})[0] for one, each in zip(states, last, strict=True)])
         return self._trial.agrees(found, expected)
+
+
+TOKENS = 40
+PARTS = (16, 14, 7, 1, 1, 1)
+"""Blocks, one behind the other, and steps."""
+AT_ONCE = (37, 1, 1, 1)
+TOLERANCE, TOLERANCE_IN_HALVES = 1e-4, 0.1
+"""As a part of what forgetting comes to: float32 and bfloat16 round by less, a layer that forgets is beyond."""
+
+
+class Trial:
+    """A sequence, and the logits that a model's own forward gives it."""
+
+    def __init__(self, torch_model: TorchModel) -> None:
+        self._torch_model = torch_model
+        self.ids = self.tokens()
+        self._expected = self._logits(self.ids)
+        if not self._expected.isfinite().all():
+            raise ModelDirectoryInvalid(not_finite(torch_model))
+        forgetful = in_parts(lambda part, _: self._logits(part), self.ids, PARTS)
+        tolerance = TOLERANCE if torch_model.model.dtype == torch.float32 else TOLERANCE_IN_HALVES
+        self._most = tolerance * distance(forgetful, self._expected)
+
+    def tokens(self, seed: int = 0) -> Tensor:
+        """A sequence `[1, TOKENS]` of unlike tokens."""
+        ids = (torch.arange(TOKENS) * 7 + 3 + 11 * seed) % self._torch_model.info.vocab_size
+        return ids[None].to(self._torch_model.device)
+
+    def agrees(self, found: Tensor, expected: Tensor | None = None) -> bool:
+        """Of logits `[..., vocab]`; those of the sequence unless others are expected."""
+        return self.apart(found, expected) <= self._most
+
+    def apart(self, found: Tensor, expected: Tensor | None = None) -> float:
+        """By how much logprobs differ, in the mean."""
+        return distance(found, self._expected if expected is None else expected)
+
+    @torch.inference_mode()
+    def _logits(self, ids: Tensor) -> Tensor:
+        """`[tokens, vocab]`, of one forward without a cache."""
+        with self._torch_model.turn.taken():
+            logits: Tensor = self._torch_model.model(input_ids=ids, use_cache=False).logits
+        return logits[0].float()
+
+
+def in_parts(compute: Callable[[Tensor, int], Tensor], ids: Tensor, parts: Sequence[int]) -> Tensor:
+    """Logits `[tokens, vocab]`; `compute` gets the next tokens and how many were before."""
+    ends = [sum(parts[: n + 1]) for n in range(len(parts))]
+    return torch.cat([compute(ids[:, end - size : end], end - size) for size, end in zip(parts, ends, strict=True)])
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Of logprobs, in the mean; `[..., vocab]`."""
+    return float((found.log_softmax(-1) - expected.log_softmax(-1)).abs().mean())

@@ -13,7 +13,7 @@ from tinsmith_trainer.sampling.builtin.batch import BatchPlan
 from tinsmith_trainer.sampling.builtin.jobs import Run, not_finite
 from tinsmith_trainer.sampling.builtin.model_cache.forward import CacheForward
 from tinsmith_trainer.sampling.builtin.model_cache.states import SequenceStates
-from tinsmith_trainer.sampling.builtin.prefixes.cache import PrefixCache, prefix_keys
+from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache, prefix_keys
 
 
 class CachePrefill:
