@@ -130,7 +130,7 @@ def parse_options(arguments: Sequence[str]) -> WorkerOptions:
     parser = FlagParser(prog="tinsmith-trainer", description="One worker process.", allow_abbrev=False)
     add_model_flags(parser)
     _add_place(parser)
-    _add_doors(parser)
+    _add_listen_flags(parser)
     _add_engine(parser)
     add_server_flags(parser)
     add_rank_flags(parser)
@@ -213,7 +213,7 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--termination-log", type=Path, help="file for the reason, as JSON, of a refusal to start")
 
 
-def _add_doors(parser: argparse.ArgumentParser) -> None:
+def _add_listen_flags(parser: argparse.ArgumentParser) -> None:
     door = parser.add_mutually_exclusive_group(required=True)
     door.add_argument("--socket", help="path of the Unix socket to serve on")
     door.add_argument("--listen", type=_address, metavar="HOST:PORT", help="serve here, by mutual TLS alone")

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders
 from tinsmith_trainer.sampling.token_server.base import ServerSettings, TokenServer
-from tinsmith_trainer.sampling.token_server.http_loop import LoopThread
+from tinsmith_trainer.sampling.token_server.http import LoopThread
 from tinsmith_trainer.sampling.token_server.sampler import TokenServerSampler
 from tinsmith_trainer.sampling.token_server.served_model import ServedModel, read_model
 from tinsmith_trainer.sampling.token_server.sglang import DETERMINISTIC

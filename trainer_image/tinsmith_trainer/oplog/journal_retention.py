@@ -28,7 +28,7 @@ SIZES_IN_A_STEP = 1000
 MODELS_IN_A_STEP = 250
 
 
-class Forgetting:
+class JournalRetention:
     """One round at a time, on the event loop; the journal's thread does the steps.
 
     What is found to be spent stays so: it can go in a later transaction than the one that found it.

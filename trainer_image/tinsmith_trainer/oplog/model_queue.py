@@ -14,11 +14,11 @@ from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.journal_tables import ModelPhase, Operation, Status, StoredModel, StoredOperation
 from tinsmith_trainer.oplog.ordering import NumberRanges, OperationOrder
 from tinsmith_trainer.oplog.server_assigned_seq_ids import (
-    GivenNumbers,
-    is_of_a_client,
-    needs_a_number,
-    needs_no_number,
-    read_given,
+    AssignedSeqIds,
+    is_from_a_client,
+    needs_a_seq_id,
+    needs_no_seq_id,
+    read_assigned,
 )
 from tinsmith_trainer.process.in_flight_marker import InFlightWork, Purpose
 
@@ -93,7 +93,7 @@ class ModelQueue:
     order: OperationOrder = field(default_factory=OperationOrder)
     entries: dict[int, Entry] = field(default_factory=dict)  # those without a result, and those that are to run again
     settled: NumberRanges = field(default_factory=NumberRanges)  # all others: their results are the journal's alone
-    given: GivenNumbers = field(default_factory=GivenNumbers)
+    assigned: AssignedSeqIds = field(default_factory=AssignedSeqIds)
     waiting_bytes: int = 0  # of the bodies of operations that have no result
     last_accepted_at: float = 0.0  # Unix seconds; 0: nothing is known of it
     snapshot: SnapshotFile | None = None
@@ -124,7 +124,7 @@ class ModelQueue:
         model: StoredModel,
         unsettled: list[StoredOperation],
         settled: NumberRanges,
-        given: GivenNumbers,
+        assigned: AssignedSeqIds,
         now: float,
     ) -> ModelQueue:
         """As the journal knows it: everything above the snapshot is in the order again."""
@@ -133,7 +133,7 @@ class ModelQueue:
         queue.order = OperationOrder(model.applied, model.closed_below)
         queue.snapshot_applied = model.applied
         queue.snapshot_at = now
-        queue.settled, queue.given = settled, given
+        queue.settled, queue.assigned = settled, assigned
         if model.snapshot_file is not None and model.snapshot_digest is not None:
             queue.snapshot = SnapshotFile(model.snapshot_file, model.snapshot_digest)
         for stored in unsettled:
@@ -153,19 +153,19 @@ class ModelQueue:
         key = operation.idempotency_key
         if not key:
             # Also one that was given already: that is another operation, with a result of its own.
-            if self.given.last and is_of_a_client(operation.seq_id):
-                raise needs_no_number(self.model_id)
+            if self.assigned.last and is_from_a_client(operation.seq_id):
+                raise needs_no_seq_id(self.model_id)
             return operation
-        number = self.given.find(key)
-        if number is None and not self.given.last and self._is_numbered:
-            raise needs_a_number(self.model_id)
-        return replace(operation, seq_id=number or self.given.give(key))
+        number = self.assigned.find(key)
+        if number is None and not self.assigned.last and self._is_numbered:
+            raise needs_a_seq_id(self.model_id)
+        return replace(operation, seq_id=number or self.assigned.give(key))
 
     @property
     def _is_numbered(self) -> bool:
         """Operations have come, or were there once, that have numbers of a client."""
-        return any(map(is_of_a_client, self.entries)) or any(
-            is_of_a_client(first) or is_of_a_client(last) for first, last in self.settled
+        return any(map(is_from_a_client, self.entries)) or any(
+            is_from_a_client(first) or is_from_a_client(last) for first, last in self.settled
         )
 
     def add(self, entry: Entry) -> None:
@@ -248,7 +248,7 @@ class ModelQueue:
 def read_queue(db: journal_tables.Database, model: StoredModel, now: float) -> ModelQueue:
     """Return a model as the journal has it. In the journal's thread."""
     unsettled, settled = journal_tables.read_unsettled(db, model), journal_tables.read_settled(db, model)
-    queue = ModelQueue.recovered(model, unsettled, settled, read_given(db, model), now)
+    queue = ModelQueue.recovered(model, unsettled, settled, read_assigned(db, model), now)
     if model.is_open:
         queue.last_accepted_at = journal_tables.last_accepted_at(db, model.model_id)
     return queue
@@ -283,7 +283,7 @@ class KnownModels:
             queue.settle(entry)
 
     def _note_closed(self, queue: ModelQueue) -> None:
-        if queue.given.last:
+        if queue.assigned.last:
             self._with_keys.append((time.monotonic(), queue))
         if queue.phase == "corrupted":
             self.corrupted[queue.model_id] = queue
@@ -303,4 +303,4 @@ class KnownModels:
         """
         while self._with_keys and self._with_keys[0][0] < closed_before:
             _, queue = self._with_keys.popleft()
-            queue.given = GivenNumbers(queue.given.last)
+            queue.assigned = AssignedSeqIds(queue.assigned.last)

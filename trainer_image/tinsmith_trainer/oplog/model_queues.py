@@ -28,7 +28,7 @@ from tinsmith_trainer.oplog.model_queue import (
     read_queue,
 )
 from tinsmith_trainer.oplog.ordering import Turn
-from tinsmith_trainer.oplog.server_assigned_seq_ids import note_given
+from tinsmith_trainer.oplog.server_assigned_seq_ids import note_assigned
 from tinsmith_trainer.process.exit import fatal_callback
 from tinsmith_trainer.process.failpoints import reach
 
@@ -128,7 +128,7 @@ class ModelQueues:
             queue = self._models.find(request.model_id)
             if queue is None or not request.idempotency_key:
                 return queue is not None and queue.is_finished(request.seq_id) is not None
-            return queue.given.find(request.idempotency_key) is not None
+            return queue.assigned.find(request.idempotency_key) is not None
 
     def backlog(self, model_id: str) -> int:
         with self._changed:
@@ -197,7 +197,7 @@ class ModelQueues:
                 journal_tables.insert_model(db, operation.model_id, tenant)
             journal_tables.insert_operation(db, operation, payload, late, self._clock())
             if operation.idempotency_key:
-                note_given(db, operation.model_id, operation.seq_id)
+                note_assigned(db, operation.model_id, operation.seq_id)
             reach("accept-before-sync")
 
         return self._journal.write(write, uses_reserve=operation.kind == worker_pb2.RELEASE_MODEL)
@@ -237,7 +237,7 @@ class ModelQueues:
         with self._changed:
             self._kept.take(entry)
             queue.remove(entry)
-            queue.given.take_back(entry.operation.idempotency_key, entry.operation.seq_id)
+            queue.assigned.take_back(entry.operation.idempotency_key, entry.operation.seq_id)
             if not queue.entries and not queue.settled:
                 self._models.remove([queue.model_id])
 

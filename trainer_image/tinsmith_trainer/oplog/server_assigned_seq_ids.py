@@ -22,7 +22,7 @@ class NumbersMixed(ValueError):
 
 
 @dataclass(slots=True)
-class GivenNumbers:
+class AssignedSeqIds:
     """One model's: the last number that was given, 0 for a model that its client numbers, and the newest keys."""
 
     last: int = 0
@@ -54,19 +54,19 @@ class GivenNumbers:
             self.last -= 1
 
 
-def is_of_a_client(number: int) -> bool:
+def is_from_a_client(number: int) -> bool:
     """Neither a model's creation nor its end, which have numbers of their own."""
     return 0 < number < RELEASE_SEQ_ID
 
 
-def needs_a_number(model_id: str) -> NumbersMixed:
+def needs_a_seq_id(model_id: str) -> NumbersMixed:
     return NumbersMixed(
         f"the operations of {model_id} came with a seq_id until now, so this one needs one, too: send the next number, "
         "or make another model"
     )
 
 
-def needs_no_number(model_id: str) -> NumbersMixed:
+def needs_no_seq_id(model_id: str) -> NumbersMixed:
     return NumbersMixed(
         f"the operations of {model_id} came without a seq_id until now, and the server numbers them: leave seq_id out, "
         "or make another model"
@@ -76,17 +76,17 @@ def needs_no_number(model_id: str) -> NumbersMixed:
 # ---- in the journal's thread
 
 
-def note_given(db: Database, model_id: str, number: int) -> None:
+def note_assigned(db: Database, model_id: str, number: int) -> None:
     db.execute(
         "UPDATE models SET last_given_number = max(coalesce(last_given_number, 0), ?) WHERE model_id = ?",
         (number, model_id),
     )
 
 
-def read_given(db: Database, model: StoredModel) -> GivenNumbers:
+def read_assigned(db: Database, model: StoredModel) -> AssignedSeqIds:
     """As they were when the process before this one ended."""
     row = db.execute("SELECT last_given_number FROM models WHERE model_id = ?", (model.model_id,)).fetchone()
-    given = GivenNumbers(int(row[0]) if row is not None and row[0] is not None else 0)
+    given = AssignedSeqIds(int(row[0]) if row is not None and row[0] is not None else 0)
     if not given.last:
         return given
     newest = db.execute(

@@ -13,7 +13,7 @@ from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.disk.free_space import DiskRoom
 from tinsmith_trainer.errors import JournalFull, ServerError
 from tinsmith_trainer.oplog.journal import Journal
-from tinsmith_trainer.oplog.journal_retention import Forgetting, Retention
+from tinsmith_trainer.oplog.journal_retention import JournalRetention, Retention
 from tinsmith_trainer.oplog.model_queues import ModelQueues
 
 log = structlog.get_logger(__name__)
@@ -75,7 +75,7 @@ class Tidying:
         clock: SteadyClock | None = None,
     ) -> None:
         """`room`: that of the journal's disk."""
-        self._forgetting = Forgetting(journal)
+        self._retention = JournalRetention(journal)
         self._queues = queues
         self._snapshots = snapshots
         self._room = room
@@ -87,7 +87,7 @@ class Tidying:
         self._queues.forget_keys(time.monotonic() - KEEP_ALL_SECONDS)
         retention = Retention(*limits, is_short=not self._room.has_room_for(0))
         try:
-            gone = await self._forgetting.round(retention, acknowledged_event_id, self._clock.ago)
+            gone = await self._retention.round(retention, acknowledged_event_id, self._clock.ago)
         except (JournalFull, ServerError) as error:
             log.warning("nothing more is forgotten in this round", reason=str(error))
             return

@@ -123,9 +123,9 @@ class SamplerAdapters:
 
     def give_back(self, adapter: AdapterInUse, tenant: str) -> None:
         adapter.tenants[tenant] -= 1
-        self._let_go(adapter)
+        self._release(adapter)
 
-    def _let_go(self, adapter: AdapterInUse) -> None:
+    def _release(self, adapter: AdapterInUse) -> None:
         adapter.users -= 1
         self._drop_beyond_limit()
         self._admit()
@@ -204,7 +204,7 @@ class SamplerAdapters:
             if not loading.cancelled():
                 log.warning("an adapter could not be loaded", adapter=adapter.key, error=str(error))
             del self._resident[adapter.key]  # whoever asks next has it tried again
-        self._let_go(adapter)
+        self._release(adapter)
 
     async def _load(self, reference: worker_pb2.AdapterRef) -> None:
         key = reference.manifest_digest

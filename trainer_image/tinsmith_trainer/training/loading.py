@@ -81,7 +81,7 @@ class Loads:
         load = self._loads.get(queue.model_id)
         if load is not None:
             return self._is_to_come(load)
-        if self._has_place_for(queue):
+        if self._has_slot_for(queue):
             self._begin(queue, entry)
         else:
             self._waiting[queue.model_id] = queue
@@ -123,7 +123,7 @@ class Loads:
         self._queues.hold(load.queue, rest_seconds)
         return True
 
-    def _has_place_for(self, queue: ModelQueue) -> bool:
+    def _has_slot_for(self, queue: ModelQueue) -> bool:
         for load in [load for load in self._loads.values() if self._is_unused(load)]:
             log.info("a checkpoint that was read is dropped", model_id=load.queue.model_id)
             del self._loads[load.queue.model_id]

@@ -70,7 +70,7 @@ class Saves:
         is_save = entry.operation.kind == worker_pb2.SAVE_WEIGHTS and not entry.is_finished
         if not is_save or not self._is_full_for(queue) or self._attempts.is_suspect(entry.work):
             return False
-        self._wait_for_a_place(queue)
+        self._wait_for_slot(queue)
         return True
 
     def _is_full_for(self, queue: ModelQueue) -> bool:
@@ -85,7 +85,7 @@ class Saves:
             waiting.owner != queue.owner and waiting.is_open and not waiting.quarantined for waiting in self._waiting
         )
 
-    def _wait_for_a_place(self, queue: ModelQueue) -> None:
+    def _wait_for_slot(self, queue: ModelQueue) -> None:
         self._queues.hold(queue, math.inf)
         if all(waiting is not queue for waiting in self._waiting):
             self._waiting.append(queue)
@@ -98,7 +98,7 @@ class Saves:
         None: as many saves are under way as may be, and the model waits for one of them to end.
         """
         if self._is_full_for(queue):
-            self._wait_for_a_place(queue)
+            self._wait_for_slot(queue)
             return None
         copied = self._copy(queue, entry, request, epoch, releases)
         save = self._saves[queue.model_id] = _Save(queue, entry.work)

@@ -33,7 +33,7 @@ from tinsmith_trainer.sampling.sample_queue import Samples, TooManySamples
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.worker.metrics import WorkerName, describe, describe_sampler
 from tinsmith_trainer.worker.peers import AdmitPeers, Context, is_operator
-from tinsmith_trainer.worker.rendering_turns import RenderingTurns
+from tinsmith_trainer.worker.rendering_queue import RenderingQueue
 from tinsmith_trainer.worker.service import NotActive, WorkerService
 from tinsmith_trainer.worker.tls import TlsDirectory
 from tinsmith_trainer.worker.tokenizer_files import read_tokenizer
@@ -78,7 +78,7 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
     def __init__(self, samples: Samples | None, base: BaseModelInfo) -> None:
         self._samples = samples
         self._model_directory = Path(base.directory or base.path)
-        self._rendering = RenderingTurns()
+        self._rendering = RenderingQueue()
 
     @override
     async def Sample(self, request: worker_pb2.SampleRequest, context: Context) -> worker_pb2.SampleReply:

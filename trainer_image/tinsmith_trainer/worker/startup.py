@@ -81,10 +81,10 @@ async def start(options: WorkerOptions) -> Running:
 class RunningWorker(Running):
     """A service with its clock and its address."""
 
-    def __init__(self, service: WorkerService, server: grpc.aio.Server, saves_door: SaveSocket | None) -> None:
+    def __init__(self, service: WorkerService, server: grpc.aio.Server, save_socket: SaveSocket | None) -> None:
         self._service = service
         self._server = server
-        self._saves_door = saves_door
+        self._saves_door = save_socket
         self._clock = asyncio.create_task(service.run_clock())
         self._clock.add_done_callback(_end_unless_cancelled)
 
@@ -136,7 +136,7 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
     engine, sampler = await asyncio.to_thread(load_engine, options)
     await asyncio.to_thread(with_journal, volume, lambda journal: check_numerics(journal, numerics_of(options), volume))
     # The volume is this process's: whoever had the socket before has ended.
-    saves_door = SaveSocket(options.saves_socket) if options.saves_socket is not None else None
+    save_socket = SaveSocket(options.saves_socket) if options.saves_socket is not None else None
     root = CheckpointRoot(options.checkpoint_root, reserved_bytes=options.reserved_bytes)
     parts = WorkerParts(
         engine=engine,
@@ -146,14 +146,14 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
         policy=SnapshotPolicy(options.snapshot_replay_seconds, options.snapshot_cost_factor),
         attempts=AttemptPolicy(options.attempts_per_operation, options.hang_timeout_seconds),
         model_places=options.model_places,
-        shared_saves=saves_door.saves if saves_door is not None else None,
+        shared_saves=save_socket.saves if save_socket is not None else None,
         offered_saves=OfferedSaves(size_bytes=options.offered_saves_bytes or 0),
     )
     service = WorkerService(parts)
     server = await _serve(options, WorkerServicer(service, _name(options)), tls)
     root.keep_sweeping(AREAS)
     log.info("worker ready", instance_id=service.instance_id, model=options.model, address=_address(options))
-    return RunningWorker(service, server, saves_door)
+    return RunningWorker(service, server, save_socket)
 
 
 async def _start_sampler(options: WorkerOptions, tls: TlsDirectory | None) -> RunningSampler:

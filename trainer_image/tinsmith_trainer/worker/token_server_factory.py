@@ -21,7 +21,7 @@ from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders
 from tinsmith_trainer.sampling.token_server.base import HOST, ServerCommand, ServerSettings, TokenServer
-from tinsmith_trainer.sampling.token_server.http_loop import LoopThread
+from tinsmith_trainer.sampling.token_server.http import LoopThread
 from tinsmith_trainer.sampling.token_server.sampler import TokenServerSampler
 from tinsmith_trainer.sampling.token_server.served_model import ServedModel, read_model
 from tinsmith_trainer.sampling.token_server.server_process import ILL_SECONDS, ServerProcess, until_ill

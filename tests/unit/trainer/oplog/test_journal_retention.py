@@ -21,7 +21,7 @@ from tinsmith_trainer.disk.free_space import DiskRoom
 from tinsmith_trainer.errors import Failure
 from tinsmith_trainer.oplog import journal_retention, journal_tables, result_tables
 from tinsmith_trainer.oplog.journal import Journal
-from tinsmith_trainer.oplog.journal_retention import Forgetting
+from tinsmith_trainer.oplog.journal_retention import JournalRetention
 from tinsmith_trainer.oplog.journal_retention import Retention as OfAll
 from tinsmith_trainer.oplog.journal_tables import Database, Operation, OperationResult, StoredModel
 from tinsmith_trainer.oplog.model_queues import ModelQueues
@@ -97,7 +97,7 @@ def fill(
 
 
 def forget(journal: Journal, retention: OfAll) -> list[str]:
-    return asyncio.run(Forgetting(journal).round(retention, 0, lambda seconds: NOW - seconds))
+    return asyncio.run(JournalRetention(journal).round(retention, 0, lambda seconds: NOW - seconds))
 
 
 def kept(journal: Journal) -> list[int]:
@@ -363,7 +363,7 @@ def test_results_that_are_large_are_forgotten_few_at_a_time(monkeypatch: pytest.
 async def test_who_writes_meanwhile_waits_for_a_step_and_not_for_the_round() -> None:
     with journal_of([Row(number) for number in range(5000)], applied=4999) as journal:
         nothing_kept = Retention(0.0, 2**40, operations=0, least_seconds=0.0)
-        under_way = asyncio.create_task(Forgetting(journal).round(nothing_kept, 0, lambda seconds: NOW - seconds))
+        under_way = asyncio.create_task(JournalRetention(journal).round(nothing_kept, 0, lambda seconds: NOW - seconds))
         while not journal.rows_changed:
             await asyncio.sleep(0)
         await asyncio.wrap_future(journal.write(lambda db: journal_tables.set_meta(db, "another", "1")))

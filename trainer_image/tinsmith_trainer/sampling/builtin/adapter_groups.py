@@ -35,16 +35,16 @@ class AdapterGroups:
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._shape = AdapterShape()
-        self._places: list[LoadedAdapter] = []
+        self._slots: list[LoadedAdapter] = []
         self._stack: dict[str, GroupWeights] = {}
 
     def route(self, runs: Sequence[AdapterRun], modules: Sequence[str]) -> Mapping[str, OwnProduct]:
         """Of a forward of a token for each row; `runs` are of different adapters."""
         route = dict(route_by_products(runs, modules))
         if self._fits(runs):
-            self._make_places([adapter for adapter, _ in runs])
-            places = [(self._places.index(adapter), rows) for adapter, rows in runs]
-            layout = GroupLayout.of(places, len(self._places))
+            self._make_slots([adapter for adapter, _ in runs])
+            places = [(self._slots.index(adapter), rows) for adapter, rows in runs]
+            layout = GroupLayout.of(places, len(self._slots))
             route |= {name: GroupProducts(weights, layout) for name, weights in self._stack.items()}
         return route
 
@@ -56,12 +56,12 @@ class AdapterGroups:
         stacked = sum(delta.nbytes for delta in first.deltas.values())
         return len(runs) * longest <= MOST_PADDING * rows and len(runs) * stacked <= self._most_bytes
 
-    def _make_places(self, adapters: Sequence[LoadedAdapter]) -> None:
+    def _make_slots(self, adapters: Sequence[LoadedAdapter]) -> None:
         """For each that has none; all anew where those that left have as many as those that are here."""
-        shape, places = adapters[0].shape, self._places
+        shape, places = adapters[0].shape, self._slots
         if shape != self._shape or len(adapters) > len(places) or 2 * len(adapters) <= len(places):
             self._shape = shape
-            self._places = places = [BASE_MODEL] * len(adapters)
+            self._slots = places = [BASE_MODEL] * len(adapters)
             self._stack = {name: GroupWeights(delta, len(adapters)) for name, delta in adapters[0].deltas.items()}
         free = [place for place, adapter in enumerate(places) if adapter not in adapters]
         for adapter in adapters:
@@ -69,7 +69,7 @@ class AdapterGroups:
                 self._put(free.pop(0), adapter)
 
     def _put(self, place: int, adapter: LoadedAdapter) -> None:
-        self._places[place] = adapter
+        self._slots[place] = adapter
         for name, weights in self._stack.items():
             weights.put(place, adapter.deltas[name])
 

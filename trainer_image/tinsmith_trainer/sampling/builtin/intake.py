@@ -23,7 +23,7 @@ class Submission:
 
 
 @dataclass(slots=True)
-class Orders:
+class Commands:
     """Everything that came in since the last look."""
 
     submissions: list[Submission] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Intake:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._orders = Orders()
+        self._commands = Commands()
         self._closed = False
         self._submitted = 0
 
@@ -49,33 +49,33 @@ class Intake:
         with self._changed:
             if self._closed:
                 return False
-            self._orders.submissions.append(submission)
+            self._commands.submissions.append(submission)
             self._submitted += 1
             self._changed.notify()
             return True
 
     def cancel(self, request_id: str) -> None:
         with self._changed:
-            self._orders.cancelled.add(request_id)
+            self._commands.cancelled.add(request_id)
             self._changed.notify()
 
     def drop(self, adapter: LoadedAdapter) -> None:
         with self._changed:
-            self._orders.dropped.append(adapter)
+            self._commands.dropped.append(adapter)
             self._changed.notify()
 
     def close(self) -> None:
         with self._changed:
-            self._closed = self._orders.closing = True
+            self._closed = self._commands.closing = True
             self._changed.notify()
 
-    def take(self, *, wait: bool) -> Orders:
+    def take(self, *, wait: bool) -> Commands:
         """All that came in; blocks until there is something if asked to wait."""
         with self._changed:
-            while wait and not self._orders:
+            while wait and not self._commands:
                 self._changed.wait()
-            orders, self._orders = self._orders, Orders()
-            return orders
+            commands, self._commands = self._commands, Commands()
+            return commands
 
     def submitted(self) -> int:
         """Ever."""

@@ -21,7 +21,7 @@ from tinsmith_trainer.sampling.base import SampleOutcome, SamplerStats
 from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan
 from tinsmith_trainer.sampling.builtin.batches import Batches, OutOfMemoryForNow
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
-from tinsmith_trainer.sampling.builtin.intake import Intake, Orders, Submission
+from tinsmith_trainer.sampling.builtin.intake import Commands, Intake, Submission
 from tinsmith_trainer.sampling.builtin.jobs import Run, Sample, empty_sequence, not_finite, start_run
 from tinsmith_trainer.sampling.builtin.kv_cache import SharedPrefix
 from tinsmith_trainer.sampling.builtin.lanes import Lane
@@ -85,10 +85,10 @@ class SamplingLoop:
         """Until the intake is closed."""
         closing = False
         while not closing:
-            orders = self._intake.take(wait=not self._live)
-            closing = orders.closing
+            commands = self._intake.take(wait=not self._live)
+            closing = commands.closing
             try:
-                self._obey(orders)
+                self._apply(commands)
                 if self._live:
                     self._advance()
             except Exception as error:  # a fault of ours must not end the thread with jobs in it
@@ -109,16 +109,16 @@ class SamplingLoop:
             busy_seconds=self._forward.busy_seconds,
         )
 
-    def _obey(self, orders: Orders) -> None:
-        for submission in orders.submissions:
+    def _apply(self, commands: Commands) -> None:
+        for submission in commands.submissions:
             self._accept(submission)
-        for adapter in orders.dropped:
+        for adapter in commands.dropped:
             self._dropped_adapters.add(adapter.serial)
-        if orders.closing:
+        if commands.closing:
             error = SamplerClosed("The sampler was closed before the request was done; send it again.")
             self._fail(list(self._live.values()), error)
-        elif orders.cancelled:
-            cancelled = [run for run in self._live.values() if run.job.request_id in orders.cancelled]
+        elif commands.cancelled:
+            cancelled = [run for run in self._live.values() if run.job.request_id in commands.cancelled]
             self._fail(cancelled, UserError("The request was cancelled."))
         self._forget_dropped_adapters()
 
@@ -147,11 +147,11 @@ class SamplingLoop:
         """The least that is done at once: a prompt block or a step, for the tenant whose turn it is."""
         self._batches.fill()
         for tenant in self._turns.order():
-            if self._take_turn(self._lanes[tenant]):
+            if self._step_tenant(self._lanes[tenant]):
                 return
         raise AssertionError("no sample can go on, and none waits for anything that will end")
 
-    def _take_turn(self, lane: Lane) -> bool:
+    def _step_tenant(self, lane: Lane) -> bool:
         """False if all of the tenant's waits for others' rows or memory."""
         open_batches = self._batches.of(lane.tenant)
         # All that was left of the pass may have closed meanwhile, for somebody who needed the memory.
@@ -161,7 +161,7 @@ class SamplingLoop:
                 return True
             lane.prompt_tokens, lane.to_step = 0, self._batches.of(lane.tenant)
         if lane.to_step:
-            self._step(lane.to_step.pop(0), lane.tenant)
+            self._step_batch(lane.to_step.pop(0), lane.tenant)
             return True
         return self._compute_prompt(lane)
 
@@ -322,7 +322,7 @@ class SamplingLoop:
             token, position = int(run.job.prompt[-1]), len(run.job.prompt) - 1
             self._batches.enqueue(Sample(run, index, token, position, kv, shared, watch))
 
-    def _step(self, batch: AnyBatch, tenant: str) -> None:
+    def _step_batch(self, batch: AnyBatch, tenant: str) -> None:
         try:
             result = batch.step(self._batches.company(batch, tenant))
         except Exception as error:

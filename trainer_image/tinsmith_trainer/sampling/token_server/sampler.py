@@ -28,7 +28,7 @@ from tinsmith_trainer.sampling.token_server.base import (
     cache_salt_of,
 )
 from tinsmith_trainer.sampling.token_server.generation_requests import Plan, outcome_of, plan_generation_requests
-from tinsmith_trainer.sampling.token_server.http_loop import LoopThread
+from tinsmith_trainer.sampling.token_server.http import LoopThread
 from tinsmith_trainer.sampling.token_server.served_model import ServedModel
 
 log = structlog.get_logger(__name__)

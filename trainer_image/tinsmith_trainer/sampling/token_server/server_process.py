@@ -86,7 +86,7 @@ class ServerProcess:
 
     async def stop(self) -> None:
         """Lets go of it, and waits until it is gone."""
-        self.let_go()
+        self.close_pipe()
         try:
             async with asyncio.timeout(END_SECONDS):
                 await self._process.wait()
@@ -96,7 +96,7 @@ class ServerProcess:
         await asyncio.wait({self._listening}, timeout=LAST_WORDS_SECONDS)
         self._listening.cancel()
 
-    def let_go(self) -> None:
+    def close_pipe(self) -> None:
         """It ends soon after. More than once is as once."""
         if self._hold >= 0:
             os.close(self._hold)

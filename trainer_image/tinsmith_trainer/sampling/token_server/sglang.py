@@ -25,7 +25,7 @@ from tinsmith_trainer.sampling.token_server.base import (
     joined,
     top_logprobs,
 )
-from tinsmith_trainer.sampling.token_server.http_loop import JsonCalls
+from tinsmith_trainer.sampling.token_server.http import JsonCalls
 
 DETERMINISTIC = "--enable-deterministic-inference"
 """Without it SGLang takes a seed and draws as it likes."""

@@ -24,13 +24,13 @@ def main(descriptor: int, command: list[str]) -> NoReturn:
     except OSError as error:
         print(f"{command[0]} cannot be started: {error.strerror}.", file=sys.stderr, flush=True)
         os._exit(127)
-    threading.Thread(target=_stop_when_let_go, args=(descriptor, child), daemon=True).start()
+    threading.Thread(target=_stop_when_pipe_closes, args=(descriptor, child), daemon=True).start()
     status = child.wait()
     _kill(child, signal.SIGKILL)  # its workers, if it left some behind
     os._exit(status if status >= 0 else 128 - status)
 
 
-def _stop_when_let_go(descriptor: int, child: subprocess.Popen[bytes]) -> None:
+def _stop_when_pipe_closes(descriptor: int, child: subprocess.Popen[bytes]) -> None:
     """Nobody ever writes: end of file means that the holder is gone, or wants this."""
     os.read(descriptor, 1)
     _kill(child, signal.SIGTERM)

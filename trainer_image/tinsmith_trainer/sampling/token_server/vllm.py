@@ -27,7 +27,7 @@ from tinsmith_trainer.sampling.token_server.base import (
     TokenServer,
     top_logprobs,
 )
-from tinsmith_trainer.sampling.token_server.http_loop import JsonCalls
+from tinsmith_trainer.sampling.token_server.http import JsonCalls
 
 BASE_MODEL = "base"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -90,7 +90,7 @@ class VllmServer(TokenServer):
 
     def __init__(self, address: str) -> None:
         self._calls = JsonCalls("vLLM", address)
-        self._turns = Turns(SPOILS)
+        self._gate = ConflictGate(SPOILS)
 
     @override
     async def load_adapter(self, name: str, folder: Path) -> None:
@@ -103,7 +103,7 @@ class VllmServer(TokenServer):
 
     @override
     async def draw(self, request: GenerationRequest) -> Generation:
-        async with self._turns.turn(_traits(request)):
+        async with self._gate.passing(_traits(request)):
             return drawn_by_vllm(request, await self._calls.post("/v1/completions", vllm_request(request)))
 
     @override
@@ -219,7 +219,7 @@ def _by_token(row: dict[str, float]) -> dict[int, float]:
     return {int(name.removeprefix(TOKEN_ID)): logprob for name, logprob in row.items()}
 
 
-class Turns:
+class ConflictGate:
     """Lets in whatever bears those who are inside, first come, first served. One event loop's.
 
     `conflicts` says of each trait which other it does not bear, both ways.
@@ -231,7 +231,7 @@ class Turns:
         self._waiting: deque[tuple[Collection[str], asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
-    async def turn(self, traits: Collection[str]) -> AsyncIterator[None]:
+    async def passing(self, traits: Collection[str]) -> AsyncIterator[None]:
         await self._enter(traits)
         try:
             yield

@@ -17,7 +17,7 @@ from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.sampling.base import Sequence
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders
 from tinsmith_trainer.sampling.token_server.base import Generation, GenerationRequest, TokenServer
-from tinsmith_trainer.sampling.token_server.http_loop import LoopThread
+from tinsmith_trainer.sampling.token_server.http import LoopThread
 from tinsmith_trainer.sampling.token_server.sampler import TokenServerSampler
 from tinsmith_trainer.sampling.token_server.served_model import read_model
 

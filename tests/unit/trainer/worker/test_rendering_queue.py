@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from tinsmith_trainer.worker.rendering_turns import RenderingTurns
+from tinsmith_trainer.worker.rendering_queue import RenderingQueue
 
 
 async def settled() -> None:
@@ -18,7 +18,7 @@ class Rendering:
     """Texts that take as long as a test likes; says which began."""
 
     def __init__(self) -> None:
-        self.turns = RenderingTurns()
+        self.turns = RenderingQueue()
         self.begun: list[str] = []
         self.may_end = threading.Semaphore(0)
         self.under_way = 0
@@ -73,3 +73,14 @@ async def test_who_gives_up_under_way_keeps_the_turn_until_the_thread_has_ended(
     assert rendering.begun == ["gone"]
     rendering.may_end.release(2)
     assert await other == "other"
+
+
+async def test_a_text_that_cannot_be_rendered_gives_its_turn_back() -> None:
+    turns = RenderingQueue()
+
+    def refuse() -> str:
+        raise ValueError("no text")
+
+    with pytest.raises(ValueError, match="no text"):
+        await turns.run("a", 1, refuse)
+    assert await turns.run("a", 1, lambda: "a text") == "a text"

@@ -18,7 +18,7 @@ BYTES_A_TOKEN = 4
 """What a turn is charged by, before anybody knows its tokens."""
 
 
-class RenderingTurns:
+class RenderingQueue:
     """Whoever has had least goes first. Of one event loop."""
 
     def __init__(self) -> None:
@@ -31,13 +31,13 @@ class RenderingTurns:
 
         Whoever gives up keeps the turn until the thread has ended: nothing stops a thread.
         """
-        await self._turn(tenant)
+        await self._wait(tenant)
         self._shares.charge(tenant, nbytes // BYTES_A_TOKEN + 1)
         rendering = asyncio.ensure_future(asyncio.to_thread(render))
         rendering.add_done_callback(self._end)
         return await asyncio.shield(rendering)
 
-    async def _turn(self, tenant: str) -> None:
+    async def _wait(self, tenant: str) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(turn)
         self._hand_over()

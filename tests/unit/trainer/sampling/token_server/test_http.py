@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from testcluster.ports import free_port
 from tinsmith_trainer.errors import SamplerClosed, ServerError, UserError
-from tinsmith_trainer.sampling.token_server.http_loop import JsonCalls
+from tinsmith_trainer.sampling.token_server.http import JsonCalls
 
 
 async def answer(request: web.Request) -> web.Response:

@@ -10,7 +10,7 @@ from support.worker.process import MODEL, create, step, train
 from tinsmith_rpc import RELEASE_SEQ_ID
 from tinsmith_trainer.errors import JournalFull
 from tinsmith_trainer.oplog import tidying
-from tinsmith_trainer.oplog.server_assigned_seq_ids import REMEMBERED_KEYS, GivenNumbers, NumbersMixed
+from tinsmith_trainer.oplog.server_assigned_seq_ids import REMEMBERED_KEYS, AssignedSeqIds, NumbersMixed
 
 from .conftest import StartWorker
 from .test_life import release
@@ -85,7 +85,7 @@ async def test_what_a_full_disk_refused_leaves_no_gap(worker: Worker) -> None:
 
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
 def test_numbers_that_were_refused_together_are_given_again(order: tuple[int, int]) -> None:
-    given = GivenNumbers()
+    given = AssignedSeqIds()
     numbers = {number: key for key, number in (("a", given.give("a")), ("b", given.give("b")))}
     for number in order:
         given.take_back(numbers[number], number)
@@ -93,7 +93,7 @@ def test_numbers_that_were_refused_together_are_given_again(order: tuple[int, in
 
 
 def test_of_a_model_the_newest_keys_are_remembered() -> None:
-    given = GivenNumbers()
+    given = AssignedSeqIds()
     for number in range(REMEMBERED_KEYS + 1):
         given.give(str(number))
     assert (given.find("0"), given.find("1"), given.last) == (None, 2, REMEMBERED_KEYS + 1)
@@ -116,7 +116,7 @@ async def test_a_closed_model_keeps_its_keys_while_a_client_may_repeat_and_then_
     await worker.service.tidy()
     queue = worker.service.queues.find(MODEL)
     assert queue is not None
-    assert queue.given == GivenNumbers(1)
+    assert queue.assigned == AssignedSeqIds(1)
     assert await worker.submit_without_number(TRAIN, "a") == 2
     assert "was released" in await worker.failure(2)
 

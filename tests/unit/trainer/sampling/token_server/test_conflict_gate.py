@@ -6,7 +6,7 @@ import asyncio
 import random
 
 import pytest
-from tinsmith_trainer.sampling.token_server.vllm import Turns
+from tinsmith_trainer.sampling.token_server.vllm import ConflictGate
 
 FOES = {"a": "b", "c": "d"}
 ENEMIES = [{"a", "b"}, {"c", "d"}]
@@ -16,12 +16,12 @@ class Watch:
     """Holds each turn until it is told to go on, and remembers who was inside together."""
 
     def __init__(self) -> None:
-        self.turns = Turns(FOES)
+        self.gate = ConflictGate(FOES)
         self.inside: list[str] = []
         self.order: list[str] = []
 
     async def take(self, traits: str, done: asyncio.Event) -> None:
-        async with self.turns.turn(traits):
+        async with self.gate.passing(traits):
             self.inside.append(traits)
             self.order.append(traits)
             met = set("".join(self.inside))
