@@ -75,16 +75,10 @@ WHY_SHORT = {
     "trainer_image/tinsmith_trainer/__main__.py": PROGRAM,
     "trainer_image/tinsmith_trainer/checkpoints/age_files.py": "a format of its own",
     "trainer_image/tinsmith_trainer/engines/nemo_rl/actor.py": "Ray loads it by name, in another environment",
-    "trainer_image/tinsmith_trainer/oplog/number_ranges.py": SHARED,
     "trainer_image/tinsmith_trainer/process/failpoints.py": SHARED,
     "trainer_image/tinsmith_trainer/sampling/builtin/settings.py": CHOICE,
-    "trainer_image/tinsmith_trainer/sampling/token_server/loop_thread.py": SHARED,
     "trainer_image/tinsmith_trainer/sampling/token_server/supervisor.py": PROGRAM,
-    "trainer_image/tinsmith_trainer/training/storage_retries.py": SHARED,
     "trainer_image/tinsmith_trainer/wire/unknown_fields.py": SHARED,
-    "trainer_image/tinsmith_trainer/worker/health.py": "another protocol than the worker's",
-    "trainer_image/tinsmith_trainer/worker/journal_volume_check.py": "a rule of operation, read on its own",
-    "trainer_image/tinsmith_trainer/oplog/result_cache.py": "memory, beside a service that counts no bytes",
 }
 
 WHY_FULL: dict[str, str] = {}
