@@ -245,8 +245,9 @@ class OperationRunner:
         written = saves.begin(queue, entry, request, epoch, releases)
         if written is not None:
             end = partial(self.end_save, queue)
-            conclude = fatal_callback("a save could not be concluded", lambda _: self._queues.between_turns(end))
-            written.add_done_callback(conclude)
+            written.add_done_callback(
+                fatal_callback("a save could not be concluded", lambda _: self._queues.between_turns(end))
+            )
         return None
 
     # ---- effects
