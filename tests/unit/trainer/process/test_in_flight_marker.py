@@ -135,7 +135,7 @@ def test_the_end_of_the_server_is_not_the_calls_doing(tmp_path: Path) -> None:
         "process_exit.tell_at_the_end(marker)\n"
         "marker.set(markers.InFlightWork('operation', 'sess:train:0', 7))\n"
         "print('marked', flush=True)\n"
-        "process._die_with_parent(0)\n"
+        "main._die_with_parent(0)\n"
         "threading.Event().wait()\n"
     )
     child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
