@@ -1,4 +1,4 @@
-"""`python -m tinsmith_trainer`: one worker process."""
+"""The worker's process: `python -m tinsmith_trainer`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tinsmith_trainer.process import gc_pause
 
 
 def main() -> int:
-    """Returns the exit status."""
+    """Run the worker and return its exit status."""
     ended: list[int] = []
-    # What is registered first is called last.
+    # The first registered function is called last.
     atexit.register(_leave_modules, ended)
-    # Process 1 of a container never gets a signal that it does not handle, and what is imported next takes seconds:
-    # a pod that is deleted meanwhile would wait out its whole grace period.
+    # Process 1 of a container gets no signal that it does not handle. The next imports take seconds, in which a deleted
+    # pod would otherwise wait for its whole grace period.
     signal.signal(signal.SIGTERM, _leave)
     with gc_pause():
         from tinsmith_trainer.worker.main import run
@@ -28,12 +28,12 @@ def main() -> int:
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """Nothing has been opened yet."""
+    """Exit at once. No file or socket is open yet."""
     os._exit(0)
 
 
 def _leave_modules(ended: list[int]) -> None:
-    """Everything has stopped. Python would take the framework's modules down one by one, for a second and more."""
+    """Exit without unloading the modules, which takes a second and more for PyTorch. Everything has stopped before."""
     if not ended:
         return
     for stream in (sys.stdout, sys.stderr):

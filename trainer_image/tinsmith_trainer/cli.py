@@ -1,7 +1,7 @@
-"""The trainer's commands: `make-tiny-model`, and what `tinsmith export` does with files.
+"""The trainer's commands: `make-tiny-model`, and the file part of `tinsmith export`.
 
-Both are also in `python -m tinsmith_trainer.cli`: the worker's image has no `tinsmith` program. Torch is imported
-inside the commands, so that a wrong option is answered at once.
+Both are also available as `python -m tinsmith_trainer.cli`, since the worker's image has no `tinsmith` program. Torch
+is imported inside the commands, so that a wrong option is reported at once.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ def export(
 
 
 def export_files(checkpoint: str, base_model: str, to: Path, layout: ExportLayout) -> None:
-    """What `export` does with files, for the `tinsmith` program. Raises typer.Exit behind a sentence."""
+    """Export a checkpoint's files, for the `tinsmith` program.
+
+    Raises typer.Exit after an error message.
+    """
     from tinsmith_trainer.engines.peft import build_peft_engine
     from tinsmith_trainer.torch_model.loading import load_torch_model
 
@@ -89,7 +92,7 @@ def export_files(checkpoint: str, base_model: str, to: Path, layout: ExportLayou
 
 
 def _read_checkpoint(checkpoint: str, base: BaseModelInfo) -> LoadedCheckpoint:
-    """The manifest is taken as it is found; it then vouches for the digests of the other files."""
+    """Read a checkpoint. The manifest is trusted, and its digests verify the other files."""
     from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 
     url = checkpoint if "://" in checkpoint else f"file://{Path(checkpoint).absolute()}"
@@ -103,7 +106,10 @@ def _read_checkpoint(checkpoint: str, base: BaseModelInfo) -> LoadedCheckpoint:
 
 
 def _make_output_folder(folder: Path, command: str) -> None:
-    """Make the folder unless it exists. Raise typer.Exit behind a sentence if it cannot be written."""
+    """Create the folder unless it exists.
+
+    Raises typer.Exit, after an error message, if it cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -1,6 +1,6 @@
-"""`python -m tinsmith_trainer.conversion`: brings a session's model to where its ranks will look for it, and ends.
+"""The conversion program: `python -m tinsmith_trainer.conversion` prepares a session's model for its ranks, and exits.
 
-A cluster runs it once, before there are GPUs to wait idle for it; without it the worker does the same when it starts.
+A cluster runs it once, before the session reserves GPUs. Without it the worker does the same when it starts.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ log = structlog.get_logger(__name__)
 
 EXIT_FAILED = 1
 EXIT_KILLED = 128 + signal.SIGKILL
-"""As a container ends whose memory ran out, where the kernel took the process that converts and left this one."""
+"""The exit status of a container that ran out of memory, if the kernel killed the converting process and not this one.
+"""
 
 
 class ConversionOptions(RankFlags):
-    """Those of the worker's flags that say which model it is and what divides it."""
+    """The worker's flags that choose the model and its division over ranks."""
 
     model: str
     model_name: str
@@ -50,14 +51,17 @@ class ConversionOptions(RankFlags):
 
 
 def main() -> int:
-    # Process 1 of a container never gets a signal that it does not handle.
+    # Process 1 of a container gets no signal that it does not handle.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     return run(sys.argv[1:])
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Returns the exit status: 0 where ranks can start, else what EXIT_… say, with the reason as the last line."""
+    """Convert the model and return the exit status.
+
+    It is 0 if ranks can start, else one of EXIT_…; the last line of output is the reason.
+    """
     try:
         options = parse_options(arguments)
     except UsageError as error:
@@ -76,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def parse_options(arguments: Sequence[str]) -> ConversionOptions:
-    """Raises UsageError."""
+    """Parse the flags. Raises UsageError."""
     parser = FlagParser(prog="tinsmith-conversion", description=__doc__, allow_abbrev=False)
     add_model_flags(parser)
     parser.add_argument("--engine", choices=(NEMO_RL,), default=NEMO_RL, help="the one that needs a conversion")
@@ -122,7 +126,7 @@ def _fail(termination_log: Path | None, error: Exception, status: int) -> int:
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
-    """What is half converted is not marked and counts for nothing; the process that converts ends with this one."""
+    """Exit at once. A half converted model has no marker and is ignored; the converting process ends with this one."""
     os._exit(128 + number)
 
 

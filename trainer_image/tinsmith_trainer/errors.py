@@ -1,6 +1,6 @@
-"""What goes wrong in a worker, one family.
+"""The errors of a worker.
 
-`training/retries.py` turns it into what a client hears, `worker/grpc_server.py` into gRPC statuses, and
+`training/retries.py` translates them into failures for clients, `worker/grpc_server.py` into gRPC statuses, and
 `worker/termination_log.py` into reasons for not starting.
 """
 
@@ -21,23 +21,23 @@ class Failure:
 
 
 class TrainerError(Exception):
-    """An operation failed. `str(error)` says what happened, to what, and what to do."""
+    """A failed operation. `str(error)` says what happened, to what, and what to do."""
 
     category: Category = "server"
 
 
 class UserError(TrainerError):
-    """The request cannot work as it is; repeating it unchanged will not help."""
+    """An invalid request. Repeating it unchanged will not help."""
 
     category: Category = "user"
 
 
 class ServerError(TrainerError):
-    """The request was fine; this worker failed at it."""
+    """A failure of this worker at a valid request."""
 
 
 class Refused(TrainerError):
-    """Failed before it ran: rejected by the server, or by what came before it."""
+    """A refusal before the operation runs, by the server or because of an earlier operation."""
 
     def __init__(self, category: Category, message: str) -> None:
         super().__init__(message)
@@ -45,43 +45,43 @@ class Refused(TrainerError):
 
 
 class StorageUnavailable(ServerError):
-    """The checkpoint root could not be reached, or refused for a reason that may pass; the same call may work soon."""
+    """A checkpoint root that cannot be reached, or refuses for a temporary reason. The same call may work soon."""
 
 
 class StorageFull(StorageUnavailable):
-    """The checkpoint root has no room for this checkpoint; it may have when others are deleted."""
+    """A checkpoint root without space for this checkpoint. Deleting others makes space."""
 
 
 class OutOfMemory(ServerError):
-    """The device, or this machine, has no room; it may have when something else goes."""
+    """A device or machine without memory. The same call may work when memory becomes free."""
 
 
 class SamplerClosed(ServerError):
-    """The sampler ended before the sample did."""
+    """The end of the sampler before that of the sample."""
 
 
 class ModelNotFound(TrainerError):
-    """There is no base model where it should be. The message says whether name, revision, token or network failed."""
+    """A missing base model. The message says whether name, revision, token or network is the cause."""
 
 
 class ModelDirectoryInvalid(TrainerError):
-    """A base model's directory cannot be loaded. The message names the file."""
+    """A base model's directory that cannot be loaded. The message names the file."""
 
 
 class ModelCannotLoad(TrainerError):
-    """The files of a base model may be sound, and the engine fails at it all the same. The message quotes the error."""
+    """A base model that the engine cannot load, although its files may be sound. The message quotes the error."""
 
 
 class ModelChanged(TrainerError):
-    """The journal belongs to other base weights than those on disk now."""
+    """Base weights on disk that differ from those of the journal."""
 
 
 class VolumeUnsuitable(TrainerError):
-    """The volume cannot keep what a journal promises, or this process may not write to it."""
+    """A volume that cannot keep the journal's promises, or to which this process may not write."""
 
 
 class ImageChanged(TrainerError):
-    """Operations that ran under `image` would run again under another one, which may compute other bits."""
+    """A start on another image than `image`, under which operations ran that need a replay; the bits may differ."""
 
     def __init__(self, message: str, image: str) -> None:
         super().__init__(message)
@@ -89,38 +89,41 @@ class ImageChanged(TrainerError):
 
 
 class NumericsChanged(TrainerError):
-    """Operations would be replayed by another engine, device, version or number of threads, to other bits."""
+    """A start on another engine, device, version or number of threads.
+
+    Operations would be replayed to other bits.
+    """
 
 
 class TlsInvalid(TrainerError):
-    """Certificate, key or certificate authority cannot be used."""
+    """A certificate, key or certificate authority that cannot be used."""
 
 
 class JournalFull(TrainerError):
-    """The volume has no room for another operation, which was not accepted, or for a snapshot, which was not taken."""
+    """A volume without space for another operation, which was not accepted, or for a snapshot, which was not taken."""
 
 
 class SnapshotRefused(ServerError):
-    """Too many processes ended while they took it."""
+    """A snapshot that is not taken, since too many processes ended while they took it."""
 
 
 class SnapshotDamaged(ServerError):
-    """A snapshot is gone, or not what was written: no later start can read it either."""
+    """A snapshot that is missing or altered, and that no later start can read either."""
 
 
 class CheckpointInvalid(UserError):
-    """A checkpoint is missing, truncated, altered, or of another base model."""
+    """A checkpoint that is missing, truncated, altered, or of another base model."""
 
 
 class CheckpointAltered(CheckpointInvalid):
-    """The files of a checkpoint are not as they were saved."""
+    """A checkpoint whose files differ from what was saved."""
 
 
 class Draining(Exception):
-    """On its way out: another instance, or another replica, should be asked."""
+    """A process that shuts down. The client should ask another instance or replica."""
 
 
-# By their words, since engines need not be built on torch. Of CUDA and its libraries, and of torch on a CPU.
+# Messages are compared, since engines need not use torch. These are of CUDA and its libraries, and of torch on a CPU.
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
 
 

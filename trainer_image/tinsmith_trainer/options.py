@@ -1,4 +1,7 @@
-"""The flags of a worker, typed, and what an engine's factory gets of them."""
+"""The flags of a worker, typed. `python -m tinsmith_trainer.options FLAGS` checks them without starting a worker.
+
+A server that starts its workers on demand uses the check to report wrong flags early. No framework is imported.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo, Quantization
 
 TOKEN_SERVERS = ("vllm", "sglang")
-"""The engines of a sampler that are other makers' servers."""
+"""The sampler's engines that are third-party servers."""
 MEANING = (
     *("--logprobs-mode", "--generation-config", "--override-generation-config", "--sampling-defaults"),
     "--skip-tokenizer-init",
 )
-"""Words of their command lines that change what a sample or its logprobs mean, and no client would see it."""
+"""Words of their command lines that would silently change the meaning of samples or logprobs."""
 
 DEFAULT_ENGINES = {"worker": "peft", "sampler": "builtin"}
 KNOWN_ENGINES = {"worker": ("peft", *RANKS_ENGINES), "sampler": ("builtin", *TOKEN_SERVERS)}
@@ -37,7 +40,7 @@ KNOWN_ENGINES = {"worker": ("peft", *RANKS_ENGINES), "sampler": ("builtin", *TOK
 EXIT_USAGE = 2
 
 OFFERED_SAVES_BYTES = 1024**3
-"""Of a worker that samplers reach over a network; on one machine they have a nearer way."""
+"""The default for a worker that samplers reach over a network. On one machine they use a socket."""
 
 POSITIVE = (
     *("max_sequence_length", "adapter_slots", "model_places", "max_rank", "token_budget", "kv_cache_bytes"),
@@ -50,12 +53,10 @@ RECOMPUTE = {"peft": get_args(Recompute), **dict.fromkeys(RANKS_ENGINES, RANKS_R
 
 
 class UsageError(Exception):
-    """The flags contradict each other, or one is not known."""
+    """Flags that contradict each other, or an unknown flag."""
 
 
 class WorkerOptions(RankFlags):
-    """The flags of a worker, typed."""
-
     model: str
     model_name: str
     model_revision: str | None
@@ -103,22 +104,22 @@ class WorkerOptions(RankFlags):
 
 
 class EngineFactory(Protocol):
-    """Loads a base model; the sampler shares its weights, or is None.
+    """A function that loads a base model, and builds its engine and a sampler with the same weights, or None.
 
-    Keeps to `max_sequence_length`, and brings no sampler when `sampling` is off.
+    It respects `max_sequence_length`, and builds no sampler if `sampling` is off.
     """
 
     def __call__(self, options: WorkerOptions) -> tuple[Engine, Sampler | None]: ...
 
 
 class SamplerFactory(Protocol):
-    """Loads a base model for sampling alone. Keeps to `max_sequence_length`."""
+    """A function that loads a base model for sampling only. It respects `max_sequence_length`."""
 
     def __call__(self, options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]: ...
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Raises UsageError where argparse would end the process."""
+    """A parser that raises UsageError instead of ending the process."""
 
     @override
     def error(self, message: str) -> NoReturn:
@@ -126,7 +127,7 @@ class FlagParser(argparse.ArgumentParser):
 
 
 def parse_options(arguments: Sequence[str]) -> WorkerOptions:
-    """Raises UsageError."""
+    """Parse the flags of a worker. Raises UsageError."""
     parser = FlagParser(prog="tinsmith-trainer", description="One worker process.", allow_abbrev=False)
     add_model_flags(parser)
     _add_place(parser)
@@ -145,7 +146,7 @@ def parse_options(arguments: Sequence[str]) -> WorkerOptions:
 
 
 def termination_log_of(arguments: Sequence[str]) -> Path | None:
-    """Where to leave the reason when the other flags cannot be read."""
+    """Return the path of the termination log. It is read first, so that errors in the other flags can be written there."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--termination-log", type=Path, nargs="?")
     found: Path | None = parser.parse_known_args(arguments)[0].termination_log
@@ -175,7 +176,10 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def refused_server_flags(options: WorkerOptions) -> str | None:
-    """Why these flags do not go together, or None."""
+    """Return the path of the termination log.
+
+    It is read first, so that errors in the other flags can be written there.
+    """
     if options.gpus < 1:
         return "--gpus must be positive"
     others = (options.gpus != 1, options.server_argument, options.scratch, options.server_environment)
@@ -343,7 +347,7 @@ def _check_engine(parser: argparse.ArgumentParser, options: WorkerOptions) -> No
 
 
 def _check_placement(parser: argparse.ArgumentParser, options: WorkerOptions) -> None:
-    """Other engines place their weights by flags of their own; a sampler beside ranks is built in."""
+    """Refuse flags for the placement of weights that this engine does not use."""
     ranks_alone = options.engine in RANKS_ENGINES and not options.sampling
     if (ranks_alone or options.engine in TOKEN_SERVERS) and options.device != "auto":
         parser.error(f"--device is for peft and the built-in sampler, and not for {options.engine}")
@@ -354,12 +358,12 @@ def _check_placement(parser: argparse.ArgumentParser, options: WorkerOptions) ->
 
 
 def _name(word: str) -> str:
-    """vLLM takes a flag with underscores, too."""
+    """Normalise a flag. vLLM also accepts underscores."""
     return word.partition("=")[0].replace("_", "-")
 
 
 def main() -> int:
-    """Prints the sentence that the worker would end with."""
+    """Check the flags, and that the sampler's server is installed. Print the error that the worker would end with."""
     try:
         options = parse_options(sys.argv[1:])
     except UsageError as error:
@@ -374,7 +378,10 @@ def main() -> int:
 
 
 def has_server(engine: str, environment: Path | None) -> bool:
-    """vLLM is a program, SGLang a module, which in another environment its start finds or not."""
+    """Return whether the server is installed. vLLM is a program, SGLang a module.
+
+    In another environment only the start finds out whether there is the module SGLang.
+    """
     if environment is not None:
         return shutil.which("vllm" if engine == "vllm" else "python", path=environment / "bin") is not None
     if engine == "vllm":

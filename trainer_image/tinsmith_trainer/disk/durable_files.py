@@ -1,7 +1,7 @@
-"""Files that are either whole or absent after a power cut: temporary name, fsync, rename, fsync of the folder.
+"""Files that are whole or absent after a power cut: temporary name, fsync, rename, fsync of the folder.
 
-Large ones go past the page cache. Nobody is about to read them again, and on a virtual machine pages that no file had
-before cost three times what the disk does.
+Large files bypass the page cache. They are not read again soon, and on a virtual machine fresh pages cost three times
+what the disk does.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Pieces = Sequence[bytes | memoryview]
-"""A file's content, one after the other; views are of single bytes. None is copied to make it."""
+"""A file's content, piece by piece; views are of single bytes. No piece is copied."""
 
 TEMPORARY_PREFIX, TEMPORARY_SUFFIX = ".", ".tmp"
 
 BLOCK_BYTES = 4 * 1024**2
 ALIGNMENT_BYTES = 4096
-"""Of memory, offsets and lengths, for any disk that goes without the page cache."""
+"""The alignment of memory, offsets and lengths that suits any disk without the page cache."""
 
 HEAD_BYTES = 8
 Allocate = Callable[[int, int], None]
-"""Gives an open file, by descriptor and size, its blocks before its content is written. Raises OSError without room."""
+"""A function that allocates the blocks of an open file, given its descriptor and size, before the content is written.
+It raises OSError if there is no space."""
 
 MemoryFor = Callable[[bytes, int], memoryview]
-"""Where a file's content is to go, by its first HEAD_BYTES and its size: memory of single bytes, as many as it has."""
+"""A function that returns memory of single bytes for a file's content, given its first HEAD_BYTES and its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,14 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """A file's content, and the digest of what was read."""
+    """The content of a file, and the digest of the bytes that were read."""
 
     content: bytes | memoryview
     sha256: str
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes the names in a folder durable."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -57,7 +58,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Creates a folder and its missing parents; their names survive a power cut."""
+    """Create a folder and its missing parents, whose names survive a power cut."""
     if directory.is_dir():
         return
     make_directory(directory.parent)
@@ -74,10 +75,10 @@ def write_file(
     before_rename: Callable[[], None] | None = None,
     sync_folder: bool = True,
 ) -> WrittenFile:
-    """Writes and syncs `content` under `path`, whose name shows the old file or none until the last moment.
+    """Write and sync `content` under `path`, which names the old file, or none, until the last moment.
 
-    Whatever goes wrong, no part of the new file stays. Without `sync_folder` the name is durable only once the caller
-    has synced the folder, as one does for many files at once.
+    After an error no part of the new file remains. Without `sync_folder` the name is durable only when the caller has
+    synced the folder, which saves time for many files.
     """
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}{TEMPORARY_SUFFIX}")
     try:
@@ -94,13 +95,16 @@ def write_file(
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Removes what `write_file` of a process that was killed has left in a folder."""
+    """Remove the temporary files that `write_file` of a killed process has left in a folder."""
     for path in directory.glob(f"{TEMPORARY_PREFIX}*{TEMPORARY_SUFFIX}"):
         path.unlink(missing_ok=True)
 
 
 def hashed_while(write: Callable[[], object], content: Pieces) -> WrittenFile:
-    """What `write` writes; a thread hashes it meanwhile. Raises what `write` does."""
+    """Run `write`, hash the content in a thread meanwhile, and return the digest.
+
+    Raises what `write` raises.
+    """
     with ThreadPoolExecutor(1, "hasher") as beside:
         digest = beside.submit(sha256_of, *content)
         write()
@@ -108,10 +112,10 @@ def hashed_while(write: Callable[[], object], content: Pieces) -> WrittenFile:
 
 
 def read_hashed(path: Path, memory_for: MemoryFor, *, from_disk: bool = False) -> ReadFile:
-    """All of a file; a thread hashes it meanwhile, block by block. Raises OSError.
+    """Read a whole file; a thread hashes it meanwhile, block by block.
 
-    It is read, and not mapped: where somebody shortens a mapped file, or its disk fails, the whole process ends.
-    `from_disk`: the kernel drops the pages that it has of the file, so that a bad page is not read once more.
+    Raises OSError. The file is not mapped: if a mapped file is truncated, or its disk fails, the whole process ends.
+    With `from_disk` the kernel drops its cached pages of the file, so that a bad page is not read again.
     """
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1, "hasher") as beside:
@@ -137,7 +141,7 @@ def sha256_of(*content: bytes | memoryview) -> str:
 
 
 def size_of(content: Pieces) -> int:
-    """In bytes."""
+    """Return the total size in bytes."""
     return sum(map(len, content))
 
 
@@ -163,14 +167,14 @@ def _open_new(path: Path, mode: int, *, is_large: bool) -> int:
         try:
             return os.open(path, flags | os.O_DIRECT, mode)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # a file system that knows only the page cache
+            if error.errno != errno.EINVAL:  # this file system supports only the page cache
                 raise
-        path.unlink(missing_ok=True)  # such a file system may have made the file all the same
+        path.unlink(missing_ok=True)  # such a file system may have created the file nevertheless
     return os.open(path, flags, mode)
 
 
 def _blocks(content: Pieces) -> Iterator[memoryview]:
-    """All of it through one aligned buffer, which the next block overwrites; the last ends in some bytes too many."""
+    """Yield all content through one aligned buffer, which the next block overwrites. The last block is padded."""
     buffer, filled = memoryview(mmap.mmap(-1, BLOCK_BYTES)), 0
     for piece in content:
         rest = memoryview(piece)
@@ -194,7 +198,7 @@ def _write_all(descriptor: int, block: memoryview) -> None:
         try:
             written = os.write(descriptor, block)
         except OSError as error:
-            # Of a disk that is aligned otherwise, or of what a write that ended early has left.
+            # The disk has another alignment, or an earlier write was short.
             if error.errno != errno.EINVAL or not _leave_direct(descriptor):
                 raise
             continue
@@ -202,7 +206,7 @@ def _write_all(descriptor: int, block: memoryview) -> None:
 
 
 def _leave_direct(descriptor: int) -> bool:
-    """From now on it writes through the page cache. False: it did already."""
+    """Switch to writing through the page cache. Return False if it was in use already."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
     return bool(flags & os.O_DIRECT)

@@ -1,7 +1,7 @@
-"""The free bytes of one file system: what may be written, what is promised, and a reserve that nothing else can take.
+"""Free bytes of one file system: what may be written, what is promised, and a reserve.
 
-Most of the reserve is a real file, so other programs that fill the disk leave it alone. It is given up for what must
-be written on a full disk (results, releases, the epoch), and made again once there is room.
+Most of the reserve is a real file, which other programs cannot fill. It is deleted for what must be written on a full
+disk (results, releases, the epoch), and created again when there is space.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ log = structlog.get_logger(__name__)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 FREE_PART = 8
-"""One in so many bytes of the reserve stays free beside its file: a write-ahead log grows before it is folded in."""
+"""The part of the reserve that stays free outside its file, since a write-ahead log grows before it is folded in."""
 BLOCK_BYTES = 512
 """The unit of `st_blocks`, whatever the block size of the file system."""
 MIB = 1024**2
 
 ROOM_RETRY_SECONDS = 1.0
 LONGEST_ROOM_RETRY_SECONDS = 30.0
-"""An attempt may write as much as the disk takes, or run an operation in vain: the wait doubles up to this."""
+"""The longest wait between attempts. An attempt may write as much as the disk takes, or run an operation in vain, so
+the wait doubles up to this."""
 
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class NoRoom(OSError):
-    """A disk that is full, or would be."""
+    """An error of a disk that is full, or would be."""
 
     def __init__(self, directory: Path, content_bytes: int, free_bytes: int) -> None:
         super().__init__(
@@ -51,8 +52,10 @@ class NoRoom(OSError):
 
 
 class DiskRoom:
-    """Thread-safe. `reserved_bytes` stay free of all that asks here first; `reserve` is the file that takes most of
-    them, once `keep_reserve` was called.
+    """The free space of one file system. Thread-safe.
+
+    `reserved_bytes` stay free of all writes that ask here first. `reserve` is the file that takes most of them, once
+    `keep_reserve` was called.
     """
 
     def __init__(self, directory: Path, reserved_bytes: int = 0, reserve: Path | None = None) -> None:
@@ -61,40 +64,42 @@ class DiskRoom:
         self._reserve = reserve
         self._lock = threading.Lock()
         self._claimed_bytes = 0
-        self._allocates_nothing = False  # as the reserve's file has shown
+        self._allocates_nothing = False  # as the attempt to create the reserve's file has shown
 
     def free_bytes(self) -> int:
-        """The reserve included, whether its file is there or not. A file system that states no size, as some of FUSE do
-        not, has room for everything.
+        """Return the free bytes, including the reserve.
+
+        A file system that reports no size, as some FUSE systems do, counts as unlimited.
         """
         disk = shutil.disk_usage(_existing(self._directory))
         return disk.free + self._reserve_file_bytes() if disk.total else sys.maxsize
 
     def has_room_for(self, content_bytes: int) -> bool:
-        """Whether writing this much leaves the reserve, and the room of every claim, untouched."""
+        """Return whether so many bytes can be written without touching the reserve or a claim."""
         return content_bytes <= self.available_bytes()
 
     def available_bytes(self) -> int:
-        """Below 0: less than the reserve is free."""
+        """Return the bytes that may be written; negative if less than the reserve is free."""
         return self.free_bytes() - self._reserved_bytes - self._claimed_bytes
 
     # ---- room for one writer
 
     def claim(self, content_bytes: int) -> None:
-        """Promises the room until it is released. Raises NoRoom."""
+        """Promise the space until it is released. Raises NoRoom."""
         with self._lock:
             self._check(content_bytes)
             self._claimed_bytes += content_bytes
 
     def release(self, content_bytes: int) -> None:
-        """Give back a claim whose bytes are written, or never will be."""
+        """Release a claim whose bytes are written, or will not be written."""
         with self._lock:
             self._claimed_bytes -= content_bytes
 
     @contextlib.contextmanager
     def claimed(self, content_bytes: int) -> Iterator[Allocate]:
-        """Yields what gives each of one writer's new files its blocks. Those are no longer free, so their part of the
-        claim is released. Raises NoRoom.
+        """Claim space for one writer, and yield the function that allocates the blocks of its files.
+
+        Allocated blocks are no longer free, so each allocation releases its part of the claim. Raises NoRoom.
         """
         left_bytes = content_bytes
 
@@ -111,9 +116,9 @@ class DiskRoom:
             self.release(left_bytes)
 
     def allocate(self, descriptor: int, content_bytes: int) -> None:
-        """Gives a new file all of its blocks at once: no other writer can pass the same check. Raises NoRoom.
+        """Allocate all blocks of a new file at once, so that no other writer passes the same check. Raises NoRoom.
 
-        It can take long, and the event loop takes the lock: the room is only claimed under it.
+        The lock is held only for the claim: the allocation may take long, and the event loop takes the lock, too.
         """
         with self.claimed(content_bytes) as allocate:
             allocate(descriptor, content_bytes)
@@ -126,9 +131,9 @@ class DiskRoom:
     # ---- the reserve
 
     def keep_reserve(self) -> None:
-        """Makes the reserve's file unless it is there, as soon as the disk has room for all of the reserve.
+        """Create the reserve's file if it is missing and the disk has space for the whole reserve.
 
-        Where the file system allocates no blocks there is no file, and none is tried again until one is asked for.
+        If the file system allocates no blocks there is no file, and no further attempt until the reserve is requested.
         """
         file_bytes = self._reserved_bytes - self._reserved_bytes // FREE_PART
         with self._lock:
@@ -142,12 +147,12 @@ class DiskRoom:
                 self._allocates_nothing = self._reserve_file_bytes() < file_bytes
                 if self._allocates_nothing:
                     raise OSError(errno.EOPNOTSUPP, "its file system allocates no blocks")
-            except OSError as error:  # what is free is counted, so the reserve is kept as well as it can be
+            except OSError as error:  # the free bytes are counted, so the reserve is kept as well as possible
                 log.warning("the reserve has no file", path=str(self._reserve), reason=error.strerror)
                 self._reserve.unlink(missing_ok=True)
 
     def free_reserve(self) -> bool:
-        """Gives the reserve's blocks to whatever must be written now. False: there were none."""
+        """Delete the reserve's file for a write that must succeed. Return False if there was none."""
         with self._lock:
             self._allocates_nothing = False
             if self._reserve is None or not self._reserve_file_bytes():
@@ -166,12 +171,15 @@ class DiskRoom:
 
 
 def _existing(path: Path) -> Path:
-    """The folder, or the nearest above it that is there: a checkpoint root is made by its first save."""
+    """Return the folder, or its nearest existing parent. The first save creates a checkpoint root."""
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 class RetriesForRoom:
-    """When writes that found no room are tried again: after a wait that doubles, or once more is free than before."""
+    """The moments of retries after writes without space.
+
+    The wait doubles, and ends early when more space is free than before.
+    """
 
     def __init__(self, room: DiskRoom, clock: Callable[[], float] = time.monotonic) -> None:
         self._room = room
@@ -179,11 +187,11 @@ class RetriesForRoom:
         self._failed_at, self._free_bytes, self._seconds = 0.0, 0, ROOM_RETRY_SECONDS
 
     def begin(self) -> None:
-        """After a first failure, or once some of them were written."""
+        """Start waiting after a first failure, or after a partial success."""
         self._note_failure(ROOM_RETRY_SECONDS)
 
     def failed(self) -> None:
-        """After an attempt in vain."""
+        """Wait longer after a failed attempt."""
         self._note_failure(longer_retry_seconds(self._seconds))
 
     def is_due(self) -> bool:
@@ -196,13 +204,14 @@ class RetriesForRoom:
 
 
 def longer_retry_seconds(before: float) -> float:
-    """`before`: 0 at the first failure."""
+    """Return the next wait. `before` is 0 at the first failure."""
     return min(max(2 * before, ROOM_RETRY_SECONDS), LONGEST_ROOM_RETRY_SECONDS)
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:
-    """Does nothing where the file system cannot. There, `os.posix_fallocate` would write a byte to each 4 KiB, which is
-    a request each on a network.
+    """Allocate the blocks, if the file system can.
+
+    `os.posix_fallocate` would otherwise write a byte to each 4 KiB, which is one request each over a network.
     """
     while size_bytes and _fallocate(descriptor, 0, 0, size_bytes):
         code = ctypes.get_errno()

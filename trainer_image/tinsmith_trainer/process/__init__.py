@@ -1,5 +1,6 @@
-"""Python's garbage collector while modules are imported: it looks through all that is there, again and again, and what
-was imported stays.
+"""The process itself: its start, output, exit, and the work that it is doing.
+
+The garbage collector is paused during imports, since it would scan all imported objects again and again.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def gc_pause() -> Iterator[None]:
-    """Collects nothing meanwhile; what is there then is not looked through again before the process ends.
+    """Pause garbage collection, and exclude the objects that exist at the end from later collections.
 
-    Then it is, since libraries count what they find left over, and complain.
+    They are collected at exit, since some libraries warn about objects that remain.
     """
     gc.disable()
     atexit.register(gc.unfreeze)

@@ -1,4 +1,4 @@
-"""Ends the process where it could only go on failing: whoever started it starts a new one, which recovers."""
+"""Exits of a process that could only keep failing. Its parent starts a new process, which recovers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _markers: weakref.WeakSet[InFlightMarker] = weakref.WeakSet()
 
 
 def tell_at_the_end(marker: InFlightMarker) -> None:
-    """Whatever ends this process by itself says there whether the engine's call is why."""
+    """Register the marker for exits of this process, which note there whether the engine's call is the reason."""
     _markers.add(marker)
 
 
 def end_process(failure: str) -> None:
-    """Logs the exception that is being handled, and ends at once: threads of a broken process may never join."""
+    """Log the current exception and exit at once, since threads of a broken process may never join."""
     try:
         log.exception(failure)
         for marker in tuple(_markers):
@@ -36,7 +36,7 @@ def end_process(failure: str) -> None:
 
 
 def end_without_blame() -> None:
-    """Ends at once for a reason that has nothing to do with what the engine is at."""
+    """Exit at once for a reason that has nothing to do with the engine's call."""
     for marker in tuple(_markers):
         marker.stop()
     os._exit(1)
@@ -46,9 +46,10 @@ def end_without_blame() -> None:
 def fatal_on_error(
     failure: str, *, blames_the_call: bool = True, unless: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """Without this every operation would wait for ever, on a worker that says it is ready. A new process replays.
+    """End the process after an error. A new process replays.
 
-    `blames_the_call`: what the engine is at counts as the reason. `unless`: errors that the caller handles.
+    Otherwise every operation would wait without end, on a worker that reports to be ready. `blames_the_call`: the
+    engine's call counts as the reason. `unless`: errors that the caller handles.
     """
     try:
         yield
@@ -63,9 +64,10 @@ def fatal_on_error(
 
 
 def fatal_callback(failure: str, callback: Callable[[T], None]) -> Callable[[T], None]:
-    """Return a callback for a future of the journal, whose error ends the process.
+    """Return a callback for a future, whose error ends the process.
 
-    `concurrent.futures` only logs it: what was acknowledged would never run, in a process that looks well.
+    `concurrent.futures` only logs such an error: an acknowledged operation would never run, in a process that looks
+    healthy.
     """
 
     def call(done: T) -> None:

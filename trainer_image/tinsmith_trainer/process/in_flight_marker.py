@@ -1,7 +1,7 @@
-"""What the engine is at, where the next process finds it: a file that outlives this process, and not the machine.
+"""The in-flight marker: a file that tells the next process what the engine was doing when this process ended.
 
-A process that the system kills has no last word, so the word is written before: one small write before a call of the
-engine and one after it, and no sync. When the machine goes, so may the marker; then it says nothing of the call either.
+A killed process cannot report anything, so it writes before each call of the engine and after it, without a sync. The
+file outlives the process, but not always the machine: after a power cut it may be missing, and no call is blamed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Purpose = Literal["operation", "replay", "restore", "snapshot", "import"]
 Beside = Literal["saves", "loads", "imports"]
 """Work of threads other than the engine's."""
 HEADER = struct.Struct("<II")
-"""Length and CRC-32 of the JSON behind it. A length of 0: the engine is idle."""
+"""Length and CRC-32 of the JSON that follows. A length of 0: the engine is idle."""
 IDLE = bytes(HEADER.size)
 MAX_BYTES = 64 * 1024
 MAX_SIGN_CHARACTERS = 500
@@ -38,8 +38,10 @@ MAX_SIGN_CHARACTERS = 500
 
 @dataclass(frozen=True, slots=True)
 class InFlightWork:
-    """The purpose of an engine call. `seq_id` of a restore or a snapshot: the last operation inside; of an import,
-    whose `model_id` is the run that will have the adapter: 0.
+    """A piece of work that may end the process.
+
+    `seq_id` is the last operation inside for a restore or a snapshot, and 0 for an import, whose `model_id` is the run
+    that gets the adapter.
     """
 
     purpose: Purpose
@@ -49,9 +51,9 @@ class InFlightWork:
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """A process ended while it was at `work`. `life` tells that process from others; `last_sign` may be empty.
+    """The end of a process during `work`. `life` identifies the process; `last_sign` may be empty.
 
-    `beside`: what the same call of the engine was for, too. Then it is not known which of them it was.
+    `others`: further work of the same moment. Then it is not known which work is to blame.
     """
 
     work: InFlightWork
@@ -65,13 +67,13 @@ class Interruption:
 
 
 class InFlightMarker:
-    """Thread-safe. A marker that cannot be written is logged, and fails nothing: that call is not counted."""
+    """The marker file. Thread-safe. A marker that cannot be written is logged, and that call is not counted."""
 
     def __init__(self, path: Path) -> None:
-        """Raises VolumeUnsuitable."""
+        """Open the file. Raises VolumeUnsuitable."""
         self._path = path
         self.life = uuid.uuid4().hex
-        """Tells this process from those before and after it."""
+        """The identity of this process, which differs from those before and after it."""
         self._lock = threading.Lock()
         self._works: Sequence[InFlightWork] = ()
         self._beside: dict[Beside, Sequence[InFlightWork]] = {}
@@ -86,35 +88,35 @@ class InFlightMarker:
 
     @property
     def left_behind(self) -> Interruption | None:
-        """What the process before this one was at when it ended."""
+        """The work during which the previous process ended, or None."""
         return self._left
 
     def set(self, *works: InFlightWork) -> None:
-        """At least one."""
+        """Mark the work of the engine, at least one."""
         with self._lock:
             if not self._stopped:
                 self._works = works
                 self._mark()
 
     def beside(self, what: Beside, *works: InFlightWork) -> None:
-        """What other threads are at, whatever the engine does meanwhile."""
+        """Mark the work of other threads, which runs whatever the engine does."""
         with self._lock:
             if not self._stopped:
                 self._beside[what] = works
                 self._mark()
 
     def clear(self) -> None:
-        """The engine is idle. What was left behind is gone, too."""
+        """Mark the engine as idle. This also clears what the previous process left."""
         with self._lock:
             self._clear()
 
     def sign(self, last_sign: str) -> None:
-        """Why this process is going to end, if the call that runs now is why."""
+        """Note why this process is about to end, in case the current work is the reason."""
         with self._lock:
             self._sign(last_sign)
 
     def stop(self, last_sign: str = "") -> None:
-        """Nothing is marked from now on; the call that runs now stays marked if there is a sign against it."""
+        """Mark nothing from now on. The current work stays marked only if there is a sign against it."""
         with self._lock:
             self._stopped = True
             if last_sign:
@@ -123,7 +125,7 @@ class InFlightMarker:
                 self._clear()
 
     def close(self) -> None:
-        """Idempotent. Whatever is told to it afterwards is lost."""
+        """Close the file. Later marks are lost. Idempotent."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)
@@ -140,7 +142,8 @@ class InFlightMarker:
             self._mark(_one_line(last_sign))
 
     def _mark(self, last_sign: str = "") -> None:
-        works = dict.fromkeys((*self._works, *chain(*self._beside.values())))  # a save begins while its copy is marked
+        # a save begins while its copy is still marked
+        works = dict.fromkeys((*self._works, *chain(*self._beside.values())))
         if not works:
             self._write(IDLE)
             return
@@ -157,9 +160,9 @@ class InFlightMarker:
 
 
 class EngineCall:
-    """One call at a time, by the engine's thread; anyone may ask for how long, which is how a hang is told from work.
+    """The engine's current call, which is marked while it runs.
 
-    While it runs it is marked, so that the next process knows what this one ended of.
+    One call runs at a time, in the engine's thread. Any thread may ask how long it has run, to tell a hang from work.
     """
 
     def __init__(self, marker: InFlightMarker) -> None:
@@ -167,13 +170,13 @@ class EngineCall:
         self._started_at: float | None = None
 
     def running_seconds(self) -> float:
-        """0: idle."""
+        """Return how long the call has run; 0 if the engine is idle."""
         started_at = self._started_at
         return 0.0 if started_at is None else time.monotonic() - started_at
 
     @contextlib.contextmanager
     def at(self, *works: InFlightWork) -> Iterator[None]:
-        """Around the call. An error that ends the process, such as SystemExit, leaves the marker."""
+        """Mark the work during the call. An error that ends the process, such as SystemExit, leaves the marker."""
         self.marker.set(*works)
         self._started_at = time.monotonic()
         try:
@@ -187,10 +190,10 @@ class EngineCall:
             self._started_at = None
 
     def told_to_stop(self, hang_seconds: float, beside_seconds: float = 0.0) -> bool:
-        """Whether the stop is an orderly one: whatever ends this process now, what runs is not to blame.
+        """Stop marking, and return whether the stop is an orderly one.
 
-        False: the call, or what is marked beside it and has run for `beside_seconds`, has taken so long that it is why
-        the process is told to stop.
+        Then the current work is not to blame for the end. Return False if the call, or background work of
+        `background_seconds`, has run for so long that the hang must be the reason for the stop.
         """
         seconds = max(self.running_seconds(), beside_seconds)
         hangs = seconds >= hang_seconds
@@ -201,7 +204,7 @@ class EngineCall:
 
 
 def _one_line(sign: str) -> str:
-    # An error may quote a path that is no UTF-8.
+    # An error may quote a path that is not UTF-8.
     words = " ".join(sign.encode(errors="backslashreplace").decode().split())
     return words if len(words) <= MAX_SIGN_CHARACTERS else f"{words[:MAX_SIGN_CHARACTERS]}…"
 
@@ -212,7 +215,7 @@ def _encoded(interruption: Interruption) -> bytes:
 
 
 def _decoded(content: bytes) -> Interruption | None:
-    """None: idle, or not whole, as after a power cut."""
+    """Return None if the process was idle, or the content is not whole, as after a power cut."""
     if len(content) < HEADER.size:
         return None
     length, checksum = HEADER.unpack_from(content)
@@ -225,5 +228,5 @@ def _decoded(content: bytes) -> Interruption | None:
 
 
 def _work(fields: Mapping[str, Any]) -> InFlightWork:
-    """A later release may say more of it."""
+    """Ignore fields that a later release may add."""
     return InFlightWork(fields["purpose"], fields["model_id"], fields["seq_id"])

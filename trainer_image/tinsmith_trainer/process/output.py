@@ -1,8 +1,8 @@
-"""Logs of a worker: one JSON object a line on standard error, or coloured text for a terminal.
+"""The output of the processes: logs and consoles.
 
-All lines go through a handler of the standard library, which swallows what it cannot write. Threads that run operations
-and write the journal log from where an exception is at its worst: a full disk below standard error, or a reader that
-closed its pipe, must not end a model.
+A log has one JSON object a line on standard error, or coloured text for a terminal. All lines pass through a handler of
+the standard library, which ignores what it cannot write. The threads that run operations and write the journal log, and
+a full disk or a closed pipe must not end a model.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ OURS = ("tinsmith_trainer", "__main__")
 
 
 def configure_logs(log_format: str, level: str) -> None:
-    """`log_format` is "json" or "console"; `level` a name of the logging module.
+    """Configure the logs. `log_format` is "json" or "console"; `level` is a name of the logging module.
 
-    What libraries log, and Python's warnings, are rendered alike, from `warning` on.
+    Logs of libraries, and Python's warnings, have the same form, from `warning` on.
     """
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        # Text, before a renderer sees it: the console's own shows local variables, which other threads change.
+        # Format exceptions early: the console's renderer would show local variables, which other threads change.
         structlog.processors.format_exc_info,
     ]
     structlog.configure(
@@ -60,8 +60,8 @@ def _handler(log_format: str, shared: list[Any]) -> logging.Handler:
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a console that prints text as it is, and lets the terminal break long lines.
+    """Return a console that prints text unchanged, and lets the terminal break long lines.
 
-    Rich would print `:train:` in the id of a run as an emoji, and take brackets in a path for a style.
+    Rich would print `:train:` in the ID of a run as an emoji, and parse brackets in a path as a style.
     """
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""How many tokens were used, by whom and in which hour, until somebody takes the numbers away."""
+"""Counters of used tokens, by user and hour, until the server collects them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ Kind: TypeAlias = worker_pb2.UsageKind.ValueType
 
 HOUR_SECONDS = 3600
 MOST_ROWS = 10_000
-"""That wait to be taken. A server comes every few seconds; while none comes, those who are beyond share a row."""
+"""The limit of uncollected rows. A server collects every few seconds; without one, further users share a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """Who used what. `used_by` is a model or a sampling session, `hour` Unix seconds of its start."""
+    """A user, an hour and a kind of usage.
+
+    `used_by` is a model or a sampling session, `hour` Unix seconds of its start.
+    """
 
     used_by: str
     tenant: str
@@ -28,7 +31,7 @@ class UsageRow:
 
 
 class UsageMeter:
-    """Counts in memory, from any thread: what a process that is killed had not given away is lost."""
+    """Counters in memory. Thread-safe. A killed process loses the counts that were not collected."""
 
     def __init__(self, most_rows: int = MOST_ROWS, clock: Callable[[], float] = time.time) -> None:
         self._most_rows = most_rows
@@ -37,7 +40,7 @@ class UsageMeter:
         self._amounts: dict[UsageRow, int] = {}
 
     def add(self, used_by: str, tenant: str, kind: Kind, amount: int) -> None:
-        """In the hour that it is now. Nothing is no row."""
+        """Add to the current hour. An amount of 0 creates no row."""
         if amount:
             self.add_row(UsageRow(used_by, tenant, int(self._clock()) // HOUR_SECONDS * HOUR_SECONDS, kind), amount)
 
@@ -48,7 +51,7 @@ class UsageMeter:
             self._amounts[row] = self._amounts.get(row, 0) + amount
 
     def take(self) -> worker_pb2.TakeUsageReply:
-        """What was added since the last call."""
+        """Return and remove the counts since the last call."""
         with self._guard:
             taken, self._amounts = self._amounts, {}
         return worker_pb2.TakeUsageReply(
@@ -59,6 +62,6 @@ class UsageMeter:
         )
 
     def give_back(self, usage: worker_pb2.TakeUsageReply) -> None:
-        """What was taken, and written down nowhere."""
+        """Add counts again that were taken but not stored."""
         for one in usage.usage:
             self.add_row(UsageRow(one.used_by, one.tenant, one.hour, one.kind), one.amount)
