@@ -1,1 +1,1 @@
-"""Runs accepted operations on the engine, one after the other, and makes their results durable."""
+"""Training: runs accepted operations on the engine and makes their results durable."""

@@ -1,6 +1,6 @@
-"""What each kind of operation does to the engine, and what comes out of it.
+"""The effect of each kind of operation on the engine, and its result.
 
-An executor computes; it does not write to the journal. The scheduler makes its results durable.
+An executor does not write to the journal. The operation runner makes results durable.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ EPHEMERAL_AREA = "ephemeral"
 AREAS = (*PATH_KINDS.values(), EPHEMERAL_AREA)
 """Folders of the checkpoint root that workers write to."""
 IMPORT_DIGITS = 15
-"""Hexadecimal ones of a digest, which is as good as unique and fits in 64 bits."""
+"""Hexadecimal digits of a digest that make an ID: practically unique, and 64 bits at most."""
 SAMPLED_KINDS = (worker_pb2.SAMPLER, worker_pb2.EPHEMERAL)
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedSave:
-    """All that writing a checkpoint needs: nothing of it is the engine's any more."""
+    """All that writing a checkpoint needs, independent of the engine."""
 
     operation: Operation
     request: worker_pb2.SaveWeights
     state: AdapterState
     epoch: int
-    releases: str | None = None  # the reason, where it is saved before a release
+    releases: str | None = None  # the reason, if the model is saved before its release
 
 
 class Executor:
-    """Runs operations on one engine; raises `TrainerError`s, and then the adapter is as it was.
+    """Runs operations on one engine. An operation that raises TrainerError leaves the adapter unchanged.
 
-    A save is copied, and any thread may write the copy. Any thread may read the checkpoint of a load. The rest is
-    executed at once. Training calls are in `TrainingCalls`.
+    A save is copied, and any thread may write the copy. Any thread may read the checkpoint of a load. Other operations
+    are executed at once. Training calls are in `TrainingCalls`.
     """
 
     def __init__(self, engine: Engine, checkpoints: CheckpointRoot, shared: SharedSaves | None = None) -> None:
-        """`shared`: where saves that are sampled from are kept for a sampler beside this process."""
+        """Create an executor. `shared` keeps saves in memory for a sampler process on this machine."""
         self._engine = engine
         self._checkpoints = checkpoints
         self._shared = shared
@@ -87,9 +87,9 @@ class Executor:
         raise UserError(f"Operation kind {operation.kind} is not known to this worker.")
 
     def copy(self, operation: Operation, request: worker_pb2.SaveWeights, epoch: int, latest_save: int) -> CopiedSave:
-        """Of a save, or of a release that saves first.
+        """Copy the adapter for a save, or for a release that saves first.
 
-        `latest_save`: the event of this model's latest save under the name that is asked for; 0: there is none.
+        `latest_save`: the event of this model's latest save under the requested name; 0: there is none.
         """
         if operation.kind == worker_pb2.SAVE_WEIGHTS:
             _check_name_is_free(operation.model_id, request, latest_save)
@@ -97,7 +97,7 @@ class Executor:
         return CopiedSave(operation, request, copied(operation.model_id), epoch)
 
     def write(self, save: CopiedSave) -> OperationResult:
-        """Durable when it returns. Thread-safe."""
+        """Write a copied save. It is durable on return. Thread-safe."""
         operation, request, state = save.operation, save.request, save.state
         is_sampled = request.kind in SAMPLED_KINDS and save.releases is None
         written = self._write_shared(save) if is_sampled else self._write(save)
@@ -137,9 +137,9 @@ class Executor:
         )
 
     def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
-        """Makes a checkpoint of files that anybody may have made. Thread-safe; no adapter here changes.
+        """Make a checkpoint of uploaded files, which are not trusted. Thread-safe; no adapter changes.
 
-        The directory follows from the files: others, put there meanwhile, are another checkpoint.
+        The directory is derived from the files, so other files make another checkpoint.
         """
         lora = request.lora
         check_rank("The upload", lora.rank, self._engine.capabilities().max_rank)
@@ -200,7 +200,7 @@ class Executor:
 
 
 def save_request(operation: Operation, payload: bytes) -> worker_pb2.SaveWeights | None:
-    """What it has to write; None: it saves nothing."""
+    """Return the save that the operation makes, or None."""
     if operation.kind == worker_pb2.SAVE_WEIGHTS:
         return worker_pb2.SaveWeights.FromString(payload)
     if operation.kind != worker_pb2.RELEASE_MODEL:
@@ -210,7 +210,7 @@ def save_request(operation: Operation, payload: bytes) -> worker_pb2.SaveWeights
 
 
 def release_reason(operation: Operation, payload: bytes) -> str | None:
-    """Return the message for operations after a release, empty where a session ended; None for other operations."""
+    """Return the message for operations after a release, empty if a session ended; None for other operations."""
     is_release = operation.kind == worker_pb2.RELEASE_MODEL
     return worker_pb2.ReleaseModel.FromString(payload).reason if is_release else None
 
@@ -220,7 +220,10 @@ def _released(model_id: str, reason: str) -> worker_pb2.Event:
 
 
 def _check_name_is_free(model_id: str, request: worker_pb2.SaveWeights, latest_save: int) -> None:
-    """The server saw the store up to `seen_event_id`; saves of this model after that are in our journal."""
+    """Refuse a name that is taken.
+
+    The server knows the saves up to `seen_event_id`; later saves of this model are in this worker's journal.
+    """
     if not request.name or request.overwrite:
         return
     if request.name_taken or latest_save > request.seen_event_id:
@@ -229,7 +232,7 @@ def _check_name_is_free(model_id: str, request: worker_pb2.SaveWeights, latest_s
 
 
 def _cure_of_a_taken_name(request: worker_pb2.SaveWeights) -> str:
-    """Return what helps in this kind of save: the SDK's save_weights_for_sampler has no `overwrite`."""
+    """Return the remedy for this kind of save: the SDK's save_weights_for_sampler has no `overwrite`."""
     if request.kind == worker_pb2.TRAINING:
         return "Choose another name, delete it first, or save with overwrite=True."
     return "Choose another name, or delete it first."

@@ -1,9 +1,9 @@
-"""Whose turn it is: tenants share the engine, and a tenant's models share its part. Pure.
+"""Fair shares: tenants share the engine, and a tenant's models share its part. Pure.
 
-Parts are of tokens. It is deficit round robin with turns of one microbatch, the deficit kept as what each has had: of
-those who wait, the one who has had least goes first. So nobody who waits falls behind another by more than that one's
-latest turn, and a newcomer waits for the turn that runs. What somebody uses while nobody else waits is not held against
-him, and who asks for nothing saves nothing up but a small start.
+Shares are counted in tokens. The method is deficit round robin with turns of one microbatch: of the waiting tenants the
+one with the fewest tokens is next. So no waiting tenant falls behind another by more than the other's latest turn, and
+a new one waits only for the current turn. Tokens that a tenant uses while no other waits are not counted against it,
+and an idle tenant saves up no more than a small head start.
 """
 
 from __future__ import annotations
@@ -15,63 +15,66 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key")
 
 HEAD_START_TOKENS = 1280
-"""A full microbatch and the step behind it. So much ahead does a newcomer come in: what belongs together, as a gradient
-and its step, is not torn apart by another's turn."""
+"""The head start of a new tenant: a full microbatch and the step after it, so that another's turn does not separate a
+gradient from its step."""
 
 LEAST_TOKENS = 16
-"""What the smallest turn costs, so that nothing is free: a row of the shortest padded length."""
+"""The cost of the smallest turn, so that nothing is free: a row of the shortest padded length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A model that has something to run. Where its tenant is not known (empty), it is one by itself."""
+    """A model with an operation to run. A model of an unknown (empty) tenant has a share by itself."""
 
     tenant: str
     model_id: str
 
     @property
     def share(self) -> tuple[str, str]:
-        """Whose part of the engine its turns come out of."""
+        """The share that the model's turns are charged to."""
         return (self.tenant, "") if self.tenant else ("", self.model_id)
 
 
 @dataclass(slots=True)
 class Shares(Generic[Key]):
-    """Equal parts for those who wait."""
+    """Equal shares for those that wait."""
 
-    _had: dict[Key, int] = field(default_factory=dict)  # in tokens, since a moment that is the same for all
+    _had: dict[Key, int] = field(default_factory=dict)  # tokens, since a moment that is the same for all
     _since: dict[Key, int] = field(default_factory=dict)
     _waiting: frozenset[Key] = frozenset()
     _turn: int = 0
-    _latest: Key | None = None  # who had the latest turn
+    _latest: Key | None = None  # the key with the latest turn
 
     def next(self, waiting: Iterable[Key]) -> Key:
-        """Of those who wait now, at least one. Among equals it is who has waited for longest."""
+        """Return the next one of those that wait now, at least one.
+
+        Among equals it is the one that has waited longest.
+        """
         in_order = list(dict.fromkeys(waiting))
         self.admit(frozenset(in_order))
         chosen = min(in_order, key=lambda key: (self._had[key], self._since[key]))
         self._turn, self._latest = self._turn + 1, chosen
-        self._since[chosen] = 2 * self._turn + 1  # whoever comes during this turn waits for longer
+        self._since[chosen] = 2 * self._turn + 1  # a key that comes during this turn has waited for a shorter time
         return chosen
 
     def charge(self, key: Key, tokens: int) -> None:
-        """For the turn that it has had."""
+        """Charge tokens for the turn."""
         self._had[key] += tokens
 
     def knows(self, key: Key) -> bool:
         return key in self._had
 
     def had(self, key: Key) -> int:
-        """In tokens, to compare it with others of those who wait."""
+        """Return the tokens used so far, for comparison with others that wait."""
         return self._had[key]
 
     def admit(self, now: frozenset[Key]) -> None:
-        """Those who wait now. Again for the same: nothing changes."""
+        """Set those that wait now. Repeated calls with the same set change nothing."""
         stayed = now & self._waiting
-        if not stayed:  # whoever had the last turn had it while nobody else waited
+        if not stayed:  # the key with the latest turn was alone
             self._had, self._since = {}, {}
         least = min((self._had[key] for key in stayed), default=0)
-        # A stream of newcomers, each of whom leaves after its turn, must not keep those who stay from theirs.
+        # A stream of new keys, each of which leaves after its turn, must not displace those that stay.
         start = least - HEAD_START_TOKENS if self._latest in stayed else least
         for key in now - stayed:
             self._had[key] = max(self._had.get(key, start), start)
@@ -82,8 +85,9 @@ class Shares(Generic[Key]):
 
 
 class FairShares:
-    """Tenants in turn, and within each its models. In a turn of one others may be computed beside it: each is charged
-    for its own.
+    """Turns of tenants, and of models within each tenant.
+
+    In one model's turn others may be computed in the same forward; each is charged for its own tokens.
     """
 
     def __init__(self) -> None:
@@ -91,7 +95,7 @@ class FairShares:
         self._models: dict[tuple[str, str], Shares[str]] = {}
 
     def next(self, contenders: Sequence[Contender]) -> Contender:
-        """Of at least one."""
+        """Return the next one of at least one contender."""
         chosen = self._tenants.next(contender.share for contender in contenders)
         self._models = {known: models for known, models in self._models.items() if self._tenants.knows(known)}
         waiting: dict[tuple[str, str], dict[str, Contender]] = {}
@@ -102,21 +106,23 @@ class FairShares:
         return waiting[chosen][self._models[chosen].next(waiting[chosen])]
 
     def cobatch_candidates(self, chosen: Contender, contenders: Iterable[Contender]) -> list[Contender]:
-        """Of those of the latest `next`, whoever has had least first: others than the chosen one, and none that is far
-        ahead of it. Small turns of one would be as long as large ones of another that comes along each time.
+        """Return the others that may share the turn's forward, those with the fewest tokens first.
+
+        A contender that is far ahead of the chosen one is left out: otherwise the small turns of one would become as
+        long as the large ones of another. Call it after `next` with the same contenders.
         """
         others = [one for one in contenders if one != chosen and self._ahead(one, chosen) <= HEAD_START_TOKENS]
         return sorted(others, key=lambda one: self._ahead(one, chosen))
 
     def _ahead(self, one: Contender, other: Contender) -> int:
-        """In tokens that it has had, of its tenant's or of the model's own."""
+        """Return the difference in tokens, between the tenants or between models of one tenant."""
         if one.share == other.share:
             models = self._models[one.share]
             return models.had(one.model_id) - models.had(other.model_id)
         return self._tenants.had(one.share) - self._tenants.had(other.share)
 
     def charge(self, contender: Contender, tokens: int) -> None:
-        """For what it has had in this turn."""
+        """Charge the model for its tokens in this turn."""
         cost = max(tokens, LEAST_TOKENS)
         self._tenants.charge(contender.share, cost)
         self._models[contender.share].charge(contender.model_id, cost)
@@ -124,8 +130,11 @@ class FairShares:
 
 @dataclass(slots=True)
 class Pace:
-    """Of all microbatches so far. By it a step, a save or a load costs as many tokens as could have been computed
-    meanwhile: their time depends on ranks, disks and object stores, and a fixed price would be wrong for most."""
+    """The speed of all microbatches so far, which converts seconds to tokens.
+
+    A step, a save or a load costs as many tokens as could have been computed in its time. That time depends on ranks,
+    disks and object stores, so a fixed price would be wrong for most.
+    """
 
     tokens: int = 0
     seconds: float = 0.0
@@ -135,5 +144,5 @@ class Pace:
         self.seconds += seconds
 
     def worth(self, seconds: float) -> int:
-        """In tokens. Before the first microbatch nothing is known, and nothing is asked for it."""
+        """Return the tokens that the seconds are worth; 0 before the first microbatch."""
         return round(max(seconds, 0.0) * self.tokens / self.seconds) if self.seconds else 0

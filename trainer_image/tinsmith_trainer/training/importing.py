@@ -1,7 +1,7 @@
-"""Adapters that come in: each is begun between two turns of the engine, and read in a thread of its own.
+"""Imports of adapters: each begins between two turns of the engine, and is read in its own thread.
 
-Their files are their senders', so that reading them may end the process: while they are read they are in the in-flight
-marker as work of their own. No operation is to blame for that end, and no import for an operation's.
+The files are not trusted, so reading them may end the process. They are marked as in-flight work of their own: no
+operation is blamed for such an end, and no import for the end of an operation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class _Import:
 
 
 class Imports:
-    """Used by the engine's thread, but for the reading itself, and for `submit`, which is for one caller at a time."""
+    """The imports of a worker.
+
+    Used by the engine's thread, apart from the reading, and from `submit`, which has one caller at a time.
+    """
 
     def __init__(self, executor: Executor, queues: ModelQueues, attempts: Attempts, marker: InFlightMarker) -> None:
         self._executor = executor
@@ -47,31 +50,37 @@ class Imports:
         self._latest: _Import | None = None
 
     def submit(self, request: worker_pb2.ImportAdapterRequest) -> Future[worker_pb2.ImportAdapterReply]:
-        """The reply fails with a TrainerError, or with Draining. The one before must have been answered."""
+        """Submit an import when the previous one has been answered.
+
+        The reply fails with TrainerError or Draining.
+        """
         latest = self._latest = _Import(request)
         self._queues.between_turns(lambda: self._begin(latest))
         return latest.reply
 
     def running_seconds(self) -> float:
-        """Since the one that is read was begun; 0: none is. Thread-safe."""
+        """Return how long the current import has been read; 0 if none is. Thread-safe."""
         latest = self._latest
         is_read = latest is not None and latest.begun_at > 0 and not latest.read.is_set()
         return time.monotonic() - latest.begun_at if latest is not None and is_read else 0.0
 
     def wait(self) -> None:
-        """Until nothing is being read, so that what the process ends of next is of one work alone."""
+        """Wait until no import is being read, so that the next end of the process has one possible cause."""
         if self._latest is not None and self._latest.begun_at:
             self._latest.read.wait()
 
     def end_all(self) -> None:
-        """At a stop, when there are no turns any more: what is under way is read, what was not begun is refused."""
+        """Finish the current import at a stop, and refuse one that has not begun. No turns follow."""
         self.wait()
         latest = self._latest
         if latest is not None and not latest.begun_at and not latest.reply.done():
             latest.reply.set_exception(Draining("this worker is shutting down"))
 
     def _begin(self, latest: _Import) -> None:
-        """One that a process has ended at is read here, by itself, so that the next end is known to be its own."""
+        """Begin the import.
+
+        If a process has ended at it, it is read in this thread, alone, so that the next end can be attributed.
+        """
         if not latest.reply.set_running_or_notify_cancel():
             return
         if (refusal := self._attempts.refusal(latest.work)) is not None:
@@ -91,18 +100,20 @@ class Imports:
             self._read(latest)
 
     def _read(self, latest: _Import) -> None:
-        with fatal_on_error("an adapter could not be read"):  # what is no Exception, such as a panic of a library's
+        # including errors that are no Exception, such as a panic of a library
+        with fatal_on_error("an adapter could not be read"):
             answer = self._answer(latest)
         self._marker.beside("imports")
         latest.read.set()
-        self._queues.between_turns(lambda: self._attempts.succeeded(latest.work))  # whatever came of it, it has ended
+        # the attempt has ended, whatever its result
+        self._queues.between_turns(lambda: self._attempts.succeeded(latest.work))
         if isinstance(answer, Exception):
             latest.reply.set_exception(answer)
         else:
             latest.reply.set_result(answer)
 
     def _answer(self, latest: _Import) -> worker_pb2.ImportAdapterReply | Exception:
-        """Returns an error without the frames that it came through, and those of its causes: they hold the files."""
+        """Return the reply, or an error without its frames and causes, which would keep the files in memory."""
         try:
             return self._executor.import_adapter(latest.request)
         except Exception as error:

@@ -1,6 +1,6 @@
-"""Loads, whose checkpoints are read and checked in threads, before the engine takes them.
+"""Loads, whose checkpoints are read and checked in threads before the engine takes them.
 
-A root that is slow or does not answer holds up the models that load from it, and no others. A model needs no slot
+A checkpoint root that is slow, or does not answer, delays only the models that load from it. A model needs no slot
 while its checkpoint is read.
 """
 
@@ -30,14 +30,16 @@ log = structlog.get_logger(__name__)
 
 LOADS = (worker_pb2.LOAD_MODEL, worker_pb2.LOAD_WEIGHTS)
 MOST_LOADS = 2
-"""Each load holds a checkpoint in memory, with moments, and has a thread. No tenant has two of them."""
+"""The most loads at once. Each holds a checkpoint in memory, with moments, and has a thread. A tenant has one at most.
+"""
 READ_SECONDS = 300.0
-"""The longest time of a read. A thread that waits for a storage cannot be ended, and is left behind."""
+"""The longest time of a read. A thread that waits for a storage cannot be ended, so it is abandoned."""
 MOST_LEFT_BEHIND = 8
 KEPT_SECONDS = 30.0
-"""How long a checkpoint that was read waits for its turn when others want its place; then it is read again."""
+"""The time for which a checkpoint waits for its model's turn if others wait to load. Then it is read again."""
 SUSPECT_WAIT_SECONDS = 30.0
-"""A suspect waits for a read until the read is so old, and not so long before each of its microbatches."""
+"""The longest wait of a suspect for reads, counted from their beginning: the wait is not repeated before each
+microbatch."""
 
 Read = Callable[[worker_pb2.LoadWeights], LoadedCheckpoint]
 
@@ -49,7 +51,7 @@ class _Load:
     request: worker_pb2.LoadWeights = field(default_factory=worker_pb2.LoadWeights)
     read: Future[LoadedCheckpoint] = field(default_factory=Future)
     began_at: float = field(default_factory=time.monotonic)
-    waits_since: float = math.inf  # for its turn, on the monotonic clock
+    waits_since: float = math.inf  # for its model's turn, on the monotonic clock
     ended: threading.Event = field(default_factory=threading.Event)
 
     def seconds(self) -> float:
@@ -57,10 +59,10 @@ class _Load:
 
 
 class Loads:
-    """Loads under way. All methods are for the engine's thread; only reads have threads of their own."""
+    """The loads under way. Used by the engine's thread; only the reads have their own threads."""
 
     def __init__(self, read: Read, queues: ModelQueues, attempts: Attempts, marker: InFlightMarker) -> None:
-        """`read` is thread-safe, and raises TrainerError."""
+        """Create the loads. `read` is thread-safe, and raises TrainerError."""
         self._read = read
         self._queues = queues
         self._attempts = attempts
@@ -70,9 +72,10 @@ class Loads:
         self._waiting: dict[str, ModelQueue] = {}
 
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
-        """Tell whether this model's turn is a load that has not been read; if so, begin or await the read, and hold it.
+        """Return whether the operation is a load whose checkpoint has to be read first.
 
-        A load at which a process has ended is read while the engine waits, so that the next end is known to be its own.
+        If so, hold the model meanwhile. A load at which a process has ended is read while the engine waits, so that the
+        next end can be attributed.
         """
         operation = entry.operation
         is_read = operation.kind in LOADS and not entry.is_finished and operation.rejection is None
@@ -89,7 +92,10 @@ class Loads:
         return True
 
     def outcome(self, queue: ModelQueue, entry: Entry) -> tuple[worker_pb2.LoadWeights, LoadedCheckpoint] | None:
-        """Return, once, what was read for this model's load; None: it is no load. Raises the error of the read."""
+        """Return, once, the checkpoint for this model's load; None if the operation is no load.
+
+        Raises the error of the read.
+        """
         if entry.operation.kind not in LOADS:
             return None
         load = self._loads.pop(queue.model_id, None)
@@ -103,12 +109,13 @@ class Loads:
         try:
             return load.request, load.read.result()
         finally:
-            # An error holds the frames that it came through, and they the checkpoint.
+            # An error keeps its frames, and these keep the checkpoint.
             load.read = Future()
 
     def wait(self) -> None:
-        """Return when nothing is being read, so that the next end of the process is the suspect's own. A storage that
-        does not answer is not waited for long: it ends no process.
+        """Wait until nothing is being read, so that the next end of the process is the suspect's own.
+
+        The wait for a storage that does not answer is short, since it ends no process.
         """
         for load in self._loads.values():
             load.ended.wait(max(SUSPECT_WAIT_SECONDS - load.seconds(), 0.0))
@@ -131,7 +138,7 @@ class Loads:
         return len(self._loads) < MOST_LOADS and queue.owner not in owners
 
     def _is_unused(self, load: _Load) -> bool:
-        """Tell whether its model has long had no turn: it waits for a slot or a place, or is quarantined."""
+        """Return whether its model has long had no turn: it waits for a slot, or is quarantined."""
         return time.monotonic() - load.waits_since >= KEPT_SECONDS
 
     def _is_stuck(self) -> bool:
@@ -152,7 +159,7 @@ class Loads:
         self._queues.hold(queue, READ_SECONDS)
         try:
             self._start(load, entry)
-        except Exception as error:  # its request cannot be read, or there are no more threads
+        except Exception as error:  # the request is invalid, or there are no more threads
             load.read.set_exception(error)
             self._end(load)
 
@@ -161,7 +168,8 @@ class Loads:
         threading.Thread(target=self._read_beside, args=(load,), name="loader", daemon=True).start()
 
     def _read_beside(self, load: _Load) -> None:
-        with fatal_on_error("a checkpoint could not be read"):  # what is no Exception, such as a panic of a library's
+        # including errors that are no Exception, such as a panic of a library
+        with fatal_on_error("a checkpoint could not be read"):
             try:
                 load.read.set_result(self._read(load.request))
             except Exception as error:
@@ -177,10 +185,10 @@ class Loads:
             self._mark()
             self._queues.hold(load.queue, 0.0)
         else:
-            load.read = Future()  # it came too late: no checkpoint stays in memory for it
+            load.read = Future()  # the checkpoint came too late, and must not stay in memory
 
     def _read_alone(self, queue: ModelQueue, entry: Entry) -> tuple[worker_pb2.LoadWeights, LoadedCheckpoint]:
-        """Read in this turn of the engine, which waits."""
+        """Read the checkpoint in this turn of the engine, which waits."""
         if self._is_stuck():
             raise ServerError(
                 f"The checkpoint root does not answer: {MOST_LEFT_BEHIND} reads have hung for more than "
@@ -211,7 +219,7 @@ def check_rank(path: str, rank: int, limit: int) -> None:
 
 
 def check_same_shape(path: str, mine: LoraSpec, other: LoraSpec) -> None:
-    """Raise UserError for an adapter that cannot take the place of this model's."""
+    """Raise UserError for an adapter that cannot replace this model's."""
 
     def shape(lora: LoraSpec) -> tuple[object, ...]:
         return lora.rank, lora.alpha, lora.train_attn, lora.train_mlp, lora.train_unembed

@@ -1,7 +1,7 @@
-"""Adapters between memory and the volume: more models than slots, of which those that are used are in the engine.
+"""Parking of adapters: more models than slots, of which only the used ones are in the engine.
 
-A parked adapter is its snapshot. It comes back when an operation of its model has its turn, and another one leaves for
-it: saved if anything changed, the snapshot named by the journal, and only then dropped.
+A parked adapter is a snapshot. It returns when an operation of its model has its turn, and another adapter leaves: it
+is saved if it has changed, the journal names the snapshot, and only then the adapter is dropped.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tinsmith_trainer.training.snapshotting import ModelSnapshots
 log = structlog.get_logger(__name__)
 
 SAVED_AGAIN_AFTER_SECONDS = 5.0
-"""An adapter that could not be saved stays in memory at least so long; another one may leave meanwhile."""
+"""The shortest time for which an adapter that could not be saved stays in memory. Another may leave meanwhile."""
 
 
 @dataclass(slots=True)
 class ParkingFigures:
-    """Since the start of the process."""
+    """Counters since the start of the process."""
 
     evicted: int = 0
     eviction_seconds: float = 0.0
@@ -39,7 +39,7 @@ class ParkingFigures:
     restore_seconds: float = 0.0
 
     def exchange_seconds(self) -> float:
-        """What one adapter's way out and another one's way in take together, on average."""
+        """Return the average time in which one adapter leaves and another comes."""
         out = self.eviction_seconds / self.evicted if self.evicted else 0.0
         back = self.restore_seconds / self.restored if self.restored else 0.0
         return out + back
@@ -47,7 +47,7 @@ class ParkingFigures:
 
 @dataclass(slots=True)
 class _Slot:
-    """One that is taken; moments are on the monotonic clock."""
+    """A slot that is taken. Times are on the monotonic clock."""
 
     tenant: str
     since: float
@@ -56,7 +56,7 @@ class _Slot:
 
 
 class Parking:
-    """The engine's slots. Of the engine's thread, which alone changes them; others may look."""
+    """The slots of the engine. Only the engine's thread changes them; other threads may look."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Parking:
         rules: ResidencyRules,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`at_work`: models of which an operation has begun and not ended."""
+        """Create the slots. `at_work`: models of which an operation has begun and not ended."""
         self.figures = ParkingFigures()
         self._slots = engine.capabilities().adapter_slots
         self._engine = engine
@@ -86,20 +86,20 @@ class Parking:
     # ---- looking
 
     def holds(self, queue: ModelQueue) -> bool:
-        """Whether its adapter is in memory."""
+        """Return whether the model's adapter is in memory."""
         return queue.model_id in self._taken
 
     def is_parked(self, queue: ModelQueue) -> bool:
         return queue.holds_a_place and not self.holds(queue)
 
     def problem_of(self, queue: ModelQueue) -> str | None:
-        """Why it does not go on, where somebody has to act."""
+        """Return why the model does not continue, if somebody has to act."""
         return queue.quarantined or queue.held_because or (None if self.holds(queue) else self._problem)
 
     def among(self, ready: Sequence[Ready]) -> tuple[Sequence[Ready], float]:
         """See `Room`."""
         self._busy = frozenset(queue.model_id for queue, _, _ in ready)
-        # A tenant's new models all wait for the same, and so do its others.
+        # All new models of a tenant wait for the same slot, and so do all its other models.
         kinds = {(queue.owner, queue.has_adapter): queue for queue, _, _ in ready if not self.holds(queue)}
         seconds = {kind: self._seconds_until_room_for(queue) for kind, queue in kinds.items()}
         fitting = [
@@ -134,9 +134,9 @@ class Parking:
     # ---- acting
 
     def at_start(self, queues: Sequence[ModelQueue]) -> None:
-        """Takes over what the journal holds: those with work, then those used last. The rest stays parked.
+        """Restore models from the journal: those with work, then the most recently used. The others stay parked.
 
-        A model that never left a snapshot starts over with its create.
+        A model without a snapshot starts again with its create.
         """
         parked = [queue for queue in queues if queue.is_open and queue.snapshot and self._restorer.is_sound(queue)]
         parked.sort(key=lambda queue: (queue.order.waiting_count > 0, queue.last_accepted_at), reverse=True)
@@ -145,7 +145,10 @@ class Parking:
                 self._restore(queue)
 
     def _may_exceed(self, entry: Entry) -> bool:
-        """A release makes room on a volume on which none can be saved: it may come beyond the slots, one at a time."""
+        """Return whether a release may exceed the slots.
+
+        It makes space on a volume on which no adapter can be saved.
+        """
         return (
             self._problem is not None
             and entry.operation.kind == worker_pb2.RELEASE_MODEL
@@ -153,7 +156,10 @@ class Parking:
         )
 
     def bring(self, queue: ModelQueue, entry: Entry) -> bool:
-        """Before its turn: its adapter is in memory, or there is a slot in which it will be made. False: not now."""
+        """Make sure that the model's adapter, or a slot for it, is in memory before its turn.
+
+        Return False if that is not possible now.
+        """
         if self.holds(queue):
             return True
         while not (self._has_free_slot() or self._may_exceed(entry)):
@@ -167,13 +173,13 @@ class Parking:
         return True
 
     def used(self, queue: ModelQueue) -> None:
-        """A turn of it has ended."""
+        """Note that a turn of the model has ended."""
         slot = self._taken.get(queue.model_id)
         if slot is not None:
             slot.used_at = self._clock()
 
     def free(self, queue: ModelQueue) -> None:
-        """Its adapter is gone for good, or was never made."""
+        """Free the slot of an adapter that is gone for good, or was never made."""
         self._engine.drop(queue.model_id)
         self._taken.pop(queue.model_id, None)
 
@@ -192,7 +198,7 @@ class Parking:
         self._problem = None
 
     def _park(self, model_id: str) -> None:
-        """Nothing has changed where it cannot be saved: it stays, and another one may be asked."""
+        """Park the adapter. If it cannot be saved, it stays unchanged, and another one may be chosen."""
         queue = self._queues.find(model_id)
         assert queue is not None, f"{model_id} has a slot and no queue"
         started = time.perf_counter()
@@ -210,7 +216,7 @@ class Parking:
         log.debug("adapter parked", model_id=model_id)
 
     def _why_none_leaves(self, error: Exception) -> str:
-        """In words for another tenant: it names no model."""
+        """Return the reason for clients of another tenant. It names no model."""
         what = "has no room for" if isinstance(error, JournalFull) else "could not take"
         return (
             f"all {self._slots} adapter slots of this worker are in use, and its volume {what} the snapshot that would "

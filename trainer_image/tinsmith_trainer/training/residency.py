@@ -1,9 +1,9 @@
-"""Which adapter leaves memory when another one wants its slot, decided purely.
+"""The choice of the adapter that leaves memory when another one needs its slot. Pure.
 
-Whoever has nothing to do leaves first, and of those the one that was used least recently: not between two calls of a
-program that trains, which takes some milliseconds. Where all have work they take turns in memory, which are long beside
-what the exchanges cost. One of them leaves earlier for a model that is being made, and for one of a tenant that has
-fewer slots than the leaver's. An adapter that is at work just now never leaves.
+An idle adapter leaves first, the least recently used one; the milliseconds between two calls of a training program do
+not count as idle. If all have work, they stay for long periods, compared with the cost of an exchange. A period is
+shorter if a new model waits, or a model of a tenant with fewer slots. An adapter whose operation has begun never
+leaves.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class ResidencyRules:
-    """idle_seconds: how long one without work is waited for; longer where an exchange of two adapters takes longer.
+    """The periods for which adapters stay in memory.
 
-    turn_seconds: how long one with work stays at least; longer where exchanges would take more than their share of the
-    engine's time, which is one part of this many.
+    idle_seconds: how long an adapter without work stays; longer if an exchange of two adapters takes longer.
+    turn_seconds: how long an adapter with work stays at least; longer if exchanges would take more than their share of
+    the engine's time, which is one part of `exchange_share`.
     """
 
     idle_seconds: float = 0.25
@@ -30,10 +31,10 @@ class ResidencyRules:
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """An adapter in memory; moments are seconds of one clock.
+    """An adapter in memory. Times are seconds of one clock.
 
-    busy: an operation of its model could run now. pinned: one of them has begun.
-    not_before: when it may be tried again to save it; 0 unless that has failed.
+    busy: an operation of its model could run now. pinned: one of them has begun. not_before: the earliest next attempt
+    to save it; 0 unless one has failed.
     """
 
     model_id: str
@@ -47,7 +48,10 @@ class Stay:
 
 @dataclass(frozen=True)
 class Residency:
-    """Who is in memory, at a moment, what an exchange costs, and for whom: a tenant's model, which may be new."""
+    """The adapters in memory at a moment, the cost of an exchange, and the tenant whose model needs a slot.
+
+    The model may be new.
+    """
 
     stays: Collection[Stay]
     now: float
@@ -57,7 +61,7 @@ class Residency:
     is_new: bool = False
 
     def who_leaves(self) -> Stay | None:
-        """None: nobody yet."""
+        """Return the adapter that leaves, or None if none may leave yet."""
         leaving = [stay for stay in self.stays if self._may_leave_at(stay) <= self.now]
         unused = [stay for stay in leaving if self._unused_at(stay) <= self.now]
         if unused:
@@ -66,7 +70,7 @@ class Residency:
         return min(leaving, key=lambda stay: (-held[stay.tenant], stay.since, stay.model_id), default=None)
 
     def seconds_until_one_leaves(self) -> float:
-        """Infinite where only a change can help."""
+        """Return the time until an adapter may leave; infinite if only a change can help."""
         return max(min(map(self._may_leave_at, self.stays), default=math.inf) - self.now, 0.0)
 
     def _may_leave_at(self, stay: Stay) -> float:
@@ -75,7 +79,10 @@ class Residency:
         return max(min(stay.since + self._turn_seconds(stay), self._unused_at(stay)), stay.not_before)
 
     def _turn_seconds(self, stay: Stay) -> float:
-        """Each slot has an exchange in a turn, and the engine makes all of them."""
+        """Return how long an adapter with work stays.
+
+        In that time each slot has an exchange, and the engine makes all of them.
+        """
         if self.is_new or self._held[stay.tenant] > self._held[self.tenant] + 1:
             return self.rules.turn_seconds
         exchanges_seconds = len(self.stays) * self.exchange_seconds
@@ -83,11 +90,11 @@ class Residency:
 
     @cached_property
     def _held(self) -> Counter[str]:
-        """Slots, by tenant."""
+        """The slots of each tenant."""
         return Counter(stay.tenant for stay in self.stays)
 
     def _unused_at(self, stay: Stay) -> float:
-        """When nobody is expected to come back to it at once."""
+        """Return the time from which the adapter counts as idle."""
         if stay.busy or stay.pinned:
             return math.inf
         return stay.used_at + max(self.rules.idle_seconds, self.exchange_seconds)

@@ -1,4 +1,7 @@
-"""Models back from their snapshots: in the engine as they were, or waiting, or given up where the volume lost them."""
+"""Restoring models from their snapshots.
+
+A model is restored, or waits, or is given up if the volume has lost it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 class Restorer:
-    """Used by the engine's thread alone."""
+    """Restores models. Used by the engine's thread alone."""
 
     def __init__(
         self,
@@ -52,18 +55,21 @@ class Restorer:
         self._stamp = stamp
 
     def is_sound(self, queue: ModelQueue) -> bool:
-        """A first look at what a start may leave parked: its rank and step. Its tensors are read when it comes back."""
+        """Check a snapshot that may stay parked at the start, and read its rank and step.
+
+        Its tensors are read when the adapter returns to memory.
+        """
         try:
             queue.rank, queue.optimizer_step = self._folder.peek(_snapshot_of(queue))
         except SnapshotDamaged as error:
             self._damaged(queue, error)
             return False
-        except Exception as error:  # it may be read when its turn comes
+        except Exception as error:  # it may be readable when its turn comes
             log.warning("snapshot not looked at", model_id=queue.model_id, reason=str(error))
         return True
 
     def restore(self, queue: ModelQueue) -> bool:
-        """Whether it is in the engine as it was."""
+        """Restore the model in the engine. Return whether it succeeded."""
         work = InFlightWork("restore", queue.model_id, queue.snapshot_applied)
         if (refusal := self._attempts.refusal(work)) is not None:
             self._queues.quarantine(queue, refusal.message)
@@ -90,7 +96,10 @@ class Restorer:
         return True
 
     def _wait(self, queue: ModelQueue, work: InFlightWork, error: Exception) -> None:
-        """Memory may come free at any time: another adapter leaves, or another process ends."""
+        """Hold the model, or quarantine it.
+
+        Memory may become free at any time: another adapter leaves, or another process ends.
+        """
         if is_out_of_memory(error):
             because = reason_to_wait(work, None, error, MEMORY_RETRY_SECONDS)
             self._queues.hold(queue, MEMORY_RETRY_SECONDS, because)
@@ -98,8 +107,9 @@ class Restorer:
             self._queues.quarantine(queue, reason_to_wait(work, None, error))
 
     def _damaged(self, queue: ModelQueue, error: SnapshotDamaged) -> None:
-        """Give the model up if two processes find its snapshot damaged; else hold it. One process may be wrong about a
-        file because of its memory, its node, or a volume that is not mounted.
+        """Give the model up if two processes find its snapshot damaged; else hold it.
+
+        One process may be wrong about a file because of its memory, its node, or a volume that is not mounted.
         """
         if queue.damage_seen_by not in (None, self._process):
             self._corrupt(queue, str(error))
@@ -115,7 +125,7 @@ class Restorer:
             self._journal.write(write, must_succeed=True, model_id=queue.model_id)
 
     def _corrupt(self, queue: ModelQueue, reason: str) -> None:
-        """The volume lost what this model was; the others go on."""
+        """Mark the model as lost by the volume. Other models continue."""
         log.error("model corrupted", model_id=queue.model_id, reason=reason)
         event = worker_pb2.Event(model_corrupted=worker_pb2.ModelCorrupted(model_id=queue.model_id, reason=reason))
 
@@ -129,7 +139,7 @@ class Restorer:
 
 
 def damage_reason(model_id: str, error: SnapshotDamaged) -> str:
-    """Say why a model waits whose snapshot only this process has found damaged."""
+    """Return why a model waits whose snapshot only this process has found damaged."""
     return (
         f"{model_id} waits: {error} It is read again every {DAMAGE_RETRY_SECONDS:.0f} s. Put the file back, or restart "
         "the worker: if the next process finds the same, the model is given up. Other models train on."
@@ -137,9 +147,9 @@ def damage_reason(model_id: str, error: SnapshotDamaged) -> str:
 
 
 def recover_corrupted(journal: Journal, folder: SnapshotFolder, now: float) -> None:
-    """Arranges a last checkpoint of each corrupted model whose snapshot is sound after all, as when it was put back.
+    """Save each corrupted model whose snapshot is sound after all, for example because the file was restored.
 
-    Its clients were told that it has ended, so it is saved and released, and they resume from there.
+    Its clients were told that the model has ended, so it is saved and released, and they resume from the checkpoint.
     Raises JournalFull.
     """
     for model in journal.read(journal_tables.read_models).result():

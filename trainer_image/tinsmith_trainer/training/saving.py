@@ -1,7 +1,7 @@
-"""Saves under way: their adapters are copied in the engine's thread, and the copies written in threads of their own.
+"""Saves under way: the engine's thread copies the adapters, and other threads write the copies.
 
-The model of a save waits for it, as an operation waits for the one before it. Other models go on, and nothing of a save
-but its copy takes any of the engine's time. What comes of it is decided in the engine's thread again.
+The next operations of the model wait for its save. Other models continue, and only the copy takes time of the engine's
+thread. That thread also concludes the save.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tinsmith_trainer.process.in_flight_marker import InFlightMarker, InFlightWo
 from tinsmith_trainer.training.executor import CopiedSave, Executor
 
 MOST_SAVES = 2
-"""Each holds a copy of an adapter, moments included for a training checkpoint, and has a thread. One more waits, and
-its adapter is not copied before."""
+"""The most saves at once. Each has a thread, and a copy of an adapter, with moments for a training checkpoint. A
+further save waits before its adapter is copied."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,10 @@ class _Save:
 
 
 class Saves:
-    """Of the engine's thread, but for the writing itself; others may ask which models are in it."""
+    """The saves under way.
+
+    Used by the engine's thread, apart from the writing. Other threads may ask which models are saved.
+    """
 
     def __init__(
         self,
@@ -61,12 +64,15 @@ class Saves:
         return model_id in self._saves
 
     def running_seconds(self) -> float:
-        """Of the one that is being written for the longest time; 0: none is. Thread-safe."""
+        """Return how long the oldest save has been written; 0 if none is. Thread-safe."""
         started = [save.started_at for save in list(self._saves.values()) if not save.written.done()]
         return time.monotonic() - min(started) if started else 0.0
 
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
-        """Whether this model's turn is a save without a place. Then it is held, and no adapter is fetched for it."""
+        """Hold the model if its turn is a save and no slot is free, so that no adapter is restored for it.
+
+        Return whether it waits.
+        """
         is_save = entry.operation.kind == worker_pb2.SAVE_WEIGHTS and not entry.is_finished
         if not is_save or not self._is_full_for(queue) or self._attempts.is_suspect(entry.work):
             return False
@@ -74,8 +80,9 @@ class Saves:
         return True
 
     def _is_full_for(self, queue: ModelQueue) -> bool:
-        """A tenant has one place where another one waits: copies cost few tokens, so that turns alone would let it
-        have all of them.
+        """Return whether the save has to wait for a slot.
+
+        A tenant has one slot if another waits: copies cost few tokens, so fair shares alone would give it all slots.
         """
         owners = {save.queue.owner for save in self._saves.values()}
         return len(self._saves) >= MOST_SAVES or (queue.owner in owners and self._others_wait(queue))
@@ -95,7 +102,7 @@ class Saves:
     ) -> Future[OperationResult] | None:
         """Copy the adapter, and have the copy written. The model is held until then; see `outcome`.
 
-        None: as many saves are under way as may be, and the model waits for one of them to end.
+        Return None if no slot is free. Then the model waits for one.
         """
         if self._is_full_for(queue):
             self._wait_for_slot(queue)
@@ -116,41 +123,42 @@ class Saves:
     def write_alone(
         self, queue: ModelQueue, entry: Entry, request: worker_pb2.SaveWeights, epoch: int, releases: str | None
     ) -> OperationResult:
-        """Write a save at which a process has ended in this thread, so that the next end is known to be its own."""
+        """Write a save at which a process has ended in this thread, so that the next end can be attributed."""
         return self._executor.write(self._copy(queue, entry, request, epoch, releases))
 
     def _copy(
         self, queue: ModelQueue, entry: Entry, request: worker_pb2.SaveWeights, epoch: int, releases: str | None
     ) -> CopiedSave:
-        self._waiting = [waiting for waiting in self._waiting if waiting is not queue]  # also if the copy fails
+        self._waiting = [waiting for waiting in self._waiting if waiting is not queue]  # even if the copy fails
         copied = self._executor.copy(entry.operation, request, epoch, self._latest(queue.model_id, request))
         return replace(copied, releases=releases)
 
     def _latest(self, model_id: str, wanted: worker_pb2.SaveWeights) -> int:
-        """The event of this model's latest save under the name that this one wants for itself; 0: there is none."""
+        """Return the event of this model's latest save under the name that this save takes; 0 if there is none."""
         if not wanted.name or wanted.overwrite:
             return 0
-        self._journal.settle(model_id)  # the save just before may still be on its way to the disk
+        self._journal.settle(model_id)  # the previous save may still be on its way to the disk
         return self._journal.read(
             lambda db: result_tables.saved_name_event(db, model_id, wanted.kind, wanted.name)
         ).result()
 
     def outcome(self, queue: ModelQueue) -> OperationResult | None:
-        """Of the save of this model that has been written, once; None: none has. Raises what writing it has."""
+        """Return, once, the result of the model's save if it is written, else None. Raises the error of the writing."""
         save = self._saves.pop(queue.model_id, None)
         if save is None:
             return None
         self._mark()
         for waiting in self._waiting:
-            self._queues.hold(waiting, 0.0)  # each stays on the list until it has its place
+            self._queues.hold(waiting, 0.0)  # each stays on the list until it has a slot
         try:
             return save.written.result()
         finally:
-            # An error holds the frames that it came through, and they the copy: as a cycle it would stay for long.
+            # An error keeps its frames, and these keep the copy: a reference cycle would keep it for long.
             save.written = Future()
 
     def _write(self, save: _Save, copied: CopiedSave) -> None:
-        with fatal_on_error("a save could not be written"):  # what is no Exception, such as a panic of a library's
+        # including errors that are no Exception, such as a panic of a library
+        with fatal_on_error("a save could not be written"):
             try:
                 reach("save-before-write")
                 save.written.set_result(self._executor.write(copied))
@@ -158,18 +166,18 @@ class Saves:
                 save.written.set_exception(error)
 
     def is_written(self, queue: ModelQueue) -> bool:
-        """Return whether `outcome` has something for this model."""
+        """Return whether `outcome` has a result for this model."""
         save = self._saves.get(queue.model_id)
         return save is not None and save.written.done()
 
     def wait(self) -> None:
-        """Until nothing is being written, so that what the process ends of next is of one work alone."""
+        """Wait until nothing is being written, so that the next end of the process has one possible cause."""
         for save in self._saves.values():
             save.written.exception()
         self._mark()
 
     def wait_at_stop(self) -> list[ModelQueue]:
-        """Return the models whose saves are under way, once all are written. No turns follow."""
+        """Wait for all saves at a stop, and return their models. No turns follow."""
         saves = list(self._saves.values())
         for save in saves:
             save.written.exception()

@@ -1,6 +1,6 @@
-"""When a model is snapshot, how long that takes, and what the journal knows of it.
+"""Snapshots: when a model gets one, what it costs, and how the journal names it.
 
-The engine's thread, which holds the state, takes them; anyone may ask for one.
+The engine's thread, which has the state, takes them. Any thread may request one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ from tinsmith_trainer.process.in_flight_marker import EngineCall, InFlightWork
 log = structlog.get_logger(__name__)
 
 MOST_UNSAVED_OPERATIONS = 5000
-"""Each is read at a start, and kept in memory until it has run again; many cost next to nothing, as failed ones do."""
+"""The longest replay in operations. Each is read at a start and kept in memory until it has run, and many cost next to
+nothing, such as failed ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPolicy:
-    """A snapshot is due when replay after a crash would cost this much, or this many times the snapshot itself; or when
-    it is of very many operations, whatever they cost.
+    """The limits of a replay.
+
+    A snapshot is due when a replay would cost `replay_seconds`, or `times_snapshot_cost` times the snapshot itself, or
+    when it would have very many operations.
     """
 
     replay_seconds: float = 10.0
@@ -42,7 +45,7 @@ class SnapshotPolicy:
 
 
 class Snapshotter:
-    """Writes files; whether one counts is the journal's affair."""
+    """Writes snapshot files. The journal decides which one counts."""
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class Snapshotter:
         self._cost_seconds = 0.0
 
     def if_due(self, queue: ModelQueue, applied: int) -> SnapshotFile | None:
-        """Only shortens a replay: where it fails, the journal keeps its inputs."""
+        """Take a snapshot if one is due. A failure is only logged, since the journal keeps the inputs."""
         limit = max(self._policy.replay_seconds, self._policy.times_snapshot_cost * self._cost_seconds)
         if queue.replay_seconds <= limit and queue.unsaved_operations < MOST_UNSAVED_OPERATIONS:
             return None
@@ -74,22 +77,22 @@ class Snapshotter:
             return None
 
     def of_result(self, queue: ModelQueue, work: InFlightWork) -> SnapshotFile:
-        """The operation has had its effect, and its result may only be seen with the snapshot.
+        """Take the snapshot without which the operation's result may not be seen.
 
-        Raises JournalFull, and then the effect is to be undone. Where it raises anything else the process has to end.
+        Raises JournalFull; then the operation is to be undone. After any other error the process has to end.
         """
         return self._write(queue, work.seq_id, work)
 
     def now(self, queue: ModelQueue, applied: int) -> SnapshotFile:
-        """Raises JournalFull, SnapshotRefused, or another OSError."""
+        """Take a snapshot. Raises JournalFull, SnapshotRefused, or another OSError."""
         return self._write_unless_deadly(queue, applied)
 
     def is_suspect(self, queue: ModelQueue) -> bool:
-        """Whether a process has ended while it took the next one."""
+        """Return whether a process has ended while it took the model's next snapshot."""
         return self._attempts.is_suspect(_work_of(queue))
 
     def _write_unless_deadly(self, queue: ModelQueue, applied: int) -> SnapshotFile:
-        """Only shortens a replay: one that ends every process is better not taken."""
+        """Take a snapshot that only shortens a replay, unless it ends every process."""
         work = _work_of(queue)
         if (refusal := self._attempts.refusal(work)) is not None:
             raise SnapshotRefused(refusal.message)
@@ -133,9 +136,9 @@ def _is_saved(queue: ModelQueue) -> bool:
 
 
 class RequestedSnapshot:
-    """One that has not begun: those who ask before it does share it.
+    """A requested snapshot that has not begun, shared by all who request it. Thread-safe.
 
-    Thread-safe. Its future resolves to the moment of the snapshot, in Unix seconds.
+    Its future resolves to the time of the snapshot, in Unix seconds.
     """
 
     def __init__(self) -> None:
@@ -143,23 +146,23 @@ class RequestedSnapshot:
         self._asked: Future[float] | None = None
 
     def ask(self, arrange: Callable[[], None]) -> Future[float]:
-        """The first one's `arrange` has it taken."""
+        """Return the future of the snapshot. The first request calls `arrange`, which schedules it."""
         with self._lock:
             if self._asked is None:
                 self._asked = Future()
-                self._asked.set_running_or_notify_cancel()  # one who gives up must not take it from others
+                self._asked.set_running_or_notify_cancel()  # one caller that gives up must not cancel it for others
                 arrange()
             return self._asked
 
     def begin(self) -> Future[float] | None:
-        """From now on others ask for the next one. None: nobody has asked."""
+        """Begin the snapshot: later requests get the next one. Return None without a request."""
         with self._lock:
             asked, self._asked = self._asked, None
             return asked
 
 
 class ModelSnapshots:
-    """Has models saved, and makes their snapshots count: the journal names one before the one before it goes."""
+    """Saves models, and makes their snapshots count: the journal names a new one before the old one is removed."""
 
     def __init__(
         self,
@@ -177,19 +180,19 @@ class ModelSnapshots:
         self._requested = RequestedSnapshot()
 
     def take_over(self) -> None:
-        """The snapshots of the process before this one."""
+        """Take over the snapshots of the previous process."""
         self._snapshotter.last_time = self._folder.newest_written_at()
 
     @property
     def last_time(self) -> float:
-        """Unix seconds; 0: there is none."""
+        """The time of the latest snapshot in Unix seconds; 0: there is none."""
         return self._snapshotter.last_time
 
     def soon(self) -> Future[float]:
-        """Has every model that changed since its last snapshot saved between two turns. Thread-safe.
+        """Save every model that has changed since its last snapshot, between two turns. Thread-safe.
 
-        Resolves, once that is on disk, to the moment. Those who ask before it begins share it. Fails with
-        JournalFull, with SnapshotRefused, or with Draining when the stop came first, which saves them too.
+        The future resolves to the time once that is on disk. Requests before it begins share it. It fails with
+        JournalFull, SnapshotRefused, or with Draining if the stop comes first, which saves the models, too.
         """
         return self._requested.ask(lambda: self._queues.between_turns(self._as_asked))
 
@@ -203,24 +206,25 @@ class ModelSnapshots:
             log.warning("no snapshot, though one was asked for", error=str(error))
             asked.set_exception(error)
         else:
-            self._snapshotter.last_time = self._clock()  # also where nothing had changed: all of it is saved
+            self._snapshotter.last_time = self._clock()  # even if nothing had changed: everything is saved
             asked.set_result(self.last_time)
 
     def _all_that_changed(self) -> None:
-        """Raises what `Snapshotter.now` does."""
+        """Save all changed models. Raises what `Snapshotter.now` raises."""
         failed: Exception | None = None
         for queue in self._queues.open():
             try:
                 self._if_changed(queue)
-            except (JournalFull, SnapshotRefused) as error:  # the others are saved all the same
+            except (JournalFull, SnapshotRefused) as error:  # the other models are still saved
                 failed = error
         if failed is not None:
             raise failed
 
     def at_stop(self) -> None:
-        """Saves the next start a replay; nothing depends on it.
+        """Save all models at a stop, which only spares the next start a replay.
 
-        Those come last at which a process has ended: they wait for the saves under way, which a slow root holds up.
+        Models at whose snapshot a process has ended are last: they wait for the saves under way, which a slow
+        checkpoint root delays.
         """
         for queue in sorted(self._queues.open(), key=self._snapshotter.is_suspect):
             try:
@@ -234,7 +238,10 @@ class ModelSnapshots:
         return self._folder.has_room_for(size_bytes)
 
     def for_result(self, queue: ModelQueue, work: InFlightWork, result: OperationResult) -> SnapshotFile | None:
-        """The one that the journal is to name in the transaction of this result. Raises what `of_result` does."""
+        """Return the snapshot that the journal names in the transaction of this result.
+
+        Raises what `of_result` raises.
+        """
         if result.releases is not None:
             return None
         if result.forces_snapshot:
@@ -242,21 +249,23 @@ class ModelSnapshots:
         return self._snapshotter.if_due(queue, work.seq_id)
 
     def save_if_changed(self, queue: ModelQueue, before_journal: Callable[[], None]) -> None:
-        """Durable when it returns: nothing of the model is in memory alone. Raises what `Snapshotter.now` does."""
+        """Save the model if it has changed. It is durable on return. Raises what `Snapshotter.now` raises."""
         self._if_changed(queue, before_journal)
 
     def _if_changed(self, queue: ModelQueue, before_journal: Callable[[], None] = lambda: None) -> None:
-        """Durable when it returns. Raises what `Snapshotter.now` does, or JournalFull while an outcome of it waits for
-        room: the next process runs that operation again, and must not find it in a snapshot.
+        """Save the model if it has changed. It is durable on return.
+
+        Raises what `Snapshotter.now` raises, or JournalFull while a result of the model waits for space: the next
+        process runs that operation again, and must not find it in a snapshot.
         """
         if _is_saved(queue):
             return
         self._journal.settle(queue.model_id)
-        if _is_saved(queue):  # by what was being synced: a release, or a result with a snapshot
+        if _is_saved(queue):  # by the writes that were being synced: a release, or a result with a snapshot
             return
         applied = queue.order.applied
         if queue.snapshot is not None and queue.changed_at <= queue.snapshot_applied:
-            file = queue.snapshot  # what came after it were saves: it is as good for the latest of them
+            file = queue.snapshot  # the operations after it were saves, so it also holds for the latest of them
         else:
             file = self._snapshotter.now(queue, applied)
         before_journal()
@@ -264,7 +273,7 @@ class ModelSnapshots:
         self.replace(queue, file, applied)
 
     def _record(self, queue: ModelQueue, file: SnapshotFile, applied: int) -> None:
-        """Raises JournalFull, and then the one before still counts."""
+        """Record the snapshot in the journal. Raises JournalFull; then the old snapshot still counts."""
         recorded = self._journal.write(
             lambda db: result_tables.record_snapshot(db, queue.model_id, applied, file.name, file.digest),
             uses_reserve=True,
@@ -277,7 +286,9 @@ class ModelSnapshots:
             raise
 
     def replace(self, queue: ModelQueue, file: SnapshotFile | None, applied: int) -> None:
-        """The journal has named it, or forgotten the model (`file` None)."""
+        """Replace the model's snapshot, after the journal has named the new one or has forgotten the model (`file`
+        None).
+        """
         old, queue.snapshot = queue.snapshot, file
         queue.snapshot_applied, queue.snapshot_at = applied, self._clock()
         if old is not None and (file is None or old.name != file.name):

@@ -1,1 +1,1 @@
-"""Messages of the wire to checked arrays, and back: training and sampling share them."""
+"""The messages of the wire as checked arrays, and back. Training and sampling share them."""

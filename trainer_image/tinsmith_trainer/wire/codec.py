@@ -1,8 +1,7 @@
-"""Tinker's protobuf bodies to checked datums, and results back to protobuf.
+"""Tinker's protobuf bodies as checked datums, and results as protobuf.
 
-Decoding rejects whatever cannot be a training example with a UserError that names the datum and
-the field, before any engine sees it. What depends on the model (vocabulary, length, loss) is the
-engine's to check.
+Decoding refuses what cannot be a training example with a UserError that names the datum and the field, before any
+engine sees it. The engine checks what depends on the model: vocabulary, length, loss.
 """
 
 from __future__ import annotations
@@ -24,12 +23,13 @@ from tinsmith_trainer.torch_model.base_model import Image
 from tinsmith_trainer.wire.tensors import array_of, decode_tensor, dense_bytes
 
 MAX_BODY_BYTES = 512 * 1024 * 1024
-"""Of a body, and of what its compressed rows become: a tensor of a hundred bytes may be one of half a gigabyte."""
+"""The limit of a body, and of its sparse tensors when decoded: a tensor of a hundred bytes may become half a gigabyte.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedBody:
-    """A forward_backward's message, unpacked and within the limits, of which nothing has been built yet."""
+    """An unpacked forward_backward message within the limits, which is not decoded yet."""
 
     content: bytes
     forward_only: bool
@@ -45,7 +45,7 @@ class ForwardBackward:
 
 
 def open_body(body: bytes, *, zstd: bool) -> OpenedBody:
-    """Walks the message, and so finds out what it would take before it takes it. Raises UserError."""
+    """Check the size of a body before it is decoded. Raises UserError."""
     content = _unpacked(body) if zstd else body
     try:
         return OpenedBody(content, outline_of(content).forward_only)
@@ -54,7 +54,7 @@ def open_body(body: bytes, *, zstd: bool) -> OpenedBody:
 
 
 def decode_forward_backward(body: OpenedBody) -> ForwardBackward:
-    """Raises UserError with the datum and field at fault."""
+    """Decode the body. Raises UserError with the datum and field at fault."""
     request = wire_pb2.ForwardBackwardRequest()
     try:
         request.ParseFromString(body.content)
@@ -68,7 +68,7 @@ def decode_forward_backward(body: OpenedBody) -> ForwardBackward:
 
 
 def _check_dense_bytes(request: wire_pb2.ForwardBackwardRequest) -> None:
-    """Refuses compressed rows that would take memory out of all proportion to their bytes."""
+    """Refuse sparse tensors that would take memory out of all proportion to their bytes."""
     unpacked = sum(dense_bytes(tensor) for datum in request.data for tensor in datum.loss_fn_inputs.values())
     if unpacked > MAX_BODY_BYTES:
         raise UserError(
@@ -80,7 +80,7 @@ def _check_dense_bytes(request: wire_pb2.ForwardBackwardRequest) -> None:
 def _unpacked(frame: bytes) -> bytes:
     try:
         size = declared_bytes(frame)
-        if size is None:  # the API server unpacks such frames, since it is the one to know how large a body may be
+        if size is None:  # the API server unpacks such frames, since it knows the size limit of a body
             raise UserError("The forward_backward body is a zstd frame that does not declare its size.")
         if size > MAX_BODY_BYTES:
             raise UserError(
@@ -115,7 +115,7 @@ def _decode_datum(index: int, datum: wire_pb2.Datum) -> Datum:
 
 
 def _decode_input(where: str, chunks: Iterable[wire_pb2.Chunk]) -> tuple[NDArray[np.int32], tuple[Image, ...]]:
-    """The text's tokens, and the images among them."""
+    """Return the tokens of the text, and the images among them."""
     parts: list[NDArray[np.int32]] = []
     images: list[Image] = []
     length = 0
@@ -140,7 +140,7 @@ def _decode_text(where: str, chunk: wire_pb2.Chunk) -> NDArray[np.int32]:
 
 
 def decode_image(where: str, chunk: wire_pb2.ImageChunk, before_token: int) -> Image:
-    """As it came: whether it can be read is the engine's to say, or the sampler's."""
+    """Return the image undecoded. The engine or the sampler checks whether it can be read."""
     if chunk.HasField("override_dimensions"):
         raise UserError(f"{where} has override_dimensions, which this server does not know. Send it in its own size.")
     expected = chunk.expected_tokens if chunk.HasField("expected_tokens") else None
@@ -148,13 +148,13 @@ def decode_image(where: str, chunk: wire_pb2.ImageChunk, before_token: int) -> I
 
 
 def encode_forward_backward(outcome: Outcome) -> bytes:
-    """A `ForwardBackwardOutput`: one record when the datums' trailing shapes agree, else one per run of them."""
+    """Encode a `ForwardBackwardOutput`: one record for each run of datums with equal trailing shapes."""
     message = wire_pb2.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord")
     for run in _runs_of_equal_trailing_shape(outcome.outputs):
         message.loss_fn_outputs.append(_array_record(run))
     for name, value in outcome.metrics.items():
         message.metrics[name] = value
-    # The metrics are a map, whose order would differ when the call is run again.
+    # The metrics are a map, whose order would differ when the call runs again.
     return message.SerializeToString(deterministic=True)
 
 

@@ -1,6 +1,6 @@
-"""Tinker's tensors, dense or in compressed rows (CSR), to checked arrays and back.
+"""Tinker's tensors, dense or in compressed rows (CSR), as checked arrays, and back.
 
-What is wrong with a tensor is a UserError that begins with the `where` it was found.
+A wrong tensor raises a UserError that begins with `where`, the place of the tensor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tinsmith_trainer.errors import UserError
 
 MAX_TENSOR_BYTES = 512 * 1024 * 1024
 MAX_DIMENSIONS = 8
-"""No loss has more than two. The product of a million sizes would be computed for hours."""
+"""The most dimensions. No loss has more than two, and the product of a million sizes would take hours to compute."""
 NUMPY_DTYPES: Mapping[int, np.dtype[np.generic]] = {
     wire_pb2.FLOAT32: np.dtype("<f4"),
     wire_pb2.INT64: np.dtype("<i8"),
@@ -27,14 +27,14 @@ Numbers = NDArray[np.int64] | NDArray[np.float32]
 
 
 def array_of(where: str, content: bytes, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
-    """A flat view of the bytes."""
+    """Return a flat view of the bytes."""
     if len(content) % dtype.itemsize:
         raise UserError(f"{where} has {len(content)} bytes, not a multiple of {dtype.itemsize} ({dtype.name}).")
     return np.frombuffer(content, dtype=dtype)
 
 
 def dense_bytes(tensor: wire_pb2.Tensor) -> int:
-    """What a tensor in compressed rows takes once it is decoded, at most; 0 for what is dense, or will be refused."""
+    """Return the most bytes that a sparse tensor takes when decoded; 0 if it is dense, or will be refused."""
     if tensor.WhichOneof("encoding") != "sparse_csr" or len(tensor.shape) != 2:
         return 0
     return max(0, math.prod(tensor.shape)) * np.dtype(np.int64).itemsize
@@ -43,7 +43,7 @@ def dense_bytes(tensor: wire_pb2.Tensor) -> int:
 def decode_tensor(
     where: str, tensor: wire_pb2.Tensor, *, unlisted: int = 0, most_bytes: int = MAX_TENSOR_BYTES
 ) -> Numbers:
-    """Dense, as int64 or float32. Entries that compressed rows do not list are `unlisted`."""
+    """Return a dense array of int64 or float32. Entries that compressed rows do not list become `unlisted`."""
     dtype = NUMPY_DTYPES.get(tensor.dtype)
     if dtype is None:
         raise UserError(f"{where} has dtype {tensor.dtype}; float32 and int64 are understood.")
@@ -85,14 +85,14 @@ def _densify(
 
 
 def _indices(where: str, sparse: wire_pb2.SparseCsr) -> tuple[IndexArray, IndexArray]:
-    """Where each row begins, and the column of each entry."""
+    """Return the start of each row, and the column of each entry."""
     crow = array_of(f"{where}, crow_indices", sparse.crow_indices, np.dtype("<i8"))
     col = array_of(f"{where}, col_indices", sparse.col_indices, np.dtype("<i8"))
     return crow, col  # type: ignore[return-value]
 
 
 def _rows(crow: IndexArray) -> IndexArray:
-    """The row of each entry."""
+    """Return the row of each entry."""
     return np.repeat(np.arange(len(crow) - 1), np.diff(crow))
 
 
@@ -116,14 +116,17 @@ def _finite(where: str, values: NDArray[np.generic]) -> Numbers:
 
 
 def encode_dense(array: NDArray[np.generic]) -> wire_pb2.Tensor:
-    """Integers as int64, others as float32, as the SDK's tensors are."""
+    """Encode integers as int64 and others as float32, as the SDK does."""
     dtype = wire_pb2.INT64 if array.dtype.kind == "i" else wire_pb2.FLOAT32
     content = np.ascontiguousarray(array, NUMPY_DTYPES[dtype]).tobytes()
     return wire_pb2.Tensor(dense=content, dtype=dtype, shape=array.shape)
 
 
 def encode_like(asked: wire_pb2.Tensor, answer: NDArray[np.float32]) -> wire_pb2.Tensor:
-    """An answer to each entry of a tensor that was decoded before, in its layout: listed entries only, if it lists."""
+    """Encode one value for each entry of a decoded tensor, in its layout.
+
+    If the layout is sparse, only listed entries have values.
+    """
     if asked.WhichOneof("encoding") != "sparse_csr":
         return encode_dense(answer)
     crow, col = _indices("", asked.sparse_csr)

@@ -1,7 +1,7 @@
-"""What an API server of a later release asks of a worker that never heard of it.
+"""Requests of an API server of a later release, with fields that this worker does not know.
 
-protobuf keeps such fields and says nothing, so the call would run as if nobody had asked. Fields that have their
-default value are not sent: one that comes asks for something.
+protobuf keeps unknown fields silently, so the call would run without them. Fields with their default value are not
+sent, so an unknown field always requests something.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ MESSAGE_OF_KIND: dict[int, type[Message]] = {
     worker_pb2.SAVE_WEIGHTS: worker_pb2.SaveWeights,
     worker_pb2.LOAD_WEIGHTS: worker_pb2.LoadWeights,
 }
-"""Not a release, which has to end its model whatever else it asks for; nor what the SDK's own bodies hold."""
+"""The checked messages. A release is not checked, since it must end its model in any case; the SDK's own bodies are
+not, either."""
 
 
 def unknown_fields_of_operation(kind: int, payload: bytes) -> str:
-    """`unknown_fields_of`, of an operation's payload. Of one that is no such message nothing: it fails in its turn."""
+    """Check an operation's payload as `unknown_fields_of` does. An unreadable payload passes, and fails in its turn."""
     message = MESSAGE_OF_KIND.get(kind)
     if message is None:
         return ""
@@ -34,7 +35,7 @@ def unknown_fields_of_operation(kind: int, payload: bytes) -> str:
 
 
 def unknown_fields_of(request: Message) -> str:
-    """Why this request cannot be carried out as it was meant; empty: every field of it is known."""
+    """Return why this request cannot be executed as intended; empty if all its fields are known."""
     fields = sorted(_unknown_field_names(request))
     if not fields:
         return ""
