@@ -1,1 +1,1 @@
-"""The durable log of operations: journal, its tables, the queues of models, and how often a process ended at one."""
+"""The durable log of operations: journal and tables, queues of models, and attempts that ended processes."""

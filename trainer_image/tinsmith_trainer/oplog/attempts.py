@@ -1,7 +1,7 @@
-"""How often a process has ended at the same work, and what becomes of work that ends every process that takes it up.
+"""Attempts at work that has ended processes, and the decision to try it no more.
 
-Without a limit one batch that is too large for the memory would be replayed, and would kill, for ever, and every
-model of the worker would wait behind it.
+Without a limit, one batch that is too large for the memory would be replayed, and would kill the worker, again and
+again, while every other model waits.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class AttemptPolicy:
-    """limit: how many processes may end at the same work before it is tried no more.
+    """The limits of attempts.
 
-    hang_seconds: a call that has run for this long when the worker is told to stop counts as the reason.
+    limit: how many processes may end at the same work before it is tried no more. hang_seconds: a call that has run for
+    so long when the worker is told to stop counts as the reason of the stop.
     """
 
     limit: int = 3
@@ -44,9 +45,10 @@ Verdict = Literal["run", "fail", "quarantine"]
 def verdict(
     work: InFlightWork, kind: worker_pb2.OperationKind.ValueType | None, interruptions: int, limit: int
 ) -> Verdict:
-    """What nobody has heard a result of fails. The rest stands, or would take a model's last weights with it: it waits.
+    """Return what becomes of the work.
 
-    `kind`: of an operation, else None.
+    Work without a published result fails. Other work waits, as does a release, which would otherwise lose a model's
+    last weights. `kind`: of an operation, else None.
     """
     if interruptions < limit:
         return "run"
@@ -63,7 +65,7 @@ class Refusal:
 
 
 class Attempts:
-    """What is known of work that processes ended at. Of the engine's thread, apart from `forget_all`."""
+    """The work at which processes have ended. Used by the engine's thread, apart from `forget_all`."""
 
     def __init__(self, journal: Journal, marker: InFlightMarker, limit: int) -> None:
         self._journal = journal
@@ -71,12 +73,12 @@ class Attempts:
         self._limit = limit
         self._known: dict[InFlightWork, tuple[int, str]] = {}
         self.before_a_suspect: list[Callable[[], None]] = []
-        """Return when nothing runs beside the engine's thread, so that the next end is the suspect's own."""
+        """Functions that return when nothing runs in other threads, so that the next end is the suspect's own."""
 
     def recover(self) -> None:
-        """Counts how the process before this one ended, on the disk, and remembers what was counted before.
+        """Count how the previous process ended, and read the earlier counts.
 
-        Raises JournalFull, and may then be tried again.
+        Raises JournalFull, and may then be called again.
         """
         left = self._marker.left_behind
         if left is not None:
@@ -95,7 +97,7 @@ class Attempts:
         )
 
     def refusal(self, work: InFlightWork, operation: Operation | None = None) -> Refusal | None:
-        """Return why the work is not begun, or None. Call it before the work begins. `operation`: of an operation."""
+        """Return why the work may not begin, or None. Call it before the work begins."""
         if self.is_suspect(work):
             for wait in self.before_a_suspect:
                 wait()
@@ -104,18 +106,22 @@ class Attempts:
         return None if decision == "run" else Refusal(decision == "fail", self._message(work, operation, decision))
 
     def is_suspect(self, work: InFlightWork) -> bool:
-        """Whether a process has ended at it, or at a call that it shared. It shares none any more: either it runs by
-        itself, or the next end is its own.
+        """Return whether a process has ended at the work, or at a call that the work shared.
+
+        Such work runs alone, so that the next end can be attributed.
         """
         return work in self._known
 
     def succeeded(self, work: InFlightWork) -> None:
-        """Of what leaves no outcome in the journal; an operation's interruptions are forgotten with its outcome."""
+        """Forget the interruptions of work without a result in the journal.
+
+        Those of an operation are forgotten with its result.
+        """
         if self._known.pop(work, None) is not None:
             self._journal.write(lambda db: result_tables.forget_interruptions(db, work), must_succeed=True)
 
     def forget_all(self) -> None:
-        """After an orderly stop somebody may have changed what was wrong: more memory, another node."""
+        """Forget all counts after an orderly stop, since an administrator may have added memory or changed the node."""
         self._known = {}
         self._journal.write(result_tables.forget_all_interruptions, must_succeed=True)
 
@@ -157,7 +163,7 @@ class Attempts:
         )
 
     def _what_happened(self, work: InFlightWork) -> str:
-        # An orderly stop may forget it at any time, from another thread.
+        # An orderly stop may forget the count at any time, from another thread.
         count, sign = self._known.get(work, (self._limit, ""))
         times = "once" if count == 1 else f"{count} times"
         return f"the worker's process ended {times} (the last sign: {sign or SILENT})"
@@ -166,7 +172,10 @@ class Attempts:
 def reason_to_wait(
     work: InFlightWork, operation: Operation | None, error: Exception, again_after_seconds: float | None = None
 ) -> str:
-    """Of a model that cannot take up here what was acknowledged, though nothing of it is damaged."""
+    """Return why a model waits that this worker cannot restore or replay now.
+
+    Its data is sound. The reason is for clients.
+    """
     goes_on = "it goes on once that is mended and the worker is started again"
     if again_after_seconds is not None:
         goes_on = f"it is tried again every {again_after_seconds:.0f} s"

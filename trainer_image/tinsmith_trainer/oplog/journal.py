@@ -1,8 +1,8 @@
 """The durable log of a worker: accepted operations, their results, snapshots, events.
 
-One SQLite file (WAL, synchronous=FULL, exclusive), touched by one thread. Writes that arrive while
-a commit is being synced share the next one: many submitters, few fsyncs. A future of this module
-resolves only after its transaction is on disk.
+It is one SQLite file (WAL, synchronous=FULL, exclusive), used by one thread. Writes that arrive while a commit is being
+synced share the next one, so many submitters need few fsyncs. A future of this module resolves only when its
+transaction is on disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 FORMAT_VERSION = 1
 WAL_KEPT_BYTES = 8 * 1024**2
-"""A write-ahead log that is longer gives its blocks back at once: a few large bodies would keep them for good."""
+"""The size from which a write-ahead log gives its blocks back at once. Otherwise a few large bodies would keep them."""
 SYNC_BUCKETS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 SCHEMA = """
@@ -119,22 +119,22 @@ class _Job(Generic[T]):
 
 
 class Journal:
-    """Runs reads and writes on the file on a thread of its own: of a batch the reads first, writes as they came.
+    """Runs reads and writes of the file in one thread: in each batch the reads first, then the writes in their order.
 
-    On a full disk, writes that must succeed wait for room, and everything else goes on: reads, writes for which there
-    is room, and refusals. Of one model they keep their order.
+    On a full disk, writes that must succeed wait for space. Reads, writes that fit, and refusals continue. Writes of
+    one model keep their order.
     """
 
     def __init__(self, path: Path, *, vfs: str | None = None, room: DiskRoom | None = None) -> None:
-        """`room`: that of its disk, whose reserve is for what must be written.
+        """Open the journal. `room`: the free space of its disk, whose reserve is for writes that must succeed.
 
-        Raises VolumeUnsuitable, or ServerError when another version wrote it.
+        Raises VolumeUnsuitable, or ServerError if another version wrote the file.
         """
         self.stats = JournalStats()
         self.path = path
         self._wal = path.with_name(f"{path.name}-wal")
         self._room = room or DiskRoom(path.parent)
-        self._waiting: list[_Job[Any]] = []  # writes that must succeed and found no room
+        self._waiting: list[_Job[Any]] = []  # writes that must succeed and found no space
         self._retries = RetriesForRoom(self._room)
         self._queue: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         try:
@@ -163,29 +163,29 @@ class Journal:
         uses_reserve: bool = False,
         model_id: str = "",
     ) -> Future[T]:
-        """Runs in the next transaction. Resolves after its commit is synced.
+        """Run a write in the next transaction. The future resolves when its commit is synced.
 
-        Fails with JournalFull when the disk is full, and with ServerError when the file cannot be written.
-        `uses_reserve` is for what makes room, or is needed to start: it fails once the reserve is used up, too.
-        `must_succeed` is for what has already happened: it uses the reserve, then waits for room, and whatever else
-        fails ends the process, since its memory is then ahead of the file. A new one begins with what the file says.
-        Its future does not resolve where the journal is closed before there is room.
-        `model_id`: whose write it is, of those that must succeed.
+        It fails with JournalFull if the disk is full, and with ServerError if the file cannot be written.
+        `uses_reserve` is for writes that make space or are needed to start: they fail when the reserve is used up, too.
+        `must_succeed` is for what has already happened: such a write uses the reserve, then waits for space. Any other
+        failure ends the process, whose memory is then ahead of the file; the next process continues from the file. The
+        future does not resolve if the journal is closed before there is space. `model_id`: the model of a write that
+        must succeed.
         """
         return self._put(_Job(run, Future(), True, must_succeed, uses_reserve or must_succeed, model_id))
 
     def read(self, run: Callable[[apsw.Connection], T]) -> Future[T]:
-        """Runs on what is committed."""
+        """Run a read of what is committed."""
         return self._put(_Job(run, Future(), writes=False))
 
     def size_bytes(self) -> int:
-        """On disk, with what is not yet folded into the main file."""
+        """Return the size on disk, including the write-ahead log."""
         return _size_of(self.path) + _size_of(self._wal)
 
     def settle(self, model_id: str) -> None:
-        """Returns when every earlier write of this model is on disk and its future's callbacks have run.
+        """Return when every earlier write of this model is on disk, and the callbacks of its future have run.
 
-        Raises JournalFull while one of them, or one of no model, waits for room.
+        Raises JournalFull while one of these writes, or one of no model, waits for space.
         """
         names = ("", model_id)
         waits = self._put(_Job(lambda db: any(job.model_id in names for job in self._waiting), Future(), writes=True))
@@ -193,14 +193,15 @@ class Journal:
             raise self._full()
 
     def close(self) -> None:
-        """Finishes what is queued and closes the file. What still waits for room is left to the next process, which
-        runs the operations of which no result is on disk again.
+        """Finish queued jobs and close the file.
+
+        Writes that still wait for space are lost: the next process runs operations without a result on disk again.
         """
         self._queue.put(None)
         self._thread.join()
 
     def _put(self, job: _Job[T]) -> Future[T]:
-        # A caller that gives up, as a call whose client died does, cannot take back what was asked of the file.
+        # A caller that gives up, for example because its client died, must not cancel the write.
         job.future.set_running_or_notify_cancel()
         self._queue.put(job)
         return job.future
@@ -214,7 +215,7 @@ class Journal:
         self._db.close()
 
     def _take_batch(self) -> list[_Job[Any] | None]:
-        """What has come; nothing, where something waits for room and is to be tried again."""
+        """Return the jobs that have come. The batch is empty if writes wait for space and are to be tried again."""
         try:
             batch = [self._queue.get(timeout=ROOM_RETRY_SECONDS if self._waiting else None)]
         except queue.Empty:
@@ -259,7 +260,7 @@ class Journal:
             results = [job.run(self._db) for job in jobs]
             self._db.execute("COMMIT")
         except BaseException:
-            # A full disk may have rolled back by itself.
+            # SQLite may have rolled back by itself on a full disk.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
@@ -270,14 +271,14 @@ class Journal:
         return results
 
     def _shorten_log(self) -> None:
-        """Also what a transaction without room has taken: as long as the log has it, nothing else can."""
+        """Fold the log into the file. This also frees the space of a transaction that did not fit."""
         try:
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except apsw.Error as error:  # nothing is lost: what was committed is in the log
             log.warning("the journal's log cannot be folded in", path=str(self.path), reason=str(error))
 
     def _separate(self, jobs: list[_Job[Any]], error: Exception) -> None:
-        """One bad write must not take its neighbours down."""
+        """Commit each job on its own, so that one bad write does not fail the others."""
         if len(jobs) == 1:
             _fail(jobs[0], error)
             return
@@ -306,7 +307,7 @@ class Journal:
             self._retries.begin()
 
     def _commit_unless_full(self, job: _Job[Any]) -> bool:
-        """False when the disk is full and the job has to wait for room; else its future is settled."""
+        """Commit the job, or return False if the disk is full and the job has to wait for space."""
         try:
             [result] = self._transaction_from_reserve(job) if job.uses_reserve else self._transaction([job])
         except apsw.FullError:
@@ -360,7 +361,8 @@ def _open(path: Path, vfs: str | None) -> apsw.Connection:
     db.pragma("synchronous", "FULL")
     db.execute(SCHEMA)
     db.execute("INSERT OR IGNORE INTO meta VALUES ('format_version', ?)", (str(FORMAT_VERSION),))
-    # A server may remember a cursor of a lost volume. Events of a new one come after it (also by `raise_epoch`).
+    # A server may remember a cursor of a lost volume. Events of a new volume are numbered after it (also by
+    # `raise_epoch`).
     db.execute(
         "INSERT INTO sqlite_sequence (name, seq) SELECT 'events', ?"
         " WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'events')",

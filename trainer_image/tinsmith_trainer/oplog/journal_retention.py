@@ -1,8 +1,7 @@
-"""What the journal forgets while a model lives: results that are past their time, and whole rows below the snapshot.
+"""What the journal deletes while a model lives: expired results, and whole rows below the snapshot.
 
-Of a row that is gone the number remains, so that its operation never runs again: who asks for its result hears that it
-is gone, and who submits it again is acknowledged as before. All is done in steps of milliseconds, since whatever else
-goes to the disk waits for each.
+The number of a deleted row is kept, so that its operation never runs again: a poll reports that the result is gone, and
+a repeated submission is acknowledged as before. All steps take milliseconds, since all other writes wait for each.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ MODELS_IN_A_STEP = 250
 
 
 class JournalRetention:
-    """One round at a time, on the event loop; the journal's thread does the steps.
+    """Rounds of deletion, one at a time, on the event loop; the journal's thread does the steps.
 
-    What is found to be spent stays so: it can go in a later transaction than the one that found it.
+    A row that may go at one time may also go later, so it can be deleted in a later transaction.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
     async def round(self, retention: Retention, acknowledged_event_id: int, ago: Callable[[float], float]) -> list[str]:
-        """Returns the released models of which every trace is gone. Raises JournalFull, or ServerError, in between.
+        """Run a round, and return the released models of which nothing is left.
 
-        `ago`: see `SteadyClock.ago`.
+        `ago`: see `SteadyClock.ago`. Raises JournalFull or ServerError between two steps.
         """
         horizons = Horizons(ago(retention.seconds), ago(retention.least_seconds))
         models = await self._read(journal_tables.read_models)
@@ -59,7 +58,7 @@ class JournalRetention:
         return await self._write(forget_released_models)
 
     async def _give_up_corrupted(self, models: Iterable[StoredModel], horizon: float) -> None:
-        """From the next round on they are as released ones: their snapshots bring nothing back."""
+        """Treat corrupted models as released from the next round on, when their snapshots are no longer waited for."""
         for model in models:
             if model.phase == "corrupted" and (model.corrupted_at or 0.0) <= horizon:
                 await self._write(partial(result_tables.forget_model, model_id=model.model_id))
@@ -70,7 +69,7 @@ class JournalRetention:
                 await self._write(partial(forget_rows, model_id=model_id, numbers=numbers))
 
     async def _drop_expired(self, expired: float, owners: Mapping[str, str]) -> Counter[str]:
-        """Drop results of rows that stay, since a start runs them again; return the bytes that each owner keeps."""
+        """Delete expired results of rows that a start still needs. Return the bytes that each owner keeps."""
         sizes = Counter[str]()
         async for page in self._pages():
             await self._drop([result for result in page if result.finished_at <= expired])
@@ -84,7 +83,7 @@ class JournalRetention:
             await self._drop(list(crowded_out(page, excess, owners, not_after)))
 
     async def _pages(self) -> AsyncIterator[list[KeptResult]]:
-        """All results, in the order in which their operations came: what a clock says may be any order."""
+        """Yield all results in the order in which their operations came. The clock may give them any order."""
         after = -1
         while page := await self._read(partial(read_results, after=after)):
             yield page
@@ -104,7 +103,7 @@ class JournalRetention:
 
 
 def _owners(models: Iterable[StoredModel]) -> dict[str, str]:
-    """Models of unknown tenants own their results themselves."""
+    """Return the owner of each model. Models of unknown tenants are their own owners."""
     return {model.model_id: model.tenant for model in models if model.tenant}
 
 
@@ -118,7 +117,7 @@ def spent_of_models(db: Database, models: Sequence[StoredModel], horizons: Horiz
 
 
 def spent_numbers(db: Database, model: StoredModel, horizons: Horizons, keep: int) -> list[int]:
-    """Of the model's lowest numbers, up to the first one that is not spent; not more than one step's."""
+    """Return the model's lowest numbers up to the first that is not spent, limited to one step."""
     beyond = _newest_beyond(db, model, keep)
     spent = takewhile(lambda operation: horizons.is_spent(operation, beyond), _oldest(db, model))
     return list(_for_one_step((operation.seq_id, operation.result_bytes) for operation in spent))
@@ -133,7 +132,7 @@ def _newest_beyond(db: Database, model: StoredModel, keep: int) -> int:
 
 
 def _oldest(db: Database, model: StoredModel) -> Iterable[Finished]:
-    """In the order of their numbers, up to the first one that has no result."""
+    """Yield the finished operations in the order of their numbers, up to the first one without a result."""
     rows = db.execute(
         "SELECT seq_id, finished_at, result_bytes FROM operations WHERE model_id = ? AND seq_id <= ?"
         " ORDER BY seq_id LIMIT ?",
@@ -144,7 +143,10 @@ def _oldest(db: Database, model: StoredModel) -> Iterable[Finished]:
 
 
 def _for_one_step(sized: Iterable[tuple[int, int]]) -> Iterator[int]:
-    """The first at least: what lies on very many pages takes long however few rows it is."""
+    """Yield numbers for one step, at least one.
+
+    Rows with large results take long to delete, since they lie on many pages.
+    """
     room = BYTES_IN_A_STEP
     for number, result_bytes in sized:
         yield number
@@ -154,7 +156,7 @@ def _for_one_step(sized: Iterable[tuple[int, int]]) -> Iterator[int]:
 
 
 def forget_rows(db: Database, model_id: str, numbers: Sequence[int]) -> None:
-    """Of these operations only the numbers remain."""
+    """Delete the rows of these operations, and keep their numbers."""
     forgotten = journal_tables.read_forgotten(db, model_id)
     for seq_id in numbers:
         forgotten.add(seq_id)
@@ -164,7 +166,10 @@ def forget_rows(db: Database, model_id: str, numbers: Sequence[int]) -> None:
 
 
 def read_results(db: Database, after: int) -> list[KeptResult]:
-    """Behind this row, `SIZES_IN_A_STEP` at most, from the index alone: rows have their results before their sizes."""
+    """Return the next results after this row, `SIZES_IN_A_STEP` at most.
+
+    The index alone is read, since rows have their results before their sizes.
+    """
     rows = db.execute(
         "SELECT id, model_id, finished_at, result_bytes FROM operations INDEXED BY results"
         " WHERE result IS NOT NULL AND id > ? ORDER BY id LIMIT ?",
@@ -178,7 +183,7 @@ def drop_results(db: Database, rows: Sequence[int]) -> None:
 
 
 def forget_released_models(db: Database) -> list[str]:
-    """Every trace of models that were released, and whose results are all past their time; returns them."""
+    """Delete all traces of released models whose results have all expired, and return the models."""
     rows = db.execute(
         "SELECT model_id FROM models WHERE state = 'released'"
         " AND NOT EXISTS (SELECT 1 FROM operations WHERE operations.model_id = models.model_id)"
@@ -191,15 +196,17 @@ def forget_released_models(db: Database) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long results can be read: `seconds`, if those of all models fit into `result_bytes`. Where they do not, the
-    oldest of the tenant with most go first, and none that finished less than `least_seconds` ago, unless the disk
+    """The limits of stored results.
+
+    Results can be read for `seconds` if those of all models fit into `result_bytes`. If not, the oldest results of the
+    tenant with the most bytes go first, but none that finished less than `least_seconds` ago, unless the disk
     `is_short`.
 
-    Of each tenant the newest `closed_models` that were released, or could not be created, have that time; of others
-    what finished `least_seconds` ago goes.
+    The newest `closed_models` of each tenant that were released, or could not be created, keep their results as long.
+    Of others, results that finished `least_seconds` ago go.
 
-    Below its snapshot a model keeps the rows of its newest `operations`, and all that finished less than
-    `least_seconds` ago; of the others only their numbers, whatever their age.
+    Below its snapshot a model keeps the rows of its newest `operations`, and of those that finished less than
+    `least_seconds` ago. Of others only the numbers are kept, whatever their age.
     """
 
     seconds: float
@@ -212,7 +219,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An operation that has a result and is never run again."""
+    """An operation with a result, which never runs again."""
 
     seq_id: int
     finished_at: float
@@ -221,13 +228,16 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Horizons:
-    """Times in Unix seconds: what finished at or before is past its time, or may go to make room."""
+    """Times in Unix seconds. Results that finished by then are expired, or may go to make space."""
 
     expired: float
     crowded_out: float
 
     def is_spent(self, operation: Finished, newest_beyond: int) -> bool:
-        """Tell whether its result may go. `newest_beyond`: the highest number below those of the newest operations."""
+        """Return whether the result may go.
+
+        `newest_beyond`: the highest number below those of the newest operations.
+        """
         if operation.seq_id <= newest_beyond and operation.finished_at <= self.crowded_out:
             return True
         return operation.finished_at <= self.expired
@@ -235,7 +245,10 @@ class Horizons:
 
 @dataclass(frozen=True, slots=True)
 class KeptResult:
-    """A result as a round finds it: its row, whose model's it is, when it finished (Unix seconds), and its bytes."""
+    """A stored result.
+
+    It has its row, its model, the time when it finished (Unix seconds), and its bytes.
+    """
 
     row: int
     model_id: str
@@ -244,7 +257,7 @@ class KeptResult:
 
 
 def surplus_models(models: Sequence[StoredModel], most: int) -> set[str]:
-    """Return each owner's oldest released models, beyond so many. `models` are in the order of their creation."""
+    """Return each owner's oldest released models beyond `most`. `models` are in the order of their creation."""
     released = Counter[str]()
     surplus = set()
     for model in reversed(models):
@@ -257,7 +270,7 @@ def surplus_models(models: Sequence[StoredModel], most: int) -> set[str]:
 
 
 def excess_bytes(bytes_of_owners: Mapping[str, int], budget_bytes: int) -> dict[str, int]:
-    """Return how much each owner has beyond the level at which all together fit; those below it have none."""
+    """Return the bytes of each owner above the level at which all fit together. Owners below it are left out."""
     level = _level(sorted(bytes_of_owners.values()), budget_bytes)
     return {owner: size - level for owner, size in bytes_of_owners.items() if size > level}
 
@@ -279,7 +292,7 @@ def crowded_out(
     owners: Mapping[str, str],
     not_after: float,
 ) -> Iterator[KeptResult]:
-    """Yield each owner's oldest results until its excess, which is reduced by them, is gone.
+    """Yield each owner's oldest results until its excess is gone. `excess` is reduced by them.
 
     `owners`: by model. Results that finished after `not_after` stay.
     """

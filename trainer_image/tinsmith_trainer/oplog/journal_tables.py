@@ -1,6 +1,6 @@
 """Operations and models as rows of the journal.
 
-Functions here run inside `Journal.read` or `write`.
+The functions run inside `Journal.read` or `write`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ T = TypeVar("T")
 
 Database = apsw.Connection
 Status = Literal["pending", "done", "failed", "late"]
-"""`late`: its number was written off before it came; it failed at once and was never in the order."""
+"""`late`: the number was written off before the operation came. It failed at once and was never in the order."""
 ModelPhase = Literal["creating", "live", "released", "corrupted"]
 
 CREATES = (worker_pb2.CREATE_MODEL, worker_pb2.LOAD_MODEL)
 
 HIGHEST_NUMBER = 2**63 - 1
-"""That SQLite can hold."""
+"""The highest number that SQLite can hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What was accepted, without its payload (which is read when its turn comes)."""
+    """An accepted operation without its payload, which is read at its turn."""
 
     model_id: str
     seq_id: int
@@ -42,7 +42,7 @@ class Operation:
     accepted_at: float
     rejection: Failure | None = None
     forward_only: bool | None = None  # of a forward_backward that has run; None: only its body can tell
-    idempotency_key: str = ""  # of one that came without a number
+    idempotency_key: str = ""  # of an operation that came without a number
 
     @property
     def is_forward_backward(self) -> bool:
@@ -50,30 +50,30 @@ class Operation:
 
     @property
     def changes_the_adapter(self) -> bool:
-        """Or may: what comes of the others needs no replay."""
+        """Return whether the operation may change the adapter. Others need no replay."""
         return self.kind != worker_pb2.SAVE_WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
 class OperationResult:
-    """What became of an operation. What a client reads of it is read from the journal again."""
+    """The result of an operation. For clients it is read from the journal again."""
 
-    payload: bytes | None = None  # protobuf or JSON; None: it failed, or its time is over and it was forgotten
+    payload: bytes | None = None  # protobuf or JSON; None: the operation failed, or its result has expired
     protobuf: bool = False
     failure: Failure | None = None
     event_id: int | None = None  # see `worker.proto`; None: not yet in the journal
-    # Between the run and the commit alone: what changes with it, on disk in the same transaction.
-    events: tuple[worker_pb2.Event, ...] = ()  # without id, epoch and time, which the journal gives them
+    # Only between the run and the commit: what is written in the same transaction.
+    events: tuple[worker_pb2.Event, ...] = ()  # without ID, epoch and time, which the journal adds
     saved_name: tuple[int, str] | None = None  # checkpoint kind and name
     saved: SavedWeights | None = None
     forces_snapshot: bool = False
-    replaced: AdapterState | None = None  # what a load took the place of, until there is a snapshot of the new one
+    replaced: AdapterState | None = None  # the state before a load, until there is a snapshot of the new one
     snapshot: SnapshotFile | None = None
     trained_tokens: int = 0
     input_tokens: int = 0
-    started_at: float | None = None  # Unix seconds; None: its turn never came
+    started_at: float | None = None  # Unix seconds; None: it never had a turn
     forward_only: bool | None = None  # of a forward_backward
-    releases: str | None = None  # why the model is released, perhaps in no words; None: it is not
+    releases: str | None = None  # the reason of the model's release, which may be empty; None: it is not released
     given_up: bool = False
 
 
@@ -93,9 +93,9 @@ class StoredModel:
     closed_below: int
     snapshot_file: str | None
     snapshot_digest: str | None
-    tenant: str | None  # None: not told
-    damage_seen_by: str | None  # the process that found its snapshot gone or altered; None: none has
-    corrupted_at: float | None  # Unix seconds; None: it is not
+    tenant: str | None  # None: unknown
+    damage_seen_by: str | None  # the process that found the snapshot missing or altered; None: no process
+    corrupted_at: float | None  # Unix seconds; None: it is not corrupted
 
     @property
     def is_open(self) -> bool:
@@ -103,19 +103,20 @@ class StoredModel:
 
     @property
     def settled_up_to(self) -> int:
-        """Up to this number an operation that has a result is never run again."""
+        """The number up to which an operation with a result never runs again."""
         return self.applied if self.is_open else HIGHEST_NUMBER
 
     @property
     def spent_up_to(self) -> int:
-        """Up to this number nothing needs the body of an operation that has a result. What a corrupted model did above
-        its snapshot brings it back, should that be found sound.
+        """The number up to which the body of an operation with a result is not needed.
+
+        For a corrupted model, later bodies restore it if its snapshot turns out to be sound.
         """
         return HIGHEST_NUMBER if self.phase == "released" else self.applied
 
 
 def in_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Steps of the journal's thread, each of which others wait for."""
+    """Split the items into steps of the journal's thread, for each of which other writes wait."""
     return (items[first : first + size] for first in range(0, len(items), size))
 
 
@@ -129,7 +130,7 @@ def set_meta(db: Database, key: str, value: str) -> None:
 
 
 def raise_epoch(db: Database, epoch: int, event_cursor: int) -> int:
-    """Fences older epochs out, and numbers events beyond the cursor; returns the highest epoch that was seen."""
+    """Fence out older epochs, and number events beyond the cursor. Return the highest epoch so far."""
     db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'events'", (event_cursor,))
     highest = max(epoch, int(get_meta(db, "epoch") or 0))
     set_meta(db, "epoch", str(highest))
@@ -137,7 +138,10 @@ def raise_epoch(db: Database, epoch: int, event_cursor: int) -> int:
 
 
 def insert_operation(db: Database, operation: Operation, payload: bytes, late: Failure | None, now: float) -> None:
-    """Accepts it; `late`: it is recorded as failed at once and never runs; not where its model was just forgotten."""
+    """Insert an accepted operation.
+
+    `late`: it is recorded as failed and never runs, unless its model has just been deleted.
+    """
     if late and not db.execute("SELECT 1 FROM models WHERE model_id = ?", (operation.model_id,)).fetchone():
         return
     rejection = operation.rejection
@@ -174,7 +178,7 @@ def set_model_phase(db: Database, model_id: str, phase: ModelPhase, reason: str 
 
 
 def note_damage(db: Database, model_id: str, process: str | None) -> None:
-    """The process that found the model's snapshot gone or altered; None: it was found sound."""
+    """Record the process that found the model's snapshot missing or altered; None: the snapshot was found sound."""
     db.execute("UPDATE models SET damage_seen_by = ? WHERE model_id = ?", (process, model_id))
 
 
@@ -184,7 +188,7 @@ def corrupt_model(db: Database, model_id: str, reason: str, now: float) -> None:
 
 
 def save_and_release(db: Database, model_id: str, payload: bytes, now: float) -> None:
-    """Opens a corrupted model again, for a release that saves first: clients were told that it has ended."""
+    """Open a corrupted model again for a release that saves first. Clients were told that the model has ended."""
     set_model_phase(db, model_id, "live")
     note_damage(db, model_id, None)
     db.execute("UPDATE models SET corrupted_at = NULL WHERE model_id = ?", (model_id,))
@@ -201,7 +205,7 @@ def raise_closed_below(db: Database, model_id: str, seq_id: int) -> None:
 
 
 def record_late(db: Database, model_id: str, seq_id: int, failure: Failure, now: float) -> None:
-    """An accepted operation whose number was written off before it could take its place."""
+    """Fail an accepted operation whose number was written off before it had its place in the order."""
     db.execute(
         "UPDATE operations SET status = 'late', payload = NULL, failure_category = ?, failure_message = ?,"
         " finished_at = ? WHERE model_id = ? AND seq_id = ? AND status = 'pending'",
@@ -217,7 +221,10 @@ def read_payload(db: Database, model_id: str, seq_id: int) -> bytes:
 
 
 def read_result(db: Database, model_id: str, seq_id: int) -> OperationResult | None:
-    """Of an accepted operation; None while it is pending. One whose row is gone has a result without a payload."""
+    """Return the result of an accepted operation; None while it is pending.
+
+    If its row is deleted, the result has no payload.
+    """
     row = db.execute(
         "SELECT status, result, result_protobuf, event_id, failure_category, failure_message FROM operations"
         " WHERE model_id = ? AND seq_id = ?",
@@ -241,7 +248,10 @@ def read_models(db: Database) -> list[StoredModel]:
 
 
 def read_unsettled(db: Database, model: StoredModel) -> list[StoredOperation]:
-    """Operations that have no result, or must run again for their effect: in order, without payloads and results."""
+    """Return operations without a result, or with an effect that must be repeated, in order.
+
+    Payloads and results are left out.
+    """
     columns = (
         "SELECT seq_id, kind, zstd, accepted_at, rejection_category, rejection_message, forward_only, status,"
         " failure_category, failure_message FROM operations WHERE model_id = ?1"
@@ -255,7 +265,7 @@ def read_unsettled(db: Database, model: StoredModel) -> list[StoredOperation]:
 
 
 def read_settled(db: Database, model: StoredModel) -> NumberRanges:
-    """The numbers of all other operations."""
+    """Return the numbers of all other operations."""
     settled = read_forgotten(db, model.model_id)
     rows = db.execute(
         "SELECT seq_id FROM operations WHERE model_id = ? AND (status = 'late' OR seq_id <= ? AND status <> 'pending')"
@@ -268,7 +278,7 @@ def read_settled(db: Database, model: StoredModel) -> NumberRanges:
 
 
 def read_forgotten(db: Database, model_id: str) -> NumberRanges:
-    """Numbers whose rows are gone."""
+    """Return the numbers whose rows are deleted."""
     return NumberRanges(
         (int(first), int(last))
         for first, last in db.execute(
@@ -278,7 +288,7 @@ def read_forgotten(db: Database, model_id: str) -> NumberRanges:
 
 
 def last_accepted_at(db: Database, model_id: str) -> float:
-    """Of the highest number that is still there, in Unix seconds; 0: there is none."""
+    """Return when the operation with the highest stored number was accepted, in Unix seconds; 0: there is none."""
     row = db.execute(
         "SELECT accepted_at FROM operations WHERE model_id = ? ORDER BY seq_id DESC LIMIT 1", (model_id,)
     ).fetchone()
@@ -295,7 +305,7 @@ def _stored_operation(model_id: str, row: tuple) -> StoredOperation:  # type: ig
 
 
 def count_to_replay(db: Database) -> int:
-    """How many operations gave out a result that only running them again can bring back."""
+    """Return the number of published results that only a replay can reproduce."""
     row = db.execute(
         "SELECT COUNT(*) FROM operations JOIN models USING (model_id)"
         " WHERE state IN ('creating', 'live') AND seq_id > applied AND status = 'done' AND kind <> ?",

@@ -1,4 +1,4 @@
-"""One model as the scheduler holds it: its operations, their order, its window, its snapshot."""
+"""One model in the scheduler: its operations, their order, its window, its snapshot."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tinsmith_trainer.oplog.server_assigned_seq_ids import (
 from tinsmith_trainer.process.in_flight_marker import InFlightWork, Purpose
 
 SETTLED: Future[None] = Future()
-"""Shared by all that is on disk: a Future of its own would be most of an entry's memory."""
+"""A future shared by all entries on disk: one for each would take most of an entry's memory."""
 SETTLED.set_result(None)
 
 
 KEPT_PAYLOAD_BYTES = 128 * 1024**2
-"""Payloads of waiting operations in memory; the engine reads the others from the journal."""
+"""The limit for payloads of waiting operations in memory. The engine reads others from the journal."""
 
 
 @dataclass(slots=True)
@@ -40,9 +40,10 @@ class Entry:
     failure: Failure | None = None
     accepted: Future[None] = SETTLED  # resolves when it is on disk
     payload: bytes | None = None  # kept for its turn, so that the engine need not wait for the journal's thread
-    body_bytes: int = 0  # on the disk, of what this process has accepted
+    body_bytes: int = 0  # on disk, of an operation that this process has accepted
     started_at: float | None = None  # Unix seconds, of its first turn in this process
-    forward_only: bool | None = None  # from the journal, or from its body; None: that was not read, or cannot be
+    # from the journal, or from its body; None: the body was not read, or cannot be read
+    forward_only: bool | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -50,12 +51,12 @@ class Entry:
 
     @property
     def may_bear_a_gradient(self) -> bool:
-        """Whether the next step depends on it, as far as is known: a body that was not read may hold a gradient."""
+        """Return whether the next step may depend on the operation. A body that was not read may hold a gradient."""
         return self.operation.is_forward_backward and not self.forward_only
 
     @property
     def work(self) -> InFlightWork:
-        """What its turn is spent on."""
+        """The work of the operation's turn."""
         purpose: Purpose = "replay" if self.is_finished else "operation"
         return InFlightWork(purpose, self.operation.model_id, self.operation.seq_id)
 
@@ -72,49 +73,55 @@ class KeptPayloads:
             self._bytes += len(payload)
 
     def take(self, entry: Entry) -> bytes | None:
-        """Memory keeps it no longer. None: it did not."""
+        """Remove and return the payload; None: it is not in memory."""
         kept, entry.payload = entry.payload, None
         self._bytes -= len(kept or b"")
         return kept
 
 
 class UnknownModel(LookupError):
-    """No such model is here, and the operation does not create it."""
+    """An unknown model, which the operation does not create."""
 
 
 @dataclass(slots=True)
 class ModelQueue:
-    """Guarded by the lock of `ModelQueues`, apart from the fields that only the engine's thread uses."""
+    """The state of one model.
+
+    Guarded by the lock of `ModelQueues`, apart from the fields that only the engine's thread uses.
+    """
 
     model_id: str
     phase: ModelPhase
     reason: str = ""
-    tenant: str = ""  # empty: created under a server of a release that does not say
+    tenant: str = ""  # empty: unknown
     order: OperationOrder = field(default_factory=OperationOrder)
-    entries: dict[int, Entry] = field(default_factory=dict)  # those without a result, and those that are to run again
-    settled: NumberRanges = field(default_factory=NumberRanges)  # all others: their results are the journal's alone
+    # operations without a result, and those that are to run again
+    entries: dict[int, Entry] = field(default_factory=dict)
+    # all other operations, whose results are only in the journal
+    settled: NumberRanges = field(default_factory=NumberRanges)
     assigned: AssignedSeqIds = field(default_factory=AssignedSeqIds)
-    waiting_bytes: int = 0  # of the bodies of operations that have no result
-    last_accepted_at: float = 0.0  # Unix seconds; 0: nothing is known of it
+    waiting_bytes: int = 0  # of the bodies of operations without a result
+    last_accepted_at: float = 0.0  # Unix seconds; 0: unknown
     snapshot: SnapshotFile | None = None
     snapshot_applied: int = -1
     snapshot_at: float = 0.0
-    gap_at: int | None = None  # the operation that an open gap holds up
+    gap_at: int | None = None  # the operation that waits for an open gap
     gap_open_seconds: float = 0.0
-    gap_is_closing: bool = False  # its write may wait for room
-    held_until: float = 0.0  # nothing of it runs till then, on the monotonic clock; 0: it may
-    held_because: str = ""  # what its clients hear of that, until it is over
-    damage_seen_by: str | None = None  # the process that could not read its snapshot; None: none
-    quarantined: str = ""  # why nothing of it runs until the worker is started again; it keeps its place
-    # The engine's thread alone:
+    gap_is_closing: bool = False  # its write may wait for space
+    held_until: float = 0.0  # no operation runs until then, on the monotonic clock; 0: not held
+    held_because: str = ""  # the reason for clients while it is held
+    damage_seen_by: str | None = None  # the process that could not read the snapshot; None: no process
+    quarantined: str = ""  # why no operation runs until the worker is restarted; the model keeps its slot
+    # The engine's thread alone uses these:
     window_failure: Failure | None = None
-    changed_at: int = -1  # the last operation, of those that ran here, after which a snapshot is not as before
-    replay_seconds: float = 0.0  # what a crash now would cost to run again
-    unsaved_operations: int = 0  # since the snapshot; each of them is read at a start
-    snapshot_seconds: float = 0.0  # what the latest snapshot took; until the first, what reading the old one took
-    wanted_bytes: int = 0  # of the snapshot that found no room; 0: the latest one did
-    retried_since: float | None = None  # when its next operation was first to be retried
-    undone_seconds: float = 0.0  # how long its next operation was held when it was last undone; 0: it was not
+    changed_at: int = -1  # the last operation that ran here and changed what a snapshot holds
+    replay_seconds: float = 0.0  # the cost of a replay if the process ended now
+    unsaved_operations: int = 0  # since the snapshot; each is read at a start
+    # the time of the latest snapshot; until the first one, the time in which the old one was read
+    snapshot_seconds: float = 0.0
+    wanted_bytes: int = 0  # of the snapshot that found no space; 0: the latest one found it
+    retried_since: float | None = None  # when the next operation was first retried
+    undone_seconds: float = 0.0  # how long the next operation was held after it was last undone; 0: it was not undone
     optimizer_step: int = 0
     rank: int = 0
 
@@ -127,7 +134,7 @@ class ModelQueue:
         assigned: AssignedSeqIds,
         now: float,
     ) -> ModelQueue:
-        """As the journal knows it: everything above the snapshot is in the order again."""
+        """Return the queue as the journal has it. Everything above the snapshot is in the order again."""
         queue = cls(model.model_id, model.phase, model.reason, model.tenant or "")
         queue.damage_seen_by = model.damage_seen_by
         queue.order = OperationOrder(model.applied, model.closed_below)
@@ -149,10 +156,10 @@ class ModelQueue:
             self.put_in_order(operation)
 
     def numbered(self, operation: Operation) -> Operation:
-        """As it came, or with the number that it gets here. Raises NumbersMixed."""
+        """Return the operation with its number, which is assigned here if it has none. Raises NumbersMixed."""
         key = operation.idempotency_key
         if not key:
-            # Also one that was given already: that is another operation, with a result of its own.
+            # This includes assigned numbers: an operation that names one is another operation with its own result.
             if self.assigned.last and is_from_a_client(operation.seq_id):
                 raise needs_no_seq_id(self.model_id)
             return operation
@@ -163,7 +170,7 @@ class ModelQueue:
 
     @property
     def _is_numbered(self) -> bool:
-        """Operations have come, or were there once, that have numbers of a client."""
+        """Return whether the model has, or had, operations with numbers of a client."""
         return any(map(is_from_a_client, self.entries)) or any(
             is_from_a_client(first) or is_from_a_client(last) for first, last in self.settled
         )
@@ -174,7 +181,7 @@ class ModelQueue:
         self.last_accepted_at = max(self.last_accepted_at, entry.operation.accepted_at)
 
     def settle(self, entry: Entry) -> None:
-        """Its result is on disk, and it has had its effect: of itself only the number is needed."""
+        """Keep only the number of an operation whose result is on disk and whose effect has happened."""
         self.remove(entry)
         self.settled.add(entry.operation.seq_id)
 
@@ -183,17 +190,17 @@ class ModelQueue:
             self.waiting_bytes -= entry.body_bytes
 
     def is_finished(self, seq_id: int) -> bool | None:
-        """Whether there is a result that clients may know; None: no such operation was accepted."""
+        """Return whether clients may know a result; None: no such operation was accepted."""
         entry = self.entries.get(seq_id)
         if entry is not None:
             return entry.is_finished
         return True if seq_id in self.settled else None
 
     def put_in_order(self, operation: Operation) -> None:
-        """Its commit is on disk: it takes its place."""
+        """Add an operation to the order, after its commit."""
         self.order.accept(operation.seq_id, is_forward_backward=operation.is_forward_backward)
         if operation.idempotency_key:
-            # Numbers are given in the order in which operations are accepted: what is missing was refused.
+            # Numbers are assigned in the order in which operations are accepted, so a missing one was refused.
             self.order.close_below(operation.seq_id)
 
     @property
@@ -202,12 +209,12 @@ class ModelQueue:
 
     @property
     def owner(self) -> str:
-        """Whose it is where tenants share something: each model of an unknown tenant is one for itself."""
+        """The tenant, for shares. A model of an unknown tenant is its own owner."""
         return self.tenant or self.model_id
 
     @property
     def has_adapter(self) -> bool:
-        """Its create has run."""
+        """Return whether the model's create has run."""
         return self.order.applied >= 0
 
     @property
@@ -215,7 +222,10 @@ class ModelQueue:
         return self.is_open and self.has_adapter
 
     def unplaced(self) -> list[Entry]:
-        """Accepted, never run, and out of the order: a crash came before they were told that they are late."""
+        """Return accepted operations that can never run.
+
+        A crash came before they were failed as late.
+        """
         return [
             entry
             for entry in self.entries.values()
@@ -223,13 +233,13 @@ class ModelQueue:
         ]
 
     def closed_failure(self) -> Failure:
-        """What an operation gets that comes when the model is gone."""
+        """Return the failure of operations that come after the model has ended."""
         if self.phase == "corrupted":
             return Failure("server", f"{self.model_id} is corrupted: {self.reason}. Resume from its last checkpoint.")
         return Failure("user", self.reason or f"{self.model_id} was released when its session ended.")
 
     def late_failure(self, seq_id: int) -> Failure | None:
-        """Why a new operation with this number will not run, or None."""
+        """Return why a new operation with this number will not run, or None."""
         if not self.is_open:
             return self.closed_failure()
         if self.order.is_late(seq_id):
@@ -246,7 +256,7 @@ class ModelQueue:
 
 
 def read_queue(db: journal_tables.Database, model: StoredModel, now: float) -> ModelQueue:
-    """Return a model as the journal has it. In the journal's thread."""
+    """Return a model as the journal has it. Runs in the journal's thread."""
     unsettled, settled = journal_tables.read_unsettled(db, model), journal_tables.read_settled(db, model)
     queue = ModelQueue.recovered(model, unsettled, settled, read_assigned(db, model), now)
     if model.is_open:
@@ -255,14 +265,17 @@ def read_queue(db: journal_tables.Database, model: StoredModel, now: float) -> M
 
 
 class KnownModels:
-    """Guarded by the lock of `ModelQueues`."""
+    """The models of a worker by phase. Guarded by the lock of `ModelQueues`.
+
+    Most models are closed, and frequent tasks skip those.
+    """
 
     def __init__(self) -> None:
         self.all: dict[str, ModelQueue] = {}
         self.open: dict[str, ModelQueue] = {}
         """Models that may have turns, in the order of their creation."""
         self.corrupted: dict[str, ModelQueue] = {}
-        self._with_keys: deque[tuple[float, ModelQueue]] = deque()  # closed ones, and since when
+        self._with_keys: deque[tuple[float, ModelQueue]] = deque()  # closed models, and since when they are closed
 
     def find(self, model_id: str) -> ModelQueue | None:
         return self.all.get(model_id)
@@ -289,7 +302,7 @@ class KnownModels:
             self.corrupted[queue.model_id] = queue
 
     def remove(self, model_ids: Iterable[str]) -> list[ModelQueue]:
-        """Return what was known of them."""
+        """Remove the models and return their queues."""
         gone = [self.all.pop(model_id) for model_id in model_ids]
         for queue in gone:
             self.open.pop(queue.model_id, None)

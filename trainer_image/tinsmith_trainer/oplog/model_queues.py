@@ -1,4 +1,7 @@
-"""All models of a worker and the one lock around them: accepting operations, closing gaps, whose turn it is."""
+"""All models of a worker, and the one lock around them.
+
+It accepts operations, closes gaps, and tells which models are ready for a turn.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from tinsmith_trainer.process.failpoints import reach
 log = structlog.get_logger(__name__)
 
 GAP_CLOSES_AFTER_SECONDS = 400.0
-"""The SDK retries a submit for 300 s; a number that is still missing then will not come."""
+"""The SDK retries a submit for 300 s. A number that is still missing then will not come."""
 
 RECOVERED_AT_ONCE = 250
 
@@ -48,13 +51,17 @@ class Room(Protocol):
     """Memory for the adapters whose operations are to run."""
 
     def among(self, ready: Sequence[Ready]) -> tuple[Sequence[Ready], float]:
-        """Those for which there is room, or can be made; and in how many seconds there may be for one of the others,
-        infinite where only a change can help.
+        """Return the models with room in memory, and the seconds until there may be room for another one.
+
+        The seconds are infinite if only a change can help.
         """
 
 
 class ModelQueues:
-    """Thread-safe. Callbacks of the journal keep the order of commits, and so does the order of a queue."""
+    """The models of a worker. Thread-safe.
+
+    Callbacks of the journal keep the order of commits, and so does the order of a queue.
+    """
 
     def __init__(
         self, journal: Journal, places: int, on_finished: OnFinished, clock: Callable[[], float] = time.time
@@ -72,7 +79,7 @@ class ModelQueues:
     # ---- start and stop
 
     def recover(self) -> list[ModelQueue]:
-        """Everything the journal holds, in place again."""
+        """Restore all models and operations from the journal."""
         models = self._journal.read(journal_tables.read_models).result()
         for some in journal_tables.in_batches(models, RECOVERED_AT_ONCE):
             for queue in self._journal.read(partial(self._recovered, models=some)).result():
@@ -88,7 +95,7 @@ class ModelQueues:
         return [read_queue(db, model, self._clock()) for model in models]
 
     def stop(self) -> None:
-        """`wait_for_turns` returns None from now on."""
+        """Make `wait_for_turns` return None from now on."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -117,13 +124,13 @@ class ModelQueues:
             return self._models.find(model_id)
 
     def is_finished(self, model_id: str, seq_id: int) -> bool | None:
-        """Whether there is a result that clients may know; None: no such operation was accepted."""
+        """Return whether clients may know a result; None: no such operation was accepted."""
         with self._changed:
             queue = self._models.find(model_id)
             return None if queue is None else queue.is_finished(seq_id)
 
     def is_known(self, request: worker_pb2.SubmitRequest) -> bool:
-        """Whether it was accepted already."""
+        """Return whether the operation was accepted already."""
         with self._changed:
             queue = self._models.find(request.model_id)
             if queue is None or not request.idempotency_key:
@@ -135,7 +142,7 @@ class ModelQueues:
             return 0 if (queue := self._models.find(model_id)) is None else queue.order.waiting_count
 
     def is_wanted(self, model_id: str, seq_id: int) -> bool:
-        """Whether operations of the model wait for this number."""
+        """Return whether operations of the model wait for this number."""
         with self._changed:
             return (queue := self._models.find(model_id)) is not None and queue.order.is_wanted(seq_id)
 
@@ -147,10 +154,11 @@ class ModelQueues:
     # ---- accepting
 
     def accept(self, operation: Operation, payload: bytes, tenant: str = "") -> tuple[int, Future[None]]:
-        """Its number, and what resolves when it is on disk; again for the same number, or key: the same.
+        """Accept an operation. Return its number, and a future that resolves when it is on disk.
 
-        A model belongs to the first tenant that is named with an operation of it.
-        Raises UnknownModel, NumbersMixed. The future fails with JournalFull, and then nothing was accepted.
+        The same number or key again returns the same. A model belongs to the first tenant named with one of its
+        operations. Raises UnknownModel, NumbersMixed. If the future fails with JournalFull, the operation was not
+        accepted.
         """
         with self._changed:
             queue = self._queue_for(operation)
@@ -161,7 +169,7 @@ class ModelQueues:
                 return operation.seq_id, known.accepted
             if operation.seq_id in queue.settled:
                 return operation.seq_id, SETTLED
-            # Decision and enqueueing are one step: the journal keeps the order in which we decided.
+            # The decision and the write are one step, so that the journal keeps the order of the decisions.
             late = queue.late_failure(operation.seq_id)
             accepted = self._write_accepted(queue.tenant, operation, payload, late)
             entry = Entry(operation, "pending", accepted=accepted, body_bytes=len(payload))
@@ -172,7 +180,7 @@ class ModelQueues:
         return operation.seq_id, accepted
 
     def take_payload(self, entry: Entry) -> bytes:
-        """What was submitted; memory keeps it no longer."""
+        """Return the payload, and remove it from memory."""
         operation = entry.operation
         with self._changed:
             kept = self._kept.take(entry)
@@ -203,7 +211,7 @@ class ModelQueues:
         return self._journal.write(write, uses_reserve=operation.kind == worker_pb2.RELEASE_MODEL)
 
     def _place(self, queue: ModelQueue, entry: Entry, late: Failure | None, done: Future[None]) -> None:
-        """In the journal's thread, in the order of commits."""
+        """Put the operation in the order. Runs in the journal's thread, in the order of commits."""
         operation = entry.operation
         reach("accept-after-sync")
         if done.exception() is not None:
@@ -224,7 +232,7 @@ class ModelQueues:
             self._write_late(queue, entry, became_late)
 
     def forget(self, model_ids: Iterable[str]) -> list[ModelQueue]:
-        """Return what was known of these models, whose rows are gone."""
+        """Return the queues of these models, whose rows are deleted, and remove them."""
         with self._changed:
             return self._models.remove(model_ids)
 
@@ -244,8 +252,10 @@ class ModelQueues:
     # ---- turns
 
     def wait_for_turns(self, room: Room) -> Sequence[Ready] | MaintenanceTask | None:
-        """The models of which something may run, at least one, each with its next operation; who waits for them
-        chooses. Those for which there is no room are left out until there is. Tasks go first. None: stop.
+        """Wait until a model can run. Return all such models with their next operations, a task, or None at a stop.
+
+        Models without room in memory are left out until there is room. Tasks have precedence. The caller chooses the
+        model.
         """
         with self._changed:
             while not self._stopping:
@@ -259,24 +269,24 @@ class ModelQueues:
         return None
 
     def between_turns(self, task: MaintenanceTask) -> None:
-        """Whoever waits for turns gets this before the next one; never, if told to stop first."""
+        """Run the task before the next turn, unless the scheduler stops first."""
         with self._changed:
             self._maintenance_tasks.append(task)
             self._changed.notify_all()
 
     def _seconds_to_next_hold(self) -> float:
-        """When a queue that is held is due again; infinite: only a change can bring work."""
+        """Return the time until the next held queue is due; infinite: only a change can bring work."""
         held = (queue.held_until for queue in self._models.open.values() if queue.held_until)
         return max(min(held, default=math.inf) - time.monotonic(), 0.0)
 
     def hold(self, queue: ModelQueue, seconds: float, because: str = "") -> None:
-        """Its next operation is tried again after this time."""
+        """Try the model's next operation again after this time."""
         with self._changed:
             queue.held_until = time.monotonic() + seconds
             queue.held_because = because
 
     def quarantine(self, queue: ModelQueue, reason: str) -> None:
-        """Nothing of it runs in this process any more, and nothing of it fails."""
+        """Stop running the model in this process. None of its operations fails."""
         log.error("model quarantined", model_id=queue.model_id, reason=reason)
         with self._changed:
             queue.quarantined = reason
@@ -293,12 +303,12 @@ class ModelQueues:
 
     def _may_run(self, queue: ModelQueue) -> bool:
         if queue.held_until <= time.monotonic():
-            queue.held_until = 0.0  # also where it waits for a place next: nobody is to wake for it
-        create_failed = bool(queue.reason)  # clients do not know yet; what is behind it fails when they do
+            queue.held_until = 0.0  # even if it then waits for a slot: no wake-up is needed for it
+        create_failed = bool(queue.reason)  # clients do not know yet; later operations fail when they do
         return queue.is_open and not create_failed and not queue.quarantined and not queue.held_until
 
     def _has_a_place_free(self) -> bool:
-        """A create waits, rather than fails, until another model is released."""
+        """Return whether a create can run. Otherwise it waits until another model is released."""
         return sum(queue.has_adapter for queue in self._models.open.values()) < self._places
 
     def waits_for_a_place(self, model_id: str) -> bool:
@@ -309,7 +319,7 @@ class ModelQueues:
             return not self._has_a_place_free()
 
     def finish(self, queue: ModelQueue, turn: Turn) -> None:
-        """It has had its effect, for the first time or again."""
+        """Note that the operation has had its effect, for the first time or again."""
         with self._changed:
             queue.order.finish(turn)
             queue.unsaved_operations += 1
@@ -318,9 +328,9 @@ class ModelQueues:
                 queue.settle(entry)
 
     def publish(self, queue: ModelQueue, entry: Entry, failure: Failure | None) -> None:
-        """The outcome is on disk: clients may know."""
+        """Let clients see the result, which is on disk."""
         with self._changed:
-            self._kept.take(entry)  # of one that failed without being read
+            self._kept.take(entry)  # for an operation that failed without being read
             entry.status = "done" if failure is None else "failed"
             queue.settle(entry)
             if queue.phase == "creating" and entry.operation.kind in CREATES:
@@ -336,10 +346,10 @@ class ModelQueues:
     # ---- what will not run
 
     def close_model(self, queue: ModelQueue, phase: journal_tables.ModelPhase, reason: str = "") -> None:
-        """Nothing of this model runs any more; what waits fails with the reason."""
+        """Close the model. Waiting operations fail with the reason."""
         with self._changed:
             self._models.close(queue, phase, reason)
-            self._changed.notify_all()  # its place is free
+            self._changed.notify_all()  # its slot is free
         self._fail_waiting(queue)
 
     def _fail_waiting(self, queue: ModelQueue) -> None:
@@ -371,7 +381,7 @@ class ModelQueues:
     # ---- gaps
 
     def age_gaps(self, seconds: float) -> None:
-        """Notes that this much time passed in which clients could have filled open gaps; closes the overdue."""
+        """Add to the time in which clients could have filled open gaps, and close those that are overdue."""
         for queue in self.open():
             with self._changed:
                 overdue = self._overdue_gap(queue, seconds)

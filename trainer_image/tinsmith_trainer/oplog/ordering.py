@@ -1,12 +1,12 @@
-"""The order of one model's operations, decided purely: what runs next, and what will never come.
+"""The order of one model's operations: what runs next, and what will never come. Pure.
 
-Clients number a model's operations 1, 2, 3…; chunks of one forward_backward arrive with the first
-chunk last, and numbers can be missing for ever. The rules:
+Clients number a model's operations 1, 2, 3…; the chunks of one forward_backward arrive with the first chunk last, and a
+number may never arrive. The rules:
 
 - an operation runs when all below it have run or are known not to come;
-- an operation that is not a forward_backward is only sent after everything below it was settled
-  on the client, so its arrival closes all gaps below it;
-- a gap below a forward_backward stays open until somebody closes it (time, or the session's end).
+- an operation that is not a forward_backward is only sent after everything below it was settled on the client, so its
+  arrival closes all gaps below it;
+- a gap below a forward_backward stays open until it is closed by time or by the end of the session.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tinsmith_trainer.errors import Failure
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The operation whose turn it is, and the numbers before it that never came (`missing`, may be empty)."""
+    """The next operation, and the numbers before it that never came (`missing`, may be empty)."""
 
     seq_id: int
     missing: range
 
 
 class OperationOrder:
-    """Which accepted operation is next.
+    """The order in which accepted operations run.
 
-    `applied` is the last number that ran (or was passed over), -1 before the create.
-    Missing numbers below `closed_below` will not run any more.
+    `applied` is the last number that ran (or was passed over), -1 before the create. Missing numbers below
+    `closed_below` will not run any more.
     """
 
     def __init__(self, applied: int = -1, closed_below: int = 0) -> None:
@@ -40,26 +40,26 @@ class OperationOrder:
         self._waiting: list[int] = []
 
     def accept(self, seq_id: int, *, is_forward_backward: bool) -> None:
-        """Adds an operation that has not run. Numbers that are late must not get here."""
+        """Add an operation that has not run and is not late."""
         heapq.heappush(self._waiting, seq_id)
         if not is_forward_backward:
             self.close_below(seq_id)
 
     def is_late(self, seq_id: int) -> bool:
-        """A new number that was already passed over or written off."""
+        """Return whether a new number was already passed over or written off."""
         return seq_id <= self.applied or seq_id < self.closed_below
 
     def close_below(self, seq_id: int) -> None:
         self.closed_below = max(self.closed_below, seq_id)
 
     def open_gap(self) -> int | None:
-        """The waiting number that a missing one holds up, or None."""
+        """Return the waiting number that a missing one delays, or None."""
         if not self._waiting or self.next_turn() is not None:
             return None
         return self._waiting[0]
 
     def next_turn(self) -> Turn | None:
-        """What runs now, without taking it: None when nothing waits or a gap is open."""
+        """Return the operation that runs now, without removing it; None if no operation waits or a gap is open."""
         if not self._waiting:
             return None
         lowest = self._waiting[0]
@@ -69,18 +69,18 @@ class OperationOrder:
         return Turn(lowest, missing)
 
     def is_wanted(self, seq_id: int) -> bool:
-        """Whether operations wait, and this number is the first one that they wait for."""
+        """Return whether operations wait, and this number is the first one that they wait for."""
         return bool(self._waiting) and seq_id == self.applied + 1 < self._waiting[0]
 
     def finish(self, turn: Turn) -> None:
-        """The turn's operation ran, or failed: the next one's turn."""
+        """Note that the turn's operation ran or failed."""
         if not self._waiting or self._waiting[0] != turn.seq_id:
             raise AssertionError(f"operation {turn.seq_id} finished out of turn")
         heapq.heappop(self._waiting)
         self.applied = turn.seq_id
 
     def waiting(self) -> tuple[int, ...]:
-        """In no order."""
+        """Return the waiting numbers in no order."""
         return tuple(self._waiting)
 
     @property
@@ -89,7 +89,7 @@ class OperationOrder:
 
 
 def missing_failure(missing: range) -> Failure:
-    """A number that never came may have been a gradient: training on without it would be wrong."""
+    """Return the failure for missing numbers. Each may have been a gradient, so training without it would be wrong."""
     which = f"operation {missing[0]}" if len(missing) == 1 else f"operations {missing[0]} to {missing[-1]}"
     return Failure("user", f"{which} of this model never arrived")
 
@@ -103,15 +103,18 @@ def failed_step_message(failure: Failure) -> str:
 
 
 MOST_RANGES = 1000
-"""Programs count 1, 2, 3…, and what is lost on the way leaves a gap here and there. One that leaves more than these
-gaps is told of its oldest missing numbers that they were there once, and not that they came too late."""
+"""The most ranges. Clients count 1, 2, 3…, and lost operations leave gaps. For a client with more gaps, the oldest
+missing numbers count as used, and not as late."""
 
 
 class NumberRanges:
-    """A set that only grows. Once it has more than `most` ranges, its lowest gap counts as filled."""
+    """A set of numbers that only grows, kept as ranges: a million in a row take as much memory as one.
+
+    Beyond `most` ranges the lowest gap counts as filled.
+    """
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = (), most: int = MOST_RANGES) -> None:
-        """`ranges`: first and last of each, as iterating gives them: ascending, and no two of them touch."""
+        """Create the set. `ranges`: first and last of each, ascending, with gaps in between."""
         self._most = most
         self._firsts: list[int] = []
         self._lasts: list[int] = []

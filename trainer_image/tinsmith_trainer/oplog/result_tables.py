@@ -1,6 +1,6 @@
-"""Events that a server hears of, names that models have saved under, and interruptions, as rows of the journal.
+"""Results of operations as rows of the journal, with their events, saved names and interruptions.
 
-Functions here run inside `Journal.read` or `write`.
+The functions run inside `Journal.read` or `write`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from tinsmith_trainer.oplog.journal_tables import CREATES, Database, Operation, 
 from tinsmith_trainer.process.in_flight_marker import InFlightWork, Interruption
 
 NEVER_READ = b""
-"""In place of a body that ends the process that reads it. Unreadable, so it counts as a gradient."""
+"""The body that replaces one that ends processes. It is unreadable, so it counts as a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Under whose epoch, and when (Unix seconds), something happened."""
+    """The epoch and the time (Unix seconds) of an event."""
 
     epoch: int
     time: float
 
     def add_event(self, db: Database, event: worker_pb2.Event) -> int:
-        """Returns its id."""
+        """Add an event and return its ID."""
         return add_event(db, self._stamped(event))
 
     def _stamped(self, event: worker_pb2.Event) -> Callable[[int], bytes]:
@@ -38,7 +38,7 @@ class Stamp:
 
 
 def write_operation_result(db: Database, operation: Operation, result: OperationResult, stamp: Stamp) -> None:
-    """In the journal's thread."""
+    """Write all that a result changes. Runs in the journal's thread."""
     model_id, failure = operation.model_id, result.failure
     saved = _add_events(db, model_id, result, stamp)
     record_result(db, model_id, operation.seq_id, replace(result, event_id=saved), stamp.time)
@@ -54,7 +54,10 @@ def write_operation_result(db: Database, operation: Operation, result: Operation
 
 
 def _add_events(db: Database, model_id: str, result: OperationResult, stamp: Stamp) -> int:
-    """Returns the one that a server must know before a client sees the result, since a client may ask for it next."""
+    """Add the events. Return the ID of the one that a server must know before a client sees the result, or 0.
+
+    A client may ask for a saved checkpoint next.
+    """
     saved = 0
     for event in result.events:
         event_id = stamp.add_event(db, event)
@@ -66,7 +69,7 @@ def _add_events(db: Database, model_id: str, result: OperationResult, stamp: Sta
 
 
 def record_result(db: Database, model_id: str, seq_id: int, result: OperationResult, now: float) -> None:
-    """The first result stands: a replay never rewrites what a client may have read."""
+    """Record the first result. A replay never changes what a client may have read."""
     failure = result.failure
     db.execute(
         "UPDATE operations SET status = ?, result = ?, result_protobuf = ?, result_bytes = ?, event_id = ?,"
@@ -90,12 +93,12 @@ def record_result(db: Database, model_id: str, seq_id: int, result: OperationRes
 
 
 def drop_body(db: Database, model_id: str, seq_id: int) -> None:
-    """Also a replay, which looks at what failed, will not read it."""
+    """Replace the body, so that a replay does not read it either."""
     db.execute("UPDATE operations SET payload = ? WHERE model_id = ? AND seq_id = ?", (NEVER_READ, model_id, seq_id))
 
 
 def record_snapshot(db: Database, model_id: str, applied: int, file: str, digest: str) -> None:
-    """The snapshot now stands for everything up to `applied`: those inputs are forgotten."""
+    """Record a snapshot of everything up to `applied`, and delete those inputs."""
     db.execute(
         "UPDATE operations SET payload = NULL WHERE model_id = ?1 AND seq_id <= ?2 AND payload IS NOT NULL"
         " AND seq_id > (SELECT applied FROM models WHERE model_id = ?1)",
@@ -112,14 +115,14 @@ def record_snapshot(db: Database, model_id: str, applied: int, file: str, digest
 
 
 def forget_model(db: Database, model_id: str) -> None:
-    """A released model keeps its results, not its inputs or its snapshot."""
+    """Mark the model as released. Its results are kept, its inputs and its snapshot are not."""
     set_model_phase(db, model_id, "released")
     db.execute("UPDATE models SET snapshot_file = NULL, snapshot_digest = NULL WHERE model_id = ?", (model_id,))
     db.execute("UPDATE operations SET payload = NULL WHERE model_id = ? AND payload IS NOT NULL", (model_id,))
 
 
 def add_event(db: Database, build: Callable[[int], bytes]) -> int:
-    """Appends an event whose body knows its own id."""
+    """Add an event, whose body is built with its own ID."""
     db.execute("INSERT INTO events (body) VALUES (x'')")
     event_id = db.last_insert_rowid()
     db.execute("UPDATE events SET body = ? WHERE event_id = ?", (build(event_id), event_id))
@@ -132,7 +135,7 @@ def read_events(db: Database, after: int, limit: int = 256) -> list[bytes]:
 
 
 def forget_events(db: Database, up_to: int) -> None:
-    # A cursor beyond the last event is another volume's: it says nothing of these.
+    # A cursor beyond the last event is of another volume.
     db.execute(
         "DELETE FROM events WHERE event_id <= ?1 AND ?1 <= (SELECT seq FROM sqlite_sequence WHERE name = 'events')",
         (up_to,),
@@ -148,7 +151,7 @@ def note_saved_name(db: Database, model_id: str, kind: int, name: str, event_id:
 
 
 def saved_name_event(db: Database, model_id: str, kind: int, name: str) -> int:
-    """The event of the latest save under this name; 0: there is none."""
+    """Return the event of the latest save under this name; 0: there is none."""
     row = db.execute(
         "SELECT event_id FROM saved_names WHERE model_id = ? AND kind = ? AND name = ?", (model_id, kind, name)
     ).fetchone()
@@ -156,9 +159,9 @@ def saved_name_event(db: Database, model_id: str, kind: int, name: str) -> int:
 
 
 def count_interruption(db: Database, interruption: Interruption) -> None:
-    """One life ends once, however often it is counted.
+    """Count the end of a process, once for each process.
 
-    Of several works in one call it is not known whose end it was: each becomes a suspect, with a count of 0.
+    If several works were in flight, the cause is unknown: each becomes a suspect with a count of 0.
     """
     suspects = interruption.suspects
     counts = int(len(suspects) == 1)
@@ -174,7 +177,7 @@ def count_interruption(db: Database, interruption: Interruption) -> None:
 
 
 def read_interruptions(db: Database) -> dict[InFlightWork, tuple[int, str]]:
-    """How often a process ended at which work, and what its last sign was then."""
+    """Return how often processes ended at each work, and the last sign."""
     rows = db.execute("SELECT purpose, model_id, seq_id, count, last_sign FROM interruptions")
     return {InFlightWork(*work): (count, last_sign) for *work, count, last_sign in rows}
 

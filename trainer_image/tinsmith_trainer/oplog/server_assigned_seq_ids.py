@@ -1,8 +1,8 @@
-"""Numbers that the journal gives to operations that come without one, as clients of plain HTTP send them.
+"""Sequence numbers that the journal assigns to operations of clients without any, such as plain HTTP.
 
-One place decides, under the lock under which operations are accepted: there is no gap between giving a number and
-accepting what has it, however many servers ask. The key of the client makes a repeated submission known. The operations
-of a model are numbered by its client or here, never by both: each would take the next number of the other for a repeat.
+The lock for accepting operations also covers the assignment, so a number is assigned and accepted in one step, however
+many servers ask. The client's key identifies a repeated submission. The operations of a model are numbered either by
+its client or here: otherwise the next number of one would look like a repeat to the other.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from tinsmith_rpc import RELEASE_SEQ_ID
 from tinsmith_trainer.oplog.journal_tables import Database, StoredModel
 
 REMEMBERED_KEYS = 4096
-"""Of a model's newest operations. Their rows are kept for longer, so a start finds them again."""
+"""The number of remembered keys of a model, the newest. Rows are kept for longer, so a start finds the keys again."""
 
 
 class NumbersMixed(ValueError):
-    """The message is for the client."""
+    """A mix of operations with and without numbers. The message is for the client."""
 
 
 @dataclass(slots=True)
 class AssignedSeqIds:
-    """One model's: the last number that was given, 0 for a model that its client numbers, and the newest keys."""
+    """The assigned numbers of one model: the last one (0 if the client numbers its operations), and the newest keys."""
 
     last: int = 0
     _of_keys: dict[str, int] = field(default_factory=dict)  # the oldest first
     _refused: frozenset[int] = frozenset()
 
     def find(self, key: str) -> int | None:
-        """The number of the operation that came with this key."""
+        """Return the number of the operation with this key."""
         return self._of_keys.get(key)
 
     def give(self, key: str) -> int:
-        """The next one."""
+        """Assign the next number."""
         self.last += 1
         self.remember(key, self.last)
         return self.last
@@ -45,7 +45,7 @@ class AssignedSeqIds:
             del self._of_keys[next(iter(self._of_keys))]
 
     def take_back(self, key: str, number: int) -> None:
-        """Take back a number that was not accepted. Below an accepted one it stays out, as one that never came."""
+        """Take back a number that was not accepted. Below an accepted number it stays unused."""
         if self._of_keys.pop(key, None) is None:
             return
         self._refused |= {number}
@@ -55,7 +55,7 @@ class AssignedSeqIds:
 
 
 def is_from_a_client(number: int) -> bool:
-    """Neither a model's creation nor its end, which have numbers of their own."""
+    """Return whether the number is neither that of a model's creation nor that of its end."""
     return 0 < number < RELEASE_SEQ_ID
 
 
@@ -84,7 +84,7 @@ def note_assigned(db: Database, model_id: str, number: int) -> None:
 
 
 def read_assigned(db: Database, model: StoredModel) -> AssignedSeqIds:
-    """As they were when the process before this one ended."""
+    """Read the numbers that earlier processes assigned."""
     row = db.execute("SELECT last_given_number FROM models WHERE model_id = ?", (model.model_id,)).fetchone()
     given = AssignedSeqIds(int(row[0]) if row is not None and row[0] is not None else 0)
     if not given.last:

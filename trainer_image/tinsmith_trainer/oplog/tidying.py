@@ -1,4 +1,4 @@
-"""Limits of what a worker keeps of finished operations, and the rounds that remove the rest."""
+"""Limits of the data that a worker keeps of finished operations, and the rounds that delete the rest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ KEEP_RESULT_BYTES = 2 * 1024**3
 KEEP_OPERATIONS = 5000
 """Operations of each model below its snapshot: far more than a program may have under way."""
 KEEP_ALL_SECONDS = 900.0
-"""Results of this age stay, whatever their number and size: a client that lost an answer asks again in minutes."""
+"""The age up to which results stay, whatever their number and size. A client that lost an answer asks again in minutes.
+"""
 KEEP_CLOSED_MODELS = 5000
 """Models of each tenant that were released, or could not be created, which costs a client nothing."""
 TIDY_SECONDS = 60.0
@@ -32,21 +33,21 @@ CLOCK_TOLERANCE_SECONDS = 1.0
 
 
 class SteadyClock:
-    """Tells ages by the time in which this process has run, whatever the machine's clock does meanwhile.
+    """A clock for ages, which counts the time in which this process has run.
 
-    A clock that is set forward, by a bad time server or a machine that wakes, makes no result older than clients had
-    time to ask for it; what finishes later has the new time, and ages by that. Otherwise a machine that sleeps at
-    night would keep more with each day. A clock that is set back is followed: what finished before seems younger.
+    If the machine's clock is set forward, by a bad time server or after sleep, no result becomes older than its clients
+    had time to ask for it. Later results have the new time. Without this, a machine that sleeps at night would keep
+    more with each day. If the clock is set back, earlier results seem younger.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._wall = wall
         self._monotonic = monotonic
-        # Unix seconds less monotonic ones, and since which monotonic moment. Both ascend.
+        # Unix seconds minus monotonic ones, and the monotonic moment from which they hold. Both ascend.
         self._offsets = deque([(-math.inf, wall() - monotonic())])
 
     def ago(self, seconds: float) -> float:
-        """Return the time, in Unix seconds, that finished operations have that are so old."""
+        """Return the finish time, in Unix seconds, of operations that are so old."""
         self._look()
         moment = self._monotonic() - seconds
         return moment + next(offset for since, offset in reversed(self._offsets) if since <= moment)
@@ -64,7 +65,7 @@ class SteadyClock:
 
 
 class Tidying:
-    """One round at a time, on the event loop."""
+    """The rounds of deletion, one at a time, on the event loop."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Tidying:
         room: DiskRoom,
         clock: SteadyClock | None = None,
     ) -> None:
-        """`room`: that of the journal's disk."""
+        """Create the rounds. `room`: the free space of the journal's disk."""
         self._retention = JournalRetention(journal)
         self._queues = queues
         self._snapshots = snapshots
@@ -82,7 +83,7 @@ class Tidying:
         self._clock = clock or SteadyClock()
 
     async def round(self, acknowledged_event_id: int) -> None:
-        """Forgets results, operations, events and released models that are past their time."""
+        """Delete expired results, operations, events and released models."""
         limits = (KEEP_RESULTS_SECONDS, KEEP_RESULT_BYTES, KEEP_OPERATIONS, KEEP_ALL_SECONDS, KEEP_CLOSED_MODELS)
         self._queues.forget_keys(time.monotonic() - KEEP_ALL_SECONDS)
         retention = Retention(*limits, is_short=not self._room.has_room_for(0))
@@ -91,9 +92,9 @@ class Tidying:
         except (JournalFull, ServerError) as error:
             log.warning("nothing more is forgotten in this round", reason=str(error))
             return
-        except Exception:  # such as a page that cannot be read: it is no reason to end what trains
+        except Exception:  # such as a page that cannot be read, which must not end the training
             log.exception("nothing more is forgotten in this round")
             return
         for queue in self._queues.forget(gone):
-            if queue.snapshot is not None:  # of one that was corrupted
+            if queue.snapshot is not None:  # of a model that was corrupted
                 self._snapshots.remove(queue.snapshot.name)
