@@ -146,7 +146,10 @@ def parse_options(arguments: Sequence[str]) -> WorkerOptions:
 
 
 def termination_log_of(arguments: Sequence[str]) -> Path | None:
-    """Return the path of the termination log. It is read first, so that errors in the other flags can be written there."""
+    """Return the path of the termination log.
+
+    It is read first, so that errors in the other flags can be written there.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--termination-log", type=Path, nargs="?")
     found: Path | None = parser.parse_known_args(arguments)[0].termination_log

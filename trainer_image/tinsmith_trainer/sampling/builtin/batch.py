@@ -23,11 +23,10 @@ from tinsmith_trainer.sampling.builtin.adapters import (
     route_by_products,
 )
 from tinsmith_trainer.sampling.builtin.draws import all_logprobs, draw_tokens, on_device, top_logprobs
-from tinsmith_trainer.sampling.builtin.forward import ForwardPass
+from tinsmith_trainer.sampling.builtin.forward import ForwardPass, prefix_spans
 from tinsmith_trainer.sampling.builtin.jobs import Sample
 from tinsmith_trainer.sampling.builtin.kv_cache import RowGeometry
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
-from tinsmith_trainer.sampling.builtin.shared_attention import prefix_spans
 from tinsmith_trainer.sampling.builtin.steps import Feed, LaunchedStep, feed_of, token_ids
 from tinsmith_trainer.torch_model.lora import Route
 
