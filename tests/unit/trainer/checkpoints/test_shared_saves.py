@@ -15,7 +15,7 @@ import pytest
 from support.engine.reference import ReferenceEngine
 from tinsmith_trainer.checkpoints import shared_saves
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
-from tinsmith_trainer.checkpoints.shared_saves import SaveSocket, SealedWeights, SharedSaves, taken_from
+from tinsmith_trainer.checkpoints.shared_saves import SaveSocket, SealedWeights, SharedSaves, fetch_save
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.engines.tensor_files import TENSOR_ALIGNMENT_BYTES
 from tinsmith_trainer.errors import ServerError

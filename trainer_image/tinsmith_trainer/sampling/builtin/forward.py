@@ -27,7 +27,7 @@ from tinsmith_trainer.sampling.builtin.kv_cache import (
     SharedPrefix,
     StepView,
 )
-from tinsmith_trainer.torch_model.attention import attending_by
+from tinsmith_trainer.torch_model.attention import use_attention
 from tinsmith_trainer.torch_model.device import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import Route, routed

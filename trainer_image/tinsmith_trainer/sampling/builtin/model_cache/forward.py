@@ -19,7 +19,7 @@ from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.sampling.builtin.claims import ForwardCost
 from tinsmith_trainer.sampling.builtin.forward import check_rotations, weight_bytes
 from tinsmith_trainer.sampling.builtin.model_cache.states import SequenceStates, StateGeometry, UnlikeStates, together
-from tinsmith_trainer.torch_model.loading import TorchModel, not_finite
+from tinsmith_trainer.torch_model.loading import TorchModel, explain_non_finite
 from tinsmith_trainer.torch_model.lora import Route, routed
 
 log = structlog.get_logger(__name__)
@@ -160,7 +160,7 @@ class Trial:
         self.ids = self.tokens()
         self._expected = self._logits(self.ids)
         if not self._expected.isfinite().all():
-            raise ModelDirectoryInvalid(not_finite(torch_model))
+            raise ModelDirectoryInvalid(explain_non_finite(torch_model))
         forgetful = in_parts(lambda part, _: self._logits(part), self.ids, PARTS)
         tolerance = TOLERANCE if torch_model.model.dtype == torch.float32 else TOLERANCE_IN_HALVES
         self._most = tolerance * distance(forgetful, self._expected)
@@ -181,7 +181,7 @@ class Trial:
     @torch.inference_mode()
     def _logits(self, ids: Tensor) -> Tensor:
         """`[tokens, vocab]`, of one forward without a cache."""
-        with self._torch_model.turn.taken():
+        with self._torch_model.device_lock.held():
             logits: Tensor = self._torch_model.model(input_ids=ids, use_cache=False).logits
         return logits[0].float()
 
