@@ -84,7 +84,7 @@ class RunningWorker(Running):
     def __init__(self, service: WorkerService, server: grpc.aio.Server, save_socket: SaveSocket | None) -> None:
         self._service = service
         self._server = server
-        self._saves_door = save_socket
+        self._save_socket = save_socket
         self._clock = asyncio.create_task(service.run_clock())
         self._clock.add_done_callback(_end_unless_cancelled)
 
@@ -94,8 +94,8 @@ class RunningWorker(Running):
         self._clock.cancel()
         await self._service.drain()
         await self._server.stop(STOP_GRACE_SECONDS)
-        if self._saves_door is not None:
-            await asyncio.to_thread(self._saves_door.close)
+        if self._save_socket is not None:
+            await asyncio.to_thread(self._save_socket.close)
         log.info("worker drained", seconds=round(time.monotonic() - started, 3))
 
 
