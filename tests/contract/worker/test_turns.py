@@ -18,7 +18,6 @@ from support.worker.process import AWAIT_SECONDS, MODEL, TOKENS_OF_MANY, create,
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Call
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
-from tinsmith_trainer.process.in_flight_marker import InFlightMarker, InFlightWork
 from tinsmith_trainer.training.fair_shares import HEAD_START_TOKENS, Pace
 from tinsmith_trainer.training.training_calls import MOST_CALLS, TrainingCall, TrainingCalls
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_rpc import worker_pb2
-from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageUnavailable
+from tinsmith_trainer.errors import ServerError, StorageUnavailable
 from tinsmith_trainer.training.retries import (
     NEED_STORAGE,
     RELEASE_RETRY_SECONDS,

@@ -30,7 +30,6 @@ from tinsmith_trainer.sampling.builtin.jobs import Sample
 from tinsmith_trainer.sampling.builtin.model_cache.batch import CacheBatch
 from tinsmith_trainer.sampling.builtin.model_cache.choice import choose_forward
 from tinsmith_trainer.sampling.builtin.model_cache.forward import CacheForward, Trial
-from tinsmith_trainer.torch_model.loading import TorchModel
 from transformers.cache_utils import LinearAttentionLayer
 
 OWN_CACHE = ("lfm2", "mamba")

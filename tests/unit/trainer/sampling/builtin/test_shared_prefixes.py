@@ -18,7 +18,7 @@ from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSett
 from tinsmith_trainer.sampling.builtin import prefix_cache as module
 from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan, DecodeBatch
 from tinsmith_trainer.sampling.builtin.batches import Batches
-from tinsmith_trainer.sampling.builtin.forward import ForwardPass, PrefixSpan, prefix_spans, weight_bytes
+from tinsmith_trainer.sampling.builtin.forward import ForwardPass, PrefixSpan
 from tinsmith_trainer.sampling.builtin.kv_cache import SharedPrefix
 from tinsmith_trainer.sampling.builtin.prefix_cache import SharedPrefixes
 from tinsmith_trainer.torch_model.loading import TorchModel
