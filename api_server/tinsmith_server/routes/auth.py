@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from tinsmith_server.routes.dependencies import API_PREFIX, ApiKey, ServicesDep, Tenant
-from tinsmith_server.routes.direct import DirectRoute
+from tinsmith_server.routes.planned_route import PlannedRoute
 from tinsmith_server.wire.responses import (
     Empty,
     KeyDetails,
@@ -15,7 +15,7 @@ from tinsmith_server.wire.responses import (
     UserAddress,
 )
 
-router = APIRouter(prefix=API_PREFIX, tags=["auth"], route_class=DirectRoute)
+router = APIRouter(prefix=API_PREFIX, tags=["auth"], route_class=PlannedRoute)
 
 
 @router.post("/auth/token", summary="Exchange a key for a token that ends in an hour")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -18,8 +18,8 @@ from tinsmith_server.errors import TinsmithError, TooBusy, Unprocessable
 from tinsmith_server.logs import get_logger
 from tinsmith_server.routes.bodies import body_as, off_the_loop
 from tinsmith_server.routes.dependencies import API_PREFIX, ApiKey, ServicesDep, Tenant, get_services
-from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import takes
+from tinsmith_server.routes.planned_route import Handler, PlannedRoute
 from tinsmith_server.routes.problems import http_status, tell_user
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.services.failures import Failure
@@ -65,14 +65,12 @@ LEAST_BYTES_PER_SECOND = 256 * 2**10
 TIMES_IN_JSON = 7
 
 
-class HeldRoute(DirectRoute):
+class HeldRoute(PlannedRoute):
     """Turns what would be a 5xx into a 408 after a full hold: the SDK repeats a poll that got a 5xx at once,
     some hundreds of times a second per future."""
 
     @override
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
+    def around(self, handle: Handler) -> Handler:
         async def held(request: Request) -> Response:
             asked_at = asyncio.get_running_loop().time()
             try:

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends
 
 from tinsmith_server.routes.bodies import PlainSample, Sample, body_as
 from tinsmith_server.routes.dependencies import API_PREFIX, IdempotencyKey, ServicesDep, Tenant
-from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import takes
+from tinsmith_server.routes.planned_route import PlannedRoute
 from tinsmith_server.wire.plain_requests import CreateSamplingClientRequest, PlainSampleRequest
 from tinsmith_server.wire.requests import CreateSamplingSessionRequest, JoinSamplingSessionRequest, SampleRequest
 from tinsmith_server.wire.responses import (
@@ -21,7 +21,7 @@ from tinsmith_server.wire.responses import (
     SamplingClientResponse,
 )
 
-router = APIRouter(prefix=API_PREFIX, tags=["sampling"], route_class=DirectRoute)
+router = APIRouter(prefix=API_PREFIX, tags=["sampling"], route_class=PlannedRoute)
 
 
 @router.post("/asample", summary="Sample", openapi_extra=takes(SampleRequest))

@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse
 from tinsmith_server.logs import get_logger
 from tinsmith_server.routes.bodies import off_the_loop, read_telemetry_body
 from tinsmith_server.routes.dependencies import API_PREFIX, ServicesDep, Tenant
-from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import takes
+from tinsmith_server.routes.planned_route import PlannedRoute
 from tinsmith_server.routes.problems import problem
 from tinsmith_server.wire.json_bodies import BadJson, Shape, read_object
 from tinsmith_server.wire.requests import ClientConfigRequest
@@ -30,7 +30,7 @@ MAX_EVENTS = 100
 TELEMETRY = Shape(values=16384)
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,79}")
 
-router = APIRouter(prefix=API_PREFIX, tags=["service"], route_class=DirectRoute)
+router = APIRouter(prefix=API_PREFIX, tags=["service"], route_class=PlannedRoute)
 
 
 @router.get("/healthz", summary="Whether the server answers")

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends
 
 from tinsmith_server.routes.bodies import body_as
 from tinsmith_server.routes.dependencies import API_PREFIX, IdempotencyKey, Limit, Offset, ServicesDep, Tenant
-from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import takes
+from tinsmith_server.routes.planned_route import PlannedRoute
 from tinsmith_server.services.accounts.session_search import FoundSession
 from tinsmith_server.services.accounts.tokens import tenant_urn
 from tinsmith_server.store.records import Session
@@ -33,7 +33,7 @@ from tinsmith_server.wire.session_search import (
     SessionSummary,
 )
 
-router = APIRouter(prefix=API_PREFIX, tags=["sessions"], route_class=DirectRoute)
+router = APIRouter(prefix=API_PREFIX, tags=["sessions"], route_class=PlannedRoute)
 
 
 @router.post("/create_session", openapi_extra=takes(CreateSessionRequest))

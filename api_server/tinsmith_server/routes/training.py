@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends, Query
 
 from tinsmith_server.routes.bodies import CustomLoss, Forward, ForwardBackward, JsonObject, body_as
 from tinsmith_server.routes.dependencies import API_PREFIX, IdempotencyKey, ServicesDep, Tenant
-from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import TRAINING_BODY, takes
+from tinsmith_server.routes.planned_route import PlannedRoute
 from tinsmith_server.services.training.custom_losses import CreateCustomLossRequest
 from tinsmith_server.wire.ids import OperationId
 from tinsmith_server.wire.json_training import ForwardBody
@@ -31,7 +31,7 @@ from tinsmith_server.wire.responses import (
     WaitingModelsResponse,
 )
 
-router = APIRouter(prefix=API_PREFIX, tags=["training"], route_class=DirectRoute)
+router = APIRouter(prefix=API_PREFIX, tags=["training"], route_class=PlannedRoute)
 
 
 def _future(operation: OperationId) -> FutureResponse:

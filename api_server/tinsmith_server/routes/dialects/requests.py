@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -16,8 +16,8 @@ from tinsmith_server.errors import TinsmithError, TooBusy, Unprocessable
 from tinsmith_server.logs import get_logger, redact
 from tinsmith_server.routes.bodies import off_the_loop, whole_body
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
-from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import PROBLEMS
+from tinsmith_server.routes.planned_route import Handler, PlannedRoute
 from tinsmith_server.routes.problems import faults_of, http_status
 from tinsmith_server.routes.uploads import AccountDep
 from tinsmith_server.wire.dialects.texts import CONVERSATION
@@ -47,15 +47,13 @@ def problems_as(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": model, "description": "What went wrong."} for status in PROBLEMS}
 
 
-class DialectRoute(DirectRoute):
+class DialectRoute(PlannedRoute):
     """Whatever goes wrong is told in the form that the dialect's clients show."""
 
     problem: Problem
 
     @override
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
+    def around(self, handle: Handler) -> Handler:
         async def handled(request: Request) -> Response:
             try:
                 return await handle(request)

@@ -12,7 +12,7 @@ from httpx import Response as Answered
 from pydantic import BaseModel
 from tinsmith_server.app import ROUTES
 from tinsmith_server.routes.dependencies import API_PREFIX
-from tinsmith_server.routes.direct import DirectRoute, plan
+from tinsmith_server.routes.planned_route import PlannedRoute, plan
 
 CALLS_OF_A_LOOP = {"/asample", "/retrieve_future", "/forward_backward", "/optim_step", "/save_weights_for_sampler"}
 
@@ -54,11 +54,10 @@ async def asks_for_a_parameter(words: Shared, times: Annotated[int, Query(ge=1)]
 
 async def post(path: str, words: str = "word") -> Answered:
     happened.clear()
-    router = APIRouter(route_class=DirectRoute)
+    router = APIRouter(prefix="/api", route_class=PlannedRoute)
     router.add_api_route("/answer", makes_an_answer, methods=["POST"], response_model_exclude_none=True)
     router.add_api_route("/parameter", asks_for_a_parameter, methods=["POST"])
-    app = FastAPI()
-    app.include_router(router, prefix="/api")
+    app = FastAPI(routes=router.routes)
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
         return await client.post(f"/api{path}", headers={"x-words": words})
 
@@ -91,15 +90,26 @@ async def deny() -> None:
     raise HTTPException(401)
 
 
-@pytest.mark.parametrize("where", ["the route", "its router", "who includes it"])
+PLACES = ("the route", "its router", "who includes it")
+
+
+@pytest.mark.parametrize("where", PLACES)
 async def test_a_dependency_that_denies_is_asked_wherever_it_was_given(where: str) -> None:
-    denies = {
-        place: [Depends(deny)] if place == where else [] for place in ("the route", "its router", "who includes it")
-    }
-    router = APIRouter(route_class=DirectRoute, dependencies=denies["its router"])
+    denies = {place: [Depends(deny)] if place == where else [] for place in PLACES}
+    router = APIRouter(route_class=PlannedRoute, dependencies=denies["its router"])
     router.add_api_route("/answer", makes_an_answer, methods=["POST"], dependencies=denies["the route"])
     app = FastAPI()
     app.include_router(router, prefix="/api", dependencies=denies["who includes it"])
+    async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
+        assert (await client.post("/api/answer", headers={"x-words": "word"})).status_code == 401
+
+
+@pytest.mark.parametrize("where", PLACES[:2])
+async def test_a_dependency_that_denies_is_asked_by_the_plan(where: str) -> None:
+    denies = {place: [Depends(deny)] if place == where else [] for place in PLACES}
+    router = APIRouter(prefix="/api", route_class=PlannedRoute, dependencies=denies["its router"])
+    router.add_api_route("/answer", makes_an_answer, methods=["POST"], dependencies=denies["the route"])
+    app = FastAPI(routes=router.routes)
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
         assert (await client.post("/api/answer", headers={"x-words": "word"})).status_code == 401
 
@@ -108,11 +118,10 @@ async def test_a_status_or_an_answer_of_another_kind_is_left_to_fastapi() -> Non
     async def lists(_words: Shared) -> list[str]:
         return ["word"]
 
-    router = APIRouter(route_class=DirectRoute)
+    router = APIRouter(route_class=PlannedRoute)
     router.add_api_route("/made", makes_an_answer, methods=["POST"], status_code=201)
     router.add_api_route("/listed", lists, methods=["POST"])
-    app = FastAPI()
-    app.include_router(router)
+    app = FastAPI(routes=router.routes)
     async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
         assert (await client.post("/made", headers={"x-words": "word"})).status_code == 201
         assert (await client.post("/listed", headers={"x-words": "word"})).json() == ["word"]
@@ -120,7 +129,7 @@ async def test_a_status_or_an_answer_of_another_kind_is_left_to_fastapi() -> Non
 
 def test_the_calls_of_a_training_loop_take_a_handful_of_steps() -> None:
     """What is called by no plan would be slow without anybody's notice."""
-    routes = [route for route in ROUTES if isinstance(route, DirectRoute)]
+    routes = [route for route in ROUTES if isinstance(route, PlannedRoute)]
     steps = {route.path.removeprefix(API_PREFIX): len(plan(route.dependant)) for route in routes if route.is_planned}
 
     assert steps.keys() >= CALLS_OF_A_LOOP
