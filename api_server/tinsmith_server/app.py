@@ -28,9 +28,9 @@ from tinsmith_server.routes import (
     usage,
 )
 from tinsmith_server.routes.about import pages, tokenizers
+from tinsmith_server.routes.access import METRICS_PATH, AddressLimit, ConcurrencyLimit, LoopbackOnly, PageAuth
 from tinsmith_server.routes.dialects import anthropic, openai
 from tinsmith_server.routes.dialects.base_urls import ShortPaths
-from tinsmith_server.routes.doors import METRICS_PATH, Doors, PlacesAtWork, RequestsPerAddress, ThisMachineAlone
 from tinsmith_server.routes.middleware import HeadRequests, Observing
 from tinsmith_server.routes.openapi import install_openapi
 from tinsmith_server.routes.problems import install_problem_handlers
@@ -107,11 +107,11 @@ def create_app(
     )
     app.add_middleware(HeadRequests)
     app.add_middleware(ShortPaths)
-    app.add_middleware(PlacesAtWork)
-    app.add_middleware(Doors, settings=settings, pages={*pages.DOCS_PATHS, pages.OPENAPI_PATH, METRICS_PATH})
-    app.add_middleware(RequestsPerAddress, settings=settings)
+    app.add_middleware(ConcurrencyLimit)
+    app.add_middleware(PageAuth, settings=settings, pages={*pages.DOCS_PATHS, pages.OPENAPI_PATH, METRICS_PATH})
+    app.add_middleware(AddressLimit, settings=settings)
     if not settings.require_keys:
-        app.add_middleware(ThisMachineAlone)
+        app.add_middleware(LoopbackOnly)
     app.add_middleware(Observing, metrics=metrics, pages=frozenset({pages.OPENAPI_PATH}))
     install_problem_handlers(app)
     install_openapi(app)

@@ -20,7 +20,7 @@ SETTING_OF_NAME: Mapping[str, str] = {
     "METADATA_DIR": "data",
     "KGATEWAY_LOG_LEVEL": "log_level",
 }
-NOBODY_ELSES = ("TRAINING_HOST", "TRAINING_PORT", "SUPPORTED_MODELS")
+UNAMBIGUOUS_NAMES = ("TRAINING_HOST", "TRAINING_PORT", "SUPPORTED_MODELS")
 WITHOUT_EFFECT: Mapping[str, str] = {
     "FUTURES_DB_NAME": "one database holds everything, setting database_url",
     "KGATEWAY_ACCESS_LOG": "requests are in the log at level debug",
@@ -56,7 +56,7 @@ class Found:
 
 def find_names(environment: Mapping[str, str]) -> Found:
     """Raises StartupError for models that are in no form that there is."""
-    if not any(environment.get(name) for name in NOBODY_ELSES):
+    if not any(environment.get(name) for name in UNAMBIGUOUS_NAMES):
         return Found({}, {}, {})
     names = {setting: name for name, setting in SETTING_OF_NAME.items() if environment.get(name)}
     settings = {setting: _value(setting, environment[name]) for setting, name in names.items()}

@@ -19,9 +19,7 @@ from tinsmith_server.errors import WorkerAbsent
 from tinsmith_server.fleet.activation import ActivatedHandle
 from tinsmith_server.fleet.base import (
     Changes,
-    EpochRegistry,
     Fleet,
-    HomeRow,
     SamplerClient,
     SamplerHandle,
     SamplerKind,
@@ -32,6 +30,8 @@ from tinsmith_server.fleet.base import (
 from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.logs import configure_logs
 from tinsmith_server.settings import Settings
+from tinsmith_server.store.records import Worker
+from tinsmith_server.store.store import Store
 from typing_extensions import override
 
 API_KEY = "tml-benchmark"
@@ -63,7 +63,7 @@ class OneWorker(ActivatedHandle):
 
     @property
     @override
-    def trouble(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         return None
 
     @property
@@ -120,7 +120,7 @@ class OneWorkerFleet(Fleet):
         self._changes = Changes()
 
     @override
-    async def open(self, epochs: EpochRegistry) -> None:
+    async def open(self, epochs: Store) -> None:
         self._opened = OneWorker(self._socket, epochs)
         await self._opened.renew()
         self._replicas = [OneReplica(self._sampler_socket)] if self._sampler_socket is not None else []
@@ -179,7 +179,7 @@ class OneWorkerFleet(Fleet):
         return "there will be no more"
 
     @override
-    async def lost_for_ever(self, worker: HomeRow) -> str | None:
+    async def permanently_lost_reason(self, worker: Worker) -> str | None:
         return None
 
     @property

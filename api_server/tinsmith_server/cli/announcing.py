@@ -74,13 +74,13 @@ def _own_address(family: socket.AddressFamily) -> str | None:
         return None
 
 
-def tell_person(line: str) -> None:
+def print_progress(line: str) -> None:
     """Print how far the start is. A script reads it in the log."""
     if on_terminal():
         _say(line)
 
 
-def say_stopped(data: Path) -> None:
+def print_stopped(data: Path) -> None:
     """Print where everything is kept, after a clean stop. A script does not wait for it."""
     if on_terminal():
         _say(f"stopped; everything is kept in {data}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tinsmith_server.cli.announcing import announce, on_terminal, say_stopped, tell_person
+from tinsmith_server.cli.announcing import announce, on_terminal, print_progress, print_stopped
 from tinsmith_server.configuration import describe_settings, load_settings, notes_on
 from tinsmith_server.data_directory import keep_files_private
 from tinsmith_server.errors import StartupError, TinsmithError
@@ -118,10 +118,10 @@ def run_server(settings: Settings) -> None:
         keep_files_private()
     _raise_open_files()
     sys.setswitchinterval(SWITCH_SECONDS)
-    fleet = fleet_of(settings, tell_person)
+    fleet = fleet_of(settings, print_progress)
     listeners = [listen(settings.host, settings.port), *listen_for_metrics(settings)]
     asyncio.run(_serve(settings, fleet, listeners))
-    say_stopped(settings.data)
+    print_stopped(settings.data)
 
 
 async def _serve(settings: Settings, fleet: Fleet, listeners: list[socket.socket]) -> None:

@@ -9,15 +9,16 @@ from tinsmith_rpc import worker_pb2
 from typing_extensions import override
 
 from tinsmith_server.errors import StaleEpoch, WorkerFull, WorkerUnavailable
-from tinsmith_server.fleet.base import EpochRegistry, WorkerHandle
+from tinsmith_server.fleet.base import WorkerHandle
 from tinsmith_server.fleet.client import GrpcWorkerClient
+from tinsmith_server.store.store import Store
 
 STALE_EPOCH_PAUSE_SECONDS = 0.02
 # Far above what servers need that raise one worker's epoch at once. What reads from a standby may never see the newest.
 PATIENCE_SECONDS = 20.0
 
 
-async def activate(client: GrpcWorkerClient, worker_id: str, epochs: EpochRegistry) -> worker_pb2.DescribeReply:
+async def activate(client: GrpcWorkerClient, worker_id: str, epochs: Store) -> worker_pb2.DescribeReply:
     """Under an epoch that no other instance has had; several servers give one instance the same.
 
     Returns what the activated instance said of itself. Raises WorkerUnavailable, also when another
@@ -54,7 +55,7 @@ async def activate(client: GrpcWorkerClient, worker_id: str, epochs: EpochRegist
 class ActivatedHandle(WorkerHandle):
     """What is the same wherever a worker runs. Its own process is called as it is, and takes what it is given."""
 
-    _epochs: EpochRegistry
+    _epochs: Store
     """There before the first connection is."""
 
     def __init__(self, worker_id: str) -> None:

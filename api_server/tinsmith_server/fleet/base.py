@@ -10,6 +10,9 @@ from typing import Literal, Protocol
 from tinsmith_rpc import worker_pb2
 from typing_extensions import override
 
+from tinsmith_server.store.records import Worker
+from tinsmith_server.store.store import Store
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -57,34 +60,6 @@ class Changes:
         """Returns once more has happened than what was seen at `count`."""
         while self.count <= count:
             await self._next.wait()
-
-
-class EpochRow(Protocol):
-    """What the store knows of a worker."""
-
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def instance_id(self) -> str: ...
-    @property
-    def event_cursor(self) -> int: ...
-
-
-class HomeRow(Protocol):
-    """Which worker the store means, and where a fleet has last seen it."""
-
-    @property
-    def worker_id(self) -> str: ...
-    @property
-    def home(self) -> str: ...
-
-
-class EpochRegistry(Protocol):
-    """The part of the store that a fleet needs: the owner of every worker's epoch."""
-
-    async def get_worker(self, worker_id: str) -> EpochRow: ...
-    async def raise_epoch(self, worker_id: str, expected_epoch: int, instance_id: str) -> EpochRow | None: ...
-    async def note_home(self, worker_id: str, home: str) -> None: ...
 
 
 class SamplerClient(Protocol):
@@ -224,7 +199,7 @@ class WorkerHandle(SamplerHandle, Protocol):
         return None
 
     @property
-    def trouble(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Why it is not ready now, for those who wait for it; None while it is."""
 
     async def renew(self) -> None:
@@ -240,7 +215,7 @@ class Fleet(Protocol):
         Raises StartupError.
         """
 
-    async def open(self, epochs: EpochRegistry) -> None: ...
+    async def open(self, store: Store) -> None: ...
     async def close(self) -> None: ...
 
     @property
@@ -276,7 +251,7 @@ class Fleet(Protocol):
         Returns what there is to wait for, or what a human has to do, in words for the one who waits.
         """
 
-    async def lost_for_ever(self, worker: HomeRow) -> str | None:
+    async def permanently_lost_reason(self, worker: Worker) -> str | None:
         """Why this worker cannot come back, when that is certain; None while it may."""
 
     @property

@@ -63,7 +63,7 @@ async def off_the_loop(
     """
     if size <= INLINE_BYTES:
         return work()
-    async with services.admission.turns.taken(tenant):
+    async with services.admission.body_lock.held(tenant):
         with during or nullcontext():
             return await asyncio.to_thread(work)
 

@@ -7,8 +7,8 @@ from functools import cached_property
 from tinsmith_server.fleet.base import Changes, Fleet
 from tinsmith_server.services.accounts.admission import Admission
 from tinsmith_server.services.accounts.audit import AuditLog
-from tinsmith_server.services.accounts.holdings import Holdings
 from tinsmith_server.services.accounts.keys import Keys
+from tinsmith_server.services.accounts.quotas import TenantQuotas
 from tinsmith_server.services.accounts.session_search import SessionSearch
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.background.inspection import Capabilities, Inspection, Readiness
@@ -65,7 +65,7 @@ class Services:
         self._uploads = UploadFiles(settings.checkpoints_url)
         self._freed = Changes()
         self._loads = SamplerLoads()
-        self._holdings = Holdings(store, settings)
+        self._quotas = TenantQuotas(store, settings)
         self.long_polls = LongPolls()
         self.admission = Admission.of(settings)
 
@@ -122,7 +122,7 @@ class Services:
 
     @cached_property
     def copies(self) -> Copies:
-        return Copies(self._store, self._files, self._lookup, self._retention, self._holdings.checkpoints, self._clock)
+        return Copies(self._store, self._files, self._lookup, self._retention, self._quotas.checkpoints, self._clock)
 
     @cached_property
     def exports(self) -> DownloadLinks:
@@ -137,7 +137,7 @@ class Services:
             self._fleet,
             self._uploads,
             self._retention,
-            self._holdings.checkpoints,
+            self._quotas.checkpoints,
             self.settings,
             self._clock,
         )
@@ -161,15 +161,15 @@ class Services:
             sessions=self.sessions,
             binding=self.binding,
             lookup=self._lookup,
-            adapters=self._holdings.adapters,
+            adapters=self._quotas.adapters,
             settings=self.settings,
             clock=self._clock,
         )
 
     @cached_property
     def operations(self) -> Operations:
-        requests = SubmitRequests(self._fleet, self._events, self._lookup, self._holdings.checkpoints)
-        queued = self._holdings.queued
+        requests = SubmitRequests(self._fleet, self._events, self._lookup, self._quotas.checkpoints)
+        queued = self._quotas.queued
         return Operations(self.sessions, self.models, self.binding, self._delivery, self._fleet, requests, queued)
 
     @cached_property
@@ -204,7 +204,7 @@ class Services:
             promotions=self.promotions,
             dispatch=self.dispatch,
             hints=self._hints,
-            in_flight=self._holdings.samples,
+            in_flight=self._quotas.samples,
             clock=self._clock,
         )
 
@@ -231,7 +231,7 @@ class Services:
             sampling=self.sampling,
             dispatch=self.dispatch,
             fleet=self._fleet,
-            in_flight=self._holdings.samples,
+            in_flight=self._quotas.samples,
             long_polls=self.long_polls,
             hold_seconds=self.settings.poll_hold_seconds,
         )
@@ -240,7 +240,7 @@ class Services:
 
     @cached_property
     def inspection(self) -> Inspection:
-        return Inspection(self._store, self._fleet, self._loads, self._holdings.queued)
+        return Inspection(self._store, self._fleet, self._loads, self._quotas.queued)
 
     @cached_property
     def capabilities(self) -> Capabilities:

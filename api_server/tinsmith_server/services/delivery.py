@@ -65,19 +65,19 @@ class Delivery:
             remaining = deadline - asyncio.get_running_loop().time()
             # Looked up each time: a worker that goes and comes back has another handle.
             handle = self._fleet.worker(worker_id)
-            trouble: WorkerUnavailable | None = None
+            failure: WorkerUnavailable | None = None
             try:
                 worker = await handle.connection(max(remaining, 0))
             except HandleClosed as error:
-                trouble = error
+                failure = error
             else:
                 try:
                     if (number := await self._accepted(handle, worker, request, tenant)) is not None:
                         return number
                 except WorkerUnavailable as error:
-                    trouble = error
+                    failure = error
             if remaining <= 0:
-                raise trouble or WorkerUnavailable(STALE)
+                raise failure or WorkerUnavailable(STALE)
             await asyncio.sleep(RETRY_PAUSE_SECONDS)
 
     async def release(

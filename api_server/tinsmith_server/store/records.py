@@ -83,7 +83,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingModel:
     """An accepted model that is placed nowhere: as much of it as its turn depends on."""
 
     model_id: str
@@ -93,7 +93,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class SlotHolder:
     """A model that holds one of a worker's slots."""
 
     model_id: str
@@ -104,11 +104,11 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlacementQueue:
     """Models that wait for a place at some workers, oldest first; who holds those places; and whose sessions go on."""
 
-    waiting: tuple[Waiting, ...] = ()
-    holders: tuple[Holder, ...] = ()
+    waiting: tuple[WaitingModel, ...] = ()
+    holders: tuple[SlotHolder, ...] = ()
     tenants_at_work: frozenset[str] = frozenset()
 
 

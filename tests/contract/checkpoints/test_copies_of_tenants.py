@@ -15,8 +15,8 @@ from support.server.empty_stores import with_schema
 from support.server.fake_worker import write_checkpoint
 from support.server.store_records import NOW, a_checkpoint
 from tinsmith_server.errors import Unprocessable
-from tinsmith_server.services.accounts.holdings import Checkpointed
 from tinsmith_server.services.accounts.keys import Keys
+from tinsmith_server.services.accounts.quotas import CheckpointQuota
 from tinsmith_server.services.checkpoints.copies import Copies
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup
@@ -56,7 +56,7 @@ async def check(asked: Sequence[Asked], place: Path) -> None:
         files = CheckpointFiles(root.as_uri())
         keys, retention = Keys(store, None), Retention(store, files, Settings(data=place))
         lookup = CheckpointLookup(store, cast("Any", None), keys, lambda: NOW)
-        copies = Copies(store, files, lookup, retention, Checkpointed(store, 2**40), lambda: NOW)
+        copies = Copies(store, files, lookup, retention, CheckpointQuota(store, 2**40), lambda: NOW)
         first: dict[tuple[str, str], tuple[str, str]] = {}
         made: dict[str, str] = {}
         for tenant, key, name in asked:

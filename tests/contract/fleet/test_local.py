@@ -135,10 +135,10 @@ async def test_waiting_for_a_worker_ends_with_the_reason(local_fleet: LocalFleet
     worker = only_worker(local_fleet)
     with pytest.raises(WorkerUnavailable, match=f"^loading base model {MODEL}, 0 s so far$"):
         await worker.connection(0)
-    assert worker.trouble == f"loading base model {MODEL}, 0 s so far"
-    assert await local_fleet.provide(MODEL) == worker.trouble, "it has not said yet how many models it takes"
+    assert worker.unavailable_reason == f"loading base model {MODEL}, 0 s so far"
+    assert await local_fleet.provide(MODEL) == worker.unavailable_reason, "it has not said yet how many models it takes"
     await worker.connection(START_SECONDS)
-    assert worker.trouble is None
+    assert worker.unavailable_reason is None
 
 
 async def preloaded(settings: Settings, store: Store) -> tuple[LocalFleet, list[str]]:

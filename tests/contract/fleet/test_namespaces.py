@@ -94,11 +94,11 @@ async def test_a_worker_is_lost_by_the_claims_of_its_own_namespace(
         await other.kubectl("delete", "persistentvolumeclaim", "tiny-journal")
         await other.until_gone("persistentvolumeclaim", "tiny-journal")
         kept, lost = [await store.get_worker(each.workers["tiny"].worker_id) for each in (operator, other)]
-        assert await fleet.lost_for_ever(kept) is None
+        assert await fleet.permanently_lost_reason(kept) is None
         sentence = f"the volume of TrainingSession {other.title('tiny')} was deleted"
-        assert await fleet.lost_for_ever(lost) == sentence
+        assert await fleet.permanently_lost_reason(lost) == sentence
     async with opened(cluster_settings, store, operator.namespace) as narrow:
-        assert await narrow.lost_for_ever(lost) is None
+        assert await narrow.permanently_lost_reason(lost) is None
 
 
 async def test_the_whole_cluster_is_one_fleet(

@@ -69,7 +69,7 @@ async def test_a_worker_that_may_come_back_is_not_lost_for_ever(installation: In
     worker = installation.worker()
     await worker.connection(START_SECONDS)
     for worker_id in (worker.worker_id, "gone-1"):
-        assert await installation.fleet.lost_for_ever(await installation.store.get_worker(worker_id)) is None
+        assert await installation.fleet.permanently_lost_reason(await installation.store.get_worker(worker_id)) is None
 
 
 async def test_a_closed_fleet_speaks_to_nobody(installation: Installation) -> None:

@@ -119,7 +119,7 @@ async def test_a_ready_session_is_connected_and_activated_before_anybody_asks_fo
         while handle.running() is None:
             await asyncio.sleep(0.01)
     assert (await store.get_worker(worker.worker_id)).epoch == worker.fake.epoch == 1
-    assert handle.trouble is None
+    assert handle.unavailable_reason is None
 
 
 async def test_a_session_without_a_ready_worker_is_advertised_and_says_what_is_missing(
@@ -157,7 +157,7 @@ async def test_a_suspended_session_gets_no_work_and_says_how_to_resume_it(
     with pytest.raises(WorkerUnavailable) as refusal:
         await handle.connection(0)
     assert str(refusal.value) == sentence
-    assert await cluster_fleet.lost_for_ever(await store.get_worker(worker.worker_id)) is None
+    assert await cluster_fleet.permanently_lost_reason(await store.get_worker(worker.worker_id)) is None
 
     worker.fake.lose_memory()
     await operator.resume("tiny")
@@ -173,7 +173,7 @@ async def test_a_deleted_session_whose_volume_stays_may_come_back_as_the_same_wo
     await until_present(cluster_fleet, 0)
     with pytest.raises(WorkerAbsent, match=f"TrainingSession {operator.title('tiny')} was deleted; apply it again"):
         cluster_fleet.worker(worker.worker_id)
-    assert await cluster_fleet.lost_for_ever(await store.get_worker(worker.worker_id)) is None
+    assert await cluster_fleet.permanently_lost_reason(await store.get_worker(worker.worker_id)) is None
     again = await running_session(cluster_fleet, operator, "tiny")
     assert again is worker
 
@@ -188,14 +188,15 @@ async def test_a_worker_whose_volume_claim_is_gone_is_lost_for_ever(
     await operator.until_gone("persistentvolumeclaim", "tiny-journal")
     row = await store.get_worker(worker.worker_id)
     assert (
-        await cluster_fleet.lost_for_ever(row) == f"the volume of TrainingSession {operator.title('tiny')} was deleted"
+        await cluster_fleet.permanently_lost_reason(row)
+        == f"the volume of TrainingSession {operator.title('tiny')} was deleted"
     )
 
 
 async def test_a_worker_of_another_namespace_is_never_judged(cluster_fleet: KubernetesFleet, store: Store) -> None:
     await store.get_worker("elsewhere")
     await store.note_home("elsewhere", f"another-namespace/tiny@{cluster_fleet._api.cluster}")
-    assert await cluster_fleet.lost_for_ever(await store.get_worker("elsewhere")) is None
+    assert await cluster_fleet.permanently_lost_reason(await store.get_worker("elsewhere")) is None
 
 
 async def test_a_worker_of_another_cluster_is_never_judged_by_names_that_both_have(
@@ -204,9 +205,9 @@ async def test_a_worker_of_another_cluster_is_never_judged_by_names_that_both_ha
     """As where a server is started in a second cluster with the store of the first one."""
     await store.get_worker("elsewhere")
     await store.note_home("elsewhere", f"{operator.title('tiny')}@{cluster_fleet._api.cluster}")
-    assert await cluster_fleet.lost_for_ever(await store.get_worker("elsewhere")) is not None
+    assert await cluster_fleet.permanently_lost_reason(await store.get_worker("elsewhere")) is not None
     await store.note_home("elsewhere", f"{operator.title('tiny')}@another")
-    assert await cluster_fleet.lost_for_ever(await store.get_worker("elsewhere")) is None
+    assert await cluster_fleet.permanently_lost_reason(await store.get_worker("elsewhere")) is None
 
 
 async def test_two_servers_share_a_worker_under_one_epoch(

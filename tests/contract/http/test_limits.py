@@ -79,7 +79,7 @@ async def test_a_model_more_than_a_tenant_may_hold_fails_in_its_future(start: St
 async def test_operations_that_wait_beyond_the_limit_are_held_back(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.services.accounts.holdings.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("tinsmith_server.services.accounts.quotas.PATIENCE_SECONDS", 0.05)
     async with start(queued_operations_per_tenant=2) as server:
         model_id = await server.model()
         assert [(await server.forward_backward(model_id, number)).status_code for number in (1, 3)] == [200, 200]

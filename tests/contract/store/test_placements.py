@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 from support.server.store_records import NOW, a_model, a_session, later
-from tinsmith_server.store.records import FinalState, Holder, Line, Model, Waiting
+from tinsmith_server.store.records import FinalState, Model, PlacementQueue, SlotHolder, WaitingModel
 from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core
@@ -27,7 +27,7 @@ async def waiting(store: Store, count: int) -> list[Model]:
 
 async def place(store: Store, model_id: str, worker_id: str, slots: int) -> bool:
     """Whether the model got a place there."""
-    given = await store.give_places([BASE_MODEL], {worker_id: slots}, lambda _: {model_id: worker_id})
+    given = await store.place_models([BASE_MODEL], {worker_id: slots}, lambda _: {model_id: worker_id})
     assert given in ({}, {model_id: worker_id})
     return bool(given)
 
@@ -67,7 +67,7 @@ async def test_many_places_are_given_at_once_and_what_is_one_too_many_is_left_ou
     models = await waiting(store, 2 * SLOTS)
     wanted = {model.model_id: "worker-1" for model in models[: SLOTS + 1]} | {models[-1].model_id: "worker-2"}
 
-    given = await store.give_places([BASE_MODEL], {"worker-1": SLOTS, "worker-2": 1}, lambda _: wanted)
+    given = await store.place_models([BASE_MODEL], {"worker-1": SLOTS, "worker-2": 1}, lambda _: wanted)
 
     first = [model.model_id for model in models[:SLOTS]]
     assert given == {**dict.fromkeys(first, "worker-1"), models[-1].model_id: "worker-2"}
@@ -191,15 +191,15 @@ async def test_the_line_shows_who_waits_in_the_order_of_arrival_and_who_holds_a_
     await place(store, placed.model_id, "worker-1", SLOTS)
     await store.create_session(a_session("over", tenant="eve", finished_at=NOW), None)
 
-    assert await store.line([BASE_MODEL], ["worker-1"]) == Line(
+    assert await store.placement_queue([BASE_MODEL], ["worker-1"]) == PlacementQueue(
         waiting=(
-            Waiting("session-1:train:3", "ada", BASE_MODEL, 4),
-            Waiting("session-1:train:2", "bo", BASE_MODEL, 8),
+            WaitingModel("session-1:train:3", "ada", BASE_MODEL, 4),
+            WaitingModel("session-1:train:2", "bo", BASE_MODEL, 8),
         ),
-        holders=(Holder(placed.model_id, "session-1", "ada", "worker-1", NOW),),
+        holders=(SlotHolder(placed.model_id, "session-1", "ada", "worker-1", NOW),),
         tenants_at_work=frozenset({"ada"}),
     )
-    assert await store.line(["none"], ["worker-2"]) == Line(tenants_at_work=frozenset({"ada"}))
+    assert await store.placement_queue(["none"], ["worker-2"]) == PlacementQueue(tenants_at_work=frozenset({"ada"}))
 
 
 async def test_of_two_that_give_places_at_once_the_second_sees_what_the_first_has_given(
@@ -207,13 +207,15 @@ async def test_of_two_that_give_places_at_once_the_second_sees_what_the_first_ha
 ) -> None:
     """So that shares between tenants hold, whichever replica gives."""
     await waiting(store, 8)
-    seen: list[Line] = []
+    seen: list[PlacementQueue] = []
 
-    def one_at_a_time(line: Line) -> dict[str, str]:
+    def one_at_a_time(line: PlacementQueue) -> dict[str, str]:
         seen.append(line)
         return {line.waiting[0].model_id: "worker-1"} if len(line.holders) < SLOTS else {}
 
-    await asyncio.gather(*(replicas[n % 2].give_places([BASE_MODEL], {"worker-1": 8}, one_at_a_time) for n in range(8)))
+    await asyncio.gather(
+        *(replicas[n % 2].place_models([BASE_MODEL], {"worker-1": 8}, one_at_a_time) for n in range(8))
+    )
 
     assert sorted(len(line.holders) for line in seen) == [0, 1, 2, *[3] * 5]
     assert await store.used_slots() == {"worker-1": SLOTS}

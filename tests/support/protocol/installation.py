@@ -22,7 +22,6 @@ from support.server.fake_fleet import MODELS, FakeFleet, FakeHandle
 from support.server.http_server import Time, settings_for
 from tinsmith_server.app import create_app
 from tinsmith_server.errors import TinsmithError, WorkerUnavailable
-from tinsmith_server.fleet.base import EpochRegistry
 from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.store.store import Store, open_store
@@ -61,7 +60,7 @@ class LivingWorker(FakeHandle):
     # ---- as the server has it
 
     @override
-    async def open(self, epochs: EpochRegistry, directory: Path) -> None:
+    async def open(self, epochs: Store, directory: Path) -> None:
         self._epochs = epochs
         self._connect()
 

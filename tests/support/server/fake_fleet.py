@@ -13,9 +13,7 @@ from tinsmith_server.errors import WorkerAbsent, WorkerUnavailable, WorkerUnstar
 from tinsmith_server.fleet.activation import ActivatedHandle
 from tinsmith_server.fleet.base import (
     Changes,
-    EpochRegistry,
     Fleet,
-    HomeRow,
     SamplerHandle,
     SamplerKind,
     SavesAddress,
@@ -23,6 +21,8 @@ from tinsmith_server.fleet.base import (
     WorkerHandle,
 )
 from tinsmith_server.fleet.client import GrpcWorkerClient
+from tinsmith_server.store.records import Worker
+from tinsmith_server.store.store import Store
 from typing_extensions import override
 
 BASE_MODEL = "org/tiny"
@@ -56,7 +56,7 @@ class FakeHandle(ActivatedHandle):
         self._client: GrpcWorkerClient | None = None
         self._server: Any = None
 
-    async def open(self, epochs: EpochRegistry, directory: Path) -> None:
+    async def open(self, epochs: Store, directory: Path) -> None:
         self._epochs = epochs
         socket = directory / f"{self._worker_id}.sock"
         self._server = await serve_fake_worker(self.fake, socket)
@@ -111,7 +111,7 @@ class FakeHandle(ActivatedHandle):
 
     @property
     @override
-    def trouble(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         return self.down
 
 
@@ -168,12 +168,12 @@ class FakeFleet(Fleet):
         self.blind: str | None = None
         self.refreshes = 0
         self._changes = Changes()
-        self._epochs: EpochRegistry | None = None
+        self._epochs: Store | None = None
         self._checkpoints: Path | None = None
         self._directory = tempfile.TemporaryDirectory(prefix="tinsmith-")
 
     @override
-    async def open(self, epochs: EpochRegistry) -> None:
+    async def open(self, epochs: Store) -> None:
         self._epochs = epochs
         for handle in self.handles.values():
             await handle.open(epochs, Path(self._directory.name))
@@ -270,7 +270,7 @@ class FakeFleet(Fleet):
         return self.capacity
 
     @override
-    async def lost_for_ever(self, worker: HomeRow) -> str | None:
+    async def permanently_lost_reason(self, worker: Worker) -> str | None:
         return self.lost.get(worker.worker_id)
 
     @property

@@ -45,7 +45,7 @@ class Connector:
         self._client: GrpcWorkerClient | None = None
         self._closed = False
         self._retired: dict[asyncio.Task[None], GrpcWorkerClient] = {}
-        self.trouble = "it has not answered yet"
+        self.failure = "it has not answered yet"
         self._life = asyncio.create_task(self._live(), name=f"connection to {what}", context=contextvars.Context())
 
     @property
@@ -88,11 +88,11 @@ class Connector:
                 backoff = FIRST_BACKOFF_SECONDS
                 continue
             except TinsmithError as error:
-                self.trouble = str(error)
+                self.failure = str(error)
             except Exception as error:
                 # Whatever it was, this worker must not stay out of reach for ever.
                 log.exception("connection failed", to=self._what)
-                self.trouble = repr(error)
+                self.failure = repr(error)
             await self._wait_for_change(backoff)
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
@@ -171,5 +171,5 @@ class ConnectedHandle(ABC):
         """What to say when there is no connection."""
 
 
-def unreachable(what: str, trouble: str) -> WorkerUnavailable:
-    return WorkerUnavailable(f"{what} is ready, but cannot be reached from here: {trouble}")
+def unreachable(what: str, failure: str) -> WorkerUnavailable:
+    return WorkerUnavailable(f"{what} is ready, but cannot be reached from here: {failure}")

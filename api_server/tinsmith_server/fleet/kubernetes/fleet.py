@@ -8,15 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing_extensions import override
 
 from tinsmith_server.errors import StartupError, WorkerAbsent, WorkerUnavailable
-from tinsmith_server.fleet.base import (
-    Changes,
-    EpochRegistry,
-    Fleet,
-    HomeRow,
-    SamplerHandle,
-    ServedModel,
-    WorkerHandle,
-)
+from tinsmith_server.fleet.base import Changes, Fleet, SamplerHandle, ServedModel, WorkerHandle
 from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.kubernetes.api import ENDPOINTS, POOLS, SESSIONS, KubernetesApi, own_namespace
 from tinsmith_server.fleet.kubernetes.catalogue import names_of, read_catalogue
@@ -30,6 +22,8 @@ from tinsmith_server.fleet.kubernetes.view import SharedRefresh, View, scope_of,
 from tinsmith_server.fleet.kubernetes.watching import Key
 from tinsmith_server.logs import get_logger
 from tinsmith_server.settings import Settings
+from tinsmith_server.store.records import Worker
+from tinsmith_server.store.store import Store
 
 log = get_logger(__name__)
 
@@ -71,14 +65,14 @@ class KubernetesFleet(Fleet):
         self._pools = Pools(self._tls, target_of, self._close_later)
         self._last_sessions: dict[str, str] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._epochs: EpochRegistry | None = None
+        self._epochs: Store | None = None
 
     @override
     async def begin(self) -> None:
         """Its workers run already."""
 
     @override
-    async def open(self, epochs: EpochRegistry) -> None:
+    async def open(self, epochs: Store) -> None:
         """Returns once everything is known: before, models would be refused and sessions made for nothing."""
         self._epochs = epochs
         await together(view.open() for view in self._views)
@@ -166,7 +160,7 @@ class KubernetesFleet(Fleet):
         return in_the_way or await self._provisioner.provide(self._sessions, base_model, rank, sampling)
 
     @override
-    async def lost_for_ever(self, worker: HomeRow) -> str | None:
+    async def permanently_lost_reason(self, worker: Worker) -> str | None:
         """When the claim of its volume is gone from the cluster and namespace in which this server has seen it."""
         home = Home.parse(worker.home)
         is_elsewhere = home.cluster != self._api.cluster or not self._scope.covers(home.namespace)

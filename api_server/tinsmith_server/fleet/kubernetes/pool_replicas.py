@@ -76,7 +76,7 @@ class PoolReplica(ConnectedHandle, SamplerHandle):
     def _why_not(self) -> WorkerUnavailable:
         what = f"replica {self.endpoint.pod_name} of {self.pool.title}"
         if self.endpoint.serving:
-            return unreachable(what, self._connector.trouble)
+            return unreachable(what, self._connector.failure)
         return WorkerUnavailable(f"{what} does not answer just now")
 
     def _target(self) -> str:

@@ -10,19 +10,18 @@ from typing_extensions import override
 
 from tinsmith_server.errors import WorkerUnavailable
 from tinsmith_server.fleet.activation import ActivatedHandle
-from tinsmith_server.fleet.base import EpochRegistry, SavesAddress, places_of
+from tinsmith_server.fleet.base import SavesAddress, places_of
 from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.fleet.kubernetes.connector import ConnectedHandle, Connector, unreachable
 from tinsmith_server.fleet.kubernetes.training_session import Session
+from tinsmith_server.store.store import Store
 
 
 class SessionHandle(ConnectedHandle, ActivatedHandle):
     """Every server keeps a connection of its own: several of them give one instance the same epoch."""
 
-    def __init__(
-        self, worker_id: str, session: Session, tls: TlsDirectory, epochs: EpochRegistry, cluster: str
-    ) -> None:
+    def __init__(self, worker_id: str, session: Session, tls: TlsDirectory, epochs: Store, cluster: str) -> None:
         """The store remembers the worker by `cluster`, namespace and name."""
         super().__init__(worker_id)
         self._epochs = epochs
@@ -65,7 +64,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
 
     @property
     @override
-    def trouble(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         return None if self.running() else str(self._why_not())
 
     def update(self, session: Session) -> None:
@@ -78,7 +77,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
     def _why_not(self) -> WorkerUnavailable:
         if not self.session.at_work:
             return WorkerUnavailable(self.session.why_not_at_work())
-        return unreachable(self.session.title, self._connector.trouble)
+        return unreachable(self.session.title, self._connector.failure)
 
     def _endpoint(self) -> str | None:
         # One that is leaving is not ready any more, and runs until its models are saved.

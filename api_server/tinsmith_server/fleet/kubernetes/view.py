@@ -75,7 +75,7 @@ class View(Generic[T]):
             async with asyncio.timeout(OPEN_SECONDS):
                 await watch.until_listed()
         except TimeoutError:
-            raise StartupError(f"the {watch.what} cannot be read: {watch.trouble} (for {OPEN_SECONDS:g} s)") from None
+            raise StartupError(f"the {watch.what} cannot be read: {watch.failure} (for {OPEN_SECONDS:g} s)") from None
         except ApiRefused as error:
             watch.start()
             return f"the {watch.what} cannot be read: {error}"

@@ -59,7 +59,7 @@ class Watch(Generic[T]):
         self._task: asyncio.Task[None] | None = None
         self._heard_at: float | None = None
         self._seen_version = 0
-        self.trouble = "they have not been listed yet"
+        self.failure = "they have not been listed yet"
         self.refused = False
 
     @property
@@ -80,10 +80,10 @@ class Watch(Generic[T]):
                 self.start(await self._list())
                 return
             except ApiRefused as error:
-                self._note_trouble(error)
+                self._note_failure(error)
                 raise
             except KubernetesError as error:
-                self._note_trouble(error)
+                self._note_failure(error)
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
@@ -114,7 +114,7 @@ class Watch(Generic[T]):
         if self._heard_at is None:
             return None
         silent = asyncio.get_running_loop().time() - self._heard_at
-        return f"the {self.what} cannot be read: {self.trouble}" if silent > STALE_SECONDS else None
+        return f"the {self.what} cannot be read: {self.failure}" if silent > STALE_SECONDS else None
 
     def note(self, manifest: Manifest) -> None:
         """Add an object that this server has just made, unless the watch has told of it or of a later version.
@@ -134,7 +134,7 @@ class Watch(Generic[T]):
                 continue
             except KubernetesError as error:
                 if not isinstance(error, HistoryGone):
-                    self._note_trouble(error)
+                    self._note_failure(error)
             except Exception:
                 # A server that no longer watches would send models to sessions that are gone.
                 log.exception("watch failed")
@@ -191,6 +191,6 @@ class Watch(Generic[T]):
         self.refused = False
         self._heard_at = asyncio.get_running_loop().time()
 
-    def _note_trouble(self, error: KubernetesError) -> None:
-        self.trouble, self.refused = str(error), isinstance(error, ApiRefused)
-        log.warning("not watched", what=self.what, reason=self.trouble)
+    def _note_failure(self, error: KubernetesError) -> None:
+        self.failure, self.refused = str(error), isinstance(error, ApiRefused)
+        log.warning("not watched", what=self.what, reason=self.failure)

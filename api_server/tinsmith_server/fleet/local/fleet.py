@@ -21,12 +21,14 @@ from typing_extensions import override
 
 from tinsmith_server.data_directory import make_data_directory
 from tinsmith_server.errors import StartupError, WorkerAbsent
-from tinsmith_server.fleet.base import Changes, EpochRegistry, Fleet, HomeRow, SamplerHandle, ServedModel, WorkerHandle
+from tinsmith_server.fleet.base import Changes, Fleet, SamplerHandle, ServedModel, WorkerHandle
 from tinsmith_server.fleet.local.commands import BUILTIN, SamplerCommand, WorkerCommand, check_commands
 from tinsmith_server.fleet.local.devices import Place, places
 from tinsmith_server.fleet.local.model_sources import ModelDirectory, locate_models
 from tinsmith_server.fleet.local.supervisor import ProcessSupervisor, SamplerSupervisor, Supervisor
 from tinsmith_server.settings import Settings
+from tinsmith_server.store.records import Worker
+from tinsmith_server.store.store import Store
 
 # sockaddr_un holds 108 bytes on Linux and 104 elsewhere, the final zero included.
 MAX_SOCKET_PATH_BYTES = 100
@@ -85,7 +87,7 @@ class LocalFleet(Fleet):
             )
 
     @override
-    async def open(self, epochs: EpochRegistry) -> None:
+    async def open(self, epochs: Store) -> None:
         if self._lock is None:
             await self.begin()
         for supervisor in self._supervisors.values():
@@ -167,11 +169,11 @@ class LocalFleet(Fleet):
         if self.model(base_model) is None:
             return f"this server was started without {base_model}; add it with --model"
         # How many models it takes, a worker says once it has loaded its own.
-        troubles = [worker.trouble for worker in self.trainers(base_model, rank) if worker.trouble]
-        return troubles[0] if troubles else "a session must end first, or the server be started with more model_places"
+        reasons = [worker.unavailable_reason for worker in self.trainers(base_model, rank) if worker.unavailable_reason]
+        return reasons[0] if reasons else "a session must end first, or the server be started with more model_places"
 
     @override
-    async def lost_for_ever(self, worker: HomeRow) -> str | None:
+    async def permanently_lost_reason(self, worker: Worker) -> str | None:
         """Never certain: the next start may name the model's directory again."""
         return None
 

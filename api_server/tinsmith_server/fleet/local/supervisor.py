@@ -14,10 +14,11 @@ from typing_extensions import override
 
 from tinsmith_server.errors import TinsmithError, WorkerUnavailable, WorkerUnstartable
 from tinsmith_server.fleet.activation import ActivatedHandle
-from tinsmith_server.fleet.base import EpochRegistry, SamplerHandle, SamplerKind, places_of
+from tinsmith_server.fleet.base import SamplerHandle, SamplerKind, places_of
 from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.fleet.local.process import WorkerProcess
 from tinsmith_server.logs import get_logger
+from tinsmith_server.store.store import Store
 
 log = get_logger(__name__)
 
@@ -89,7 +90,7 @@ class ProcessSupervisor:
         """Has it ready, once it answers."""
 
     @property
-    def trouble(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Why it is not ready now, for those who wait for it; None while it is."""
         if self._running is not None:
             return None
@@ -135,7 +136,7 @@ class ProcessSupervisor:
                     await self._settled.wait()
         if self._running is not None:
             return self._running.client
-        reason = self.trouble or ""
+        reason = self.unavailable_reason or ""
         raise WorkerUnstartable(reason) if self._needs_mending else WorkerUnavailable(reason)
 
     def running(self) -> GrpcWorkerClient | None:
@@ -237,7 +238,7 @@ class Supervisor(ProcessSupervisor, ActivatedHandle):
         self._has_epochs = asyncio.Event()
         self._slots = slots
 
-    def open(self, epochs: EpochRegistry) -> None:
+    def open(self, epochs: Store) -> None:
         """A worker that is there before waits for its epoch."""
         self._epochs = epochs
         self._has_epochs.set()

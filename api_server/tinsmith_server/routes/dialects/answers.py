@@ -33,11 +33,11 @@ class EventWriter(Protocol):
     def begin(self, usage: Usage) -> Iterable[bytes]: ...
     def of(self, index: int, piece: worker_pb2.TextPiece) -> Iterable[bytes]: ...
     def end(self, usage: Usage) -> Iterable[bytes]: ...
-    def trouble(self, error: TinsmithError) -> bytes:
+    def error_event(self, error: TinsmithError) -> bytes:
         """What went wrong when the answer had begun."""
 
 
-class Drawing:
+class TextGeneration:
     """The samples of one request. Whoever has it ends it."""
 
     def __init__(self, services: Services, key: str | None, request: TextRequest) -> None:
@@ -77,7 +77,7 @@ class Drawing:
 
 
 async def whole_answer(
-    request: Request, drawing: Drawing, tenant: str, answer: Callable[[list[Message], Usage], dict[str, Any]]
+    request: Request, drawing: TextGeneration, tenant: str, answer: Callable[[list[Message], Usage], dict[str, Any]]
 ) -> Response:
     """Raises what becomes of a sample that fails."""
 
@@ -92,7 +92,7 @@ async def whole_answer(
     return Response(orjson.dumps(answer(messages, drawing.usage)), media_type="application/json")
 
 
-async def streamed_answer(request: Request, drawing: Drawing, tenant: str, writer: EventWriter) -> Response:
+async def streamed_answer(request: Request, drawing: TextGeneration, tenant: str, writer: EventWriter) -> Response:
     """From its first piece on. Raises what becomes of a sample that fails before."""
     pieces = drawing.pieces()
 
@@ -109,7 +109,7 @@ async def streamed_answer(request: Request, drawing: Drawing, tenant: str, write
 
 
 async def _events(
-    first: IndexedPiece, pieces: AsyncIterator[IndexedPiece], drawing: Drawing, writer: EventWriter
+    first: IndexedPiece, pieces: AsyncIterator[IndexedPiece], drawing: TextGeneration, writer: EventWriter
 ) -> AsyncIterator[bytes]:
     for event in (*writer.begin(drawing.usage), *writer.of(*first)):
         yield event
@@ -119,7 +119,7 @@ async def _events(
                 yield event
     except TinsmithError as error:
         log.warning("stream failed", reason=redact(str(error)))
-        yield writer.trouble(error)
+        yield writer.error_event(error)
         return
     for event in writer.end(drawing.usage):
         yield event

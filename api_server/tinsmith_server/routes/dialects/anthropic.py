@@ -17,7 +17,7 @@ from typing_extensions import override
 from tinsmith_server.errors import TinsmithError
 from tinsmith_server.logs import redact
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
-from tinsmith_server.routes.dialects.answers import Drawing, EventWriter, streamed_answer, whole_answer
+from tinsmith_server.routes.dialects.answers import EventWriter, TextGeneration, streamed_answer, whole_answer
 from tinsmith_server.routes.dialects.base_urls import ANTHROPIC, add_not_here, misplaced
 from tinsmith_server.routes.dialects.requests import (
     STREAMS,
@@ -79,7 +79,7 @@ async def messages(
     services: ServicesDep,
     key: ApiKey,
 ) -> Response:
-    drawing = Drawing(services, key, body.text_request())
+    drawing = TextGeneration(services, key, body.text_request())
     if body.stream:
         return await streamed_answer(request, drawing, tenant, MessageWriter(body.model))
     return await whole_answer(request, drawing, tenant, lambda found, usage: message(body.model, found[0], usage))
@@ -138,7 +138,7 @@ class MessageWriter(EventWriter):
             yield _event(event)
 
     @override
-    def trouble(self, error: TinsmithError) -> bytes:
+    def error_event(self, error: TinsmithError) -> bytes:
         return _event(problem(status_of(error), redact(str(error))))
 
 

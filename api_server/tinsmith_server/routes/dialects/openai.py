@@ -15,7 +15,7 @@ from typing_extensions import override
 from tinsmith_server.errors import TinsmithError
 from tinsmith_server.logs import redact
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
-from tinsmith_server.routes.dialects.answers import Drawing, EventWriter, streamed_answer, whole_answer
+from tinsmith_server.routes.dialects.answers import EventWriter, TextGeneration, streamed_answer, whole_answer
 from tinsmith_server.routes.dialects.base_urls import OPENAI, SHORT, add_not_here, misplaced
 from tinsmith_server.routes.dialects.requests import (
     STREAMS,
@@ -91,7 +91,7 @@ async def completions(
     services: ServicesDep,
     key: ApiKey,
 ) -> Response:
-    head, drawing = Head(body.model, "cmpl"), Drawing(services, key, body.text_request())
+    head, drawing = Head(body.model, "cmpl"), TextGeneration(services, key, body.text_request())
     if body.stream:
         writer = ChunkWriter(CompletionChunks(head), with_usage=body.streams_usage)
         return await streamed_answer(request, drawing, tenant, writer)
@@ -108,7 +108,7 @@ async def chat_completions(
     services: ServicesDep,
     key: ApiKey,
 ) -> Response:
-    head, drawing = Head(body.model, "chatcmpl"), Drawing(services, key, body.text_request())
+    head, drawing = Head(body.model, "chatcmpl"), TextGeneration(services, key, body.text_request())
     if body.stream:
         writer = ChunkWriter(ChatChunks(head), with_usage=body.streams_usage)
         return await streamed_answer(request, drawing, tenant, writer)
@@ -143,7 +143,7 @@ class ChunkWriter(EventWriter):
         yield b"data: [DONE]\n\n"
 
     @override
-    def trouble(self, error: TinsmithError) -> bytes:
+    def error_event(self, error: TinsmithError) -> bytes:
         return _event(problem(status_of(error), redact(str(error))))
 
 

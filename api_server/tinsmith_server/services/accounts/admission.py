@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tinsmith_server.services.accounts.at_work import AtWork
 from tinsmith_server.services.accounts.body_budget import BodyBudget
+from tinsmith_server.services.accounts.concurrency import RequestSlots
+from tinsmith_server.services.accounts.fair_lock import FairLock
 from tinsmith_server.services.accounts.rates import Rates
-from tinsmith_server.services.accounts.turns import Turns
 from tinsmith_server.settings import Settings
 
 # It comes without a key, so from anybody.
@@ -19,14 +19,14 @@ TELEMETRY_WAIT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """`turns` are for reading large bodies; `results` are those that are on their way to clients."""
+    """`body_lock` is for reading large bodies; `results` are those that are on their way to clients."""
 
     bodies: BodyBudget
     results: BodyBudget
     telemetry: BodyBudget
-    turns: Turns
+    body_lock: FairLock
     rates: Rates
-    at_work: AtWork
+    slots: RequestSlots
 
     @classmethod
     def of(cls, settings: Settings) -> Admission:
@@ -34,11 +34,11 @@ class Admission:
             bodies=BodyBudget(settings.body_bytes_per_tenant, settings.body_bytes_in_all),
             results=BodyBudget(settings.body_bytes_per_tenant, settings.body_bytes_in_all),
             telemetry=BodyBudget(TELEMETRY_BYTES, TELEMETRY_BYTES, TELEMETRY_WAIT_SECONDS),
-            turns=Turns(),
+            body_lock=FairLock(),
             rates=Rates(
                 settings.requests_per_minute or None,
                 settings.trained_tokens_per_minute or None,
                 settings.sampled_tokens_per_minute or None,
             ),
-            at_work=AtWork(),
+            slots=RequestSlots(),
         )

@@ -10,7 +10,7 @@ from tinsmith_rpc import CUSTOM_LOSS, worker_pb2
 from tinsmith_server.errors import TinsmithError, WorkerError
 from tinsmith_server.fleet.base import Fleet, SamplerHandle, everything_of
 from tinsmith_server.logs import get_logger
-from tinsmith_server.services.accounts.holdings import Queued
+from tinsmith_server.services.accounts.quotas import QueueQuota
 from tinsmith_server.services.sampling.routing import SamplerLoads
 from tinsmith_server.store.store import Store
 from tinsmith_server.wire.responses import SupportedModel
@@ -25,7 +25,7 @@ STORE_SECONDS = 2.0
 class Inspection:
     """As of the latest refresh; a scrape never waits for a worker and never starts one."""
 
-    def __init__(self, store: Store, fleet: Fleet, loads: SamplerLoads, queued: Queued) -> None:
+    def __init__(self, store: Store, fleet: Fleet, loads: SamplerLoads, queued: QueueQuota) -> None:
         self._store = store
         self._fleet = fleet
         self._loads = loads

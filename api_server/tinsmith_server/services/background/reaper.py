@@ -147,7 +147,7 @@ class LostWorkers:
     async def write_off(self) -> None:
         """Models that were not yet bound are placed anew instead, by `Binding`."""
         for worker in await self._store.workers_with_live_models():
-            reason = await self._fleet.lost_for_ever(worker)
+            reason = await self._fleet.permanently_lost_reason(worker)
             if reason is not None:
                 await self._corrupt_models(worker.worker_id, reason)
 

@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 
 from tinsmith_server.errors import NotFound, Unprocessable
 from tinsmith_server.logs import get_logger
-from tinsmith_server.services.accounts.holdings import Checkpointed
+from tinsmith_server.services.accounts.fair_lock import FairLock
 from tinsmith_server.services.accounts.keyed_requests import KeyedRequest, check_repeats, keyed_request
-from tinsmith_server.services.accounts.turns import Turns
+from tinsmith_server.services.accounts.quotas import CheckpointQuota
 from tinsmith_server.services.checkpoints.ended_runs import add_ended_run, ended_session
 from tinsmith_server.services.checkpoints.files import MANIFEST, CheckpointFiles
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
@@ -40,7 +40,7 @@ class Copies:
         files: CheckpointFiles,
         lookup: CheckpointLookup,
         retention: Retention,
-        checkpoints: Checkpointed,
+        checkpoints: CheckpointQuota,
         clock: Clock = utc_now,
     ) -> None:
         self._store = store
@@ -50,7 +50,7 @@ class Copies:
         self._checkpoints = checkpoints
         self._clock = clock
         # Of files, in threads that everybody's bodies are read in.
-        self._copying = Turns()
+        self._copying = FairLock()
 
     async def copy(
         self, tenant: str, request: CopyWeightsRequest, access_token: str | None, idempotency_key: str | None
@@ -68,7 +68,7 @@ class Copies:
             source = await self._lookup.readable(tenant, request.source_path, access_token=access_token)
         except CheckpointRefused as error:
             raise NotFound(str(error)) from error
-        async with self._copying.taken(tenant):
+        async with self._copying.held(tenant):
             return await self._make(tenant, source, request, keyed)
 
     async def _make(

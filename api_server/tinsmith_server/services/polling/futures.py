@@ -136,7 +136,7 @@ class Futures:
         return Ready(orjson.dumps({"model_id": model.model_id, "type": "unload_model"}), protobuf=False)
 
     async def _operation(self, model: Model, seq_id: int, deadline: float) -> Answer:
-        model = await self._binding.until_bound_or_told(model, _remaining(deadline))
+        model = await self._binding.wait_until_bound(model, _remaining(deadline))
         if model.state == "accepted":
             reason = self._binding.reason(model)
             return Pending(reason, paused=reason is not None, told=reason is not None)

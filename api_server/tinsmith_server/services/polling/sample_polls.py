@@ -17,7 +17,7 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import WorkerUnavailable
 from tinsmith_server.fleet.base import Fleet, SamplerHandle, share_weights
-from tinsmith_server.services.accounts.holdings import SamplesInFlight
+from tinsmith_server.services.accounts.quotas import SamplesInFlight
 from tinsmith_server.services.polling.futures import STOPPING, Pending
 from tinsmith_server.services.polling.long_polls import LongPolls
 from tinsmith_server.services.sampling.dispatch import Dispatch
@@ -160,7 +160,7 @@ class SamplePolls:
             sample = parse_request_id(request_id)
             if isinstance(sample, SampleId) and sample.client == client.number:
                 # It is waited for, if not by a poll of its own.
-                self._in_flight.note_asked(client.tenant, request_id)
+                self._in_flight.record_poll(client.tenant, request_id)
                 wanted[sample.sampler_token].append(request_id)
         return wanted
 

@@ -132,7 +132,7 @@ class Texts:
 
     def give_place_back(self, tenant: str, sample: SampleId) -> None:
         """Nobody reads it any more."""
-        self._sampling.note_ended(tenant, sample)
+        self._sampling.record_end(tenant, sample)
 
     async def cancel(self, sample: SampleId) -> None:
         """Where its sampler cannot be told, it ends by itself."""

@@ -75,17 +75,17 @@ class Dispatch:
         """
         samplers = self._fleet.samplers(need.base_model, need.rank)
         deadline = asyncio.get_running_loop().time() + CONNECT_SECONDS
-        trouble: WorkerUnavailable | None = None
+        failure: WorkerUnavailable | None = None
         for kind in get_args(SamplerKind):
             ordered = self._in_order([one for one in samplers if one.kind == kind], need, request)
             try:
                 taken = await self._offer(ordered, need, seq_id, request, deadline)
             except WorkerUnavailable as error:
-                trouble = error
+                failure = error
                 continue
             if taken is not None:
                 return taken
-        raise await self._refusal(need, trouble)
+        raise await self._refusal(need, failure)
 
     async def await_result(self, sample: SampleId, deadline: float) -> worker_pb2.AwaitReply:
         """Raises Gone when nobody can have the sample any more, WorkerUnavailable while that is not certain."""
@@ -93,7 +93,7 @@ class Dispatch:
         client = await holder.connection(_remaining(deadline))
         reply = await client.await_sample(str(sample), _remaining(deadline))
         if reply.WhichOneof("state") != "pending":
-            self._loads.note_ended(holder.sampler_id, str(sample))
+            self._loads.record_end(holder.sampler_id, str(sample))
         return reply
 
     def answers(self, sampler: SamplerHandle) -> bool:
@@ -121,21 +121,21 @@ class Dispatch:
         client = await holder.connection(_remaining(deadline))
         reply = await client.await_text(str(sample), seen, _remaining(deadline))
         if reply.WhichOneof("state") != "pending":
-            self._loads.note_ended(holder.sampler_id, str(sample))
+            self._loads.record_end(holder.sampler_id, str(sample))
         return reply
 
     async def render(self, need: Need, request: worker_pb2.RenderPromptRequest) -> worker_pb2.RenderPromptReply:
         """By any sampler of the base model. Raises Unprocessable for what cannot be a prompt, and as `give` does."""
         samplers = sorted(self._fleet.samplers(need.base_model, need.rank), key=lambda one: one.running() is None)
         deadline = asyncio.get_running_loop().time() + CONNECT_SECONDS
-        trouble: WorkerUnavailable | None = None
+        failure: WorkerUnavailable | None = None
         for sampler in samplers:
             try:
                 client = await sampler.connection(_remaining(deadline))
                 return await client.render_prompt(request, need.tenant)
             except WorkerUnavailable as error:
-                trouble = error
-        raise await self._refusal(need, trouble)
+                failure = error
+        raise await self._refusal(need, failure)
 
     async def cancel(self, sample: SampleId) -> None:
         """Returns when its sampler knows; one that is no more has no sample to stop, and none is started for it.
@@ -179,22 +179,22 @@ class Dispatch:
         Raises TooManySamples when all that can be reached are full, and WorkerUnavailable when none can.
         """
         full: TooManySamples | None = None
-        trouble: WorkerUnavailable | None = None
+        failure: WorkerUnavailable | None = None
         for sampler in samplers:
-            if trouble is not None and _remaining(deadline) == 0:
+            if failure is not None and _remaining(deadline) == 0:
                 break  # several that do not answer must not hold one request for minutes
-            if full or trouble:
+            if full or failure:
                 self._passed_on[sampler.base_model] += 1
             try:
                 return await self._submit(sampler, need, seq_id, request, deadline)
             except TooManySamples as error:
                 full = error
             except WorkerUnavailable as error:
-                trouble = error
+                failure = error
         if full is not None:
             raise full
-        if trouble is not None:
-            raise trouble
+        if failure is not None:
+            raise failure
         return None
 
     async def _submit(
@@ -214,12 +214,12 @@ class Dispatch:
         self._given[sampler.base_model, sampler.kind] += 1
         return sample
 
-    async def _refusal(self, need: Need, trouble: WorkerUnavailable | None) -> Exception:
-        if isinstance(trouble, WorkerUnstartable):
+    async def _refusal(self, need: Need, failure: WorkerUnavailable | None) -> Exception:
+        if isinstance(failure, WorkerUnstartable):
             # Final, so not the 5xx or 429 that a sample repeats without end.
-            return Unprocessable(str(trouble))
-        if trouble is not None:
-            return TooManySamples(str(trouble))
+            return Unprocessable(str(failure))
+        if failure is not None:
+            return TooManySamples(str(failure))
         return TooManySamples(await self._fleet.provide(need.base_model, rank=need.rank, sampling=True))
 
     async def _holder_by(self, sample: SampleId, deadline: float) -> SamplerHandle:

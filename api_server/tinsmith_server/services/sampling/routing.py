@@ -90,7 +90,7 @@ class SamplerLoads:
         self._given[sampler_id].add(request_id)
         self._silent.discard(sampler_id)
 
-    def note_ended(self, sampler_id: str, request_id: str) -> None:
+    def record_end(self, sampler_id: str, request_id: str) -> None:
         """Its result was seen here. Repeated reads count once."""
         if sampler_id in self._given:
             self._given[sampler_id].discard(request_id)

@@ -15,8 +15,8 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import Gone, NotFound, TooManySamples, Unprocessable
 from tinsmith_server.fleet.base import Fleet, share_weights
 from tinsmith_server.logs import bind_ids
-from tinsmith_server.services.accounts.holdings import SamplesInFlight
 from tinsmith_server.services.accounts.keyed_requests import KeyedRequest, keyed_request
+from tinsmith_server.services.accounts.quotas import SamplesInFlight
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.checkpoints.promotions import Promotions
@@ -230,9 +230,9 @@ class Sampling:
         request.sampling_session_id = sampler.session.sampling_session_id
         return (await self._submit(sampler, SampleSubmission(number, request))).sample
 
-    def note_ended(self, tenant: str, sample: SampleId) -> None:
+    def record_end(self, tenant: str, sample: SampleId) -> None:
         """Of one that was read as text."""
-        self._in_flight.note_ended(tenant, str(sample))
+        self._in_flight.record_end(tenant, str(sample))
 
     async def _submit(self, sampler: Sampler, submitted: SampleSubmission) -> Submission:
         request, session, tenant = submitted.request, sampler.session, sampler.session.tenant
@@ -247,20 +247,20 @@ class Sampling:
             self._check_still_served(need)
             raise
         self._away.note_there((need.base_model, need.rank))
-        self._in_flight.note_asked(tenant, str(sample))
+        self._in_flight.record_poll(tenant, str(sample))
         return Submission(sample, sample.sequence_ids(request.num_samples))
 
     async def await_result(self, tenant: str, sample: SampleId, deadline: float) -> worker_pb2.AwaitReply:
         """Raises NotFound for another tenant's sample; for the rest see `Dispatch.await_result`."""
         await self._sampler(tenant, sample.sampling_session_id)
-        self._in_flight.note_asked(tenant, str(sample))
+        self._in_flight.record_poll(tenant, str(sample))
         try:
             reply = await self._dispatch.await_result(sample, deadline)
         except Gone:
-            self._in_flight.note_ended(tenant, str(sample))
+            self._in_flight.record_end(tenant, str(sample))
             raise
         if reply.WhichOneof("state") != "pending":
-            self._in_flight.note_ended(tenant, str(sample))
+            self._in_flight.record_end(tenant, str(sample))
         return reply
 
     async def cancel(self, tenant: str, sample: SampleId) -> None:
@@ -269,7 +269,7 @@ class Sampling:
         try:
             await self._dispatch.cancel(sample)
         finally:
-            self._in_flight.note_ended(tenant, str(sample))
+            self._in_flight.record_end(tenant, str(sample))
 
     async def _sampler(self, tenant: str, sampling_session_id: str) -> Sampler:
         sampler = self._known.get(sampling_session_id) or await self._read(sampling_session_id)

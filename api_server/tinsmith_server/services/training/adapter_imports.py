@@ -19,7 +19,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import NotFound, Unprocessable, WorkerUnavailable
 from tinsmith_server.fleet.base import Fleet, WorkerHandle
 from tinsmith_server.logs import get_logger
-from tinsmith_server.services.accounts.holdings import Checkpointed
+from tinsmith_server.services.accounts.quotas import CheckpointQuota
 from tinsmith_server.services.checkpoints.download_links import sign, verify
 from tinsmith_server.services.checkpoints.ended_runs import add_ended_run, ended_session
 from tinsmith_server.services.checkpoints.retention import Retention
@@ -87,7 +87,7 @@ class AdapterImports:
         fleet: Fleet,
         files: UploadFiles,
         retention: Retention,
-        checkpoints: Checkpointed,
+        checkpoints: CheckpointQuota,
         settings: Settings,
         clock: Clock = utc_now,
     ) -> None:

@@ -72,7 +72,7 @@ class Binding:
         done, _ = await asyncio.wait({self._task(model)}, timeout=max(timeout_seconds, 0))
         return (await self._store.get_model(model.model_id) or model) if done else model
 
-    async def until_bound_or_told(self, model: Model, timeout_seconds: float) -> Model:
+    async def wait_until_bound(self, model: Model, timeout_seconds: float) -> Model:
         """The same, but who comes for the first time is not held long before it hears a reason, if there is one."""
         if model.state == "accepted" and model.model_id not in self._told and timeout_seconds > FIRST_WORD_SECONDS:
             model = await self.until_bound(model, FIRST_WORD_SECONDS)
@@ -106,11 +106,11 @@ class Binding:
     def _why_not_brought(self, model: Model) -> str | None:
         """A worker that is not ready says more, and newer, than the last attempt to reach it."""
         try:
-            trouble = self._fleet.worker(model.worker_id).trouble if model.worker_id else None
+            reason = self._fleet.worker(model.worker_id).unavailable_reason if model.worker_id else None
         except WorkerAbsent as absent:
-            trouble = str(absent)
+            reason = str(absent)
         error = self._reasons.get(model.model_id)
-        return trouble or (str(error) if error is not None else None)
+        return reason or (str(error) if error is not None else None)
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -128,7 +128,7 @@ class Binding:
         """Brings the model one step further; returns it as it is then."""
         try:
             if not model.worker_id:
-                return await self._placement.until_placed(model, refused_by)
+                return await self._placement.wait_until_placed(model, refused_by)
             if self._placement.may_stay(model):
                 return await self._bring(model, refused_by)
             return await self._displace(model)

@@ -10,9 +10,9 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import Unprocessable
 from tinsmith_server.fleet.base import Fleet, ServedModel
 from tinsmith_server.logs import bind_ids, get_logger
-from tinsmith_server.services.accounts.holdings import Adapters
 from tinsmith_server.services.accounts.keyed_requests import keyed_request
 from tinsmith_server.services.accounts.ownership import owned_model
+from tinsmith_server.services.accounts.quotas import AdapterQuota
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup
 from tinsmith_server.services.failures import Failure
@@ -44,7 +44,7 @@ class Models:
         sessions: Sessions,
         binding: Binding,
         lookup: CheckpointLookup,
-        adapters: Adapters,
+        adapters: AdapterQuota,
         settings: Settings,
         clock: Clock = utc_now,
     ) -> None:

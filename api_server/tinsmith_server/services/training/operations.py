@@ -14,7 +14,7 @@ from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 
 from tinsmith_server.errors import Gone, ModelNotAtWorker, Unprocessable, WorkerUnavailable
 from tinsmith_server.fleet.base import Fleet
-from tinsmith_server.services.accounts.holdings import Queued
+from tinsmith_server.services.accounts.quotas import QueueQuota
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.delivery import PATIENCE_SECONDS, Delivery
 from tinsmith_server.services.failures import Failure
@@ -42,7 +42,7 @@ class Operations:
         delivery: Delivery,
         fleet: Fleet,
         requests: SubmitRequests,
-        queued: Queued,
+        queued: QueueQuota,
     ) -> None:
         self._sessions = sessions
         self._models = models

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
 from tinsmith_server.fleet.base import Changes, Fleet
-from tinsmith_server.services.training.line_keeper import LineKeeper
+from tinsmith_server.services.training.placement_rounds import PlacementRounds
 from tinsmith_server.store.records import Clock, Model, utc_now
 from tinsmith_server.store.store import Store
 
@@ -21,13 +21,13 @@ class Placement:
         self._freed = freed
         self._kept = kept
         self._clock = clock
-        self._keepers: dict[str, LineKeeper] = {}
+        self._keepers: dict[str, PlacementRounds] = {}
 
-    async def until_placed(self, model: Model, refused_by: Collection[str]) -> Model:
+    async def wait_until_placed(self, model: Model, refused_by: Collection[str]) -> Model:
         """The model once it has a worker, or has ended. Those that have refused it before are asked last."""
         weights = self._weights(model.base_model)
         keeper = self._keepers.get(weights) or self._keepers.setdefault(weights, self._keeper(weights))
-        return await keeper.until_placed(model, refused_by)
+        return await keeper.wait_until_placed(model, refused_by)
 
     def reason(self, model: Model) -> str | None:
         """What a model waits for that waits here for a place."""
@@ -55,8 +55,8 @@ class Placement:
     async def close(self) -> None:
         await asyncio.gather(*(keeper.close() for keeper in self._keepers.values()))
 
-    def _keeper(self, weights: str) -> LineKeeper:
-        return LineKeeper(self._store, self._fleet, weights, self._freed, self._kept, self._clock)
+    def _keeper(self, weights: str) -> PlacementRounds:
+        return PlacementRounds(self._store, self._fleet, weights, self._freed, self._kept, self._clock)
 
     def _weights(self, base_model: str) -> str:
         """Names of the same weights have the same workers, so they share a line."""

@@ -15,7 +15,7 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import Unprocessable
 from tinsmith_server.fleet.base import Fleet, share_weights
-from tinsmith_server.services.accounts.holdings import Checkpointed
+from tinsmith_server.services.accounts.quotas import CheckpointQuota
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.failures import rejection, training_only
@@ -77,7 +77,7 @@ def _payload(call: object, key: CallKey, limit_bytes: int) -> bytes:
 class SubmitRequests:
     """Saves carry what the store knows of the name; loads carry where the files are."""
 
-    def __init__(self, fleet: Fleet, events: Events, lookup: CheckpointLookup, checkpoints: Checkpointed) -> None:
+    def __init__(self, fleet: Fleet, events: Events, lookup: CheckpointLookup, checkpoints: CheckpointQuota) -> None:
         self._fleet = fleet
         self._events = events
         self._lookup = lookup

@@ -1,4 +1,4 @@
-"""Places: which slot of which worker a model holds from before its creation until its end, and the line for them."""
+"""Capacity: which slot of which worker a model holds from before its creation until its end, and the line for them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tinsmith_server.store.queries.base import (
     select_records,
 )
 from tinsmith_server.store.queries.workers import unseen_worker
-from tinsmith_server.store.records import Holder, Line, Model, Waiting
+from tinsmith_server.store.records import Model, PlacementQueue, SlotHolder, WaitingModel
 from tinsmith_server.store.tables import models, placements, sessions, workers
 
-Choice = Callable[[Line], Mapping[str, str]]
+ChooseSlots = Callable[[PlacementQueue], Mapping[str, str]]
 """Of a line: which models get a place now, and at which worker. It only decides: a transaction waits for it."""
 
 _AT_WORKERS = placements.c.worker_id.in_(bindparam("worker_ids"))
 _WAITS = (models.c.state == "accepted") & (models.c.worker_id == "")
 
 _WAITING = (
-    select_records(models, Waiting)
+    select_records(models, WaitingModel)
     .where(_WAITS & models.c.base_model.in_(bindparam("base_models")))
     .order_by(models.c.created_at, models.c.model_id)
 )
@@ -55,12 +55,12 @@ _MODEL_LOCKED = _MODEL.with_for_update()
 class PlacementQueries(Queries):
     """The part of `Store` about places at workers."""
 
-    async def line(self, base_models: Collection[str], worker_ids: Collection[str]) -> Line:
+    async def placement_queue(self, base_models: Collection[str], worker_ids: Collection[str]) -> PlacementQueue:
         """The models of these base models that wait for a place, and who holds the places of these workers."""
-        return await self._database.read(lambda connection: _line(connection, base_models, worker_ids))
+        return await self._database.read(lambda connection: _queue(connection, base_models, worker_ids))
 
-    async def give_places(
-        self, base_models: Collection[str], slots: Mapping[str, int], choose: Choice
+    async def place_models(
+        self, base_models: Collection[str], slots: Mapping[str, int], choose: ChooseSlots
     ) -> Mapping[str, str]:
         """Gives models of the line the places that `choose` gives them; `slots` says how many a worker has.
 
@@ -69,17 +69,19 @@ class PlacementQueries(Queries):
         who got a place, and at which worker.
         """
 
-        async def give(connection: AsyncConnection) -> Mapping[str, str]:
+        async def place(connection: AsyncConnection) -> Mapping[str, str]:
             await _lock_workers(connection, slots)
-            gifts = choose(await _line(connection, base_models, slots))
+            assignments = choose(await _queue(connection, base_models, slots))
             taken = await _taken_slots(connection, slots)
             return {
                 model_id: worker_id
-                for model_id in await _free_for_us(connection, gifts)
-                if await _give(connection, model_id, worker_id := gifts[model_id], taken[worker_id], slots[worker_id])
+                for model_id in await _free_for_us(connection, assignments)
+                if await _place(
+                    connection, model_id, worker_id := assignments[model_id], taken[worker_id], slots[worker_id]
+                )
             }
 
-        return await self._database.write(give)
+        return await self._database.write(place)
 
     async def bind_where_made(self, model_id: str, worker_id: str, slots: int) -> bool:
         """Binds an accepted model to the worker that has made it, wherever it was placed meanwhile.
@@ -125,11 +127,13 @@ class PlacementQueries(Queries):
         return await self._database.read(count)
 
 
-async def _line(connection: AsyncConnection, base_models: Collection[str], worker_ids: Collection[str]) -> Line:
-    waiting = await fetch_all(connection, Waiting, _WAITING, {"base_models": list(base_models)})
-    holders = await fetch_all(connection, Holder, _HOLDERS, {"worker_ids": list(worker_ids)})
+async def _queue(
+    connection: AsyncConnection, base_models: Collection[str], worker_ids: Collection[str]
+) -> PlacementQueue:
+    waiting = await fetch_all(connection, WaitingModel, _WAITING, {"base_models": list(base_models)})
+    holders = await fetch_all(connection, SlotHolder, _HOLDERS, {"worker_ids": list(worker_ids)})
     at_work = (await connection.scalars(_AT_WORK)).all()
-    return Line(waiting=tuple(waiting), holders=tuple(holders), tenants_at_work=frozenset(at_work))
+    return PlacementQueue(waiting=tuple(waiting), holders=tuple(holders), tenants_at_work=frozenset(at_work))
 
 
 async def _lock_workers(connection: AsyncConnection, worker_ids: Collection[str]) -> None:
@@ -149,7 +153,7 @@ async def _free_for_us(connection: AsyncConnection, model_ids: Collection[str]) 
     return [model_id for model_id in model_ids if model_id in free]
 
 
-async def _give(connection: AsyncConnection, model_id: str, worker_id: str, taken: set[int], slots: int) -> bool:
+async def _place(connection: AsyncConnection, model_id: str, worker_id: str, taken: set[int], slots: int) -> bool:
     slot = _lowest_free(taken, slots)
     row = {"worker_id": worker_id, "slot": slot, "model_id": model_id}
     if slot is None or not await insert_unless_there(connection, placements, row):

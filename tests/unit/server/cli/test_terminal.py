@@ -141,10 +141,10 @@ def test_a_person_hears_how_far_the_loading_of_models_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_a_terminal(monkeypatch)
-    tell_person("loading base model demo/tiny")
+    print_progress("loading base model demo/tiny")
     assert capsys.readouterr() == ("", "loading base model demo/tiny\n")
 
 
 def test_a_script_reads_in_the_log_how_far_the_loading_is(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_person("loading base model demo/tiny")
+    print_progress("loading base model demo/tiny")
     assert capsys.readouterr() == ("", "")

@@ -49,7 +49,7 @@ def view_of(api: KubernetesApi, *namespaces: str) -> View[Session]:
 def silence(watch: Watch[Session], trouble: KubernetesError) -> None:
     """For hours, for this reason."""
     watch._heard_at = -1e9
-    watch._note_trouble(trouble)
+    watch._note_failure(trouble)
 
 
 async def test_what_is_granted_is_seen_though_a_namespace_is_refused() -> None:

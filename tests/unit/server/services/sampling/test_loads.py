@@ -42,8 +42,8 @@ def test_a_sample_that_ended_counts_no_more_however_often_it_is_read(reads: int)
     loads.note_taken("a", "one")
     loads.note_taken("a", "two")
     for _ in range(reads):
-        loads.note_ended("a", "one")
-        loads.note_ended("b", "never here")
+        loads.record_end("a", "one")
+        loads.record_end("b", "never here")
     assert unfinished(loads) == {"a": 1, "b": 0}
 
 

@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 20.0
 REMEMBERED = 65536
 
 
-class Adapters:
+class AdapterQuota:
     """Models that live: accepted, or at a worker."""
 
     def __init__(self, store: Store, most: int) -> None:
@@ -43,7 +43,7 @@ class Adapters:
         )
 
 
-class Queued:
+class QueueQuota:
     """Operations that wait, by what the workers said last and what was submitted here since."""
 
     def __init__(self, most: int) -> None:
@@ -94,7 +94,7 @@ class Queued:
         return self._said[tenant] + self._since[tenant]
 
 
-class Checkpointed:
+class CheckpointQuota:
     """Bytes of named checkpoints. Unnamed ones have a number of their own (`ephemeral_per_tenant`)."""
 
     def __init__(self, store: Store, most_bytes: int) -> None:
@@ -131,7 +131,7 @@ class SamplesInFlight:
                 f"{len(samples)} samples of yours are in flight, and {self._most} may be (setting samples_per_tenant)"
             )
 
-    def note_asked(self, tenant: str, sample: str) -> None:
+    def record_poll(self, tenant: str, sample: str) -> None:
         samples = self._asked[tenant]
         samples[sample] = self._clock()
         samples.move_to_end(sample)
@@ -141,15 +141,15 @@ class SamplesInFlight:
         prefix = f"{sampling_session_id}:"
         return [sample for sample in self._asked[tenant] if sample.startswith(prefix)]
 
-    def note_ended(self, tenant: str, sample: str) -> None:
+    def record_end(self, tenant: str, sample: str) -> None:
         self._asked[tenant].pop(sample, None)
 
 
-class Holdings:
+class TenantQuotas:
     """All of them."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
-        self.adapters = Adapters(store, settings.adapters_per_tenant)
-        self.queued = Queued(settings.queued_operations_per_tenant)
-        self.checkpoints = Checkpointed(store, settings.checkpoint_bytes_per_tenant)
+        self.adapters = AdapterQuota(store, settings.adapters_per_tenant)
+        self.queued = QueueQuota(settings.queued_operations_per_tenant)
+        self.checkpoints = CheckpointQuota(store, settings.checkpoint_bytes_per_tenant)
         self.samples = SamplesInFlight(settings.samples_per_tenant)

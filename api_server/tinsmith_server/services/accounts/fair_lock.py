@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Turns:
+class FairLock:
     """For work that two should not do at once, such as what Python lets only one thread do."""
 
     def __init__(self) -> None:
@@ -17,7 +17,7 @@ class Turns:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     @asynccontextmanager
-    async def taken(self, tenant: str) -> AsyncIterator[None]:
+    async def held(self, tenant: str) -> AsyncIterator[None]:
         """A turn, given back at the end."""
         if self._busy:
             await self._wait(tenant)
@@ -42,10 +42,10 @@ class Turns:
         """Hands the turn over without a moment in which it looks free."""
         while self._waiting:
             tenant = next(iter(self._waiting))
-            turns = self._waiting.pop(tenant)
-            turn = turns.popleft()
-            if turns:
-                self._waiting[tenant] = turns
+            lock = self._waiting.pop(tenant)
+            turn = lock.popleft()
+            if lock:
+                self._waiting[tenant] = lock
             if not turn.done():
                 turn.set_result(None)
                 return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tinsmith_server.services.accounts.turns import Turns
+from tinsmith_server.services.accounts.fair_lock import FairLock
 
 
 async def settled() -> None:
@@ -12,15 +12,15 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def run(turns: Turns, tenant: str, order: list[str], until: asyncio.Event) -> None:
-    async with turns.taken(tenant):
+async def run(lock: FairLock, tenant: str, order: list[str], until: asyncio.Event) -> None:
+    async with lock.held(tenant):
         order.append(tenant)
         await until.wait()
 
 
 async def test_tenants_come_in_turn_however_many_one_sends() -> None:
-    turns, order, until = Turns(), list[str](), asyncio.Event()
-    tasks = [asyncio.create_task(run(turns, tenant, order, until)) for tenant in "aaaaab"]
+    lock, order, until = FairLock(), list[str](), asyncio.Event()
+    tasks = [asyncio.create_task(run(lock, tenant, order, until)) for tenant in "aaaaab"]
     await settled()
     assert order == ["a"]
     until.set()
@@ -29,8 +29,8 @@ async def test_tenants_come_in_turn_however_many_one_sends() -> None:
 
 
 async def test_who_gives_up_leaves_the_turn_to_the_next() -> None:
-    turns, order, until = Turns(), list[str](), asyncio.Event()
-    tasks = [asyncio.create_task(run(turns, tenant, order, until)) for tenant in "abc"]
+    lock, order, until = FairLock(), list[str](), asyncio.Event()
+    tasks = [asyncio.create_task(run(lock, tenant, order, until)) for tenant in "abc"]
     await settled()
     tasks[1].cancel()
     until.set()
@@ -39,12 +39,12 @@ async def test_who_gives_up_leaves_the_turn_to_the_next() -> None:
 
 
 async def test_who_gives_up_in_the_moment_of_the_handover_hands_on() -> None:
-    turns, order, until = Turns(), list[str](), asyncio.Event()
-    first, second, third = (asyncio.create_task(run(turns, tenant, order, until)) for tenant in "abc")
+    lock, order, until = FairLock(), list[str](), asyncio.Event()
+    first, second, third = (asyncio.create_task(run(lock, tenant, order, until)) for tenant in "abc")
     await settled()
     until.set()
     await first
     second.cancel()
     await asyncio.wait_for(third, 5)
-    await run(turns, "d", order, until)
+    await run(lock, "d", order, until)
     assert order[-2:] == ["c", "d"]

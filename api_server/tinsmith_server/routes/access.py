@@ -20,13 +20,13 @@ from tinsmith_server.settings import Settings, is_loopback
 METRICS_PATH = "/metrics"
 POLL_PATHS = frozenset({"/api/v1/retrieve_future", "/api/v1/retrieve_futures"})
 # And each that begins with `x-forwarded`.
-PROXIES_SAY = frozenset(
+FORWARDING_HEADERS = frozenset(
     {"cdn-loop", "cf-connecting-ip", "forwarded", "true-client-ip", "via", "x-client-ip", "x-real-ip"}
 )
 POLL_BY_PATH = "/api/v1/retrieve_future/"
 
 
-class ThisMachineAlone:
+class LoopbackOnly:
     """Where keys are off: in front of everything. Who started the server may have told it another address than the
     settings say, so each request is asked, by its connection, what came before it, and what sent it."""
 
@@ -52,7 +52,7 @@ def why_not_of_this_machine(scope: Scope) -> str | None:
     ends = [scope.get("server"), scope.get("client")]
     if not all(end and is_loopback(str(end[0])) for end in ends):
         return "this request came over an address that others can reach; turn keys on, or listen on 127.0.0.1"
-    if forwarded := sorted(name for name in headers if name in PROXIES_SAY or name.startswith("x-forwarded")):
+    if forwarded := sorted(name for name in headers if name in FORWARDING_HEADERS or name.startswith("x-forwarded")):
         return f"this request came through a proxy, which says {forwarded[0]}; turn keys on"
     if not _names_this_machine(f"//{headers.get('host', '')}"):
         return "this request calls the server by another name than localhost or its loopback address"
@@ -77,7 +77,7 @@ def pages_are_open(settings: Settings, scope: Scope) -> bool:
     return settings.listens_here_alone and why_not_of_this_machine(scope) is None
 
 
-class Doors:
+class PageAuth:
     """In front of the pages: a key. At the port for metrics: nothing but metrics, without one."""
 
     def __init__(self, app: ASGIApp, settings: Settings, pages: Collection[str]) -> None:
@@ -111,7 +111,7 @@ def _key(headers: Headers) -> str | None:
     return headers.get("x-api-key") or (token if scheme.lower() == "bearer" else None)
 
 
-class RequestsPerAddress:
+class AddressLimit:
     """Behind trusted proxies connections say nothing: requests in flight are counted, by who sent them to the proxy."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -140,7 +140,7 @@ class RequestsPerAddress:
                 del self._in_flight[address]
 
 
-class PlacesAtWork:
+class ConcurrencyLimit:
     """Requests have few places in the event loop at a time: those of one tenant, or of one address where the key is
     missing, or has not been good for anything here yet. A poll has one for its first step: there may be thousands that
     wait.
@@ -159,5 +159,5 @@ class PlacesAtWork:
         path = get_route_path(scope)
         whose, is_poll = tenant or str(client[0]), path in POLL_PATHS or path.startswith(POLL_BY_PATH)
         is_other = tenant is not None and not is_poll
-        async with services.admission.at_work.place(whose, is_other=is_other, may_wait=not is_poll):
+        async with services.admission.slots.slot(whose, is_other=is_other, may_wait=not is_poll):
             await self._app(scope, receive, send)

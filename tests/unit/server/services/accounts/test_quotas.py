@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import TooBusy, TooManySamples
-from tinsmith_server.services.accounts import holdings
-from tinsmith_server.services.accounts.holdings import Queued, SamplesInFlight
+from tinsmith_server.services.accounts import quotas
+from tinsmith_server.services.accounts.quotas import QueueQuota, SamplesInFlight
 
 
 def described(**queued: int) -> list[worker_pb2.DescribeReply]:
@@ -19,8 +19,8 @@ def described(**queued: int) -> list[worker_pb2.DescribeReply]:
 async def test_operations_count_from_their_submission_until_a_worker_says_that_they_are_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(holdings, "PATIENCE_SECONDS", 0.01)
-    queued = Queued(most=2)
+    monkeypatch.setattr(quotas, "PATIENCE_SECONDS", 0.01)
+    queued = QueueQuota(most=2)
     for number in (1, 2):
         await queued.admit("a", "m", number)
         queued.note("a", "m", number)
@@ -32,7 +32,7 @@ async def test_operations_count_from_their_submission_until_a_worker_says_that_t
 
 
 async def test_what_fills_a_gap_is_let_through_since_all_behind_it_waits_for_it() -> None:
-    queued = Queued(most=1)
+    queued = QueueQuota(most=1)
     queued.note("a", "m", 5)
     await asyncio.wait_for(queued.admit("a", "m", 4), 1)
 
@@ -42,17 +42,17 @@ def test_samples_count_until_they_ended_or_nobody_asks_for_them() -> None:
     samples = SamplesInFlight(most=2, clock=lambda: now[0])
     for name in ("one", "two"):
         samples.admit("a")
-        samples.note_asked("a", name)
+        samples.record_poll("a", name)
     samples.admit("b")
     with pytest.raises(TooManySamples, match="2 samples of yours are in flight, and 2 may be"):
         samples.admit("a")
-    samples.note_ended("a", "one")
+    samples.record_end("a", "one")
     samples.admit("a")
-    samples.note_asked("a", "three")
+    samples.record_poll("a", "three")
     now[0] += 50
-    samples.note_asked("a", "three")
+    samples.record_poll("a", "three")
     now[0] += 20
     samples.admit("a")
-    samples.note_asked("a", "four")
+    samples.record_poll("a", "four")
     with pytest.raises(TooManySamples):
         samples.admit("a")

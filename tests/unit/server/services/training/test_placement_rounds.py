@@ -11,10 +11,10 @@ import pytest
 from support.server.fake_fleet import BASE_MODEL, FakeFleet, FakeHandle
 from support.server.store_records import NOW, a_model
 from tinsmith_server.fleet.base import Changes, ServedModel
-from tinsmith_server.services.training.line_keeper import LineKeeper
+from tinsmith_server.services.training.placement_rounds import PlacementRounds
 from tinsmith_server.store.errors import StoreUnavailable
-from tinsmith_server.store.queries.placements import Choice
-from tinsmith_server.store.records import Holder, Line, Model, Waiting
+from tinsmith_server.store.queries.placements import ChooseSlots
+from tinsmith_server.store.records import Model, PlacementQueue, SlotHolder, WaitingModel
 from tinsmith_server.store.store import Store
 
 
@@ -37,30 +37,30 @@ class StoreInMemory:
     def put(self, model_id: str, **fields: Any) -> None:
         self.models[model_id] = replace(self.models[model_id], **fields)
 
-    async def line(self, _base_models: Collection[str], _worker_ids: Collection[str]) -> Line:
+    async def placement_queue(self, _base_models: Collection[str], _worker_ids: Collection[str]) -> PlacementQueue:
         self.reads += 1
         if self.broken is not None:
             raise self.broken
-        return self._line()
+        return self._queue()
 
-    async def give_places(
-        self, _names: Collection[str], _slots: Mapping[str, int], choose: Choice
+    async def place_models(
+        self, _names: Collection[str], _slots: Mapping[str, int], choose: ChooseSlots
     ) -> Mapping[str, str]:
         self.writes += 1
-        gifts = choose(self._line())
-        for model_id, worker_id in gifts.items():
+        assignments = choose(self._queue())
+        for model_id, worker_id in assignments.items():
             self.put(model_id, worker_id=worker_id)
-        return gifts
+        return assignments
 
     async def get_model(self, model_id: str) -> Model | None:
         self.reads += 1
         return self.models.get(model_id)
 
-    def _line(self) -> Line:
+    def _queue(self) -> PlacementQueue:
         live = [model for model in self.models.values() if model.state == "accepted"]
-        return Line(
-            tuple(Waiting(m.model_id, m.tenant, m.base_model, m.lora_rank) for m in live if not m.worker_id),
-            tuple(Holder(m.model_id, m.session_id, m.tenant, m.worker_id, NOW) for m in live if m.worker_id),
+        return PlacementQueue(
+            tuple(WaitingModel(m.model_id, m.tenant, m.base_model, m.lora_rank) for m in live if not m.worker_id),
+            tuple(SlotHolder(m.model_id, m.session_id, m.tenant, m.worker_id, NOW) for m in live if m.worker_id),
         )
 
 
@@ -72,7 +72,7 @@ class Kept:
         self.fleet = FakeFleet([ServedModel(BASE_MODEL, "tiny-1")], [FakeHandle("w1", "tiny-1", slots)])
         self.freed = Changes()
         store = cast("Store", self.store)
-        self.keeper = LineKeeper(store, self.fleet, "tiny-1", self.freed, 1, clock=lambda: NOW)
+        self.keeper = PlacementRounds(store, self.fleet, "tiny-1", self.freed, 1, clock=lambda: NOW)
         self.tasks: dict[str, asyncio.Task[Model]] = {}
         for model in self.store.models.values():
             self._wait_for(model)
@@ -84,7 +84,7 @@ class Kept:
         return model.model_id
 
     def _wait_for(self, model: Model) -> None:
-        self.tasks[model.model_id] = asyncio.create_task(self.keeper.until_placed(model, ()))
+        self.tasks[model.model_id] = asyncio.create_task(self.keeper.wait_until_placed(model, ()))
 
     @property
     def placed(self) -> list[str]:
@@ -106,8 +106,8 @@ class Kept:
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RECHECK_SECONDS", "BREATHER_SECONDS", "CONTEST_SECONDS"):
-        monkeypatch.setattr(f"tinsmith_server.services.training.line_keeper.{name}", 0.001)
+    for name in ("RECHECK_SECONDS", "BATCH_DELAY_SECONDS", "CONFLICT_WAIT_SECONDS"):
+        monkeypatch.setattr(f"tinsmith_server.services.training.placement_rounds.{name}", 0.001)
 
 
 async def test_a_thousand_who_wait_cost_one_look_at_the_store_a_round_and_no_write() -> None:

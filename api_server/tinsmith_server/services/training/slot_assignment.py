@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tinsmith_server.store.records import Holder, Line, Waiting
+from tinsmith_server.store.records import PlacementQueue, SlotHolder, WaitingModel
 
 Suits = Callable[[str, int], Collection[str]]
 """The workers that may be given a model of this base model and LoRA rank."""
@@ -21,7 +21,7 @@ SESSIONS_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Capacity:
     """What there is to give: how many slots each worker has, and whom each of them suits.
 
     `kept` of them, the last ones, are for tenants that hold none and have a session.
@@ -37,12 +37,12 @@ class Places:
         return sum(self.slots.values())
 
 
-def fair_order(line: Line, takes: Callable[[Waiting], bool] = lambda _: True) -> list[Waiting]:
-    """Everybody in the order of their turns. Who `takes` nothing at its turn does not count as served."""
-    waiting: defaultdict[str, deque[tuple[int, Waiting]]] = defaultdict(deque)
-    for number, one in enumerate(line.waiting):
+def fair_order(queue: PlacementQueue, place: Callable[[WaitingModel], bool] = lambda _: True) -> list[WaitingModel]:
+    """Everybody in the order of their turns. Who `place` nothing at its turn does not count as served."""
+    waiting: defaultdict[str, deque[tuple[int, WaitingModel]]] = defaultdict(deque)
+    for number, one in enumerate(queue.waiting):
         waiting[one.tenant].append((number, one))
-    held = Counter(holder.tenant for holder in line.holders)
+    held = Counter(holder.tenant for holder in queue.holders)
     turns = [(held[tenant], models[0][0], tenant) for tenant, models in waiting.items()]
     heapq.heapify(turns)
     ordered = []
@@ -50,44 +50,46 @@ def fair_order(line: Line, takes: Callable[[Waiting], bool] = lambda _: True) ->
         served, _, tenant = heapq.heappop(turns)
         _, one = waiting[tenant].popleft()
         ordered.append(one)
-        served += takes(one)
+        served += place(one)
         if waiting[tenant]:
             heapq.heappush(turns, (served, waiting[tenant][0][0], tenant))
     return ordered
 
 
-def share_out(line: Line, places: Places) -> Mapping[str, str]:
+def assign_slots(queue: PlacementQueue, capacity: Capacity) -> Mapping[str, str]:
     """Which models get a place now, and at which worker."""
-    used = Counter(holder.worker_id for holder in line.holders)
-    held = Counter(holder.tenant for holder in line.holders)
-    free = {worker_id: slots - used[worker_id] for worker_id, slots in places.slots.items() if slots > used[worker_id]}
+    used = Counter(holder.worker_id for holder in queue.holders)
+    held = Counter(holder.tenant for holder in queue.holders)
+    free = {
+        worker_id: slots - used[worker_id] for worker_id, slots in capacity.slots.items() if slots > used[worker_id]
+    }
     without_room: set[tuple[str, int]] = set()
-    gifts: dict[str, str] = {}
+    assignments: dict[str, str] = {}
 
-    def takes(one: Waiting) -> bool:
+    def place(one: WaitingModel) -> bool:
         kind = (one.base_model, one.lora_rank)
-        if not free or kind in without_room or sum(free.values()) <= _kept_from(one.tenant, held, line, places):
+        if not free or kind in without_room or sum(free.values()) <= _kept_from(one.tenant, held, queue, capacity):
             return False
-        suitable = free.keys() & set(places.suits(*kind))
+        suitable = free.keys() & set(capacity.suits(*kind))
         if not suitable:
             without_room.add(kind)
             return False
-        worker_id = _fullest(suitable, free, places.refused_by.get(one.model_id, ()))
+        worker_id = _fullest(suitable, free, capacity.refused_by.get(one.model_id, ()))
         free[worker_id] -= 1
         if not free[worker_id]:
             del free[worker_id]
         held[one.tenant] += 1
-        gifts[one.model_id] = worker_id
+        assignments[one.model_id] = worker_id
         return True
 
-    fair_order(line, takes)
-    return gifts
+    fair_order(queue, place)
+    return assignments
 
 
-def _kept_from(tenant: str, held: Mapping[str, int], line: Line, places: Places) -> int:
+def _kept_from(tenant: str, held: Mapping[str, int], queue: PlacementQueue, capacity: Capacity) -> int:
     """How many free places this tenant has to leave to those who hold none."""
-    newcomers = [other for other in line.tenants_at_work if other != tenant and not held.get(other)]
-    return min(places.kept, places.total - 1) if held.get(tenant) and newcomers else 0
+    newcomers = [other for other in queue.tenants_at_work if other != tenant and not held.get(other)]
+    return min(capacity.kept, capacity.total - 1) if held.get(tenant) and newcomers else 0
 
 
 def _fullest(workers: Collection[str], free: Mapping[str, int], refused_by: Collection[str]) -> str:
@@ -97,7 +99,7 @@ def _fullest(workers: Collection[str], free: Mapping[str, int], refused_by: Coll
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The place of one model in the line. `total` and `slots` are of the whole line."""
+    """The place of one model in the queue. `total` and `slots` are of the whole queue."""
 
     number: int
     total: int
@@ -105,7 +107,7 @@ class Wait:
     base_model: str
     tenant: str
 
-    def sentence(self, holders: Sequence[Holder], next_step: str, now: datetime) -> str:
+    def sentence(self, holders: Sequence[SlotHolder], next_step: str, now: datetime) -> str:
         """For the tenant: of others it says how many places they hold, and nothing else."""
         turn = f"{_ordinal(self.number)} of {self.total} waiting" if self.total > 1 else "waiting"
         wanted = f"one of {self.slots} places" if self.slots else "a worker"
@@ -113,14 +115,14 @@ class Wait:
             [f"{turn} for {wanted} of {self.base_model}", *self._held(holders, now), *filter(None, [next_step])]
         )
 
-    def _held(self, holders: Sequence[Holder], now: datetime) -> list[str]:
+    def _held(self, holders: Sequence[SlotHolder], now: datetime) -> list[str]:
         own = [holder for holder in holders if holder.tenant == self.tenant]
         others = len(holders) - len(own)
         by_own = [f"{len(own)} held by your {_sessions(own, now)}"] if own else []
         return by_own + ([f"{others} held by other tenants"] if others else [])
 
 
-def _sessions(own: Sequence[Holder], now: datetime) -> str:
+def _sessions(own: Sequence[SlotHolder], now: datetime) -> str:
     """Those idle for longest first: they are the ones to end."""
     last: dict[str, datetime] = {}
     for holder in own:

@@ -8,8 +8,8 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tinsmith_server.services.accounts import at_work as module
-from tinsmith_server.services.accounts.at_work import BESIDE_SECONDS, PLACES_ALONE, PLACES_BESIDE_OTHERS, AtWork
+from tinsmith_server.services.accounts import concurrency as module
+from tinsmith_server.services.accounts.concurrency import SHARED_SECONDS, SLOTS_ALONE, SLOTS_WHILE_SHARED, RequestSlots
 
 WAIT_SECONDS = 20.0
 
@@ -17,7 +17,7 @@ WAIT_SECONDS = 20.0
 @pytest.fixture
 def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many for one tenant alone as beside others."""
-    for name in ("PLACES_ALONE", "PLACES_BESIDE_OTHERS"):
+    for name in ("SLOTS_ALONE", "SLOTS_WHILE_SHARED"):
         monkeypatch.setattr(module, name, 1)
 
 
@@ -29,15 +29,15 @@ async def settled() -> None:
 class Requests:
     """Each is at work until it is told to end."""
 
-    def __init__(self, at_work: AtWork) -> None:
-        self._at_work = at_work
+    def __init__(self, slots: RequestSlots) -> None:
+        self._at_work = slots
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.begun: list[str] = []
 
     def send(self, tenant: str, name: str, *, may_wait: bool = True) -> None:
         self._ends[name] = asyncio.Event()
-        self._tasks[name] = asyncio.create_task(self._run(self._at_work.place(tenant, may_wait=may_wait), name))
+        self._tasks[name] = asyncio.create_task(self._run(self._at_work.slot(tenant, may_wait=may_wait), name))
 
     async def _run(self, place: AbstractAsyncContextManager[None], name: str) -> None:
         async with place:
@@ -54,7 +54,7 @@ class Requests:
 
 
 async def test_a_tenants_requests_beyond_its_places_wait_in_their_order_and_nobody_elses(few_places: None) -> None:
-    requests = Requests(AtWork(longest_seconds=WAIT_SECONDS))
+    requests = Requests(RequestSlots(longest_seconds=WAIT_SECONDS))
     for name in ("a1", "a2", "a3", "b1"):
         requests.send(name[0], name)
     await settled()
@@ -69,35 +69,35 @@ async def test_a_tenants_requests_beyond_its_places_wait_in_their_order_and_nobo
 
 async def test_a_tenant_alone_has_many_places_and_gives_them_back_when_another_one_comes() -> None:
     now = 0.0
-    requests = Requests(AtWork(longest_seconds=WAIT_SECONDS, clock=lambda: now))
-    names = [f"a{number}" for number in range(2 * PLACES_ALONE)]
+    requests = Requests(RequestSlots(longest_seconds=WAIT_SECONDS, clock=lambda: now))
+    names = [f"a{number}" for number in range(2 * SLOTS_ALONE)]
     for name in names:
         requests.send("a", name)
     await settled()
-    assert requests.begun == names[:PLACES_ALONE]
+    assert requests.begun == names[:SLOTS_ALONE]
     requests.send("b", "b1")
     await settled()
     assert requests.begun[-1] == "b1"
-    for name in names[PLACES_BESIDE_OTHERS:PLACES_ALONE]:
+    for name in names[SLOTS_WHILE_SHARED:SLOTS_ALONE]:
         await requests.end(name)
     await settled()
     assert requests.begun[-1] == "b1", "those that were at work are more than a tenant may have now"
     await requests.end("b1")
-    now += BESIDE_SECONDS
+    now += SHARED_SECONDS
     await requests.end(names[0])
     await settled()
-    assert requests.begun[PLACES_ALONE + 1 :] == names[PLACES_ALONE : 2 * PLACES_ALONE - 1]
-    for name in [names[1], *names[PLACES_ALONE:]]:
+    assert requests.begun[SLOTS_ALONE + 1 :] == names[SLOTS_ALONE : 2 * SLOTS_ALONE - 1]
+    for name in [names[1], *names[SLOTS_ALONE:]]:
         await requests.end(name)
 
 
 async def test_probes_and_telemetry_take_no_places_from_a_tenant() -> None:
-    at_work = AtWork(longest_seconds=WAIT_SECONDS)
-    requests = Requests(at_work)
+    slots = RequestSlots(longest_seconds=WAIT_SECONDS)
+    requests = Requests(slots)
     requests.send("a", "a1")
     await settled()
-    async with at_work.place("an address", is_other=False):
-        names = [f"a{number}" for number in range(2, PLACES_ALONE + 1)]
+    async with slots.slot("an address", is_other=False):
+        names = [f"a{number}" for number in range(2, SLOTS_ALONE + 1)]
         for name in names:
             requests.send("a", name)
         await settled()
@@ -107,7 +107,7 @@ async def test_probes_and_telemetry_take_no_places_from_a_tenant() -> None:
 
 
 async def test_what_waits_for_something_else_leaves_its_place_to_others(few_places: None) -> None:
-    requests = Requests(AtWork(longest_seconds=0.01))
+    requests = Requests(RequestSlots(longest_seconds=0.01))
     requests.send("a", "a1")
     requests.send("a", "a2")
     async with asyncio.timeout(WAIT_SECONDS):
@@ -118,12 +118,12 @@ async def test_what_waits_for_something_else_leaves_its_place_to_others(few_plac
 
 
 async def test_a_poll_has_its_place_for_a_step_and_not_while_it_is_held(few_places: None) -> None:
-    at_work = AtWork(longest_seconds=WAIT_SECONDS)
-    requests = Requests(at_work)
+    slots = RequestSlots(longest_seconds=WAIT_SECONDS)
+    requests = Requests(slots)
     names = [f"a{number}" for number in range(20)]
     for name in names:
         requests.send("a", name, may_wait=False)
-    assert len(at_work) <= 1
+    assert len(slots) <= 1
     async with asyncio.timeout(WAIT_SECONDS):
         while requests.begun != names:
             begun = len(requests.begun)
@@ -131,12 +131,12 @@ async def test_a_poll_has_its_place_for_a_step_and_not_while_it_is_held(few_plac
             assert len(requests.begun) <= begun + 1, "two have begun in one step"
     for name in names:
         await requests.end(name)
-    assert len(at_work) == 0
+    assert len(slots) == 0
 
 
 @pytest.mark.parametrize("moment", ["while it waits", "as its turn comes"])
 async def test_who_gives_up_leaves_the_place_to_the_next(few_places: None, moment: str) -> None:
-    requests = Requests(AtWork(longest_seconds=WAIT_SECONDS))
+    requests = Requests(RequestSlots(longest_seconds=WAIT_SECONDS))
     for name in ("a1", "a2", "a3"):
         requests.send("a", name)
     await settled()
@@ -160,16 +160,16 @@ REQUESTS = st.tuples(st.sampled_from("abc"), st.booleans(), st.sampled_from([Non
 @given(st.lists(REQUESTS, min_size=1, max_size=60))
 def test_every_request_has_its_turn_and_every_place_comes_back(sent: list[tuple[str, bool, float | None]]) -> None:
     """Also of those that never wait."""
-    at_work = AtWork(longest_seconds=0.002)
+    slots = RequestSlots(longest_seconds=0.002)
 
     async def request(tenant: str, may_wait: bool, seconds: float | None) -> None:
-        async with at_work.place(tenant, may_wait=may_wait):
+        async with slots.slot(tenant, may_wait=may_wait):
             if seconds is not None:
                 await asyncio.sleep(seconds)
 
     async def all_of_them() -> None:
         await asyncio.wait_for(asyncio.gather(*(request(*one) for one in sent)), WAIT_SECONDS)
         await asyncio.sleep(0.003)
-        assert len(at_work) == 0
+        assert len(slots) == 0
 
     asyncio.run(all_of_them())

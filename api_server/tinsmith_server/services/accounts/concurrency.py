@@ -14,16 +14,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 # Enough to keep the processor, the store and the workers busy at the same time.
-PLACES_ALONE = 16
+SLOTS_ALONE = 16
 # Another one's request waits for so many of them, in each step that it takes.
-PLACES_BESIDE_OTHERS = 2
+SLOTS_WHILE_SHARED = 2
 # After its latest request a tenant still counts as one of the others.
-BESIDE_SECONDS = 1.0
+SHARED_SECONDS = 1.0
 # A request that is not done by then waits for something else: a body, a worker, its turn.
 LONGEST_SECONDS = 0.1
 
 
-class AtWork:
+class RequestSlots:
     """The others wait in the order in which they came, and each tenant's apart from all others'."""
 
     def __init__(self, longest_seconds: float = LONGEST_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,7 +38,7 @@ class AtWork:
         return self._taken.total()
 
     @asynccontextmanager
-    async def place(self, tenant: str, *, is_other: bool = True, may_wait: bool = True) -> AsyncIterator[None]:
+    async def slot(self, tenant: str, *, is_other: bool = True, may_wait: bool = True) -> AsyncIterator[None]:
         """One of the tenant's, until the end, or for as long as a request may have one.
 
         `may_wait` False: until it waits for anything. `is_other` False: nobody has fewer places for it, as for probes
@@ -88,12 +88,12 @@ class AtWork:
 
     def _note(self, tenant: str) -> None:
         now = self._clock()
-        if tenant != self._latest and now < self._latest_at + BESIDE_SECONDS:
-            self._beside_until = now + BESIDE_SECONDS
+        if tenant != self._latest and now < self._latest_at + SHARED_SECONDS:
+            self._beside_until = now + SHARED_SECONDS
         self._latest, self._latest_at = tenant, now
 
     def _places(self, tenant: str) -> int:
         """Those that are nobody's others, as addresses without a key, have others themselves."""
         now = self._clock()
-        beside_the_latest = tenant != self._latest and now < self._latest_at + BESIDE_SECONDS
-        return PLACES_BESIDE_OTHERS if beside_the_latest or now < self._beside_until else PLACES_ALONE
+        beside_the_latest = tenant != self._latest and now < self._latest_at + SHARED_SECONDS
+        return SLOTS_WHILE_SHARED if beside_the_latest or now < self._beside_until else SLOTS_ALONE

@@ -8,18 +8,18 @@ from datetime import timedelta
 
 import pytest
 from support.server.store_records import NOW
-from tinsmith_server.services.training.line import Places, Wait, fair_order, share_out
-from tinsmith_server.store.records import Holder, Line, Waiting
+from tinsmith_server.services.training.slot_assignment import Capacity, Wait, assign_slots, fair_order
+from tinsmith_server.store.records import PlacementQueue, SlotHolder, WaitingModel
 
 
-def waiting(*who: str, rank: int = 8) -> tuple[Waiting, ...]:
+def waiting(*who: str, rank: int = 8) -> tuple[WaitingModel, ...]:
     """Models named by tenant and number: `ada1`."""
-    return tuple(Waiting(name, name.rstrip("0123456789"), "org/tiny", rank) for name in who)
+    return tuple(WaitingModel(name, name.rstrip("0123456789"), "org/tiny", rank) for name in who)
 
 
-def holding(worker_id: str = "w1", **count_of: int) -> tuple[Holder, ...]:
+def holding(worker_id: str = "w1", **count_of: int) -> tuple[SlotHolder, ...]:
     return tuple(
-        Holder(
+        SlotHolder(
             f"{tenant}-held{number}", f"session-{tenant}{number}", tenant, worker_id, NOW - timedelta(seconds=number)
         )
         for tenant, count in count_of.items()
@@ -27,59 +27,61 @@ def holding(worker_id: str = "w1", **count_of: int) -> tuple[Holder, ...]:
     )
 
 
-def places(kept: int = 0, **slots: int) -> Places:
-    return Places(slots=slots, suits=lambda _name, _rank: list(slots), kept=kept)
+def capacity(kept: int = 0, **slots: int) -> Capacity:
+    return Capacity(slots=slots, suits=lambda _name, _rank: list(slots), kept=kept)
 
 
-def names(line: Iterable[Waiting]) -> list[str]:
-    return [one.model_id for one in line]
+def names(queue: Iterable[WaitingModel]) -> list[str]:
+    return [one.model_id for one in queue]
 
 
 def test_tenants_take_turns_and_each_ones_models_come_in_the_order_of_their_arrival() -> None:
-    line = Line(waiting("ada1", "ada2", "ada3", "bo1", "ada4", "cy1", "bo2"))
-    assert names(fair_order(line)) == ["ada1", "bo1", "cy1", "ada2", "bo2", "ada3", "ada4"]
+    queue = PlacementQueue(waiting("ada1", "ada2", "ada3", "bo1", "ada4", "cy1", "bo2"))
+    assert names(fair_order(queue)) == ["ada1", "bo1", "cy1", "ada2", "bo2", "ada3", "ada4"]
 
 
 def test_a_tenant_that_holds_more_comes_after_one_that_holds_less() -> None:
-    line = Line(waiting("ada1", "ada2", "bo1", "bo2", "bo3"), holding(ada=2))
-    assert names(fair_order(line)) == ["bo1", "bo2", "ada1", "bo3", "ada2"]
+    queue = PlacementQueue(waiting("ada1", "ada2", "bo1", "bo2", "bo3"), holding(ada=2))
+    assert names(fair_order(queue)) == ["bo1", "bo2", "ada1", "bo3", "ada2"]
 
 
 def test_the_last_place_is_left_to_a_tenant_that_has_none_while_it_is_at_work() -> None:
-    line = Line(waiting("ada1"), holding(ada=1), tenants_at_work=frozenset({"ada", "bo"}))
-    assert share_out(line, places(kept=1, w1=2)) == {}
-    newcomer = Line(waiting("ada1", "bo1"), line.holders, line.tenants_at_work)
-    assert share_out(newcomer, places(kept=1, w1=2)) == {"bo1": "w1"}
+    queue = PlacementQueue(waiting("ada1"), holding(ada=1), tenants_at_work=frozenset({"ada", "bo"}))
+    assert assign_slots(queue, capacity(kept=1, w1=2)) == {}
+    newcomer = PlacementQueue(waiting("ada1", "bo1"), queue.holders, queue.tenants_at_work)
+    assert assign_slots(newcomer, capacity(kept=1, w1=2)) == {"bo1": "w1"}
 
 
 @pytest.mark.parametrize("rounds", [1, 7])
 def test_places_are_shared_alike_whether_they_come_free_at_once_or_one_by_one(rounds: int) -> None:
     left, held = waiting(*(f"ada{n}" for n in range(9)), *(f"bo{n}" for n in range(9))), holding(ada=1)
     for _ in range(rounds):
-        gifts = share_out(Line(left, held), places(w1=8 if rounds == 1 else len(held) + 1))
-        held += tuple(Holder(one.model_id, "s", one.tenant, "w1", NOW) for one in left if one.model_id in gifts)
-        left = tuple(one for one in left if one.model_id not in gifts)
+        assignments = assign_slots(PlacementQueue(left, held), capacity(w1=8 if rounds == 1 else len(held) + 1))
+        held += tuple(
+            SlotHolder(one.model_id, "s", one.tenant, "w1", NOW) for one in left if one.model_id in assignments
+        )
+        left = tuple(one for one in left if one.model_id not in assignments)
     assert Counter(holder.tenant for holder in held) == {"ada": 4, "bo": 4}
 
 
 def test_a_rank_that_fits_nowhere_free_holds_up_nobody_and_counts_for_nothing() -> None:
-    line = Line((*waiting("ada1", rank=64), *waiting("ada2", "bo1", rank=8)))
-    small = Places(slots={"w1": 2, "w2": 1}, suits=lambda _name, rank: ["w1"] if rank <= 8 else [])
-    assert share_out(line, small) == {"ada2": "w1", "bo1": "w1"}
+    queue = PlacementQueue((*waiting("ada1", rank=64), *waiting("ada2", "bo1", rank=8)))
+    small = Capacity(slots={"w1": 2, "w2": 1}, suits=lambda _name, rank: ["w1"] if rank <= 8 else [])
+    assert assign_slots(queue, small) == {"ada2": "w1", "bo1": "w1"}
 
 
 def test_full_workers_fill_up_first_and_those_that_refused_a_model_are_asked_last() -> None:
-    line = Line(waiting("ada1", "bo1", "cy1"), (*holding("w1", eve=1), *holding("w2", eve=2)))
-    assert share_out(line, places(w1=3, w2=3)) == {"ada1": "w2", "bo1": "w1", "cy1": "w1"}
-    refused = Places({"w1": 3, "w2": 3}, lambda _name, _rank: ["w1", "w2"], refused_by={"ada1": {"w2"}})
-    assert share_out(Line(line.waiting[:1], line.holders), refused) == {"ada1": "w1"}
+    queue = PlacementQueue(waiting("ada1", "bo1", "cy1"), (*holding("w1", eve=1), *holding("w2", eve=2)))
+    assert assign_slots(queue, capacity(w1=3, w2=3)) == {"ada1": "w2", "bo1": "w1", "cy1": "w1"}
+    refused = Capacity({"w1": 3, "w2": 3}, lambda _name, _rank: ["w1", "w2"], refused_by={"ada1": {"w2"}})
+    assert assign_slots(PlacementQueue(queue.waiting[:1], queue.holders), refused) == {"ada1": "w1"}
 
 
 def test_a_worker_above_a_limit_that_was_lowered_gets_nothing_more() -> None:
-    assert share_out(Line(waiting("ada1"), holding(bo=4)), places(w1=2)) == {}
+    assert assign_slots(PlacementQueue(waiting("ada1"), holding(bo=4)), capacity(w1=2)) == {}
 
 
-def sentence(wait: Wait, *holders: Holder, next_step: str = "ask your administrator") -> str:
+def sentence(wait: Wait, *holders: SlotHolder, next_step: str = "ask your administrator") -> str:
     return wait.sentence(holders, next_step, NOW)
 
 
