@@ -15,7 +15,7 @@ from support.server.fake_fleet import FakeFleet
 from support.server.fake_worker import proto_result
 from support.server.http_server import API_KEY, TestedServer, client_of, running_server, settings_for
 from tinsmith_rpc import wire_pb2
-from tinsmith_server.routes.futures import TIMES_IN_JSON
+from tinsmith_server.services.polling.results import TIMES_IN_JSON
 
 MIB = 2**20
 FLOATS = 256 * 2**10

@@ -55,7 +55,7 @@ async def authenticate(request: Request, services: Annotated[Services, Depends(g
     """The tenant. Raises AuthenticationFailed, and TooBusy for a key that asks for too much in a minute."""
     tenant = await services.keys.authenticate(key)
     if path_of(request) not in UNCOUNTED:
-        services.admission.rates.admit_request(services.keys.counted_as(key))
+        services.admission.admit_request(key)
     return tenant
 
 

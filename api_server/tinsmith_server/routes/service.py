@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Response
 from fastapi.responses import JSONResponse
 
 from tinsmith_server.logs import get_logger
-from tinsmith_server.routes.bodies import off_the_loop, read_telemetry_body
+from tinsmith_server.routes.bodies import read_telemetry_body
 from tinsmith_server.routes.dependencies import API_PREFIX, ServicesDep, Tenant
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.routes.planned_route import PlannedRoute
@@ -72,7 +72,7 @@ async def get_server_capabilities(_tenant: Tenant, services: ServicesDep) -> Cap
 @router.post("/telemetry", summary="Take the SDK's telemetry")
 async def telemetry(body: Annotated[bytes, Depends(read_telemetry_body)], services: ServicesDep) -> TelemetryResponse:
     """Without a key, too: each refusal would cost the user half a minute."""
-    await off_the_loop(services, "", len(body), lambda: note_telemetry(body))
+    await services.admission.off_the_loop("", len(body), lambda: note_telemetry(body))
     return TelemetryResponse()
 
 

@@ -27,6 +27,7 @@ from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.polling.futures import Futures
 from tinsmith_server.services.polling.long_polls import LongPolls
+from tinsmith_server.services.polling.results import Results
 from tinsmith_server.services.polling.sample_polls import SamplePolls
 from tinsmith_server.services.polling.texts import Texts
 from tinsmith_server.services.sampling.adapter_hints import AdapterHints
@@ -39,6 +40,7 @@ from tinsmith_server.services.training.adapter_imports import AdapterImports
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.training.custom_losses import CustomLosses
 from tinsmith_server.services.training.models import Models
+from tinsmith_server.services.training.operation_bodies import OperationBodies
 from tinsmith_server.services.training.operations import Operations
 from tinsmith_server.services.training.placement import Placement
 from tinsmith_server.services.training.submit_requests import SubmitRequests
@@ -66,8 +68,7 @@ class Services:
         self._freed = Changes()
         self._loads = SamplerLoads()
         self._quotas = TenantQuotas(store, settings)
-        self.long_polls = LongPolls()
-        self.admission = Admission.of(settings)
+        self.long_polls = LongPolls(settings.poll_hold_seconds)
 
     # ---- accounts
 
@@ -75,6 +76,10 @@ class Services:
     def keys(self) -> Keys:
         static_key = self.settings.api_key.get_secret_value() if self.settings.api_key else None
         return Keys(self._store, static_key, self._clock, required=self.settings.require_keys)
+
+    @cached_property
+    def admission(self) -> Admission:
+        return Admission(self.settings, self.keys)
 
     @cached_property
     def sessions(self) -> Sessions:
@@ -173,6 +178,10 @@ class Services:
         return Operations(self.sessions, self.models, self.binding, self._delivery, self._fleet, requests, queued)
 
     @cached_property
+    def operation_bodies(self) -> OperationBodies:
+        return OperationBodies(self.admission, self.settings)
+
+    @cached_property
     def custom_losses(self) -> CustomLosses:
         return CustomLosses(self.sessions)
 
@@ -224,6 +233,10 @@ class Services:
             long_polls=self.long_polls,
             hold_seconds=self.settings.poll_hold_seconds,
         )
+
+    @cached_property
+    def results(self) -> Results:
+        return Results(self.futures, self.operations, self.sessions, self.admission)
 
     @cached_property
     def sample_polls(self) -> SamplePolls:

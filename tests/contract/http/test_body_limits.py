@@ -15,6 +15,7 @@ from support.server.fake_fleet import BASE_MODEL, FakeFleet
 from support.server.http_server import PROTOBUF, TestedServer, one_server, running_server, settings_for, training_body
 from tinsmith_server.routes import bodies
 from tinsmith_server.routes.uploads import BODY_BYTES, limit_of
+from tinsmith_server.services.training import operation_bodies
 from tinsmith_server.wire.token_counts import trained_tokens
 
 pytestmark = pytest.mark.core
@@ -144,7 +145,7 @@ async def test_what_a_frame_unpacks_to_is_taken_from_the_budget_while_it_is_read
             threads.append(threading.current_thread().name)
             return trained_tokens(payload, unpacked_bytes)
 
-        monkeypatch.setattr(bodies, "trained_tokens", counted)
+        monkeypatch.setattr(operation_bodies, "trained_tokens", counted)
         body = training_body(await server.model(), 1) + b"\xfa\x07" + b"\x80\x80\x80\x04" + bytes(2**23)
         compressor = zstandard.ZstdCompressor()
         packing = compressor.compressobj(size=len(body)) if declared else compressor.compressobj()

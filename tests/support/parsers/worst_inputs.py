@@ -28,11 +28,11 @@ from PIL import Image as PillowImage
 from safetensors.numpy import save
 from tinsmith_rpc import custom_losses, wire_pb2, worker_pb2, zstd_frames
 from tinsmith_rpc.training_bodies import MAX_DATUMS, MAX_TAGS, TAGS_OF_A_PART, outline_of
-from tinsmith_server.routes.bodies import _gunzipped
 from tinsmith_server.routes.dialects.requests import CONVERSATION
 from tinsmith_server.routes.service import note_telemetry
 from tinsmith_server.services.sampling.sample_requests import sample_submission
 from tinsmith_server.services.training.custom_losses import custom_loss_id
+from tinsmith_server.services.training.operation_bodies import gunzipped
 from tinsmith_server.services.training.submit_requests import json_operation
 from tinsmith_server.wire.dialects.openai_requests import ChatCompletionRequest
 from tinsmith_server.wire.head import read_head
@@ -138,7 +138,7 @@ def zstd() -> Measured:
 
 def gunzip() -> Measured:
     content = gzip.compress(bytes(16 * MIB))
-    return 16 * MIB, lambda: _gunzipped(content, 16 * MIB)
+    return 16 * MIB, lambda: gunzipped(content, 16 * MIB)
 
 
 def json_training() -> Measured:

@@ -73,7 +73,7 @@ class TextGeneration:
     async def end(self) -> None:
         """Stops what is still drawn, and counts what was."""
         await stop_all(self._generations)
-        self._services.admission.rates.sampled.charge(self._services.keys.counted_as(self._key), self.usage.sampled)
+        self._services.admission.charge_sampled(self._key, self.usage.sampled)
 
 
 async def whole_answer(

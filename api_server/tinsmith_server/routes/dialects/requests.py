@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from tinsmith_server.errors import TinsmithError, TooBusy, Unprocessable
 from tinsmith_server.logs import get_logger, redact
-from tinsmith_server.routes.bodies import off_the_loop, whole_body
+from tinsmith_server.routes.bodies import whole_body
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
 from tinsmith_server.routes.openapi import PROBLEMS
 from tinsmith_server.routes.planned_route import Handler, PlannedRoute
@@ -90,11 +90,11 @@ def conversation_as(model: type[M], *, samples: bool = True) -> Callable[..., Aw
 
     async def read(request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep, key: ApiKey) -> M:
         if samples:
-            services.admission.rates.sampled.admit(services.keys.counted_as(key))
+            services.admission.admit_sample(key)
         body = await whole_body(request, services, account)
         try:
-            return await off_the_loop(
-                services, tenant, len(body), lambda: model.model_validate(read_object(body, CONVERSATION))
+            return await services.admission.off_the_loop(
+                tenant, len(body), lambda: model.model_validate(read_object(body, CONVERSATION))
             )
         except BadJson as error:
             raise Unprocessable(str(error)) from error

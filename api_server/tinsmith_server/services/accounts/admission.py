@@ -1,44 +1,76 @@
-"""How much of the server itself requests may take: memory for bodies, turns to have them read, places in its event
-loop, and rates.
-"""
+"""Limits on what requests may take of the server: memory for bodies, the reading of them, the event loop, and rates."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 from tinsmith_server.services.accounts.body_budget import BodyBudget
 from tinsmith_server.services.accounts.concurrency import RequestSlots
 from tinsmith_server.services.accounts.fair_lock import FairLock
+from tinsmith_server.services.accounts.keys import Keys
 from tinsmith_server.services.accounts.rates import Rates
 from tinsmith_server.settings import Settings
 
-# It comes without a key, so from anybody.
+T = TypeVar("T")
+
+# Telemetry needs no key, so anyone may send it.
 TELEMETRY_BYTES = 16 * 2**20
 TELEMETRY_WAIT_SECONDS = 1.0
+# A smaller body is read in about a millisecond, whatever it is; a thread costs a fifth of that.
+INLINE_BYTES = 16 * 1024
 
 
-@dataclass(frozen=True, slots=True)
 class Admission:
-    """`body_lock` is for reading large bodies; `results` are those that are on their way to clients."""
+    """The limits of one server: `bodies` of requests, `results` on their way to clients, `slots` of the event loop."""
 
-    bodies: BodyBudget
-    results: BodyBudget
-    telemetry: BodyBudget
-    body_lock: FairLock
-    rates: Rates
-    slots: RequestSlots
-
-    @classmethod
-    def of(cls, settings: Settings) -> Admission:
-        return cls(
-            bodies=BodyBudget(settings.body_bytes_per_tenant, settings.body_bytes_in_all),
-            results=BodyBudget(settings.body_bytes_per_tenant, settings.body_bytes_in_all),
-            telemetry=BodyBudget(TELEMETRY_BYTES, TELEMETRY_BYTES, TELEMETRY_WAIT_SECONDS),
-            body_lock=FairLock(),
-            rates=Rates(
-                settings.requests_per_minute or None,
-                settings.trained_tokens_per_minute or None,
-                settings.sampled_tokens_per_minute or None,
-            ),
-            slots=RequestSlots(),
+    def __init__(self, settings: Settings, keys: Keys) -> None:
+        self.bodies = BodyBudget(settings.body_bytes_per_tenant, settings.body_bytes_in_all)
+        self.results = BodyBudget(settings.body_bytes_per_tenant, settings.body_bytes_in_all)
+        self.telemetry = BodyBudget(TELEMETRY_BYTES, TELEMETRY_BYTES, TELEMETRY_WAIT_SECONDS)
+        self.slots = RequestSlots()
+        self.rates = Rates(
+            settings.requests_per_minute or None,
+            settings.trained_tokens_per_minute or None,
+            settings.sampled_tokens_per_minute or None,
         )
+        self._body_lock = FairLock()
+        self._keys = keys
+
+    def admit_request(self, key: str | None) -> None:
+        """Charge one request to the key. Raises TooBusy."""
+        self.rates.admit_request(self._keys.counted_as(key))
+
+    def admit_sample(self, key: str | None) -> None:
+        """Raise TooBusy if the key has used up its rate of sampled tokens."""
+        self.rates.sampled.admit(self._keys.counted_as(key))
+
+    def charge_sampled(self, key: str | None, tokens: int) -> None:
+        self.rates.sampled.charge(self._keys.counted_as(key), tokens)
+
+    def charge_result(self, key: str | None, request_id: str, count_tokens: Callable[[], int]) -> None:
+        """Charge a fetched sample once, however often it is fetched."""
+        if self.rates.sampled.limits:
+            self.rates.note_sampled(self._keys.counted_as(key), request_id, count_tokens())
+
+    async def wait_to_train(self, key: str | None) -> None:
+        """Wait for the key's rate of training tokens. Raises TooBusy."""
+        await self.rates.trained.admit_late(self._keys.counted_as(key))
+
+    def charge_trained(self, key: str | None, tokens: int) -> None:
+        self.rates.trained.charge(self._keys.counted_as(key), tokens)
+
+    async def off_the_loop(
+        self, tenant: str, size: int, work: Callable[[], T], during: AbstractContextManager[None] | None = None
+    ) -> T:
+        """Run `work` on a body of `size` bytes in a thread, so that only its sender waits; `during` is open meanwhile.
+
+        One body is read at a time, and tenants take turns: Python lets one thread run at a time anyway.
+        """
+        if size <= INLINE_BYTES:
+            return work()
+        async with self._body_lock.held(tenant):
+            with during or nullcontext():
+                return await asyncio.to_thread(work)

@@ -13,7 +13,7 @@ from tinsmith_server.errors import Gone, NotFound, WorkerAbsent, WorkerUnavailab
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.failures import Failure
-from tinsmith_server.services.polling.long_polls import LongPolls, SharedCalls
+from tinsmith_server.services.polling.long_polls import STOPPING, LongPolls, Pending, SharedCalls
 from tinsmith_server.services.sampling.sampling import Sampling
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.training.custom_losses import CustomLosses
@@ -28,23 +28,6 @@ PAUSE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
-    """Not yet. `paused`: something is in the way that a human will want to hear of.
-
-    `told`: at once, since somebody waits and sees nothing; of what is paused the SDK says nothing for a quarter of an
-    hour.
-    """
-
-    reason: str | None = None
-    paused: bool = False
-    told: bool = False
-
-    @classmethod
-    def from_worker(cls, pending: worker_pb2.Pending) -> Pending:
-        return cls(pending.reason or None, pending.paused_capacity)
-
-
-@dataclass(frozen=True, slots=True)
 class Ready:
     payload: bytes
     protobuf: bool
@@ -56,7 +39,6 @@ class Metadata:
 
 
 ENDED = frozenset({"released", "corrupted"})
-STOPPING = Pending("the server is stopping")
 
 Answer = Pending | Ready | Metadata | Failure
 Ask = Callable[[], Awaitable[worker_pb2.AwaitReply]]

@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_server.errors import TinsmithError
+from tinsmith_server.logs import get_logger
+
+log = get_logger(__name__)
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Not yet. `paused`: something is in the way that a human will want to hear of.
+
+    `told`: at once, since somebody waits and sees nothing; of what is paused the SDK says nothing for a quarter of an
+    hour.
+    """
+
+    reason: str | None = None
+    paused: bool = False
+    told: bool = False
+
+    @classmethod
+    def from_worker(cls, pending: worker_pb2.Pending) -> Pending:
+        return cls(pending.reason or None, pending.paused_capacity)
+
+
+STOPPING = Pending("the server is stopping")
+FAILED = Pending("the server has met an error and tries again; its log says which", paused=True)
+
+
 class LongPolls:
     """Thousands may be held; letting go costs nothing until it happens."""
 
-    def __init__(self) -> None:
+    def __init__(self, hold_seconds: float) -> None:
+        self._hold_seconds = hold_seconds
         self._held: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -37,6 +66,26 @@ class LongPolls:
         finally:
             self._held.discard(task)
             task.cancel()
+
+    async def hold_failure(
+        self, call: Callable[[], Awaitable[T]], is_final: Callable[[Exception], bool]
+    ) -> T | Pending:
+        """Return the call's result. A failure that is not final becomes Pending, after a full hold.
+
+        The SDK repeats a poll that got a 5xx at once, some hundreds of times a second per future.
+        """
+        clock = asyncio.get_running_loop().time
+        hold_until = clock() + self._hold_seconds
+        try:
+            return await call()
+        except Exception as error:
+            if is_final(error):
+                raise
+            if isinstance(error, TinsmithError):
+                log.warning("poll failed", reason=str(error))
+            else:
+                log.exception("poll failed")
+            return await self.hold(asyncio.sleep(hold_until - clock(), FAILED), released=STOPPING)
 
     def release(self) -> None:
         self._closed = True

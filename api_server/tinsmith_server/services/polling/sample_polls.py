@@ -18,8 +18,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import WorkerUnavailable
 from tinsmith_server.fleet.base import Fleet, SamplerHandle, share_weights
 from tinsmith_server.services.accounts.quotas import SamplesInFlight
-from tinsmith_server.services.polling.futures import STOPPING, Pending
-from tinsmith_server.services.polling.long_polls import LongPolls
+from tinsmith_server.services.polling.long_polls import STOPPING, LongPolls, Pending
 from tinsmith_server.services.sampling.dispatch import Dispatch
 from tinsmith_server.services.sampling.sampling import Sampling
 from tinsmith_server.wire.ids import SampleId, parse_request_id, sampler_token

@@ -14,7 +14,7 @@ async def forever() -> str:
 
 
 async def test_release_lets_all_go_at_once_and_holds_nobody_after() -> None:
-    polls = LongPolls()
+    polls = LongPolls(hold_seconds=0)
     held = [asyncio.create_task(polls.hold(forever(), released="released")) for _ in range(3)]
     await asyncio.sleep(0)
     assert len(polls) == 3
@@ -24,7 +24,7 @@ async def test_release_lets_all_go_at_once_and_holds_nobody_after() -> None:
 
 
 async def test_a_client_that_hangs_up_ends_the_work() -> None:
-    polls = LongPolls()
+    polls = LongPolls(hold_seconds=0)
     poll = asyncio.create_task(polls.hold(forever(), released="released"))
     await asyncio.sleep(0)
     poll.cancel()
