@@ -9,17 +9,15 @@ from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import PlainTextResponse
 from fastapi.telemetry import TelemetryConfig
 
-from tinsmith_server.configuration import load_settings
-from tinsmith_server.data_directory import make_data_directory
+from tinsmith_server.configuration import load_settings, make_data_directory
 from tinsmith_server.fleet import fleet_of
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.metrics.server import CONTENT_TYPE, Metrics
 from tinsmith_server.metrics.workers import DescribedWorker
 from tinsmith_server.routes import (
-    adapter_imports,
-    auth,
     checkpoints,
     futures,
+    pages,
     promotions,
     sampling,
     service,
@@ -27,18 +25,23 @@ from tinsmith_server.routes import (
     training,
     usage,
 )
-from tinsmith_server.routes.about import pages, tokenizers
-from tinsmith_server.routes.access import METRICS_PATH, AddressLimit, ConcurrencyLimit, LoopbackOnly, PageAuth
 from tinsmith_server.routes.dialects import anthropic, openai
-from tinsmith_server.routes.dialects.base_urls import ShortPaths
-from tinsmith_server.routes.middleware import HeadRequests, Observing
+from tinsmith_server.routes.dialects.requests import ShortPaths
+from tinsmith_server.routes.middleware import (
+    METRICS_PATH,
+    AddressLimit,
+    ConcurrencyLimit,
+    HeadRequests,
+    LoopbackOnly,
+    Observing,
+    PageAuth,
+)
 from tinsmith_server.routes.openapi import install_openapi
 from tinsmith_server.routes.problems import install_problem_handlers
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.clock import database_clock
 from tinsmith_server.store.records import Clock
-from tinsmith_server.store.store import open_store
+from tinsmith_server.store.store import database_clock, open_store
 
 # FastAPI looks for OpenTelemetry's providers in each request anew, a sixteenth of its time; nothing here sets one.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
@@ -57,9 +60,6 @@ ROUTERS: tuple[APIRouter, ...] = (
     service.router,
     checkpoints.router,
     promotions.router,
-    adapter_imports.router,
-    tokenizers.router,
-    auth.router,
     usage.router,
     openai.router,
     anthropic.router,

@@ -7,9 +7,12 @@ wins over the names of another server (`kgateway_names.py`), and those over the 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
+import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,6 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 
 from tinsmith_server.errors import StartupError
-from tinsmith_server.kgateway_names import Found, find_names
 from tinsmith_server.settings import Settings
 
 PREFIX = "TINSMITH_"
@@ -148,3 +150,100 @@ def _sentence(problem: ErrorDetails, sources: Mapping[str, str]) -> str:
 
 def _plain(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
+
+
+PRIVATE_UMASK = 0o077
+PRIVATE_DIRECTORY = 0o700
+
+
+def keep_files_private() -> None:
+    """Make files of this process and its workers readable for their own user alone.
+
+    Journals and checkpoints hold the training data of all tenants, and other users of this machine are no tenants.
+    """
+    os.umask(PRIVATE_UMASK)
+
+
+def make_data_directory(data: Path) -> None:
+    """Make the directory unless it exists. Raise StartupError if it cannot be made or written."""
+    try:
+        data.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+        # Permissions do not tell what a read-only or special file system refuses, least of all to root.
+        with tempfile.TemporaryFile(dir=data):
+            pass
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise StartupError(
+            f"the data directory {data} cannot be written: {reason}; give --data a directory that can"
+        ) from error
+
+
+SETTING_OF_NAME: Mapping[str, str] = {
+    "TRAINING_HOST": "host",
+    "TRAINING_PORT": "port",
+    "SUPPORTED_MODELS": "models",
+    "TINKER_API_KEY": "api_key",
+    "METADATA_DIR": "data",
+    "KGATEWAY_LOG_LEVEL": "log_level",
+}
+UNAMBIGUOUS_NAMES = ("TRAINING_HOST", "TRAINING_PORT", "SUPPORTED_MODELS")
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "FUTURES_DB_NAME": "one database holds everything, setting database_url",
+    "KGATEWAY_ACCESS_LOG": "requests are in the log at level debug",
+    "RAY_ADDRESS": "workers are processes, or TrainingSessions in a cluster",
+    "RAY_NAMESPACE": "likewise",
+    "RAY_DASHBOARD_URL": "likewise",
+    "ALLOW_PARTIAL_BATCHES": "a batch may have any number of datums",
+    "TINKERCLOUD_BACKEND": "setting engine says what trains",
+}
+_LEVELS = {"warn": "warning", "critical": "error"}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the environment says by these names: settings, where each was read, and what says nothing here."""
+
+    settings: Mapping[str, Any]
+    names: Mapping[str, str]
+    unread: Mapping[str, str]
+
+    def note(self, in_force: Mapping[str, str]) -> str | None:
+        """For whoever starts the server. `in_force`: where settings come from in the end; None: there is nothing."""
+        if not self.names:
+            return None
+        read = ", ".join(
+            f"{name} as {setting}"
+            + ("" if in_force.get(setting) == name else f" (but {in_force[setting]} goes before)")
+            for setting, name in self.names.items()
+        )
+        unread = "".join(f"; {name} has no effect: {why}" for name, why in self.unread.items())
+        return f"names of the kgateway Training API are read: {read}{unread}"
+
+
+def find_names(environment: Mapping[str, str]) -> Found:
+    """Raises StartupError for models that are in no form that there is."""
+    if not any(environment.get(name) for name in UNAMBIGUOUS_NAMES):
+        return Found({}, {}, {})
+    names = {setting: name for name, setting in SETTING_OF_NAME.items() if environment.get(name)}
+    settings = {setting: _value(setting, environment[name]) for setting, name in names.items()}
+    return Found(settings, names, {name: why for name, why in WITHOUT_EFFECT.items() if environment.get(name)})
+
+
+def _value(setting: str, text: str) -> Any:
+    match setting:
+        case "models":
+            return _models(text)
+        case "log_level":
+            return _LEVELS.get(text.lower(), text.lower())
+    return text
+
+
+def _models(text: str) -> tuple[str, ...]:
+    """Of a JSON list of objects with a `model_name`: how long contexts are, each model's files say."""
+    try:
+        return tuple(str(model["model_name"]) for model in json.loads(text))
+    except (ValueError, TypeError, KeyError) as error:
+        raise StartupError(
+            "SUPPORTED_MODELS must be a JSON list of objects with a model_name, such as "
+            '[{"model_name": "Qwen/Qwen3-0.6B"}]'
+        ) from error

@@ -12,9 +12,8 @@ from pathlib import Path
 import uvicorn
 from pydantic import SecretStr
 from tinsmith_server.app import create_app
-from tinsmith_server.cli.connections import KEEP_ALIVE_SECONDS, Addresses, BoundedProtocol
+from tinsmith_server.cli.connections import KEEP_ALIVE_SECONDS, Addresses, BoundedProtocol, StoppingServer
 from tinsmith_server.cli.serving import BACKLOG, SWITCH_SECONDS, listen, url_of
-from tinsmith_server.cli.stopping import StoppingServer
 from tinsmith_server.errors import WorkerAbsent
 from tinsmith_server.fleet.activation import ActivatedHandle
 from tinsmith_server.fleet.base import (

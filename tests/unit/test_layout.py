@@ -36,31 +36,9 @@ PROGRAM = "a program of its own"
 ROOM = "the same file in session/ and pool/, where a reader looks for it"
 FOR_TESTS = "tests and the demo import it"
 COMMAND = "one command a file"
-ROUTER = "one router a file"
 CHOICE = "a package's public choice, which its __init__ exports"
 
 WHY_SHORT = {
-    "api_server/tinsmith_server/cli/stopping.py": "in force while serving.py still loads uvicorn",
-    "api_server/tinsmith_server/data_directory.py": SHARED,
-    "api_server/tinsmith_server/fleet/kubernetes/errors.py": SHARED,
-    "api_server/tinsmith_server/fleet/local/devices.py": SHARED,
-    "api_server/tinsmith_server/fleet/local/threads.py": "reads the machine, where its neighbours start processes",
-    "api_server/tinsmith_server/routes/adapter_imports.py": ROUTER,
-    "api_server/tinsmith_server/routes/about/tokenizers.py": ROUTER,
-    "api_server/tinsmith_server/routes/auth.py": ROUTER,
-    "api_server/tinsmith_server/services/accounts/admission.py": "what routes ask, in one place",
-    "api_server/tinsmith_server/services/accounts/keyed_requests.py": SHARED,
-    "api_server/tinsmith_server/services/accounts/ownership.py": SHARED,
-    "api_server/tinsmith_server/services/accounts/turns.py": "who goes next, which whatever waits can use",
-    "api_server/tinsmith_server/services/paging.py": SHARED,
-    "api_server/tinsmith_server/services/row_cache.py": SHARED,
-    "api_server/tinsmith_server/services/sampling/adapter_hints.py": SHARED,
-    "api_server/tinsmith_server/services/sampling/save_sources.py": SHARED,
-    "api_server/tinsmith_server/store/errors.py": SHARED,
-    "api_server/tinsmith_server/store/store.py": SHARED,
-    "api_server/tinsmith_server/store/url.py": SHARED,
-    "api_server/tinsmith_server/wire/token_counts.py": SHARED,
-    "api_server/tinsmith_server/wire/validation_errors.py": SHARED,
     "client/tinsmith/__main__.py": PROGRAM,
     "operator/tinsmith_operator/common/certificate.py": SHARED,
     "operator/tinsmith_operator/errors.py": SHARED,

@@ -10,14 +10,13 @@ from typing import Annotated, Any, TypeVar
 import orjson
 import typer
 
-from tinsmith_server.configuration import load_settings
-from tinsmith_server.data_directory import make_data_directory
+from tinsmith_server.configuration import load_settings, make_data_directory
 from tinsmith_server.errors import StartupError, TinsmithError
 from tinsmith_server.services.accounts.keys import DEFAULT_TENANT, Keys, check_tenant_name
 from tinsmith_server.settings import Settings
+from tinsmith_server.store.connection import parse_store_url
 from tinsmith_server.store.records import ApiKey
 from tinsmith_server.store.store import open_store
-from tinsmith_server.store.url import parse_store_url
 
 T = TypeVar("T")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
+from typing import TYPE_CHECKING
 
 from tinsmith_rpc import worker_pb2
 from typing_extensions import override
@@ -11,7 +12,9 @@ from typing_extensions import override
 from tinsmith_server.errors import StaleEpoch, WorkerFull, WorkerUnavailable
 from tinsmith_server.fleet.base import WorkerHandle
 from tinsmith_server.fleet.client import GrpcWorkerClient
-from tinsmith_server.store.store import Store
+
+if TYPE_CHECKING:
+    from tinsmith_server.store.store import Store
 
 STALE_EPOCH_PAUSE_SECONDS = 0.02
 # Far above what servers need that raise one worker's epoch at once. What reads from a standby may never see the newest.

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from tinsmith_rpc import worker_pb2
 from typing_extensions import override
 
 from tinsmith_server.store.records import Worker
-from tinsmith_server.store.store import Store
+
+if TYPE_CHECKING:
+    from tinsmith_server.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from tinsmith_server.services.training.custom_losses import custom_loss_id
 from tinsmith_server.services.training.operation_bodies import TrainingBody, TrainingOperation
 from tinsmith_server.services.training.submit_requests import CallKey
 from tinsmith_server.wire.ids import CustomLossId
-from tinsmith_server.wire.json_bodies import GRAPH, PLAIN, PROMPT, BadJson, Shape, read_object
-from tinsmith_server.wire.validation_errors import sentence
+from tinsmith_server.wire.json_bodies import GRAPH, PLAIN, PROMPT, BadJson, Shape, read_object, sentence
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")

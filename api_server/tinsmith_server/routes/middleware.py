@@ -5,15 +5,22 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from collections import Counter
+from collections.abc import Collection
+from urllib.parse import urlsplit
 
 import structlog
 from starlette._utils import get_route_path  # what the router goes by: the path below a root path
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tinsmith_server.errors import AuthenticationFailed
 from tinsmith_server.logs import get_logger
 from tinsmith_server.metrics.server import Metrics
 from tinsmith_server.routes.problems import problem
+from tinsmith_server.services.assembly import Services
+from tinsmith_server.settings import Settings, is_loopback
 
 log = get_logger(__name__)
 
@@ -109,3 +116,149 @@ class Observing:
 
 def without_links(path: str) -> str:
     return LINKS.sub("…", path)
+
+
+METRICS_PATH = "/metrics"
+POLL_PATHS = frozenset({"/api/v1/retrieve_future", "/api/v1/retrieve_futures"})
+# And each that begins with `x-forwarded`.
+FORWARDING_HEADERS = frozenset(
+    {"cdn-loop", "cf-connecting-ip", "forwarded", "true-client-ip", "via", "x-client-ip", "x-real-ip"}
+)
+POLL_BY_PATH = "/api/v1/retrieve_future/"
+
+
+class LoopbackOnly:
+    """Where keys are off: in front of everything. Who started the server may have told it another address than the
+    settings say, so each request is asked, by its connection, what came before it, and what sent it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (why := why_not_of_this_machine(scope)) is not None:
+            await problem(403, f"keys are off here (setting require_keys), for this machine alone: {why}")(
+                scope, receive, send
+            )
+        else:
+            await self._app(scope, receive, send)
+
+
+def why_not_of_this_machine(scope: Scope) -> str | None:
+    """None: it comes from a program on this machine, straight to a loopback address.
+
+    A proxy here may speak for anybody, and a web page may make a browser here ask: by a name of its own that leads to
+    this machine, or across sites.
+    """
+    headers = Headers(scope=scope)
+    ends = [scope.get("server"), scope.get("client")]
+    if not all(end and is_loopback(str(end[0])) for end in ends):
+        return "this request came over an address that others can reach; turn keys on, or listen on 127.0.0.1"
+    if forwarded := sorted(name for name in headers if name in FORWARDING_HEADERS or name.startswith("x-forwarded")):
+        return f"this request came through a proxy, which says {forwarded[0]}; turn keys on"
+    if not _names_this_machine(f"//{headers.get('host', '')}"):
+        return "this request calls the server by another name than localhost or its loopback address"
+    if "origin" in headers and not _names_this_machine(headers["origin"]):
+        return "a web page of another site has sent this request"
+    if headers.get("sec-fetch-site") == "cross-site":
+        return "a web page of another site has sent this request"
+    return None
+
+
+def _names_this_machine(url: str) -> bool:
+    try:
+        return is_loopback(urlsplit(url).hostname or "")
+    except ValueError:
+        return False
+
+
+def pages_are_open(settings: Settings, scope: Scope) -> bool:
+    """To whoever asks like this: by default to what is on the machine itself, of a server that listens there alone."""
+    if settings.pages_need_key != "auto":
+        return settings.pages_need_key == "never"
+    return settings.listens_here_alone and why_not_of_this_machine(scope) is None
+
+
+class PageAuth:
+    """In front of the pages: a key. At the port for metrics: nothing but metrics, without one."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, pages: Collection[str]) -> None:
+        self._app = app
+        self._pages = frozenset(pages)
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (refusal := await self._refusal(scope)) is not None:
+            await problem(*refusal)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        port = (scope.get("server") or ("", None))[1]
+        metrics_port = self._settings.metrics_port
+        if metrics_port is not None and port == metrics_port:
+            return None if get_route_path(scope) == METRICS_PATH else (404, f"this port serves {METRICS_PATH} alone")
+        if get_route_path(scope).rstrip("/") not in self._pages or pages_are_open(self._settings, scope):
+            return None
+        try:
+            await scope["app"].state.services.keys.authenticate(_key(Headers(scope=scope)))
+        except AuthenticationFailed as error:
+            return 401, f"{scope['path']} needs a key here, in X-API-Key (setting pages_need_key): {error}"
+        return None
+
+
+def _key(headers: Headers) -> str | None:
+    """Prometheus can send only the second kind without more ado."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return headers.get("x-api-key") or (token if scheme.lower() == "bearer" else None)
+
+
+class AddressLimit:
+    """Behind trusted proxies connections say nothing: requests in flight are counted, by who sent them to the proxy."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._limit = settings.connections_per_address if settings.trusted_proxies else None
+        self._in_flight: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = scope.get("client")
+        if self._limit is None or scope["type"] != "http" or not client:
+            await self._app(scope, receive, send)
+            return
+        address = client[0]
+        if self._in_flight[address] >= self._limit:
+            detail = f"{self._limit} requests from {address} are in flight (setting connections_per_address)"
+            refusal = problem(429, detail)
+            refusal.headers["retry-after"] = "1"
+            await refusal(scope, receive, send)
+            return
+        self._in_flight[address] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._in_flight[address] -= 1
+            if not self._in_flight[address]:
+                del self._in_flight[address]
+
+
+class ConcurrencyLimit:
+    """Requests have few places in the event loop at a time: those of one tenant, or of one address where the key is
+    missing, or has not been good for anything here yet. A poll has one for its first step: there may be thousands that
+    wait.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        services: Services = scope["app"].state.services
+        key, client = _key(Headers(scope=scope)), scope.get("client") or ("",)
+        tenant = services.keys.owner(key) if key else None
+        path = get_route_path(scope)
+        whose, is_poll = tenant or str(client[0]), path in POLL_PATHS or path.startswith(POLL_BY_PATH)
+        is_other = tenant is not None and not is_poll
+        async with services.admission.slots.slot(whose, is_other=is_other, may_wait=not is_poll):
+            await self._app(scope, receive, send)

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from tinsmith_server import errors
 from tinsmith_server.errors import TinsmithError
 from tinsmith_server.logs import get_logger, redact
-from tinsmith_server.store.errors import StoreUnavailable, UnstorableValue
+from tinsmith_server.store.connection import StoreUnavailable, UnstorableValue
 
 log = get_logger(__name__)
 

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from tinsmith_server.logs import get_logger
 from tinsmith_server.routes.bodies import read_telemetry_body
-from tinsmith_server.routes.dependencies import API_PREFIX, ServicesDep, Tenant
+from tinsmith_server.routes.dependencies import API_PREFIX, ApiKey, ServicesDep, Tenant
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.routes.planned_route import PlannedRoute
 from tinsmith_server.routes.problems import problem
@@ -20,8 +20,14 @@ from tinsmith_server.wire.responses import (
     CapabilitiesResponse,
     ClientConfigResponse,
     DynamicConfigResponse,
+    Empty,
     HealthResponse,
+    KeyDetails,
+    KeyResponse,
+    OrganizationName,
     TelemetryResponse,
+    TokenResponse,
+    UserAddress,
 )
 
 log = get_logger(__name__)
@@ -100,3 +106,40 @@ def _word(value: object) -> str | None:
     if not isinstance(value, str) or not _WORD.fullmatch(value) or "tml-" in value or "eyJ" in value:
         return None
     return value
+
+
+ZIP: dict[int | str, dict[str, Any]] = {200: {"content": {"application/zip": {}}}}
+
+
+@router.get(
+    "/models/{base_model:path}/tokenizer",
+    summary="The tokenizer's files of a base model, as a zip archive",
+    response_class=Response,
+    responses=ZIP,
+)
+async def tokenizer(base_model: str, _tenant: Tenant, services: ServicesDep) -> Response:
+    """Every key may have it, as every key may train and sample every base model."""
+    archive = await services.tokenizers.archive(base_model)
+    return Response(archive.content, media_type="application/zip")
+
+
+@router.post("/auth/token", summary="Exchange a key for a token that ends in an hour")
+async def exchange(_tenant: Tenant, key: ApiKey, services: ServicesDep) -> TokenResponse:
+    return TokenResponse(jwt=await services.keys.token_for(key))
+
+
+@router.get("/auth/apikey/me", summary="The key that asks")
+async def own_key(tenant: Tenant, key: ApiKey, services: ServicesDep) -> KeyResponse:
+    record = await services.keys.record_of(key)
+    return KeyResponse(
+        key_id=record.key_id if record else 0,
+        name=record.name if record else "the server's own key",
+        note=record.prefix if record else "",
+        details=KeyDetails(org_details=OrganizationName(name=tenant), user_details=UserAddress(email=tenant)),
+    )
+
+
+@router.delete("/auth/apikey/me", summary="Revoke the key that asks")
+async def revoke_own_key(_tenant: Tenant, key: ApiKey, services: ServicesDep) -> Empty:
+    await services.keys.revoke_own(key)
+    return Empty()

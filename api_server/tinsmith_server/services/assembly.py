@@ -9,8 +9,7 @@ from tinsmith_server.services.accounts.admission import Admission
 from tinsmith_server.services.accounts.audit import AuditLog
 from tinsmith_server.services.accounts.keys import Keys
 from tinsmith_server.services.accounts.quotas import TenantQuotas
-from tinsmith_server.services.accounts.session_search import SessionSearch
-from tinsmith_server.services.accounts.sessions import Sessions
+from tinsmith_server.services.accounts.sessions import Sessions, SessionSearch
 from tinsmith_server.services.background.inspection import Capabilities, Inspection, Readiness
 from tinsmith_server.services.background.leases import Leases
 from tinsmith_server.services.background.reaper import LostWorkers, Reaper
@@ -18,11 +17,10 @@ from tinsmith_server.services.background.tasks import Background
 from tinsmith_server.services.checkpoints.checkpoints import Checkpoints
 from tinsmith_server.services.checkpoints.copies import Copies
 from tinsmith_server.services.checkpoints.download_links import DownloadLinks
-from tinsmith_server.services.checkpoints.files import CheckpointFiles
+from tinsmith_server.services.checkpoints.files import CheckpointFiles, UploadFiles
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup
 from tinsmith_server.services.checkpoints.promotions import Promotions
 from tinsmith_server.services.checkpoints.retention import Retention
-from tinsmith_server.services.checkpoints.upload_files import UploadFiles
 from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.polling.futures import Futures
@@ -30,11 +28,10 @@ from tinsmith_server.services.polling.long_polls import LongPolls
 from tinsmith_server.services.polling.results import Results
 from tinsmith_server.services.polling.sample_polls import SamplePolls
 from tinsmith_server.services.polling.texts import Texts
-from tinsmith_server.services.sampling.adapter_hints import AdapterHints
+from tinsmith_server.services.sampling.adapter_delivery import AdapterHints, SaveSources
 from tinsmith_server.services.sampling.dispatch import Dispatch
 from tinsmith_server.services.sampling.routing import SamplerLoads
 from tinsmith_server.services.sampling.sampling import Sampling
-from tinsmith_server.services.sampling.save_sources import SaveSources
 from tinsmith_server.services.tokenizers import Tokenizers
 from tinsmith_server.services.training.adapter_imports import AdapterImports
 from tinsmith_server.services.training.binding import Binding

@@ -11,7 +11,7 @@ from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Text
 from sqlalchemy.types import TypeDecorator
 from typing_extensions import override
 
-from tinsmith_server.store.errors import UnstorableValue
+from tinsmith_server.store.connection import UnstorableValue
 
 _INT64 = range(-(2**63), 2**63)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import structlog
 from sqlalchemy import URL, Connection, Engine, NullPool, String, column, create_engine, inspect, select, table, text
 
+from tinsmith_server.store.connection import StoreUnavailable, describe, driver_url
 from tinsmith_server.store.database import (
     POSTGRESQL_ISOLATION,
     SQLITE_CONNECT_ARGS,
@@ -18,8 +19,6 @@ from tinsmith_server.store.database import (
     postgresql_connect_args,
     prepare_sqlite,
 )
-from tinsmith_server.store.errors import StoreUnavailable
-from tinsmith_server.store.url import describe, driver_url
 
 _SCRIPTS = Path(__file__).parent / "migrations"
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 
+from tinsmith_server.logs import get_logger
+from tinsmith_server.store.connection import StoreError, parse_store_url
 from tinsmith_server.store.database import Database
 from tinsmith_server.store.migrate import migrate
 from tinsmith_server.store.queries.accounting import AuditQueries, UsageQueries
 from tinsmith_server.store.queries.checkpoints import CheckpointQueries
 from tinsmith_server.store.queries.installation import GarbageQueries, InstallationQueries, KeyQueries
 from tinsmith_server.store.queries.leases import LeaseQueries
-from tinsmith_server.store.queries.models import ModelQueries
+from tinsmith_server.store.queries.models import ModelQueries, WorkerQueries
 from tinsmith_server.store.queries.placements import PlacementQueries
 from tinsmith_server.store.queries.promotions import PromotionQueries
 from tinsmith_server.store.queries.sessions import SamplingSessionQueries, SessionQueries
-from tinsmith_server.store.queries.workers import WorkerQueries
-from tinsmith_server.store.url import parse_store_url
+from tinsmith_server.store.records import Clock
 
 
 class Store(
@@ -37,7 +43,7 @@ class Store(
 
     Every method is one transaction, safe from several replicas and tasks at once. Any of them raises
     `StoreUnavailable` when the database does not answer, and `UnstorableValue` for text, numbers or times
-    that no row can hold (`store/errors.py`).
+    that no row can hold (`store/connection.py`).
     """
 
     async def close(self) -> None:
@@ -52,3 +58,60 @@ async def open_store(url: str) -> Store:
     parsed = parse_store_url(url)
     await asyncio.to_thread(migrate, parsed)
     return Store(Database(parsed))
+
+
+log = get_logger(__name__)
+
+READ_SECONDS = 5.0
+# A slow answer says little about when the database read its clock; the last good reading is better than that.
+SLOW_READING_SECONDS = 1.0
+# Advances while the host sleeps, where there is such a clock.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class DatabaseClock:
+    """The database's time, read every few seconds and carried on by a clock that no administrator sets.
+
+    Replicas' own clocks differ. One that runs ahead would end sessions whose clients another replica hears, and
+    delete checkpoints early.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._epoch: datetime | None = None
+
+    def __call__(self) -> datetime:
+        if self._epoch is None:
+            raise RuntimeError("The database's clock has not been read yet.")
+        return self._epoch + timedelta(seconds=time.clock_gettime(_CLOCK))
+
+    async def read(self) -> None:
+        """Raises StoreUnavailable."""
+        asked = time.clock_gettime(_CLOCK)
+        now = await self._store.now()
+        answered = time.clock_gettime(_CLOCK)
+        if self._epoch is None or answered - asked < SLOW_READING_SECONDS:
+            self._epoch = now - timedelta(seconds=(asked + answered) / 2)
+
+    async def keep(self) -> None:
+        """Reads until it is cancelled."""
+        while True:
+            await asyncio.sleep(READ_SECONDS)
+            try:
+                await self.read()
+            except StoreError as error:
+                log.warning("the database's clock was not read", reason=str(error))
+
+
+@asynccontextmanager
+async def database_clock(store: Store) -> AsyncIterator[Clock]:
+    """Raises StoreUnavailable."""
+    clock = DatabaseClock(store)
+    await clock.read()
+    reading = asyncio.create_task(clock.keep())
+    try:
+        yield clock
+    finally:
+        reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await reading

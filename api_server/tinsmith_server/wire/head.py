@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import IO, cast
 
 import zstandard
-from tinsmith_rpc.zstd_frames import MAX_WINDOW_BYTES
+from tinsmith_rpc import wire_pb2
+from tinsmith_rpc.training_bodies import TOKEN_BYTES, BodyInvalid, outline_of
+from tinsmith_rpc.zstd_frames import MAX_WINDOW_BYTES, FrameInvalid, unpack
 
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 _SKIP_CHUNK_BYTES = 64 * 1024
@@ -156,3 +158,19 @@ class _Fields:
                 raise EOFError
             parts += part
         return parts
+
+
+def trained_tokens(payload: bytes, unpacked_bytes: int | None = None) -> int:
+    """Return the tokens of all inputs, images included. `unpacked_bytes` is the size that a zstd frame declares.
+
+    What cannot be read, or holds more than a call may, has none: it fails at the worker, and costs nothing there.
+    """
+    try:
+        return outline_of(payload if unpacked_bytes is None else unpack(payload, unpacked_bytes)).tokens
+    except (BodyInvalid, FrameInvalid):
+        return 0
+
+
+def sampled_tokens(payload: bytes) -> int:
+    response = wire_pb2.SampleResponse.FromString(payload)
+    return sum(len(sequence.tokens) for sequence in response.sequences) // TOKEN_BYTES

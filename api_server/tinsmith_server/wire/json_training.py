@@ -15,9 +15,8 @@ from tinsmith_rpc import wire_pb2
 
 from tinsmith_server.wire.head import Head
 from tinsmith_server.wire.ids import operation_number
-from tinsmith_server.wire.json_bodies import Shape, pack
+from tinsmith_server.wire.json_bodies import Shape, pack, sentence
 from tinsmith_server.wire.requests import Chunk, Finite, ModelInput, Request, WholeNumbers
-from tinsmith_server.wire.validation_errors import sentence
 
 MIB = 2**20
 # As many numbers as a message in protobuf could hold, in which each has four bytes or more.

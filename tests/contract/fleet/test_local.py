@@ -19,9 +19,9 @@ from support.server.operator_stand_in import MODEL
 from tinsmith_server.errors import StartupError, WorkerUnavailable, WorkerUnstartable
 from tinsmith_server.fleet.local.fleet import LocalFleet
 from tinsmith_server.fleet.local.supervisor import SamplerSupervisor, Supervisor
+from tinsmith_server.services.sampling.adapter_delivery import SaveSources
 from tinsmith_server.services.sampling.dispatch import Dispatch
 from tinsmith_server.services.sampling.routing import SamplerLoads
-from tinsmith_server.services.sampling.save_sources import SaveSources
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import SampleId, sampler_token

@@ -16,7 +16,7 @@ from support.server.http_server import PROTOBUF, TestedServer, one_server, runni
 from tinsmith_server.routes import bodies
 from tinsmith_server.routes.uploads import BODY_BYTES, limit_of
 from tinsmith_server.services.training import operation_bodies
-from tinsmith_server.wire.token_counts import trained_tokens
+from tinsmith_server.wire.head import trained_tokens
 
 pytestmark = pytest.mark.core
 

@@ -11,7 +11,7 @@ import pytest
 from support.server.fake_fleet import FakeFleet
 from support.server.http_server import TestedServer, running_server, running_servers, settings_for
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
-from tinsmith_server.store.errors import StoreUnavailable
+from tinsmith_server.store.connection import StoreUnavailable
 from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core

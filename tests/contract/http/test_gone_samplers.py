@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.server.fake_fleet import FakeFleet, FakeReplica
 from support.server.http_server import TestedServer, one_server
-from tinsmith_server.services.row_cache import RowCache
+from tinsmith_server.services.rows import RowCache
 from tinsmith_server.services.sampling.dispatch import GONE_SECONDS
 
 pytestmark = pytest.mark.core

@@ -8,9 +8,9 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, create_engine, inspect, text
 from support.server.store_records import a_session
 from tinsmith_server.store import migrate
+from tinsmith_server.store.connection import driver_url, parse_store_url
 from tinsmith_server.store.store import open_store
 from tinsmith_server.store.tables import metadata
-from tinsmith_server.store.url import driver_url, parse_store_url
 
 pytestmark = pytest.mark.core
 

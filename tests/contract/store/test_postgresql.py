@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from support.server.postgres import PostgresServer
 from support.server.store_records import a_session, later
 from tinsmith_server.store import database
-from tinsmith_server.store.errors import StoreUnavailable
+from tinsmith_server.store.connection import StoreUnavailable
 from tinsmith_server.store.store import Store, open_store
 
 pytestmark = pytest.mark.slow("needs PostgreSQL")

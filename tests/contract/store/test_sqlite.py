@@ -11,11 +11,10 @@ from sqlalchemy import Connection, Engine, event, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from support.server.store_records import a_session
 from tinsmith_server.store import database, migrate
+from tinsmith_server.store.connection import StoreUnavailable, parse_store_url
 from tinsmith_server.store.database import Database
-from tinsmith_server.store.errors import StoreUnavailable
 from tinsmith_server.store.store import open_store
 from tinsmith_server.store.tables import workers
-from tinsmith_server.store.url import parse_store_url
 
 pytestmark = pytest.mark.core
 

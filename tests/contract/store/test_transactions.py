@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from support.server.store_records import NOW, a_model, a_session, later
 from tinsmith_server.store import database
-from tinsmith_server.store.errors import UnstorableValue
+from tinsmith_server.store.connection import UnstorableValue
 from tinsmith_server.store.store import Store, open_store
 
 pytestmark = pytest.mark.core

@@ -34,7 +34,7 @@ from tinsmith_server.services.sampling.sample_requests import sample_submission
 from tinsmith_server.services.training.custom_losses import custom_loss_id
 from tinsmith_server.services.training.operation_bodies import gunzipped
 from tinsmith_server.services.training.submit_requests import json_operation
-from tinsmith_server.wire.dialects.openai_requests import ChatCompletionRequest
+from tinsmith_server.wire.dialects.openai import ChatCompletionRequest
 from tinsmith_server.wire.head import read_head
 from tinsmith_server.wire.json_bodies import GRAPH, PROMPT, read_object
 from tinsmith_server.wire.json_training import training_shape

@@ -7,8 +7,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from tinsmith_server.store.connection import parse_store_url
 from tinsmith_server.store.migrate import migrate
-from tinsmith_server.store.url import parse_store_url
 
 _SQLITE = "sqlite:///"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tinsmith_server.data_directory import make_data_directory
+from tinsmith_server.configuration import make_data_directory
 
 
 def mode_of(folder: Path) -> int:

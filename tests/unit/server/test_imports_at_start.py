@@ -14,7 +14,7 @@ print(json.dumps([name for name in json.loads(sys.argv[2]) if name in sys.module
 """
 
 TO_START_A_WORKER = ("tinsmith_server.cli.serving", "tinsmith_server.fleet.local.fleet")
-THE_REST = ("tinsmith_server.app", "tinsmith_server.cli.connections", "tinsmith_server.cli.stopping")
+THE_REST = ("tinsmith_server.app", "tinsmith_server.cli.connections", "tinsmith_server.cli.connections")
 
 FOR_REQUESTS = ("alembic", "anyio", "fastapi", "fsspec", "prometheus_client", "sqlalchemy", "uvicorn")
 OF_OTHERS = ("aiohttp", "kubernetes", "numpy", "peft", "psycopg", "ray", "s3fs", "tinker", "torch", "transformers")

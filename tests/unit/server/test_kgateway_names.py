@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tinsmith_server.configuration import load_settings, notes_on
+from tinsmith_server.configuration import SETTING_OF_NAME, UNAMBIGUOUS_NAMES, WITHOUT_EFFECT, load_settings, notes_on
 from tinsmith_server.errors import StartupError
 from tinsmith_server.kgateway_names import SETTING_OF_NAME, WITHOUT_EFFECT
 

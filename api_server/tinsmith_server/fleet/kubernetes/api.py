@@ -17,14 +17,28 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import ConfigException
 
-from tinsmith_server.errors import StartupError
-from tinsmith_server.fleet.kubernetes.errors import (
-    AlreadyThere,
-    ApiRefused,
-    ApiUnavailable,
-    HistoryGone,
-    KubernetesError,
-)
+from tinsmith_server.errors import StartupError, TinsmithError
+
+
+class KubernetesError(TinsmithError):
+    """Base of what the Kubernetes API answers instead of what was asked."""
+
+
+class ApiUnavailable(KubernetesError):
+    """It does not answer, or not now. Worth another try."""
+
+
+class ApiRefused(KubernetesError):
+    """It says no, in its own words: not allowed, not known, not valid, over quota."""
+
+
+class AlreadyThere(KubernetesError):
+    """An object of this name exists."""
+
+
+class HistoryGone(KubernetesError):
+    """A watch wants to go on where the API no longer remembers."""
+
 
 Manifest: TypeAlias = dict[str, Any]
 

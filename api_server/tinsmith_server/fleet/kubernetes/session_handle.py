@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -15,7 +16,9 @@ from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.fleet.kubernetes.connector import ConnectedHandle, Connector, unreachable
 from tinsmith_server.fleet.kubernetes.training_session import Session
-from tinsmith_server.store.store import Store
+
+if TYPE_CHECKING:
+    from tinsmith_server.store.store import Store
 
 
 class SessionHandle(ConnectedHandle, ActivatedHandle):

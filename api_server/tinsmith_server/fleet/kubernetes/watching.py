@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Generic, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from pydantic import ValidationError
+from typing_extensions import override
 
-from tinsmith_server.fleet.kubernetes.api import WATCH_SECONDS, KubernetesApi, Manifest, Resource
-from tinsmith_server.fleet.kubernetes.errors import ApiRefused, HistoryGone, KubernetesError
+from tinsmith_server.errors import StartupError
+from tinsmith_server.fleet.kubernetes.api import (
+    WATCH_SECONDS,
+    ApiRefused,
+    ApiUnavailable,
+    HistoryGone,
+    KubernetesApi,
+    KubernetesError,
+    Manifest,
+    Resource,
+)
 from tinsmith_server.logs import get_logger
+from tinsmith_server.settings import EVERY_NAMESPACE
 
 log = get_logger(__name__)
 
@@ -194,3 +206,170 @@ class Watch(Generic[T]):
     def _note_failure(self, error: KubernetesError) -> None:
         self.failure, self.refused = str(error), isinstance(error, ApiRefused)
         log.warning("not watched", what=self.what, reason=self.failure)
+
+
+OPEN_SECONDS = 120.0
+# Below the time for which a poll is held, so that its client hears of a lost sampler in one or two polls.
+MOST_PAUSE_SECONDS = 15.0
+
+
+class View(Generic[T]):
+    """A namespace that the API keeps from this server is asked for again and again, and does not hold up the others."""
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        resource: Resource,
+        scope: Scope,
+        parse: Callable[[Manifest], T],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._resource = resource
+        self._watches = {namespace: Watch(api, resource, namespace, parse, on_change) for namespace in scope.watched}
+
+    async def open(self) -> None:
+        """Returns with the first lists. Raises StartupError when all are refused, or one stays silent for too long."""
+        refusals = await together(self._open(watch) for watch in self._watches.values())
+        if all(refusals):
+            raise StartupError(
+                f"{refusals[0]}; is the definition of {self._resource.kind} installed, and may this service account "
+                "list them?"
+            )
+
+    async def close(self) -> None:
+        await asyncio.gather(*(watch.close() for watch in self._watches.values()))
+
+    @property
+    def objects(self) -> Mapping[Key, T]:
+        return {key: one for watch in self._watches.values() for key, one in watch.objects.items()}
+
+    @property
+    def problem(self) -> str | None:
+        """A namespace whose administrator has taken the right away is none, while there are others."""
+        silent = [watch for watch in self.watches if watch.problem is not None]
+        counted = silent if len(silent) == len(self.watches) else [watch for watch in silent if not watch.refused]
+        return next((watch.problem for watch in counted), None)
+
+    @property
+    def watches(self) -> Sequence[Watch[T]]:
+        return list(self._watches.values())
+
+    def note(self, manifest: Manifest) -> None:
+        """An object that this server has just made in one of the namespaces."""
+        watch = self._watches.get(manifest["metadata"]["namespace"]) or self._watches[None]
+        watch.note(manifest)
+
+    async def _open(self, watch: Watch[T]) -> str | None:
+        """Why the API refuses; None when it does not."""
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                await watch.until_listed()
+        except TimeoutError:
+            raise StartupError(f"the {watch.what} cannot be read: {watch.failure} (for {OPEN_SECONDS:g} s)") from None
+        except ApiRefused as error:
+            watch.start()
+            return f"the {watch.what} cannot be read: {error}"
+        return None
+
+
+class SharedRefresh:
+    """A refresh that several callers share, as long as it began recently.
+
+    A refresh without news doubles the pause before the next one: each unknown sampler id asks for a list of the whole
+    fleet, and any client can make up such ids.
+    """
+
+    def __init__(self, refresh: Callable[[], Awaitable[bool]], age_seconds: float, timeout_seconds: float) -> None:
+        """`refresh` returns whether it brought news. One may be `age_seconds` old, and takes at most
+        `timeout_seconds`.
+        """
+        self._refresh = refresh
+        self._age_seconds = age_seconds
+        self._timeout_seconds = timeout_seconds
+        self._pause_seconds = age_seconds
+        self._began_at = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def recent(self) -> None:
+        """Returns when one has succeeded; raises what it raised, TimeoutError, or ApiUnavailable once it is closed."""
+        clock = asyncio.get_running_loop().time
+        oldest = clock() - self._age_seconds
+        while self._task is None or self._began_at < oldest:
+            if self._closed:
+                raise ApiUnavailable("this server is stopping")
+            if self._task is not None and not self._task.done():
+                await asyncio.wait({self._task})
+            elif (pause_seconds := self._began_at + self._pause_seconds - clock()) > 0:
+                await asyncio.sleep(pause_seconds)
+            else:
+                self._task = self._begin()
+        # One who gives up must not take it from the others.
+        await asyncio.shield(self._task)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _begin(self) -> asyncio.Task[None]:
+        now = asyncio.get_running_loop().time()
+        if now - self._began_at > MOST_PAUSE_SECONDS:
+            self._pause_seconds = self._age_seconds
+        self._began_at = now
+        task = asyncio.create_task(self._bounded(), name="refresh from the Kubernetes API")
+        # All who waited may have given up.
+        task.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
+        return task
+
+    async def _bounded(self) -> None:
+        async with asyncio.timeout(self._timeout_seconds):
+            is_news = await self._refresh()
+        self._pause_seconds = self._age_seconds if is_news else min(2 * self._pause_seconds, MOST_PAUSE_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """`namespaces` is None for the whole cluster. `home` is where this server makes sessions by itself."""
+
+    namespaces: tuple[str, ...] | None
+    home: str | None
+
+    def covers(self, namespace: str) -> bool:
+        return self.namespaces is None or namespace in self.namespaces
+
+    @property
+    def watched(self) -> tuple[str | None, ...]:
+        """What to list and to watch, one after the other."""
+        return (None,) if self.namespaces is None else self.namespaces
+
+    @override
+    def __str__(self) -> str:
+        if self.namespaces is None:
+            return "any namespace"
+        if len(self.namespaces) == 1:
+            return f"namespace {self.namespaces[0]}"
+        return f"the namespaces {', '.join(self.namespaces)}"
+
+
+def scope_of(chosen: Sequence[str], own: str | None) -> Scope:
+    """What was chosen, for a server that runs in the namespace `own`. Raises StartupError when there is neither."""
+    if tuple(chosen) == (EVERY_NAMESPACE,):
+        return Scope(None, own)
+    namespaces = tuple(chosen) or ((own,) if own is not None else ())
+    if not namespaces:
+        raise StartupError(
+            "this server does not run in a Kubernetes pod: set fleet_namespaces to the namespaces of its fleet"
+        )
+    return Scope(namespaces, own if own in namespaces else namespaces[0])
+
+
+async def together(beginnings: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Their results. Raises the first failure, once the others have ended: `gather` would leave them running."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(beginning) for beginning in beginnings]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -1,11 +1,13 @@
-"""The devices that workers of this machine run on, one worker of each model for each device."""
+"""The processors and accelerators of this machine that workers use."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from tinsmith_server.fleet.local.threads import THREADS_VARIABLE, worker_threads
 from tinsmith_server.settings import CPU
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
@@ -49,3 +51,34 @@ def places(devices: Sequence[str]) -> list[Place]:
     """Return one place for each device, or the only place of a server without `devices`."""
     cpu_workers = devices.count(CPU)
     return [Place(number, device, cpu_workers) for number, device in enumerate(devices)] or [ONLY_PLACE]
+
+
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+CPUS = Path("/sys/devices/system/cpu")
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def worker_threads() -> int:
+    """At least one. On systems that do not say which processors share a core, each counts as one."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return threads_beside_others(cores_of(usable), _read(QUOTA))
+
+
+def threads_beside_others(cores: int, quota: str) -> int:
+    """`quota`: as the kernel writes it, `max 100000` or the microseconds of processor time in so many."""
+    allowed, _, period = quota.partition(" ")
+    if allowed.isdigit() and period.strip().isdigit():
+        cores = min(cores, math.ceil(int(allowed) / int(period)))
+    return max(1, cores - 1)
+
+
+def cores_of(cpus: Iterable[int], root: Path = CPUS) -> int:
+    """Hyper-threads of one core compute no faster than one of them."""
+    return len({_read(root / f"cpu{cpu}" / "topology" / "thread_siblings_list").strip() or str(cpu) for cpu in cpus})
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

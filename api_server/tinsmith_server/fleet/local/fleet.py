@@ -15,11 +15,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from typing_extensions import override
 
-from tinsmith_server.data_directory import make_data_directory
+from tinsmith_server.configuration import make_data_directory
 from tinsmith_server.errors import StartupError, WorkerAbsent
 from tinsmith_server.fleet.base import Changes, Fleet, SamplerHandle, ServedModel, WorkerHandle
 from tinsmith_server.fleet.local.commands import BUILTIN, SamplerCommand, WorkerCommand, check_commands
@@ -28,7 +28,9 @@ from tinsmith_server.fleet.local.model_sources import ModelDirectory, locate_mod
 from tinsmith_server.fleet.local.supervisor import ProcessSupervisor, SamplerSupervisor, Supervisor
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.records import Worker
-from tinsmith_server.store.store import Store
+
+if TYPE_CHECKING:
+    from tinsmith_server.store.store import Store
 
 # sockaddr_un holds 108 bytes on Linux and 104 elsewhere, the final zero included.
 MAX_SOCKET_PATH_BYTES = 100

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from tinsmith_server.errors import WorkerUnavailable
 from tinsmith_server.fleet.client import GrpcWorkerClient
-from tinsmith_server.fleet.local.threads import THREADS_VARIABLE, worker_threads
+from tinsmith_server.fleet.local.devices import THREADS_VARIABLE, worker_threads
 
 T = TypeVar("T")
 

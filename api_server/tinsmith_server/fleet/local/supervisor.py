@@ -8,6 +8,7 @@ import contextvars
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tinsmith_rpc import worker_pb2
 from typing_extensions import override
@@ -18,7 +19,9 @@ from tinsmith_server.fleet.base import SamplerHandle, SamplerKind, places_of
 from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.fleet.local.process import WorkerProcess
 from tinsmith_server.logs import get_logger
-from tinsmith_server.store.store import Store
+
+if TYPE_CHECKING:
+    from tinsmith_server.store.store import Store
 
 log = get_logger(__name__)
 

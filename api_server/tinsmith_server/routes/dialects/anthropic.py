@@ -18,17 +18,25 @@ from tinsmith_server.errors import TinsmithError
 from tinsmith_server.logs import redact
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
 from tinsmith_server.routes.dialects.answers import EventWriter, TextGeneration, streamed_answer, whole_answer
-from tinsmith_server.routes.dialects.base_urls import ANTHROPIC, add_not_here, misplaced
 from tinsmith_server.routes.dialects.requests import (
+    ANTHROPIC,
     STREAMS,
     DialectRoute,
+    add_not_here,
     conversation_as,
+    misplaced,
     problems_as,
     status_of,
 )
 from tinsmith_server.routes.openapi import takes
-from tinsmith_server.wire.dialects.anthropic_answers import MessageEvents, message, model, model_page
-from tinsmith_server.wire.dialects.anthropic_requests import CountTokensRequest, MessagesRequest
+from tinsmith_server.wire.dialects.anthropic import (
+    CountTokensRequest,
+    MessageEvents,
+    MessagesRequest,
+    message,
+    model,
+    model_page,
+)
 from tinsmith_server.wire.dialects.texts import Usage
 
 TYPES = {

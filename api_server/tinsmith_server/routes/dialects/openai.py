@@ -16,25 +16,29 @@ from tinsmith_server.errors import TinsmithError
 from tinsmith_server.logs import redact
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
 from tinsmith_server.routes.dialects.answers import EventWriter, TextGeneration, streamed_answer, whole_answer
-from tinsmith_server.routes.dialects.base_urls import OPENAI, SHORT, add_not_here, misplaced
 from tinsmith_server.routes.dialects.requests import (
+    OPENAI,
+    SHORT,
     STREAMS,
     DialectRoute,
+    add_not_here,
     conversation_as,
+    misplaced,
     problems_as,
     status_of,
 )
 from tinsmith_server.routes.openapi import takes
-from tinsmith_server.wire.dialects.openai_answers import (
+from tinsmith_server.wire.dialects.openai import (
     ChatChunks,
+    ChatCompletionRequest,
     CompletionChunks,
+    CompletionRequest,
     Head,
     chat_completion,
     completion,
     model,
     model_list,
 )
-from tinsmith_server.wire.dialects.openai_requests import ChatCompletionRequest, CompletionRequest
 from tinsmith_server.wire.dialects.texts import Usage
 
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from tinsmith_server.services.accounts.body_budget import BodyBudget
-from tinsmith_server.services.accounts.concurrency import RequestSlots
-from tinsmith_server.services.accounts.fair_lock import FairLock
+from tinsmith_server.services.accounts.concurrency import FairLock, RequestSlots
 from tinsmith_server.services.accounts.keys import Keys
 from tinsmith_server.services.accounts.rates import Rates
 from tinsmith_server.settings import Settings

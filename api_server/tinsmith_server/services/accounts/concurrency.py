@@ -97,3 +97,47 @@ class RequestSlots:
         now = self._clock()
         beside_the_latest = tenant != self._latest and now < self._latest_at + SHARED_SECONDS
         return SLOTS_WHILE_SHARED if beside_the_latest or now < self._beside_until else SLOTS_ALONE
+
+
+class FairLock:
+    """For work that two should not do at once, such as what Python lets only one thread do."""
+
+    def __init__(self) -> None:
+        self._busy = False
+        # Tenants in the order in which they come; who has had a turn goes to the end.
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def held(self, tenant: str) -> AsyncIterator[None]:
+        """A turn, given back at the end."""
+        if self._busy:
+            await self._wait(tenant)
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._next()
+
+    async def _wait(self, tenant: str) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                # It was handed over in the moment in which its owner gave up.
+                self._next()
+            raise
+
+    def _next(self) -> None:
+        """Hands the turn over without a moment in which it looks free."""
+        while self._waiting:
+            tenant = next(iter(self._waiting))
+            lock = self._waiting.pop(tenant)
+            turn = lock.popleft()
+            if lock:
+                self._waiting[tenant] = lock
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._busy = False

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 
-from tinsmith_server.errors import Gone
+from tinsmith_server.errors import Gone, NotFound, Unprocessable
 from tinsmith_server.logs import get_logger
-from tinsmith_server.services.accounts.keyed_requests import KeyedRequest, check_repeats, keyed_request
-from tinsmith_server.services.accounts.ownership import owned_session
-from tinsmith_server.services.paging import in_steps
-from tinsmith_server.services.row_cache import RowCache
-from tinsmith_server.store.records import Clock, FinishType, Session, utc_now
+from tinsmith_server.services.accounts.keys import tenant_urn
+from tinsmith_server.services.rows import RowCache, in_steps, owned_session
+from tinsmith_server.store.records import Clock, FinishType, Kept, Session, utc_now
 from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import OWN_SESSION, is_own_session, own_session_id
 from tinsmith_server.wire.requests import CreateSessionRequest, FinishReason, FinishSessionRequest
+from tinsmith_server.wire.session_search import ClientFinishedQuery, SessionSearchRequest, StatusQuery, UserOwner
 
 log = get_logger(__name__)
 
@@ -158,3 +160,112 @@ def _over(session: Session) -> str:
         "interrupted": "the client was interrupted",
     }
     return f"session {session.session_id} is finished: {why[session.finish_type or 'success']}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedRequest:
+    """An idempotency key, with the digest of the request that it came with."""
+
+    key: str
+    digest: str
+
+
+def keyed_request(key: str | None, content: object) -> KeyedRequest | None:
+    """Return the request's identity; `content` is all that the request says, as JSON. None without a key."""
+    if key is None:
+        return None
+    return KeyedRequest(key, hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest())
+
+
+def check_repeats(made: Session, request: KeyedRequest) -> None:
+    """Raise Unprocessable where another request made the session of this key. The SDK repeats a 409 for minutes."""
+    if made.request_digest != request.digest:
+        raise Unprocessable(
+            f"the idempotency key {request.key.partition(':')[2]!r} has come with another request: "
+            "send each request with a key of its own"
+        )
+
+
+LOOKED_THROUGH = 1000
+"""Sessions that one request looks at: what it has found until then is its page, and the next goes on behind it."""
+AT_ONCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSession:
+    session: Session
+    kept: Kept
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPage:
+    """`behind`: where the next one begins; None: nothing is left."""
+
+    found: Sequence[FoundSession]
+    behind: tuple[datetime, str] | None
+
+
+class SessionSearch:
+    """Reads; what it finds is the tenant's own, whoever is asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def search(self, tenant: str, request: SessionSearchRequest) -> SearchPage:
+        if isinstance(request.owner, UserOwner) and tenant_urn(tenant) not in request.owner.owner_urns:
+            return SearchPage((), None)
+        found, behind = await self._matching(tenant, request)
+        kept = await self._store.kept_of_sessions([session.session_id for session in found])
+        return SearchPage([FoundSession(one, kept.get(one.session_id, Kept(0, 0))) for one in found], behind)
+
+    async def _matching(
+        self, tenant: str, request: SessionSearchRequest
+    ) -> tuple[Sequence[Session], tuple[datetime, str] | None]:
+        cursor = request.cursor
+        behind = None if cursor is None else (cursor.last_created_at, cursor.last_session_id)
+        found: list[Session] = []
+        for _ in range(LOOKED_THROUGH // AT_ONCE):
+            rows = await self._store.sessions_behind(tenant, behind, AT_ONCE)
+            for session in rows:
+                behind = session.created_at, session.session_id
+                if matches(session, request):
+                    found.append(session)
+                    if len(found) == request.limit:
+                        return found, behind
+            if len(rows) < AT_ONCE:
+                return found, None
+        return found, behind
+
+    async def assign_project(self, tenant: str, session_id: str, project_id: str) -> None:
+        """Raises NotFound."""
+        if not await self._store.assign_project(tenant, session_id, project_id):
+            raise NotFound(f"there is no session {session_id}")
+
+
+def matches(session: Session, request: SessionSearchRequest) -> bool:
+    """All that is asked for holds; of an id and a name either one."""
+    metadata = session.user_metadata
+    return (
+        _is_named(session, request)
+        and (request.project_ids is None or session.project_id in request.project_ids)
+        and all(metadata.get(key) == value for key, value in request.user_metadata.items())
+        and (request.statuses is None or any(_has_status(session, status) for status in request.statuses))
+    )
+
+
+def _is_named(session: Session, request: SessionSearchRequest) -> bool:
+    if request.session_id is None and request.display_name is None:
+        return True
+    if session.session_id == request.session_id:
+        return True
+    name = (session.display_name or "").casefold()
+    return request.display_name is not None and all(word in name for word in request.display_name.casefold().split())
+
+
+def _has_status(session: Session, status: StatusQuery | ClientFinishedQuery) -> bool:
+    """One that was ended for its silence counts as cancelled. Sessions here do not fail: their models do."""
+    if isinstance(status, StatusQuery):
+        holds = {"active": session.finished_at is None, "cancelled": session.finish_type == "reaped", "failed": False}
+        return holds[status.type]
+    reported = session.finished_at is not None and session.finish_type != "reaped"
+    return reported and (status.reasons is None or session.finish_type in status.reasons)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.logs import get_logger
-from tinsmith_server.store.errors import StoreError
+from tinsmith_server.store.connection import StoreError
 from tinsmith_server.store.store import Store
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.training.adapter_imports import AdapterImports
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.usage.collection import UsageCollection
-from tinsmith_server.store.errors import StoreError
+from tinsmith_server.store.connection import StoreError
 from tinsmith_server.store.store import Store
 
 log = get_logger(__name__)

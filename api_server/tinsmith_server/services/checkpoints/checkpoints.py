@@ -10,11 +10,10 @@ from typing import TypeAlias, TypeVar
 
 from tinsmith_server.errors import NotFound, Unprocessable
 from tinsmith_server.services.accounts.audit import CheckpointEvent, entry
-from tinsmith_server.services.accounts.ownership import owned_model
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.checkpoints.promotions import refuse_to_end
 from tinsmith_server.services.checkpoints.retention import Retention
-from tinsmith_server.services.paging import in_steps
+from tinsmith_server.services.rows import in_steps, owned_model
 from tinsmith_server.store.records import Checkpoint, Clock, Model, Page, PromotedPath, utc_now
 from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import CheckpointType, TinkerPath

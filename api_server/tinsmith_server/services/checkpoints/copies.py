@@ -9,14 +9,13 @@ from datetime import datetime, timedelta
 
 from tinsmith_server.errors import NotFound, Unprocessable
 from tinsmith_server.logs import get_logger
-from tinsmith_server.services.accounts.fair_lock import FairLock
-from tinsmith_server.services.accounts.keyed_requests import KeyedRequest, check_repeats, keyed_request
+from tinsmith_server.services.accounts.concurrency import FairLock
 from tinsmith_server.services.accounts.quotas import CheckpointQuota
-from tinsmith_server.services.checkpoints.ended_runs import add_ended_run, ended_session
+from tinsmith_server.services.accounts.sessions import KeyedRequest, check_repeats, keyed_request
 from tinsmith_server.services.checkpoints.files import MANIFEST, CheckpointFiles
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.checkpoints.manifests import saved_files
-from tinsmith_server.services.checkpoints.retention import Retention
+from tinsmith_server.services.checkpoints.retention import Retention, add_ended_run, ended_session
 from tinsmith_server.store.records import Checkpoint, Clock, Session, utc_now
 from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import KIND_OF_TYPE, PathKind, TinkerPath, model_id_of, parse_tinker_path

@@ -13,9 +13,9 @@ from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.polling.futures import Answer, Futures, Ready
 from tinsmith_server.services.polling.long_polls import Pending
 from tinsmith_server.services.training.operations import Operations
+from tinsmith_server.wire.head import sampled_tokens
 from tinsmith_server.wire.ids import is_sample, session_of
 from tinsmith_server.wire.json_results import result_as_json
-from tinsmith_server.wire.token_counts import sampled_tokens
 
 COMES_LATER = Pending("as many results of yours are on their way as may be at a time; this one comes after them")
 

@@ -14,9 +14,9 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import Gone, TooManySamples, Unprocessable, WorkerUnavailable, WorkerUnstartable
 from tinsmith_server.fleet.base import Fleet, SamplerClient, SamplerHandle, SamplerKind
 from tinsmith_server.metrics.workers import SamplingFigures
-from tinsmith_server.services.row_cache import RowCache
+from tinsmith_server.services.rows import RowCache
+from tinsmith_server.services.sampling.adapter_delivery import Save, SaveSources
 from tinsmith_server.services.sampling.routing import SamplerLoads, cache_key, preference
-from tinsmith_server.services.sampling.save_sources import Save, SaveSources
 from tinsmith_server.wire.ids import SampleId, sampler_token
 
 # Short: the SDK waits out a 503 of a submission only for 300 s, but a 429 without limit.

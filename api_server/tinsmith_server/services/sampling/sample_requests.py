@@ -13,7 +13,7 @@ from tinsmith_rpc import wire_pb2, worker_pb2
 from tinsmith_server.errors import Unprocessable
 from tinsmith_server.services.failures import rejection
 from tinsmith_server.wire.ids import is_sample_number
-from tinsmith_server.wire.json_bodies import pack
+from tinsmith_server.wire.json_bodies import pack, sentence
 from tinsmith_server.wire.plain_requests import InvalidPlainRequest, as_sdk_sample
 from tinsmith_server.wire.requests import (
     MAX_SAMPLES,
@@ -23,7 +23,6 @@ from tinsmith_server.wire.requests import (
     SamplingParams,
     TokenTensor,
 )
-from tinsmith_server.wire.validation_errors import sentence
 
 TOKEN_LIMIT = 2**31
 TOKEN_BYTES = 4

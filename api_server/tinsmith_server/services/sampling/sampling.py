@@ -15,17 +15,15 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import Gone, NotFound, TooManySamples, Unprocessable
 from tinsmith_server.fleet.base import Fleet, share_weights
 from tinsmith_server.logs import bind_ids
-from tinsmith_server.services.accounts.keyed_requests import KeyedRequest, keyed_request
 from tinsmith_server.services.accounts.quotas import SamplesInFlight
-from tinsmith_server.services.accounts.sessions import Sessions
+from tinsmith_server.services.accounts.sessions import KeyedRequest, Sessions, keyed_request
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.checkpoints.promotions import Promotions
 from tinsmith_server.services.failures import training_only
-from tinsmith_server.services.row_cache import RowCache
-from tinsmith_server.services.sampling.adapter_hints import AdapterHints
+from tinsmith_server.services.rows import RowCache
+from tinsmith_server.services.sampling.adapter_delivery import AdapterHints, save_of
 from tinsmith_server.services.sampling.dispatch import Dispatch, Need
 from tinsmith_server.services.sampling.sample_requests import PlainSample, SampleSubmission
-from tinsmith_server.services.sampling.save_sources import save_of
 from tinsmith_server.store.records import Checkpoint, Clock, SamplingSession, utc_now
 from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import SampleId, drawn_sample_number, parse_tinker_path, sampling_session_id_of

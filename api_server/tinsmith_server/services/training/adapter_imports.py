@@ -21,9 +21,8 @@ from tinsmith_server.fleet.base import Fleet, WorkerHandle
 from tinsmith_server.logs import get_logger
 from tinsmith_server.services.accounts.quotas import CheckpointQuota
 from tinsmith_server.services.checkpoints.download_links import sign, verify
-from tinsmith_server.services.checkpoints.ended_runs import add_ended_run, ended_session
-from tinsmith_server.services.checkpoints.retention import Retention
-from tinsmith_server.services.checkpoints.upload_files import UploadFiles
+from tinsmith_server.services.checkpoints.files import UploadFiles
+from tinsmith_server.services.checkpoints.retention import Retention, add_ended_run, ended_session
 from tinsmith_server.services.training.model_creation import InvalidModelRequest, check_rank, find_served
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.records import Checkpoint, Clock, utc_now

@@ -16,8 +16,8 @@ from tinsmith_rpc.custom_losses import CustomLossInvalid, loss_id_of
 from tinsmith_server.errors import Unprocessable
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.wire.ids import CustomLossId
+from tinsmith_server.wire.json_bodies import sentence
 from tinsmith_server.wire.requests import Count, Request
-from tinsmith_server.wire.validation_errors import sentence
 
 
 class CreateCustomLossRequest(Request):

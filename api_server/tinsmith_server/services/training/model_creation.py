@@ -13,8 +13,8 @@ from tinsmith_server.fleet.base import Fleet, ServedModel, share_weights
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.failures import Failure, sampling_only
 from tinsmith_server.store.records import Checkpoint
+from tinsmith_server.wire.json_bodies import sentence
 from tinsmith_server.wire.requests import CreateModelRequest, LoadWeightsRequest, OptimizerConfig
-from tinsmith_server.wire.validation_errors import sentence
 
 OPTIMIZERS = ("adamw",)
 # Of those that SDKs know by name.

@@ -10,13 +10,11 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import Unprocessable
 from tinsmith_server.fleet.base import Fleet, ServedModel
 from tinsmith_server.logs import bind_ids, get_logger
-from tinsmith_server.services.accounts.keyed_requests import keyed_request
-from tinsmith_server.services.accounts.ownership import owned_model
 from tinsmith_server.services.accounts.quotas import AdapterQuota
-from tinsmith_server.services.accounts.sessions import Sessions
+from tinsmith_server.services.accounts.sessions import Sessions, keyed_request
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup
 from tinsmith_server.services.failures import Failure
-from tinsmith_server.services.row_cache import RowCache
+from tinsmith_server.services.rows import RowCache, owned_model
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.training.model_creation import Creation, creation_by_load, creation_from_scratch
 from tinsmith_server.settings import Settings

@@ -15,11 +15,10 @@ from tinsmith_server.services.accounts.body_budget import Account
 from tinsmith_server.services.failures import rejection
 from tinsmith_server.services.training.submit_requests import CallKey, JsonOperation, json_operation
 from tinsmith_server.settings import Settings
-from tinsmith_server.wire.head import Head, HeadUnreadable, read_head
+from tinsmith_server.wire.head import Head, HeadUnreadable, read_head, trained_tokens
 from tinsmith_server.wire.ids import operation_number
 from tinsmith_server.wire.json_bodies import BadJson, read_object
 from tinsmith_server.wire.json_training import training_shape
-from tinsmith_server.wire.token_counts import trained_tokens
 
 # Bytes of the arrays for each byte of the text that they are read from.
 TEXT_IN_MEMORY = 2

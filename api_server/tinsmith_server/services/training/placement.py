@@ -1,14 +1,185 @@
-"""Where a new model goes: in line with those that want the same workers, and to one of them in its turn."""
+"""Keeps one queue at this replica: looks for places in rounds, and wakes those of its own that have got one."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from tinsmith_server.errors import TinsmithError
 from tinsmith_server.fleet.base import Changes, Fleet
-from tinsmith_server.services.training.placement_rounds import PlacementRounds
-from tinsmith_server.store.records import Clock, Model, utc_now
+from tinsmith_server.logs import get_logger
+from tinsmith_server.services.training.slot_assignment import Capacity, Wait, assign_slots, fair_order
+from tinsmith_server.store.records import Clock, Model, PlacementQueue, utc_now
 from tinsmith_server.store.store import Store
+
+log = get_logger(__name__)
+
+# A slot that another replica frees is found by asking the store again.
+RECHECK_SECONDS = 2.0
+# So that a thousand creates that come at once are a few looks at the queue and not a thousand.
+BATCH_DELAY_SECONDS = 0.1
+# What another replica gives at the same moment is in the store when its transaction ends.
+CONFLICT_WAIT_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    model: Model
+    refused_by: Collection[str]
+    placed: asyncio.Future[Model]
+
+
+class PlacementRounds:
+    """However many wait, a round reads the store once, and writes only where there is a place to give, or was one the
+    last time: then it does not look first, since whoever comes next finds one, too.
+    """
+
+    def __init__(self, store: Store, fleet: Fleet, weights: str, freed: Changes, kept: int, clock: Clock) -> None:
+        """`weights` names the queue; `freed` is noted when a place may have come free."""
+        self._store = store
+        self._fleet = fleet
+        self._weights = weights
+        self._freed = freed
+        self._kept = kept
+        self._clock = clock
+        self._waiters: dict[str, _Waiter] = {}
+        self._rounds: asyncio.Task[None] | None = None
+        self._queue = PlacementQueue()
+        self._positions: dict[str, int] | None = None
+        self._next_steps: dict[tuple[str, int], str] = {}
+        self._failure: str | None = None
+        self._there_was_room = False
+
+    async def wait_until_placed(self, model: Model, refused_by: Collection[str]) -> Model:
+        """The model once it has a worker, or has ended."""
+        waiter = _Waiter(model, refused_by, asyncio.get_running_loop().create_future())
+        self._waiters[model.model_id] = waiter
+        self._freed.note()
+        if self._rounds is None or self._rounds.done():
+            name = f"placement of {self._weights}"
+            self._rounds = asyncio.create_task(self._run(), name=name, context=contextvars.Context())
+        try:
+            return await waiter.placed
+        finally:
+            if self._waiters.get(model.model_id) is waiter:
+                del self._waiters[model.model_id]
+
+    def reason(self, model: Model) -> str | None:
+        """What a model waits for that was in the queue at the latest look."""
+        if self._positions is None:
+            self._positions = {one.model_id: number for number, one in enumerate(fair_order(self._queue), 1)}
+        number = self._positions.get(model.model_id)
+        if self._failure is not None or number is None:
+            return self._failure
+        slots = sum(self._capacity().slots.values())
+        wait = Wait(number, len(self._positions), slots, model.base_model, model.tenant)
+        next_step = self._next_steps.get((model.base_model, model.lora_rank), "")
+        return wait.sentence(self._queue.holders, next_step, self._clock())
+
+    async def look(self) -> None:
+        """Sees who waits, and for what."""
+        await self._look(self._capacity())
+
+    async def close(self) -> None:
+        if self._rounds is not None:
+            self._rounds.cancel()
+            await asyncio.gather(self._rounds, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while self._waiters:
+            seen = self._fleet.changes.count, self._freed.count
+            try:
+                placed = await self._round()
+                self._failure = None
+            except TinsmithError as error:
+                placed, self._failure = False, str(error)
+            except Exception as error:
+                # Whatever it was, those who wait must not wait for ever.
+                log.exception("models not placed", base_model=self._weights)
+                placed, self._failure = False, repr(error)
+            if self._waiters and not placed:
+                await self._pause(*seen)
+
+    async def _round(self) -> bool:
+        """Whether there was something to give, and so may be more: to somebody here, or to one whom another replica
+        has in hand just now."""
+        asked, capacity = dict(self._waiters), self._capacity()
+        if self._there_was_room and await self._place(asked, capacity):
+            return True
+        waiting, wanted = await self._look(capacity)
+        if wanted:
+            if not await self._place(asked, capacity):
+                await asyncio.sleep(CONFLICT_WAIT_SECONDS)
+            return True
+        await self._wake_settled(asked, waiting)
+        await self._ask_for_more()
+        return False
+
+    async def _place(self, asked: dict[str, _Waiter], capacity: Capacity) -> bool:
+        placed = await self._store.place_models(
+            self._names(), capacity.slots, lambda queue: assign_slots(queue, capacity)
+        )
+        for model_id in placed.keys() & asked.keys():
+            self._wake(asked[model_id], replace(asked[model_id].model, worker_id=placed[model_id]))
+        self._there_was_room = bool(placed)
+        return self._there_was_room
+
+    async def _wake_settled(self, asked: dict[str, _Waiter], waiting: Collection[str]) -> None:
+        """Those whom another replica has placed, or whose session has ended."""
+        for model_id in asked.keys() - set(waiting):
+            waiter = asked[model_id]
+            if not waiter.placed.done():
+                model = await self._store.get_model(model_id)
+                self._wake(waiter, model or replace(waiter.model, state="failed"))
+
+    def _wake(self, waiter: _Waiter, model: Model) -> None:
+        """It waits no more, though it has not come to run: a round for it would find nothing, and who came meanwhile
+        would wait for the one behind."""
+        if not waiter.placed.done():
+            waiter.placed.set_result(model)
+        if self._waiters.get(model.model_id) is waiter:
+            del self._waiters[model.model_id]
+
+    async def _ask_for_more(self) -> None:
+        """Asks for more capacity, once for each kind of model, and notes what happens next."""
+        kinds = {(waiter.model.base_model, waiter.model.lora_rank) for waiter in self._waiters.values()}
+        for base_model, rank in sorted(kinds):
+            self._next_steps[base_model, rank] = await self._fleet.provide(base_model, rank=rank)
+
+    async def _pause(self, changes_seen: int, freed_seen: int) -> None:
+        await asyncio.sleep(min(BATCH_DELAY_SECONDS, RECHECK_SECONDS))
+        news = [
+            asyncio.create_task(self._fleet.changes.beyond(changes_seen)),
+            asyncio.create_task(self._freed.beyond(freed_seen)),
+        ]
+        try:
+            await asyncio.wait(news, timeout=RECHECK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in news:
+                one.cancel()
+
+    async def _look(self, capacity: Capacity) -> tuple[Collection[str], Collection[str]]:
+        """Who waits, and to whom of them there is a place to give: those are on their way, and have no turn."""
+        queue = await self._store.placement_queue(self._names(), capacity.slots)
+        wanted = assign_slots(queue, capacity)
+        left = tuple(one for one in queue.waiting if one.model_id not in wanted)
+        self._queue, self._positions = replace(queue, waiting=left), None
+        return [one.model_id for one in queue.waiting], wanted
+
+    def _names(self) -> list[str]:
+        """All names under which models of this queue may have been asked for."""
+        return [served.name for served in self._fleet.models if served.weights == self._weights] or [self._weights]
+
+    def _capacity(self) -> Capacity:
+        workers = {one.worker_id: one for name in self._names() for one in self._fleet.trainers(name, rank=0)}
+        return Capacity(
+            slots={worker_id: worker.slots for worker_id, worker in workers.items()},
+            suits=lambda name, rank: [worker.worker_id for worker in self._fleet.trainers(name, rank)],
+            kept=self._kept,
+            refused_by={model_id: waiter.refused_by for model_id, waiter in self._waiters.items()},
+        )
 
 
 class Placement:

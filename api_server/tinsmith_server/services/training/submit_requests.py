@@ -22,6 +22,7 @@ from tinsmith_server.services.failures import rejection, training_only
 from tinsmith_server.services.training.model_creation import load_payload
 from tinsmith_server.store.records import CheckpointType, Model
 from tinsmith_server.wire.ids import sampling_session_id_of
+from tinsmith_server.wire.json_bodies import sentence
 from tinsmith_server.wire.json_training import InvalidTraining, json_head, training_message
 from tinsmith_server.wire.requests import (
     AdamParams,
@@ -31,7 +32,6 @@ from tinsmith_server.wire.requests import (
     SaveWeightsForSamplerRequest,
     SaveWeightsRequest,
 )
-from tinsmith_server.wire.validation_errors import sentence
 
 WHICH_OPERATION = (
     "model_id is needed to know which operation this is, and seq_id, a positive 64-bit number, unless the server is to "

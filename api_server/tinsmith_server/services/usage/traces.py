@@ -18,8 +18,8 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import NotFound, WorkerError
 from tinsmith_server.fleet.base import Fleet, SamplerHandle, everything_of
-from tinsmith_server.services.accounts.ownership import owned_session
 from tinsmith_server.services.checkpoints.download_links import sign, verify
+from tinsmith_server.services.rows import owned_session
 from tinsmith_server.store.records import Clock, utc_now
 from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import OperationId, session_of

@@ -16,7 +16,7 @@ from tinsmith_server.store.queries.base import (
     insert_unless_there,
     select_records,
 )
-from tinsmith_server.store.queries.workers import unseen_worker
+from tinsmith_server.store.queries.models import unseen_worker
 from tinsmith_server.store.records import Model, PlacementQueue, SlotHolder, WaitingModel
 from tinsmith_server.store.tables import models, placements, sessions, workers
 

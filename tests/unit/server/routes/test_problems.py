@@ -6,7 +6,7 @@ import pytest
 from tinsmith_server import errors
 from tinsmith_server.errors import TinsmithError
 from tinsmith_server.routes.problems import HTTP_STATUS, http_status
-from tinsmith_server.store.errors import BadStoreUrl, StoreUnavailable
+from tinsmith_server.store.connection import BadStoreUrl, StoreUnavailable
 
 
 def all_errors(kind: type[TinsmithError] = TinsmithError) -> list[type[TinsmithError]]:

@@ -10,7 +10,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import HandleClosed, WorkerUnavailable
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.services.delivery import Delivery
-from tinsmith_server.store.errors import StoreUnavailable
+from tinsmith_server.store.connection import StoreUnavailable
 from tinsmith_server.store.store import Store
 
 

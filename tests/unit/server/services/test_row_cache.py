@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinsmith_server.services.row_cache import RowCache
+from tinsmith_server.services.rows import RowCache
 
 
 class Clock:

@@ -1,8 +1,7 @@
 from pathlib import Path
 
 import pytest
-from tinsmith_server.store.errors import BadStoreUrl
-from tinsmith_server.store.url import describe, driver_url, parse_store_url
+from tinsmith_server.store.connection import BadStoreUrl, describe, driver_url, parse_store_url
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+asyncpg"])

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tinsmith_server.wire.json_bodies import sentence
 from tinsmith_server.wire.requests import CreateModelRequest, CreateSessionRequest, SampleRequest
-from tinsmith_server.wire.validation_errors import sentence
 
 MODEL = {"session_id": "s", "model_seq_id": 0, "base_model": "m"}
 SAMPLE: dict[str, Any] = {"sampling_session_id": "s", "seq_id": 0, "prompt": {"chunks": []}}

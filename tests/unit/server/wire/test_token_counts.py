@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tinsmith_rpc import wire_pb2
 from tinsmith_rpc.training_bodies import UNCOUNTED_IMAGE_TOKENS
-from tinsmith_server.wire.token_counts import trained_tokens
+from tinsmith_server.wire.head import trained_tokens
 
 
 @pytest.mark.parametrize(("expected_tokens", "counted"), [(64, 64), (0, UNCOUNTED_IMAGE_TOKENS)])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tinsmith_server.fleet.kubernetes.api import SESSIONS, KubernetesApi, parse_json
-from tinsmith_server.fleet.kubernetes.errors import ApiUnavailable
+from tinsmith_server.fleet.kubernetes.api import SESSIONS, ApiUnavailable, KubernetesApi, parse_json
 
 
 async def test_what_asks_after_the_end_opens_no_connection_that_nobody_would_close() -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from support.server.operator_stand_in import spec_of
 from tinsmith_server.fleet.channels import TlsDirectory
-from tinsmith_server.fleet.kubernetes.pool_replicas import PoolReplica, Pools
-from tinsmith_server.fleet.kubernetes.sampler_pool import Endpoint, Pool, Slice, parse_pool
+from tinsmith_server.fleet.kubernetes.sampler_pool import Endpoint, Pool, PoolReplica, Pools, Slice, parse_pool
 
 KEY = ("team", "fast")
 POD = Endpoint("pod-1", "fast-1", "10.0.0.1", 7443, serving=True, terminating=False)

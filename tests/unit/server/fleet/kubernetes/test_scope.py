@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tinsmith_server.errors import StartupError
-from tinsmith_server.fleet.kubernetes.view import Scope, scope_of
+from tinsmith_server.fleet.kubernetes.watching import Scope, scope_of
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tinsmith_server.fleet.kubernetes import view
-from tinsmith_server.fleet.kubernetes.errors import ApiUnavailable
-from tinsmith_server.fleet.kubernetes.view import SharedRefresh
+from tinsmith_server.fleet.kubernetes import watching
+from tinsmith_server.fleet.kubernetes.api import ApiUnavailable
+from tinsmith_server.fleet.kubernetes.watching import SharedRefresh
 
 SOON_SECONDS = 20.0
 
@@ -82,7 +82,7 @@ async def test_each_that_brings_no_news_doubles_the_pause_before_the_next_one(mo
     """A client that makes up ids of samplers causes a few lists of the fleet a minute, however often it asks."""
     pauses: list[float] = []
     time = Simulated(pauses)
-    monkeypatch.setattr(view, "asyncio", time)
+    monkeypatch.setattr(watching, "asyncio", time)
     refreshes = Refreshes(news=False)
     refreshes.let_go.set()
     shared = SharedRefresh(refreshes, age_seconds=2, timeout_seconds=SOON_SECONDS)
@@ -91,7 +91,7 @@ async def test_each_that_brings_no_news_doubles_the_pause_before_the_next_one(mo
         time.now += 2.001
     assert [round(pause) for pause in pauses] == [2, 6, 13, 13, 13]
     refreshes.news = True
-    time.now += view.MOST_PAUSE_SECONDS
+    time.now += watching.MOST_PAUSE_SECONDS
     await shared.recent()
     pauses.clear()
     time.now += 2.001

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from support.simulated_time import now, simulated_time
-from tinsmith_server.fleet.kubernetes.view import together
+from tinsmith_server.fleet.kubernetes.watching import together
 
 
 async def after(seconds: float, result: int) -> int:

@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 from support.server.operator_stand_in import spec_of
 from tinsmith_server.errors import StartupError
-from tinsmith_server.fleet.kubernetes.api import SESSIONS, KubernetesApi, Resource
-from tinsmith_server.fleet.kubernetes.errors import ApiRefused, ApiUnavailable, KubernetesError
+from tinsmith_server.fleet.kubernetes.api import (
+    SESSIONS,
+    ApiRefused,
+    ApiUnavailable,
+    KubernetesApi,
+    KubernetesError,
+    Resource,
+)
 from tinsmith_server.fleet.kubernetes.training_session import Session, parse_session
-from tinsmith_server.fleet.kubernetes.view import Scope, View
-from tinsmith_server.fleet.kubernetes.watching import Watch
+from tinsmith_server.fleet.kubernetes.watching import Scope, View, Watch
 from typing_extensions import override
 
 FORBIDDEN = ApiRefused("trainingsessions is forbidden")

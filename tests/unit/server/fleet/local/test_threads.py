@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tinsmith_server.fleet.local.devices import THREADS_VARIABLE, cores_of, threads_beside_others
 from tinsmith_server.fleet.local.process import worker_environment
-from tinsmith_server.fleet.local.threads import THREADS_VARIABLE, cores_of, threads_beside_others
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tinsmith_server.services.accounts.fair_lock import FairLock
+from tinsmith_server.services.accounts.concurrency import FairLock
 
 
 async def settled() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from tinsmith_server.services.background import inspection
 from tinsmith_server.services.background.inspection import Readiness
-from tinsmith_server.store.errors import StoreUnavailable
+from tinsmith_server.store.connection import StoreUnavailable
 
 LOST = "the sessions cannot be read"
 

@@ -10,7 +10,7 @@ from support.server.fake_fleet import FakeHandle, FakeReplica
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import WorkerAbsent
 from tinsmith_server.fleet.base import Fleet, SamplerHandle, SavesAddress
-from tinsmith_server.services.sampling.save_sources import Save, SaveSources
+from tinsmith_server.services.sampling.adapter_delivery import Save, SaveSources
 
 SAVE = Save("ephemeral/a", "digest", 370, "maker")
 ADDRESS = SavesAddress("10.0.0.1:7443", "maker", "research")

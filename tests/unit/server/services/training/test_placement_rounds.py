@@ -11,8 +11,8 @@ import pytest
 from support.server.fake_fleet import BASE_MODEL, FakeFleet, FakeHandle
 from support.server.store_records import NOW, a_model
 from tinsmith_server.fleet.base import Changes, ServedModel
-from tinsmith_server.services.training.placement_rounds import PlacementRounds
-from tinsmith_server.store.errors import StoreUnavailable
+from tinsmith_server.services.training.placement import PlacementRounds
+from tinsmith_server.store.connection import StoreUnavailable
 from tinsmith_server.store.queries.placements import ChooseSlots
 from tinsmith_server.store.records import Model, PlacementQueue, SlotHolder, WaitingModel
 from tinsmith_server.store.store import Store

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_rpc import wire_pb2, worker_pb2
-from tinsmith_server.wire.dialects import anthropic_answers, openai_answers
+from tinsmith_server.wire.dialects import anthropic as anthropic_wire
+from tinsmith_server.wire.dialects import openai as openai_wire
 from tinsmith_server.wire.dialects.texts import Message, Usage
 
 USAGE = Usage(prompt=7, sampled=5, cached=2)
@@ -42,17 +43,15 @@ def ended(reason: wire_pb2.StopReason = wire_pb2.STOP, stop: str = "", *, calls:
 
 
 def test_a_chat_completion_is_one_to_openais_client_and_its_chunks_add_up_to_it() -> None:
-    head = openai_answers.Head("m", "chatcmpl")
-    answer = openai.types.chat.ChatCompletion.model_validate(
-        openai_answers.chat_completion(head, [whole(PIECES)], USAGE)
-    )
+    head = openai_wire.Head("m", "chatcmpl")
+    answer = openai.types.chat.ChatCompletion.model_validate(openai_wire.chat_completion(head, [whole(PIECES)], USAGE))
     message: Any = answer.choices[0].message
     assert (message.content, message.reasoning_content, answer.choices[0].finish_reason) == (
         "I add",
         "Hm, so",
         "tool_calls",
     )
-    chunks = openai_answers.ChatChunks(head)
+    chunks = openai_wire.ChatChunks(head)
     sent = [chunk for piece in PIECES for chunk in chunks.of(0, piece)] + [chunks.usage(USAGE)]
     parsed = [openai.types.chat.ChatCompletionChunk.model_validate(chunk) for chunk in sent]
     deltas: list[Any] = [chunk.choices[0].delta for chunk in parsed[:-1]]
@@ -64,10 +63,10 @@ def test_a_chat_completion_is_one_to_openais_client_and_its_chunks_add_up_to_it(
 
 
 def test_a_message_is_one_to_anthropics_client_and_its_events_add_up_to_it() -> None:
-    answer = anthropic.types.Message.model_validate(anthropic_answers.message("m", whole(PIECES), USAGE))
+    answer = anthropic.types.Message.model_validate(anthropic_wire.message("m", whole(PIECES), USAGE))
     assert [block.type for block in answer.content] == ["thinking", "text", "tool_use", "tool_use"]
     assert (answer.stop_reason, answer.usage.input_tokens, answer.usage.cache_read_input_tokens) == ("tool_use", 5, 2)
-    events = anthropic_answers.MessageEvents("m")
+    events = anthropic_wire.MessageEvents("m")
     sent = [events.begin(Usage(7)), *(event for piece in PIECES for event in events.of(piece)), *events.end(USAGE)]
     kinds = [event["type"].removeprefix("content_block_") for event in sent]
     blocks = ["start", "delta", "delta", "stop"] * 2 + ["start", "delta", "stop"] * 2
@@ -115,8 +114,8 @@ def test_a_streamed_message_adds_up_to_the_whole_one(
     pieces: list[worker_pb2.TextPiece], reason: wire_pb2.StopReason
 ) -> None:
     said = [*pieces, worker_pb2.TextPiece(end=worker_pb2.SequenceEnd(reason=reason))]
-    answer = anthropic_answers.message("m", whole(said), USAGE)
-    events = anthropic_answers.MessageEvents("m")
+    answer = anthropic_wire.message("m", whole(said), USAGE)
+    events = anthropic_wire.MessageEvents("m")
     content, ends = added_up([event for piece in said for event in events.of(piece)] + list(events.end(USAGE)))
     for one in (*content, *answer["content"]):
         one.pop("id", None)
@@ -131,13 +130,13 @@ def test_pages_of_models_have_each_model_once_from_either_end(limit: int) -> Non
     models = [(f"org/{number}", number) for number in range(7)]
     names, after = [], None
     while True:
-        page = anthropic_answers.model_page(models, limit, after, None)
+        page = anthropic_wire.model_page(models, limit, after, None)
         names += [one["id"] for one in page["data"]]
         after = page["last_id"]
         if not page["has_more"]:
             break
     assert names == [name for name, _ in models]
-    before = anthropic_answers.model_page(models, limit, None, "org/6")
+    before = anthropic_wire.model_page(models, limit, None, "org/6")
     assert [one["id"] for one in before["data"]] == names[:6][-limit:]
     assert before["has_more"] == (limit < 6)
     anthropic.types.ModelInfo.model_validate(before["data"][0])
@@ -157,9 +156,9 @@ def test_pages_of_models_have_each_model_once_from_either_end(limit: int) -> Non
 def test_how_a_sequence_ended_has_a_word_in_each_dialect(
     message: Message, openais: str, anthropics: tuple[str, str | None]
 ) -> None:
-    answer = openai_answers.chat_completion(openai_answers.Head("m", "x"), [message], USAGE)
+    answer = openai_wire.chat_completion(openai_wire.Head("m", "x"), [message], USAGE)
     assert answer["choices"][0]["finish_reason"] == openais
-    theirs = anthropic_answers.message("m", message, USAGE)
+    theirs = anthropic_wire.message("m", message, USAGE)
     assert (theirs["stop_reason"], theirs["stop_sequence"]) == anthropics
 
 
@@ -168,10 +167,10 @@ def test_logprobs_of_a_streamed_completion_are_those_of_a_whole_one() -> None:
     tokens = [worker_pb2.TokenText(text=text, logprob=-0.5, width=width) for text, width in texts]
     tokens[0].likeliest.extend([worker_pb2.TokenText(text="x", logprob=-0.1)] * 2)
     pieces = [worker_pb2.TextPiece(tokens=[token]) for token in tokens]
-    head = openai_answers.Head("m", "cmpl")
-    answer = openai_answers.completion(head, [whole(pieces)], USAGE)["choices"][0]["logprobs"]
+    head = openai_wire.Head("m", "cmpl")
+    answer = openai_wire.completion(head, [whole(pieces)], USAGE)["choices"][0]["logprobs"]
     assert answer["tokens"] == [text for text, _ in texts]
     assert answer["text_offset"] == [0, 0, 1, 4, 4]
-    chunks = openai_answers.CompletionChunks(head)
+    chunks = openai_wire.CompletionChunks(head)
     streamed = [chunk["choices"][0]["logprobs"] for piece in pieces for chunk in chunks.of(0, piece)]
     assert {name: [value for one in streamed for value in one[name]] for name in answer} == answer

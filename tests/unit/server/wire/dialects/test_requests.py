@@ -10,16 +10,16 @@ from typing import Any
 import anthropic.resources
 import pytest
 from pydantic import ValidationError
-from tinsmith_server.wire.dialects.anthropic_requests import WITHOUT_EFFECT as UNREAD
-from tinsmith_server.wire.dialects.anthropic_requests import CountTokensRequest, MessagesRequest
-from tinsmith_server.wire.dialects.openai_requests import (
+from tinsmith_server.wire.dialects.anthropic import WITHOUT_EFFECT as UNREAD
+from tinsmith_server.wire.dialects.anthropic import CountTokensRequest, MessagesRequest
+from tinsmith_server.wire.dialects.openai import (
     WITHOUT_EFFECT,
     ChatCompletionRequest,
     CompletionRequest,
     conversation,
 )
 from tinsmith_server.wire.dialects.texts import NEUTRAL, Prompt
-from tinsmith_server.wire.validation_errors import sentence
+from tinsmith_server.wire.json_bodies import sentence
 
 HELLO = [{"role": "user", "content": "Hello"}]
 LIST_CALL = {"function": {"name": "add", "arguments": "[1]"}}

@@ -12,7 +12,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 
-from tinsmith_server.routes.dialects.base_urls import SHORT, base_url
+from tinsmith_server.routes.dialects.requests import SHORT, base_url
 
 DOCS_PATH = "/docs"
 OPENAPI_PATH = "/openapi.json"
