@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import re
 from collections.abc import AsyncGenerator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import aiohttp
+import orjson
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import ConfigException
@@ -54,11 +54,8 @@ WATCH_GRACE_SECONDS = 15.0
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 # Kubernetes' own objects and their managed fields stay below 30.
 DEEPEST = 100
-# One without an end goes to the end of the text, and nothing is tried twice: the time is linear whatever comes.
-_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-_STRINGS_AND_BRACKETS = re.compile(_STRINGS.pattern + rb"|[{}\[\]]", re.DOTALL)
-_NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
-_AS_OBJECTS = bytes.maketrans(b"[]", b"{}")
+# A string without an end goes to the end of the text, and nothing is tried twice: the time is linear for any text.
+_STRINGS_AND_BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[{}\[\]]', re.DOTALL)
 _EMPTY = {b"{": b"{}", b"[": b"[]"}
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -207,28 +204,19 @@ class KubernetesApi:
 
 
 def parse_json(text: bytes) -> Any:
-    """As `json.loads`, without what nests deeper than any object of Kubernetes. Raises ValueError for what is no JSON.
+    """Return the value of a JSON text, without what nests deeper than any object of Kubernetes. Raises ValueError.
 
-    Whoever may write an object may write its managed fields, to a depth of 10,000: one object must not end every list
-    of its kind.
+    Anyone who may write an object may write its managed fields, up to 10,000 levels deep, where every parser gives up:
+    one object must not end every list of its kind.
     """
-    return json.loads(_flattened(text) if _nests_too_deep(text) else text)
-
-
-def _nests_too_deep(text: bytes) -> bool:
-    """Whether something stands below the deepest level that is kept; of brackets that do not match, True."""
-    if text.count(b"{") + text.count(b"[") < DEEPEST:
-        return False
-    brackets = _STRINGS.sub(b"", text).translate(_AS_OBJECTS, _NO_BRACKETS)
-    for _ in range(DEEPEST - 1):
-        if not brackets:
-            return False
-        brackets = brackets.replace(b"{}", b"")  # the innermost level
-    return bool(brackets)
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return orjson.loads(_flattened(text))
 
 
 def _flattened(text: bytes) -> bytes:
-    """With nothing in the objects and lists at the deepest level that is kept."""
+    """Return the text with empty objects and lists at the deepest level that is kept."""
     kept, depth, begins = bytearray(), 0, 0
     for token in _STRINGS_AND_BRACKETS.finditer(text):
         bracket = token[0]
@@ -277,7 +265,7 @@ def error_of(status: int, content: bytes, what: str) -> KubernetesError:
 def _parse_event(event: Manifest) -> tuple[str, Manifest]:
     if event["type"] == "ERROR":
         status = event["object"]
-        raise error_of(int(status.get("code") or 500), json.dumps(status).encode(), "a watch")
+        raise error_of(int(status.get("code") or 500), orjson.dumps(status), "a watch")
     return event["type"], event["object"]
 
 
