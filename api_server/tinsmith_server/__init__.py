@@ -1,1 +1,1 @@
-"""The API server: speaks the Tinker protocol and maps it onto RPCs of workers."""
+"""The API server, which maps the Tinker protocol to RPCs of workers."""

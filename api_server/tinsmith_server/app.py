@@ -1,4 +1,4 @@
-"""The application: what is wired to what, what starts with it and what ends with it."""
+"""The application: its routes, middleware and lifespan."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tinsmith_server.settings import Settings
 from tinsmith_server.store.records import Clock
 from tinsmith_server.store.store import database_clock, open_store
 
-# FastAPI looks for OpenTelemetry's providers in each request anew, a sixteenth of its time; nothing here sets one.
+# FastAPI looks up OpenTelemetry's providers at each request, a sixteenth of its time; nothing here sets one.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 
 
@@ -51,7 +51,7 @@ _OUTSIDE_THE_API = APIRouter(tags=["service"])
 _OUTSIDE_THE_API.add_api_route("/health", service.health, summary="Whether the server answers")
 _OUTSIDE_THE_API.routes.extend(pages.router.routes)
 
-# A path is looked for among all of these in turn: those of which there are hundreds a second come first.
+# Starlette compares a path with these routers in order, so the most frequent calls come first.
 ROUTERS: tuple[APIRouter, ...] = (
     futures.router,
     sampling.router,
@@ -66,7 +66,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     openai.elsewhere,
     anthropic.elsewhere,
 )
-# A router that an application includes has all its routes built once more, for each application, at its first requests.
+# An application builds the routes of a router that it includes again, at its first requests; these it takes as they
+# are.
 ROUTES = [route for router in ROUTERS for route in router.routes]
 
 
@@ -75,14 +76,15 @@ def create_app(
     fleet: Fleet | None = None,
     clock: Clock | None = None,
 ) -> FastAPI:
-    """The server as an ASGI application, by default as the environment says. Without a `fleet` it makes one.
+    """Return the server as an ASGI application.
 
-    Raises StartupError where settings do not fit, or what they name is not there.
+    `settings` default to the environment, `fleet` to the fleet that they name, and `clock` to the database's clock,
+    which all replicas share.
 
-    Without a `clock` the database's counts, which all replicas share.
+    While the lifespan runs, `app.state` holds `services`, and `first_key` if an installation without keys got one;
+    `startup_error` holds the reason why a lifespan could not begin.
 
-    While its lifespan runs, `app.state` holds `services`, and `first_key` when an installation without
-    any key got one; `startup_error` says why a lifespan could not begin.
+    Raises StartupError: a setting is invalid, or a file that it names does not exist.
     """
     settings = settings or load_settings({})
     metrics = Metrics()
@@ -119,7 +121,7 @@ def create_app(
 
 
 def release_polls(app: FastAPI) -> None:
-    """Lets held polls go, so that a stopping server does not wait for them."""
+    """Release held polls, so that a stopping server does not wait for them."""
     app.state.services.long_polls.release()
 
 

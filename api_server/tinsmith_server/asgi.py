@@ -1,8 +1,8 @@
-"""The server for whoever starts ASGI applications by a command of their own: `uvicorn tinsmith_server.asgi:app`.
+"""The server as an application for other ASGI servers: `uvicorn tinsmith_server.asgi:app`.
 
-Settings come from the environment alone. The other program says where it listens, but for `metrics_port`, which is
-listened at here. `tinsmith serve` does more: it bounds connections, and lets held polls go when it stops. Each process
-is a whole server, so several workers of uvicorn need what several servers need.
+Settings come from the environment alone. The other program listens for requests; only `metrics_port` is opened here.
+`tinsmith serve` does more: it limits connections, and releases held polls when it stops. Each process is a whole
+server, so several workers of uvicorn need what several servers need.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from tinsmith_server.logs import configure_logs
 
 
 def _begin_alone(app: FastAPI, for_metrics: list[socket.socket], addresses: Addresses) -> None:
-    """With what nobody else does here: an installation without any key makes one, which is shown once, and metrics
-    have a port of their own.
-    """
+    """Add to the lifespan: the first key of an installation is printed, and metrics get their own port."""
     begin = app.router.lifespan_context
 
     @asynccontextmanager
@@ -47,7 +45,10 @@ def _begin_alone(app: FastAPI, for_metrics: list[socket.socket], addresses: Addr
 
 @asynccontextmanager
 async def _served_at(listener: socket.socket, app: FastAPI, addresses: Addresses) -> AsyncIterator[None]:
-    """The application answers there, too, until the end. Its lifespan and the process's signals are the other's."""
+    """Serve the application on `listener` as well.
+
+    Its lifespan and the process's signals belong to the other program.
+    """
     config = uvicorn.Config(
         app,
         lifespan="off",
@@ -75,7 +76,7 @@ async def _served_at(listener: socket.socket, app: FastAPI, addresses: Addresses
 
 
 def _application() -> FastAPI:
-    """One sentence, where the server cannot start like this, and no traceback of an import."""
+    """Return the application, or exit with one sentence instead of the traceback of an import."""
     try:
         settings = load_settings({})
         configure_logs(settings.log_level, settings.log_format)

@@ -1,7 +1,7 @@
-"""Where settings come from, and what is in force.
+"""Where settings come from, and the files that a server needs before it starts.
 
-Flags win over the environment (`TINSMITH_...`), which wins over the file of `--config`, which
-wins over the names of another server (`kgateway_names.py`), and those over the defaults in `settings.py`.
+In order of precedence: flags, the environment (`TINSMITH_...`), the file of `--config`, the variables of another server
+(`find_names`), the defaults in `settings.py`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def variable_of(name: str) -> str:
 
 
 def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
-    """Merges flags (None means not given), environment, file and defaults.
+    """Merge flags (None means not given), environment, file and defaults.
 
-    Raises StartupError naming the setting, where it was set, and what is allowed.
+    Raises StartupError naming the setting, where it was set, and the allowed values.
     """
     from_others = find_names(os.environ)
     from_file = read_config_file(config) if config is not None else {}
@@ -54,7 +54,7 @@ def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Setti
 
 
 def notes_on(settings: Settings, flags: Mapping[str, Any], config: Path | None = None) -> list[str]:
-    """What whoever starts a server with these settings should read."""
+    """Return notes for the person who starts a server with these settings."""
     from_file = read_config_file(config) if config is not None else {}
     given = {name: value for name, value in flags.items() if value is not None}
     from_others = find_names(os.environ)
@@ -70,7 +70,7 @@ def _sources(
     from_environment: Mapping[str, Any],
     given: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Where each setting was said last."""
+    """Return the source of each setting that is in force."""
     return {
         **from_others.names,
         **{name: f"{name} in {config}" for name in from_file},
@@ -80,14 +80,14 @@ def _sources(
 
 
 def unknown_variables() -> str | None:
-    """One sentence about `TINSMITH_...` variables that set nothing, with what may have been meant."""
+    """Return a sentence about `TINSMITH_...` variables that set nothing, with similar names. None: there are none."""
     known = sorted(variable_of(name) for name in Settings.model_fields)
     unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
     return f"not a setting: {', '.join(_with_nearest(name, known) for name in unknown)}" if unknown else None
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """A mapping of setting names, as YAML or JSON. Raises StartupError for anything else in it."""
+    """Return the mapping of setting names in a YAML or JSON file. Raises StartupError for any other content."""
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -104,7 +104,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def describe_settings(settings: Settings) -> str:
-    """What is in force, as YAML that `--config` reads. What is derived or secret stands in comments."""
+    """Return the settings in force, as YAML that `--config` reads. Derived and secret values are comments."""
     values = settings.model_dump(mode="json")
     lines = [_line(name, value, settings) for name, value in values.items()]
     return "".join(lines)
@@ -131,7 +131,7 @@ def _with_nearest(name: str, known: list[str]) -> str:
 
 
 def _place(error: yaml.YAMLError | UnicodeDecodeError) -> str:
-    """In one line; PyYAML's own text quotes the file over five."""
+    """Return where the error is, in one line; PyYAML's own text quotes the file over five lines."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{error.problem} at line {mark.line + 1}, column {mark.column + 1}"
@@ -141,7 +141,7 @@ def _place(error: yaml.YAMLError | UnicodeDecodeError) -> str:
 def _sentence(problem: ErrorDetails, sources: Mapping[str, str]) -> str:
     what = problem["msg"].removeprefix("Value error, ")
     if not problem["loc"]:
-        # About several settings at once; the message names them.
+        # The error is about several settings; the message names them.
         return what
     name = str(problem["loc"][0])
     value = "what was given" if name in SECRETS else repr(_plain(problem["input"]))
@@ -157,18 +157,18 @@ PRIVATE_DIRECTORY = 0o700
 
 
 def keep_files_private() -> None:
-    """Make files of this process and its workers readable for their own user alone.
+    """Make files of this process and its workers readable for their own user only.
 
-    Journals and checkpoints hold the training data of all tenants, and other users of this machine are no tenants.
+    Journals and checkpoints hold the training data of all tenants, which other users of this machine must not read.
     """
     os.umask(PRIVATE_UMASK)
 
 
 def make_data_directory(data: Path) -> None:
-    """Make the directory unless it exists. Raise StartupError if it cannot be made or written."""
+    """Create the directory unless it exists. Raises StartupError: it cannot be created or written."""
     try:
         data.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
-        # Permissions do not tell what a read-only or special file system refuses, least of all to root.
+        # Permissions do not show that a file system is read-only or special, least of all to root.
         with tempfile.TemporaryFile(dir=data):
             pass
     except OSError as error:
@@ -201,14 +201,17 @@ _LEVELS = {"warn": "warning", "critical": "error"}
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the environment says by these names: settings, where each was read, and what says nothing here."""
+    """Settings found in another server's variables, the variable of each, and variables without effect here."""
 
     settings: Mapping[str, Any]
     names: Mapping[str, str]
     unread: Mapping[str, str]
 
     def note(self, in_force: Mapping[str, str]) -> str | None:
-        """For whoever starts the server. `in_force`: where settings come from in the end; None: there is nothing."""
+        """Return a sentence for the person who starts the server, or None.
+
+        `in_force` maps settings to the sources that won.
+        """
         if not self.names:
             return None
         read = ", ".join(
@@ -221,7 +224,10 @@ class Found:
 
 
 def find_names(environment: Mapping[str, str]) -> Found:
-    """Raises StartupError for models that are in no form that there is."""
+    """Return the settings in another server's variables.
+
+    Raises StartupError for a list of models in an unknown form.
+    """
     if not any(environment.get(name) for name in UNAMBIGUOUS_NAMES):
         return Found({}, {}, {})
     names = {setting: name for name, setting in SETTING_OF_NAME.items() if environment.get(name)}
@@ -239,7 +245,10 @@ def _value(setting: str, text: str) -> Any:
 
 
 def _models(text: str) -> tuple[str, ...]:
-    """Of a JSON list of objects with a `model_name`: how long contexts are, each model's files say."""
+    """Return the names in a JSON list of objects with a `model_name`.
+
+    Context lengths are read from the models' files.
+    """
     try:
         return tuple(str(model["model_name"]) for model in json.loads(text))
     except (ValueError, TypeError, KeyError) as error:

@@ -1,29 +1,32 @@
-"""What goes wrong in the server, one family. `routes/problems.py` has the table that turns it into HTTP."""
+"""The errors of the server. `routes/problems.py` maps them to HTTP statuses."""
 
 from __future__ import annotations
 
 
 class TinsmithError(Exception):
-    """`str(error)` says what happened, to what, and what to do."""
+    """An error whose text says what happened, to what, and what to do."""
 
 
 # ---- what a caller did
 
 
 class AuthenticationFailed(TinsmithError):
-    """No key, an unknown key, or a revoked one."""
+    """The request has no key, an unknown key, or a revoked key."""
 
 
 class TokenRefused(AuthenticationFailed):
-    """Neither of this server nor in time: the SDK exchanges its key for another, and asks again."""
+    """The token is not from this server, or has expired.
+
+    The SDK exchanges its key for a new one, and repeats the request.
+    """
 
 
 class NotFound(TinsmithError):
-    """No such thing, or it belongs to another tenant: the two must look the same."""
+    """The object does not exist, or belongs to another tenant: the two must look the same."""
 
 
 class Gone(TinsmithError):
-    """The object was here once: a finished session, an expired result, a client's weights, a deleted worker's model."""
+    """The object no longer exists: a finished session, an expired result, or a deleted worker's model."""
 
 
 class Unprocessable(TinsmithError):
@@ -31,11 +34,11 @@ class Unprocessable(TinsmithError):
 
 
 class BodyTooLarge(TinsmithError):
-    """A JSON body over the limit of its route; oversize protobuf bodies fail through their future instead."""
+    """A JSON body is over the limit of its route. Protobuf bodies over the limit fail through their future instead."""
 
 
 class TooBusy(TinsmithError):
-    """Over a budget or a rate for the moment. The SDK repeats it after Retry-After, a training call for 300 s."""
+    """A budget or a rate is used up for the moment. The SDK retries after Retry-After, a training call for 300 s."""
 
     retry_after_seconds: float = 5.0
 
@@ -54,23 +57,23 @@ class WorkerError(TinsmithError):
 
 
 class WorkerUnavailable(WorkerError):
-    """Starting, restarting, or not there at all. Worth another try."""
+    """The worker is starting, restarting, or absent. A retry may succeed."""
 
 
 class WorkerAbsent(WorkerUnavailable):
-    """Nothing that is there just now is this worker."""
+    """The fleet has no such worker at present."""
 
 
 class HandleClosed(WorkerUnavailable):
-    """This handle is given up. Another one may stand for the worker already."""
+    """The handle was closed. Another handle may stand for the worker already."""
 
 
 class WorkerUnstartable(WorkerUnavailable):
-    """Not before a person has mended its model directory or its flags: it says which file or which flag."""
+    """The worker cannot start until a person fixes its model directory or its flags; the message names which."""
 
 
 class StaleEpoch(WorkerUnavailable):
-    """The worker has been activated by another server since, or not at all."""
+    """Another server has activated the worker since, or no server has."""
 
 
 class ModelNotAtWorker(WorkerError):
@@ -78,26 +81,26 @@ class ModelNotAtWorker(WorkerError):
 
 
 class WorkerFull(WorkerError):
-    """Of `Submit`: the journal's disk is full. Of `Sample`: too many are waiting."""
+    """From `Submit`: the journal's disk is full. From `Sample`: the queue is full."""
 
 
 class StorageFull(WorkerError):
-    """Nothing was accepted, because it could not have been kept."""
+    """Nothing was accepted, because there was no space to store it."""
 
 
 # ---- what the checkpoint root did
 
 
 class CheckpointRootUnavailable(TinsmithError):
-    """The checkpoint root refused, or could not be reached. Worth another try once it is there again."""
+    """The checkpoint root refused, or could not be reached. A retry may succeed later."""
 
 
 class CheckpointDamaged(TinsmithError):
-    """Files of a checkpoint are not those of its manifest. Another try finds the same."""
+    """Files of a checkpoint do not match its manifest. A retry finds the same."""
 
 
 # ---- what an operator did
 
 
 class StartupError(TinsmithError):
-    """The server cannot start like this; `tinsmith serve` prints the sentence and exits with 2."""
+    """The server cannot start; `tinsmith serve` prints the message and exits with 2."""

@@ -16,7 +16,7 @@ _KEY = re.compile(r"\b(tml-|eyJ)[A-Za-z0-9._~+/=-]+")
 
 
 def redact(text: str) -> str:
-    """Masks everything that looks like an API key or a JWT."""
+    """Mask everything that looks like an API key or a JWT."""
     return _KEY.sub(r"\1***", text)
 
 
@@ -30,19 +30,19 @@ def _redact_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -
 
 
 def bind_ids(**ids: str) -> None:
-    """Every further line of the current request carries these."""
+    """Add these ids to every further line of the current request."""
     structlog.contextvars.bind_contextvars(**ids)
 
 
 def chosen_format(log_format: LogFormat) -> Literal["json", "console"]:
-    """`auto` is for people where standard error is a terminal, and for programs elsewhere."""
+    """Return the format: `auto` means console on a terminal, and JSON elsewhere."""
     if log_format == "auto":
         return "console" if sys.stderr.isatty() else "json"
     return log_format
 
 
 def configure_logs(level: str, log_format: LogFormat) -> None:
-    """Sends structlog and the standard library's loggers through the same renderer."""
+    """Send structlog and the standard library's loggers through the same renderer."""
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -52,7 +52,7 @@ def configure_logs(level: str, log_format: LogFormat) -> None:
         _redact_event,
     ]
     structlog.configure(
-        # First of all: each request has a line that is for debugging.
+        # The level filter comes first: each request logs a debug line.
         processors=[
             structlog.stdlib.filter_by_level,
             *shared,
@@ -77,7 +77,7 @@ def configure_logs(level: str, log_format: LogFormat) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    # Its messages repeat ours; a failed start would come as a traceback instead of our sentence.
+    # uvicorn's messages repeat ours; a failed start would be logged as a traceback.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     logging.getLogger("alembic").setLevel(logging.WARNING)
 

@@ -20,7 +20,7 @@ EVERY_NAMESPACE = "*"
 NAMESPACE_PATTERN = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
 CPU = "cpu"
-# A GPU as CUDA_VISIBLE_DEVICES takes it: its index, or the UUID of a GPU or of a MIG slice.
+# A GPU as in CUDA_VISIBLE_DEVICES: its index, or the UUID of a GPU or of a MIG slice.
 GPU_PATTERN = r"0|[1-9][0-9]*|(GPU|MIG)-[\w/-]+"
 
 OF_LOCAL_WORKERS = (
@@ -43,7 +43,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 def is_loopback(host: str) -> bool:
-    """An address of this machine that no other can reach, also as IPv6 writes those of IPv4; or a name of it."""
+    """Return whether the host is a loopback address, also as IPv6 writes those of IPv4, or a name of one."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -250,7 +250,7 @@ class Settings(BaseSettings):
     @field_validator("devices", mode="before")
     @classmethod
     def _may_be_numbers(cls, value: object) -> object:
-        """A file may say `devices: [0, 1]`, or `devices: 0`."""
+        """Accept numbers: a file may contain `devices: [0, 1]`, or `devices: 0`."""
         if isinstance(value, int) and not isinstance(value, bool):
             return (str(value),)
         return tuple(map(str, value)) if isinstance(value, list) else value
@@ -288,7 +288,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _belongs_to_the_fleet(self) -> Settings:
-        """A setting that the chosen fleet does not read would do nothing, and not say so."""
+        """Refuse settings that the chosen fleet does not read, and which would silently have no effect."""
         if self.fleet == "kubernetes":
             for name in OF_LOCAL_WORKERS:
                 if getattr(self, name) != type(self).model_fields[name].default:
@@ -350,8 +350,8 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _hears_whoever_waits_in_a_poll(self) -> Settings:
-        """A poll is a sign of life when it comes, or close to one that was noted a quarter of the timeout ago."""
+    def _keeps_sessions_alive_during_polls(self) -> Settings:
+        """Refuse a timeout that would end sessions during a held poll, which is a sign of life only at its start."""
         if self.session_timeout_seconds < 2 * self.poll_hold_seconds:
             raise ValueError(
                 f"session_timeout_seconds: {self.session_timeout_seconds:g} is less than twice poll_hold_seconds, "
@@ -362,12 +362,12 @@ class Settings(BaseSettings):
 
     @property
     def listens_here_alone(self) -> bool:
-        """Only this machine can reach it. Of a server that uvicorn's own command starts, `host` says nothing."""
+        """Whether only this machine can reach the server. Under uvicorn's own command `host` is not used."""
         return is_loopback(self.host)
 
     @property
     def keeps_data_here(self) -> bool:
-        """Otherwise the server needs no disk of its own: its container's may be read-only."""
+        """Whether the server writes to its data directory; otherwise its container may be read-only."""
         return self.database_url is None or self.checkpoint_root is None
 
     @property

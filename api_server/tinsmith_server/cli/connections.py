@@ -1,6 +1,6 @@
-"""uvicorn's HTTP protocol with an end for everything that a client may leave undone.
+"""uvicorn's server and HTTP protocol, with a time limit for everything that a client may leave unfinished.
 
-uvicorn itself waits without end for a header, takes headers of any length, and lets one address open as many
+uvicorn itself waits for a header without limit, takes headers of any length, and lets one address open as many
 connections as there are files.
 """
 
@@ -26,11 +26,11 @@ from tinsmith_server.logs import get_logger
 
 log = get_logger(__name__)
 
-# Above the 90 s for which clients keep idle connections.
+# Longer than the 90 s for which clients keep idle connections.
 KEEP_ALIVE_SECONDS = 120.0
-# For a request's header, and for the first byte on a new connection.
+# The limit for a request's header, and for the first byte on a new connection.
 HEAD_SECONDS = 10.0
-# For the rest of a body that was answered before it was there, and for a reader who takes nothing of an answer.
+# The limit for the rest of a body that was answered early, and for a client that stops reading its answer.
 LINGER_SECONDS = 30.0
 STALL_SECONDS = 120.0
 HEAD_BYTES = 32 * 1024
@@ -41,7 +41,10 @@ _TOO_SLOW = f"the request's header was not there within {HEAD_SECONDS:g} s"
 
 
 class Addresses:
-    """How many connections each address has. Those of trusted proxies are for the requests in them to be counted by."""
+    """The number of connections of each address.
+
+    Connections of trusted proxies are not counted here, but their requests are.
+    """
 
     def __init__(self, limit: int, trusted: Sequence[str]) -> None:
         self.limit = min(limit, _open_files() // 2)
@@ -49,12 +52,12 @@ class Addresses:
         self._connections: Counter[str] = Counter()
 
     def enter(self, address: str) -> bool:
-        """False where it has as many as it may."""
+        """Count a connection. False if the address has as many as allowed."""
         if self._trusts(address):
             return True
         if self._connections[address] >= self.limit:
             if self._connections[address] == self.limit:
-                # Once, until it is below again: nobody needs a line for each.
+                # Logged once until the count is below the limit again.
                 self._connections[address] += 1
                 log.warning("address has too many connections", address=address, limit=self.limit)
             return False
@@ -62,7 +65,7 @@ class Addresses:
         return True
 
     def leave(self, address: str) -> None:
-        """Of a connection that was let in."""
+        """Remove a connection that was counted."""
         if not self._trusts(address):
             self._connections[address] = min(self._connections[address], self.limit) - 1
             if self._connections[address] <= 0:
@@ -71,7 +74,7 @@ class Addresses:
     def _trusts(self, address: str) -> bool:
         try:
             return any(ipaddress.ip_address(address) in network for network in self._trusted)
-        except ValueError:  # a Unix socket's
+        except ValueError:  # the address of a Unix socket
             return True
 
 
@@ -81,9 +84,10 @@ def _open_files() -> int:
 
 
 class UntilClosed:
-    """An application whose answers without a length end with the connection.
+    """An application that closes the connection after an answer without a length.
 
-    uvicorn sends them in chunks, which HTTP/1.0 does not have: nginx speaks it to servers behind it by default.
+    uvicorn sends such answers in chunks, which HTTP/1.0 does not have. nginx speaks HTTP/1.0 to its upstreams by
+    default.
     """
 
     def __init__(self, app: Any, cycle: RequestResponseCycle) -> None:
@@ -107,8 +111,10 @@ class UntilClosed:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One deadline at a time: for the next header, for the rest of a body, for a reader. A request that is worked on
-    has none here: its route reads the body within its own time."""
+    """HTTP with one deadline at a time: for the next header, the rest of a body, or a slow reader.
+
+    A request being handled has no deadline here: its route limits the time of the body.
+    """
 
     def __init__(self, *args: Any, addresses: Addresses, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -118,7 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._in_body = False
         self._refused = False
-        # As they came, and as far as they are understood.
+        # Bytes received, and bytes parsed.
         self._raw_bytes = 0
         self._head_bytes = 0
 
@@ -144,13 +150,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _expect(self, seconds: float | None, otherwise: Callable[[], None] | None = None) -> None:
-        """In place of what was expected before."""
+        """Replace the current deadline."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = self.loop.call_later(seconds, otherwise) if seconds is not None and otherwise else None
 
     def _end_idle(self) -> None:
-        """Also of a connection on which single bytes come that begin no request."""
+        """Close an idle connection, also one that sends single bytes which begin no request."""
         self.transport.abort()
 
     # ---- headers
@@ -198,13 +204,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, UntilClosed(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     def _refuse(self, status: bytes, sentence: str) -> None:
-        """Before any application hears of it."""
+        """Refuse a request before any application sees it."""
         if self._refused or self.transport.is_closing():
             return
         self._refused, self._in_head = True, False
         self._expect(None)
         if not self._idle:
-            # Behind a request that is still worked on: its answer would be mixed up with this one.
+            # An earlier request is still being handled; its answer would be mixed up with this one.
             self.transport.abort()
             return
         body = f'{{"detail":"{sentence}"}}'.encode()
@@ -255,7 +261,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class StoppingServer(uvicorn.Server):
-    """Says when it answers, and lets held polls go before it waits for open connections."""
+    """uvicorn's server. It announces when it answers, and releases held polls before it waits for connections."""
 
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
         super().__init__(config)
@@ -266,7 +272,7 @@ class StoppingServer(uvicorn.Server):
         try:
             await super().startup(sockets)
         except SystemExit:
-            # uvicorn has logged the cause and thrown it away; the application has kept it.
+            # uvicorn has logged the cause and dropped it; the application has kept it.
             raise _application(self).state.startup_error from None
         if self.started:
             self._announce()
@@ -274,7 +280,7 @@ class StoppingServer(uvicorn.Server):
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.started:
-            # uvicorn would wait for the start, which may wait for a database or a cluster. No request was taken.
+            # uvicorn would wait for the start, which may wait for a database or a cluster. No request was accepted yet.
             os._exit(0)
         super().handle_exit(sig, frame)
 

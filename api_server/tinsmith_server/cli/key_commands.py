@@ -1,4 +1,4 @@
-"""`tinsmith keys`: works on the store itself, with or without a running server."""
+"""`tinsmith keys`: commands that change the store directly, with or without a running server."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def revoke(
 
 
 def _check_tenant(tenant: str) -> None:
-    """Before there is a store for a key that cannot be made."""
+    """Refuse an invalid tenant name before a store is created for it."""
     try:
         check_tenant_name(tenant)
     except TinsmithError as error:
@@ -103,7 +103,7 @@ def _check_tenant(tenant: str) -> None:
 
 
 async def _revoke(service: Keys, key_id: int) -> ApiKey | None:
-    """The key as it was before."""
+    """Revoke the key, and return it as it was before."""
     found = {key.key_id: key for key in await service.list()}
     await service.revoke(key_id)
     return found.get(key_id)
@@ -131,14 +131,14 @@ def _with_keys(
 
 
 def _missing_file(settings: Settings) -> Path | None:
-    """The SQLite file, unless it is there. A server's database is asked when it is opened."""
+    """Return the path of the SQLite file if it does not exist. A database server is asked when it is opened."""
     url = parse_store_url(settings.store_url)
     file = Path(url.database or "")
     return file if url.drivername == "sqlite" and not file.exists() else None
 
 
 def _place_was_given(settings: Settings) -> bool:
-    """Tell whether a flag, the environment or a file names the store: one in any other directory serves no server."""
+    """Return whether a flag, the environment or a file names the store: in another directory no server reads it."""
     return bool({"data", "database_url"} & settings.model_fields_set)
 
 

@@ -1,4 +1,4 @@
-"""`tinsmith serve`, and what it says while it starts, when it answers and when it has stopped."""
+"""`tinsmith serve`, and the messages that it prints on a terminal."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 WANTED_OPEN_FILES = 65536
 BACKLOG = 4096
 STOP_SECONDS = 20
-# How long a thread that reads a large body may keep the others waiting: each write of the store goes to a thread and
-# back, and with Python's own 5 ms both ways took as long beside large bodies.
+# The longest time for which a thread that reads a large body may block the others. Each write of the store goes to a
+# thread and back; with Python's own 5 ms both ways took as long as reading a large body.
 SWITCH_SECONDS = 0.0005
 
 
@@ -116,12 +116,12 @@ def quiet_on_a_terminal(settings: Settings) -> Settings:
 
 
 def run_server(settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT. Raises TinsmithError when the server cannot start."""
+    """Serve until SIGTERM or SIGINT. Raises TinsmithError: the server cannot start."""
     # Process 1 of a container never gets a signal that it does not handle, and the imports take a second.
     signal.signal(signal.SIGTERM, _leave)
     configure_logs(settings.log_level, settings.log_format)
     if settings.fleet == "local":
-        # In a cluster servers and workers have users of their own, and share the checkpoint root by its group.
+        # In a cluster, servers and workers run as different users and share the checkpoint root by its group.
         keep_files_private()
     _raise_open_files()
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -132,7 +132,7 @@ def run_server(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings, fleet: Fleet, listeners: list[socket.socket]) -> None:
-    """A model is loaded by a process of its own, which takes longer than all that is imported here."""
+    """Start loading models in their own processes, which takes longer than the imports here."""
     signal.signal(signal.SIGINT, _leave)
     try:
         await fleet.begin()
@@ -146,7 +146,10 @@ async def _serve(settings: Settings, fleet: Fleet, listeners: list[socket.socket
 
 
 def _assemble(settings: Settings, fleet: Fleet, listener: socket.socket) -> StoppingServer:
-    """Imports most of this program. The garbage collector rests meanwhile, and leaves alone what is there then."""
+    """Import most of this program, and assemble the server.
+
+    The garbage collector is off meanwhile, and never scans the imported objects later.
+    """
     gc.disable()
     import uvicorn
 
@@ -176,17 +179,20 @@ def _assemble(settings: Settings, fleet: Fleet, listener: socket.socket) -> Stop
 
 
 def listen_for_metrics(settings: Settings) -> list[socket.socket]:
-    """At the port that was set for them, if one was. Raises StartupError as `listen` does."""
+    """Return the sockets for `metrics_port`, if it is set. Raises StartupError as `listen` does."""
     if settings.metrics_port is None:
         return []
     return [listen(settings.host, settings.metrics_port, "set metrics_port to another")]
 
 
 def listen(host: str, port: int, cure: str = "give --port (0 takes a free one)") -> socket.socket:
-    """Raises StartupError when the address is taken or not ours; `cure` is what to do where somebody else has it."""
+    """Return a listening socket. Raises StartupError: the address is taken, or not of this machine.
+
+    `cure` says what to do if another program has the address.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol must be named: asyncio turns Nagle's algorithm off only on sockets that say TCP, and
-    # with it on every answer over a kept connection comes 40 ms late.
+    # The protocol must be named: asyncio turns Nagle's algorithm off only on sockets that say TCP, and with it on every
+    # answer over a kept connection comes 40 ms late.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -201,12 +207,12 @@ def listen(host: str, port: int, cure: str = "give --port (0 takes a free one)")
 
 
 def _leave(_number: int, _frame: object) -> None:
-    """The store is not open yet, and workers end by themselves when this process has."""
+    """Exit: the store is not open yet, and workers end by themselves with this process."""
     os._exit(0)
 
 
 def _stopped(_number: int, _frame: object) -> None:
-    """uvicorn repeats the signal after a clean stop; without this the exit status would say "killed"."""
+    """Ignore the signal that uvicorn repeats after a clean stop; otherwise the exit status would say "killed"."""
 
 
 def _raise_open_files() -> None:
@@ -218,17 +224,17 @@ def _raise_open_files() -> None:
 
 WIDEST_RULE = 100
 ROUTED_TO = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses of documentation, which nothing is sent to: the route to them names this machine's own address."""
+"""Addresses reserved for documentation. Nothing is sent to them; the route to them names this machine's own address."""
 UNENCRYPTED = "warning: keys and data travel unencrypted to this address; docs/how-to/ingress.md puts TLS in front"
 
 
 def on_terminal() -> bool:
-    """Return whether a person reads standard error."""
+    """Return whether standard error is a terminal."""
     return sys.stderr.isatty()
 
 
 def announce(listener: socket.socket, first_key: NewKey | None, public_url: str | None) -> None:
-    """Print the URL once the server answers, and a key that was just made, which is never shown again."""
+    """Print the URL once the server answers, and a newly made key, which is never shown again."""
     host, port = listener.getsockname()[:2]
     if not on_terminal():
         if first_key is not None:
@@ -244,7 +250,7 @@ def announce(listener: socket.socket, first_key: NewKey | None, public_url: str 
 
 
 def boxed(url: str, key: str | None, *, is_exposed: bool) -> list[str]:
-    """Return the lines between two rules. They have no border, so that a terminal's selection can be pasted."""
+    """Return the lines to print, between two rules. They have no border, so that a selection can be pasted."""
     rule = "─" * min(shutil.get_terminal_size().columns, WIDEST_RULE)
     lines = [f"Tinsmith answers at {url}"]
     lines += [UNENCRYPTED] if is_exposed else []
@@ -277,13 +283,13 @@ def _own_address(family: socket.AddressFamily) -> str | None:
 
 
 def print_progress(line: str) -> None:
-    """Print how far the start is. A script reads it in the log."""
+    """Print the progress of the start on a terminal. Scripts read it in the log."""
     if on_terminal():
         _say(line)
 
 
 def print_stopped(data: Path) -> None:
-    """Print where everything is kept, after a clean stop. A script does not wait for it."""
+    """Print where the data are kept, after a clean stop on a terminal."""
     if on_terminal():
         _say(f"stopped; everything is kept in {data}")
 

@@ -1,4 +1,4 @@
-"""Where workers live, and how to speak to them."""
+"""Fleets: the workers of a server, and connections to them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ if TYPE_CHECKING:
 
 
 def fleet_of(settings: Settings, tell: Callable[[str], None] = lambda _: None) -> Fleet:
-    """The one that the settings name. Raises StartupError when a model directory or the catalogue is missing, and where
-    there is nothing to serve.
+    """Return the fleet of the settings. `tell` is called with the progress of loading models.
 
-    `tell` hears what a person at a terminal wants to know while models are loaded. Each fleet has imports that the
-    other has no use for, and perhaps no packages.
+    Each kind of fleet is imported only if it is used: the packages of the other may not be installed. Raises
+    StartupError: a model directory or the catalogue is missing, or there is no model to serve.
     """
     if settings.fleet == "kubernetes":
         from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet

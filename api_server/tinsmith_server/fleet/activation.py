@@ -1,4 +1,4 @@
-"""Gives a running worker its epoch: the fence between servers that do not know of each other."""
+"""The activation of a running worker under an epoch, which fences off servers that do not know of each other."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from tinsmith_server.store.store import Store
 
 STALE_EPOCH_PAUSE_SECONDS = 0.02
-# Far above what servers need that raise one worker's epoch at once. What reads from a standby may never see the newest.
+# Far longer than servers need that raise one worker's epoch at once. A server that reads from a standby may never see
+# the newest epoch.
 PATIENCE_SECONDS = 20.0
 
 
 async def activate(client: GrpcWorkerClient, worker_id: str, epochs: Store) -> worker_pb2.DescribeReply:
-    """Under an epoch that no other instance has had; several servers give one instance the same.
+    """Activate the worker under an epoch that no other instance has had. Several servers give one instance the same.
 
-    Returns what the activated instance said of itself. Raises WorkerUnavailable, also when another
-    instance took its place meanwhile: that one needs an epoch of its own.
+    Returns the description of the activated instance. Raises WorkerUnavailable, also if another instance took its place
+    meanwhile: that one needs its own epoch.
     """
     description = await client.describe()
     instance_id = description.instance_id
@@ -44,7 +45,7 @@ async def activate(client: GrpcWorkerClient, worker_id: str, epochs: Store) -> w
                 raise WorkerUnavailable("the worker was started anew while it was activated")
             return description
         except WorkerFull as error:
-            raise WorkerUnavailable(str(error)) from error  # until there is room on its volume
+            raise WorkerUnavailable(str(error)) from error  # until there is space on its volume
         except StaleEpoch:
             # The volume has seen a higher epoch than the store gave: take the next one.
             await epochs.raise_epoch(worker_id, row.epoch, instance_id)
@@ -56,10 +57,10 @@ async def activate(client: GrpcWorkerClient, worker_id: str, epochs: Store) -> w
 
 
 class ActivatedHandle(WorkerHandle):
-    """What is the same wherever a worker runs. Its own process is called as it is, and takes what it is given."""
+    """The part of a handle that does not depend on where the worker runs."""
 
     _epochs: Store
-    """There before the first connection is."""
+    """Set before the first connection exists."""
 
     def __init__(self, worker_id: str) -> None:
         self._worker_id = worker_id
@@ -78,7 +79,7 @@ class ActivatedHandle(WorkerHandle):
     @property
     @override
     def accepting(self) -> bool:
-        """A worker that does not run is started by the first sample."""
+        """Return True: a worker that is not running is started by its first sample."""
         return True
 
     @property

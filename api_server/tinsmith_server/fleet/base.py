@@ -1,4 +1,4 @@
-"""What the services ask of a fleet, wherever its workers run."""
+"""The interface of a fleet to the services, wherever its workers run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class ServedModel:
     """A base model under the name that clients use. Any number of workers may hold it.
 
-    `weights` is equal for names of the same base weights. A limit of None means that the worker says.
-    `training` and `sampling` say whether there is, or may be made, anything that does it.
+    `weights` is equal for names of the same base weights. A limit of None is left to the worker. `training` and
+    `sampling` say whether a worker or sampler exists, or may be created, that does it.
     """
 
     name: str
@@ -36,9 +36,9 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class SavesAddress:
-    """Where a worker streams its newest saves from.
+    """The address from which a worker streams its newest saves.
 
-    `target` is as gRPC wants it. Samplers in the same `network` may open the connection, and no others.
+    `target` is a gRPC target. Only samplers in the same `network` may connect to it.
     """
 
     target: str
@@ -47,7 +47,7 @@ class SavesAddress:
 
 
 class Changes:
-    """Counts what happens, so that whoever looks first and waits afterwards misses nothing."""
+    """A counter of changes, with which a caller can read state first and wait afterwards without missing a change."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -59,107 +59,113 @@ class Changes:
         self._next = asyncio.Event()
 
     async def beyond(self, count: int) -> None:
-        """Returns once more has happened than what was seen at `count`."""
+        """Return once the counter exceeds `count`."""
         while self.count <= count:
             await self._next.wait()
 
 
 class SamplerClient(Protocol):
-    """What makes samples. Every method raises WorkerUnavailable when it cannot be reached, or takes no more."""
+    """A client of a sampler. Every method raises WorkerUnavailable if the sampler cannot be reached, or is stopping."""
 
     async def sample(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
-        """Tenants share the sampler fairly. Raises TooManySamples when its queue is full."""
+        """Submit a sample. Tenants share the sampler fairly. Raises TooManySamples: its queue is full."""
 
     async def prepare(self, adapter: worker_pb2.AdapterRef) -> None:
-        """Samples of it are about to come. Raises WorkerError, also for a sampler of a release that takes no hints."""
+        """Announce samples of an adapter, so that the sampler can load it.
+
+        Raises WorkerError, also if it takes no hints.
+        """
 
     async def await_sample(self, request_id: str, timeout_seconds: float) -> worker_pb2.AwaitReply: ...
     async def await_samples(self, request: worker_pb2.AwaitSamplesRequest) -> worker_pb2.AwaitSamplesReply:
-        """Raises Unprocessable for a sampler of a release that tells only of one sample at a time."""
+        """Wait for ended samples. Raises Unprocessable for a sampler that cannot wait for several."""
 
     async def cancel_sample(self, request_id: str) -> None: ...
     async def render_prompt(self, request: worker_pb2.RenderPromptRequest, tenant: str) -> worker_pb2.RenderPromptReply:
-        """Raises Unprocessable where the model's chat template refuses, or there is none, or nobody who knows it."""
+        """Render a prompt. Raises Unprocessable: the model's chat template refuses it, or there is no template."""
 
     async def await_text(self, request_id: str, seen: int, timeout_seconds: float) -> worker_pb2.AwaitTextReply: ...
     async def describe(self) -> worker_pb2.DescribeReply: ...
     async def take_usage(self) -> worker_pb2.TakeUsageReply:
-        """What it has counted since the last call, of whoever made it. Raises WorkerError where it counts nothing."""
+        """Return the usage counted since the last call by any server.
+
+        Raises WorkerError for a worker that counts none.
+        """
 
     async def read_tokenizer(self, known_digest: str) -> worker_pb2.ReadTokenizerReply:
-        """The base model's tokenizer; without files where they have this digest.
+        """Return the base model's tokenizer, without its files if they have this digest.
 
-        Raises Unprocessable where there is none that may be given away.
+        Raises Unprocessable: there is none that may be given away.
         """
 
     async def timeline(self, session_id: str) -> worker_pb2.TimelineReply:
-        """When the session's operations and samples came, began and ended. Raises likewise."""
+        """Return when the session's operations and samples were accepted, started and ended.
+
+        Raises as `read_tokenizer`.
+        """
 
 
 class WorkerClient(SamplerClient, Protocol):
-    """One activated instance of a worker."""
+    """A client of one activated instance of a worker."""
 
     async def submit(self, request: worker_pb2.SubmitRequest, tenant: str) -> worker_pb2.SubmitReply:
-        """Returns, once the operation is on disk, its number and the epoch under which it was accepted.
+        """Return the operation's number and the epoch of its acceptance, once it is on disk.
 
-        Tenants share the worker fairly.
-        Raises ModelNotAtWorker, StorageFull (nothing was accepted), or StaleEpoch; and Unprocessable where the model's
-        operations have numbers and this one has none, or the other way round.
+        Tenants share the worker fairly. Raises ModelNotAtWorker, StorageFull (nothing was accepted) and StaleEpoch; and
+        Unprocessable if the client numbers some of the model's operations but not all.
         """
 
     async def await_result(self, model_id: str, seq_id: int, timeout_seconds: float) -> worker_pb2.AwaitReply: ...
     async def events(self, after_event_id: int, timeout_seconds: float) -> Sequence[worker_pb2.Event]: ...
     async def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
-        """Makes a checkpoint of uploaded files. Raises Unprocessable where they are no adapter of the base model."""
+        """Create a checkpoint from uploaded files. Raises Unprocessable: they are no adapter of the base model."""
 
 
 SamplerKind = Literal["pool", "colocated"]
-"""In the order in which samples are given to them: what only samples, then what also trains."""
+"""The kinds in order of preference for samples: dedicated samplers, then workers that also train."""
 
 
 class SamplerHandle(Protocol):
-    """A place where samples are made, and kept in memory: a pool's replica, a process of this machine beside a worker,
-    or a worker beside its training."""
+    """A sampler with its samples in memory: a pool's replica, a process next to a local worker, or a worker itself."""
 
     @property
     def sampler_id(self) -> str:
-        """Of what keeps the samples: every server calls it the same."""
+        """The id of the memory that keeps the samples; the same at every server."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name in messages and metrics."""
 
     @property
     def base_model(self) -> str:
-        """The name that its base model is shown under, the first of several."""
+        """The displayed name of its base model: the first of several."""
 
     @property
     def kind(self) -> SamplerKind: ...
 
     @property
     def accepting(self) -> bool:
-        """It may be given new samples."""
+        """Whether it takes new samples."""
 
     async def connection(self, timeout_seconds: float) -> SamplerClient:
-        """Raises WorkerUnavailable with the reason when it cannot be reached in time."""
+        """Return a client. Raises WorkerUnavailable with the reason if there is none in time."""
 
     def running(self) -> SamplerClient | None:
-        """The sampler if it is connected now; never starts one."""
+        """Return a client if the sampler is connected now; never start it."""
 
     @property
     def outlives_connections(self) -> bool:
-        """While it is not `running` it may have samples all the same, as before a server that has just started has
-        connected to it; False: what does not run has none."""
+        """Whether it may hold samples while it is not `running`, as before this server has connected to it."""
         return True
 
     @property
     def takes_saves_in(self) -> str | None:
-        """The network in which it can be told of a worker that streams saves; None: it reads the checkpoint root."""
+        """The network in which it can reach workers that stream saves. None: it reads the checkpoint root."""
         return None
 
 
 class WorkerHandle(SamplerHandle, Protocol):
-    """A worker's place in the fleet, whether or not it runs just now."""
+    """A worker of the fleet, whether it runs or not."""
 
     @property
     def worker_id(self) -> str: ...
@@ -176,43 +182,45 @@ class WorkerHandle(SamplerHandle, Protocol):
 
     @property
     def slots(self) -> int:
-        """Models that it may be given, parked ones too."""
+        """The number of models that it takes, including parked ones."""
 
     @property
     def leaving(self) -> str | None:
-        """The reason for which it will be taken away for ever, as a clause; None while it stays. Its models must then
-        be saved and released while it still runs."""
+        """The reason for its permanent removal, as a clause; None while it stays.
+
+        Its models must be saved and released while it still runs.
+        """
 
     @override
     async def connection(self, timeout_seconds: float) -> WorkerClient:
-        """The running, activated worker; started at first use.
+        """Return a client of the activated worker, which is started at first use.
 
-        Raises WorkerUnavailable with the reason when it is not ready in time, and WorkerUnstartable
-        at once when its model directory or its flags are to blame.
+        Raises WorkerUnavailable with the reason if it is not ready in time, and WorkerUnstartable at once if its model
+        directory or its flags are the cause.
         """
 
     @override
     def running(self) -> WorkerClient | None:
-        """The worker if it is ready now; never starts one."""
+        """Return a client if the worker is ready now; never start it."""
 
     @property
     def saves(self) -> SavesAddress | None:
-        """Where its newest saves are streamed from; None: nowhere just now."""
+        """The address from which it streams its newest saves. None: it streams none at present."""
         return None
 
     @property
     def unavailable_reason(self) -> str | None:
-        """Why it is not ready now, for those who wait for it; None while it is."""
+        """The reason why it is not ready, for waiting clients; None while it is."""
 
     async def renew(self) -> None:
-        """Activates the running instance anew, after its epoch turned out to be stale."""
+        """Activate the running instance again, after its epoch turned out to be stale."""
 
 
 class Fleet(Protocol):
-    """Models and workers may come and go while it is open; `changes` counts that."""
+    """The models and workers of a server. They may come and go while it is open; `changes` counts that."""
 
     async def begin(self) -> None:
-        """What can be done before there is a store: it runs beside the rest of the server's start.
+        """Start what needs no store, in parallel to the rest of the server's start.
 
         Raises StartupError.
         """
@@ -232,47 +240,47 @@ class Fleet(Protocol):
     def workers(self) -> Sequence[WorkerHandle]: ...
 
     def worker(self, worker_id: str) -> WorkerHandle:
-        """Raises WorkerAbsent when there is no such worker just now."""
+        """Return the worker of this id. Raises WorkerAbsent: there is none at present."""
 
     def trainers(self, base_model: str, rank: int) -> Sequence[WorkerHandle]:
-        """Those that may be given a new model of this LoRA rank, whether or not a slot is free."""
+        """Return the workers that take new models of this LoRA rank, whether or not a slot is free."""
 
     def samplers(self, base_model: str, rank: int = 0) -> Sequence[SamplerHandle]:
-        """Those that take new samples from the base model, and from adapters of this rank on it."""
+        """Return the samplers that take new samples of the base model, or of adapters of this rank on it."""
 
     @property
     def all_samplers(self) -> Sequence[SamplerHandle]:
-        """Whoever may still hold a sample that it took, whether or not it takes new ones."""
+        """Every sampler that may still hold a sample, whether or not it takes new ones."""
 
     async def refresh(self) -> None:
-        """Makes up for changes that were missed. Raises WorkerUnavailable when it cannot be told what was."""
+        """Read the state of the fleet again. Raises WorkerUnavailable: it cannot be read."""
 
     async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
-        """Sees to more capacity, where it can: for a model of this rank, or for samples.
+        """Request more capacity if possible: for a model of this rank, or for samples.
 
-        Returns what there is to wait for, or what a human has to do, in words for the one who waits.
+        Returns what the caller is waiting for, or what an administrator has to do, for display.
         """
 
     async def permanently_lost_reason(self, worker: Worker) -> str | None:
-        """Why this worker cannot come back, when that is certain; None while it may."""
+        """Return why this worker can never come back. None: it may."""
 
     @property
     def problem(self) -> str | None:
-        """Why the fleet cannot tell yet where its workers are; None when it can."""
+        """The reason why the fleet does not know its workers yet; None if it does."""
 
 
 def everything_of(fleet: Fleet) -> Sequence[SamplerHandle]:
-    """Whatever may say how it is doing: the workers, and what only samples."""
+    """Return everything that describes itself: the workers, and the samplers."""
     by_id: dict[str, SamplerHandle] = {one.sampler_id: one for one in fleet.workers}
     return list({**by_id, **{one.sampler_id: one for one in fleet.all_samplers}}.values())
 
 
 def places_of(description: worker_pb2.DescribeReply) -> int:
-    """Models that this worker takes. One of a release that parks none takes as many as it has slots."""
+    """Return the number of models that this worker takes: its slots, unless it parks models and says more."""
     return description.model_places or description.capabilities.adapter_slots
 
 
 def share_weights(fleet: Fleet, one: str, other: str) -> bool:
-    """Whether two names stand for the same base weights, so that an adapter of one fits the other."""
+    """Return whether two names stand for the same base weights, so that an adapter of one fits the other."""
     first, second = fleet.model(one), fleet.model(other)
     return one == other or (first is not None and second is not None and first.weights == second.weights)

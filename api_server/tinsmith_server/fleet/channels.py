@@ -1,7 +1,7 @@
-"""Connections to workers: a Unix socket on this machine, or mutual TLS over the network.
+"""Channels to workers: a Unix socket on this machine, or mutual TLS over the network.
 
-A channel keeps the certificate with which it was opened. Files are replaced while the server runs, so
-whoever keeps a channel asks `TlsDirectory.shows` now and then, and opens another one when it says no.
+A channel keeps the certificate with which it was opened. The files are replaced while the server runs, so the owner of
+a channel asks `TlsDirectory.shows` regularly, and opens a new channel when it returns False.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tinsmith_server.errors import WorkerUnavailable
 
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 SWAPPED = "..data"
-"""The kubelet's name for the folder that holds the files of now."""
+"""The kubelet's name for the directory of the current files."""
 
 CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
-    # Bodies are bounded by the HTTP side; a result of 1024 long datums is tens of MB.
+    # The HTTP side limits bodies; a result of 1024 long datums has tens of MB.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.enable_http_proxy", 0),
@@ -28,11 +28,11 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 NETWORK_OPTIONS: list[tuple[str, int | str]] = [
-    # A node that vanishes closes nothing: without pings a call would wait for its deadline.
+    # A node that vanishes closes no connection: without pings a call would wait for its deadline.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # A worker that comes back has another address under the same name; the default asks every 30 s.
+    # A worker that restarts has another address under the same name; the default asks every 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
     # A new channel must connect anew, with its own certificate.
     ("grpc.use_local_subchannel_pool", 1),
@@ -41,7 +41,7 @@ NETWORK_OPTIONS: list[tuple[str, int | str]] = [
 
 @dataclass(frozen=True, slots=True)
 class WorkerTls:
-    """What a channel shows, and whose certificate it expects. PEM contents."""
+    """The certificate that a channel shows, and the name that it expects. PEM contents."""
 
     certificate: bytes
     key: bytes = field(repr=False)
@@ -57,10 +57,10 @@ PemFiles: TypeAlias = tuple[bytes, bytes, bytes]
 
 
 class TlsDirectory:
-    """The folder with this server's client certificate, its key, and the authority of the workers.
+    """The directory with this server's client certificate, its key, and the authority of the workers.
 
-    Files are parsed when they have changed alone: at a thousand connections, which ask every 10 s, parsing took 8 % of
-    the event loop.
+    Files are parsed only when they have changed: at a thousand connections, each of which asks every 10 s, parsing took
+    8 % of the event loop.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -68,12 +68,15 @@ class TlsDirectory:
         self._known: tuple[object, PemFiles] | None = None
 
     def for_worker(self, worker_id: str) -> WorkerTls:
-        """What a channel opened now shows. Raises WorkerUnavailable when the files are not there, or not a pair."""
+        """Return the certificate for a new channel.
+
+        Raises WorkerUnavailable: the files are missing, or do not match.
+        """
         certificate, key, authority = self._read()
         return WorkerTls(certificate, key, authority, worker_id)
 
     def shows(self, tls: WorkerTls) -> bool:
-        """Whether the files are still those of this channel. Files that cannot be read replace nothing."""
+        """Return whether the files are still those of this channel. Unreadable files count as unchanged."""
         try:
             return self._read() == (tls.certificate, tls.key, tls.authority)
         except WorkerUnavailable:
@@ -84,7 +87,7 @@ class TlsDirectory:
         # Resolved once: three reads through the symlink could fall on both sides of a swap.
         folder = swapped.resolve() if swapped.exists() else self._directory
         try:
-            # Before they are read: what is replaced meanwhile is then read again.
+            # Taken before the files are read: a file that is replaced meanwhile is then read again.
             state = [folder, *(_state(folder / name) for name in (CERTIFICATE, KEY, AUTHORITY))]
             if self._known is None or self._known[0] != state:
                 self._known = state, _parsed(folder)
@@ -102,7 +105,7 @@ def _state(file: Path) -> tuple[int, int, int]:
 
 
 def _parsed(folder: Path) -> PemFiles:
-    """Raises OSError, also where they are not a pair."""
+    """Read and check the files. Raises OSError, also if certificate and key do not match."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
     context.load_verify_locations(folder / AUTHORITY)
@@ -110,7 +113,7 @@ def _parsed(folder: Path) -> PemFiles:
 
 
 def open_channel(target: str, tls: WorkerTls | None) -> grpc.aio.Channel:
-    """To `unix:/path`, or to `host:port` with `tls`."""
+    """Open a channel to `unix:/path`, or to `host:port` with `tls`."""
     if tls is None:
         return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
     credentials = grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)

@@ -1,4 +1,4 @@
-"""A worker's gRPC service as typed calls and our errors."""
+"""A client of a worker's gRPC service, with typed calls and the server's own errors."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ CLOSED = "the connection to the worker was closed"
 # A worker may delay an acknowledgement by 20 s when its backlog is full.
 SUBMIT_TIMEOUT_SECONDS = 60.0
 QUICK_TIMEOUT_SECONDS = 20.0
-# A conversation of megabytes; others may be rendered before.
+# For a conversation of megabytes, behind other renderings.
 RENDER_TIMEOUT_SECONDS = 60.0
-# Files of 64 MiB at most, from a volume that may be a network's.
+# For files of 64 MiB at most, from a volume that may be on the network.
 READ_TIMEOUT_SECONDS = 60.0
-# Files of gigabytes are read, checked and written; others may wait before.
+# For gigabytes of files that are read, checked and written, behind other imports.
 IMPORT_TIMEOUT_SECONDS = 600.0
-# How much longer than the asked hold a reply may take to arrive.
+# How much longer than the requested hold a reply may take.
 HOLD_GRACE_SECONDS = 10.0
-# Opening a journal waits for the lock of a predecessor and replays what it had accepted.
+# Opening a journal waits for the lock of its predecessor, and replays accepted operations.
 ACTIVATE_TIMEOUT_SECONDS = 600.0
 
 
 class CallUnknown(WorkerError):
-    """This worker does not do what was asked, and never will."""
+    """This worker does not implement the call."""
 
 
 _ERRORS: dict[grpc.StatusCode, type[TinsmithError]] = {
@@ -63,16 +63,19 @@ _ERRORS: dict[grpc.StatusCode, type[TinsmithError]] = {
 
 
 class GrpcWorkerClient(WorkerClient):
-    """Speaks to one instance under one epoch."""
+    """A client of one instance under one epoch."""
 
     def __init__(self, target: str, tls: WorkerTls | None = None) -> None:
-        """`target` is `unix:/path`, or `host:port` with `tls`."""
+        """Open a channel.
+
+        `target` is `unix:/path`, or `host:port` with `tls`.
+        """
         self._channel = open_channel(target, tls)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self._epoch = 0
 
     async def activate(self, epoch: int, event_cursor: int = 0) -> str:
-        """Everything submitted from here on carries this epoch, and events come after the cursor.
+        """Activate the worker: later submissions carry this epoch, and events come after the cursor.
 
         Returns the instance's id. Raises StaleEpoch.
         """
@@ -82,14 +85,14 @@ class GrpcWorkerClient(WorkerClient):
         return reply.instance_id
 
     async def until_broken(self) -> None:
-        """Returns when the connection is not up, or not any more: the next one may reach another instance."""
+        """Return when the connection is lost: the next one may reach another instance."""
         state = self._channel.get_state()
         while state is grpc.ChannelConnectivity.READY:
             await self._channel.wait_for_state_change(state)
             state = self._channel.get_state()
 
     async def close(self, grace_seconds: float | None = None) -> None:
-        """Calls that are under way end at once, or after so long; others are refused."""
+        """Close the channel. Running calls end at once, or after the grace period; new ones are refused."""
         await self._channel.close(grace_seconds)
 
     @override
@@ -118,7 +121,7 @@ class GrpcWorkerClient(WorkerClient):
         except WorkerFull as error:
             raise TooManySamples(str(error)) from error
         except CallUnknown as error:
-            # Another one may be able to: a session that was changed, a replica that speaks a newer protocol.
+            # Another worker may be able to: a session that was changed, a replica with a newer image.
             raise WorkerUnavailable(str(error)) from error
 
     @override
@@ -192,7 +195,7 @@ class GrpcWorkerClient(WorkerClient):
 
 @contextmanager
 def _refused_by_an_earlier_release(lacks: str) -> Iterator[None]:
-    """A worker keeps its image while the server is upgraded: a call that it does not have is refused in words."""
+    """Raise Unprocessable with the reason if the worker does not implement the call."""
     try:
         yield
     except CallUnknown as error:
@@ -208,7 +211,7 @@ async def _call(
     timeout_seconds: float,
     tenant: str | None = None,
 ) -> Reply:
-    """One RPC, its failure as an error of ours."""
+    """Make one RPC, and raise its failure as an error of the server."""
     metadata = grpc.aio.Metadata((TENANT_METADATA, tenant.encode())) if tenant is not None else None
     try:
         return await method(request, timeout=timeout_seconds, metadata=metadata)
@@ -218,7 +221,7 @@ async def _call(
     except grpc.aio.UsageError as error:
         raise WorkerUnavailable(CLOSED) from error
     except asyncio.CancelledError:
-        # grpc also cancels calls whose channel is closed under them; that is not our own cancellation.
+        # grpc also cancels calls when their channel is closed; that is not a cancellation of this task.
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise

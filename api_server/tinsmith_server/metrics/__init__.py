@@ -1,1 +1,1 @@
-"""Prometheus metrics of the server, and of the workers as it last saw them."""
+"""Prometheus metrics of the server, and of the workers from their last descriptions."""

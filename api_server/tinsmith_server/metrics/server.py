@@ -1,6 +1,6 @@
-"""Prometheus metrics: requests as they pass, workers and store as they were last seen.
+"""Prometheus metrics of requests, workers and the store.
 
-Everything is labelled by base model and worker, never by a client's ids: the page is served without a key.
+Labels are the base model and the worker, never a client's ids: the page is served without a key.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tinsmith_server.metrics.workers import DescribedWorker, SamplingCollector, 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 POLL_ROUTES = ("/retrieve_future", "/retrieve_futures")
 
-# A second series for each one, with the time of its first use.
+# Each series would get a second one, with the time of its first use.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """One registry per app, so that two apps in one process do not add up."""
+    """The metrics of one app. Each app has its own registry, so two apps in one process do not add up."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -58,7 +58,7 @@ class Metrics:
 
 
 class ServerCollector(Collector):
-    """Rows in the store by state, and polls that wait for a result."""
+    """The number of rows in the store by state, and of held polls."""
 
     def __init__(self, rows: Callable[[], Mapping[str, int]], polls_held: Callable[[], int]) -> None:
         self._rows = rows

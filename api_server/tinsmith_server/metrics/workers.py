@@ -1,4 +1,4 @@
-"""Prometheus metrics of the workers as they were last seen, and of the samples that went to them."""
+"""Prometheus metrics of the workers, from their last descriptions, and of the samples sent to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BY_KIND = ["base_model", "kind"]
 
 @dataclass(frozen=True, slots=True)
 class DescribedWorker:
-    """What a worker said of itself, and what it is called."""
+    """The last description of a worker, and its name."""
 
     base_model: str
     name: str
@@ -30,7 +30,7 @@ class DescribedWorker:
 
 
 class WorkerCollector(Collector):
-    """What `Describe` said when the workers were last asked."""
+    """A collector of the workers' last descriptions."""
 
     def __init__(self, workers: Callable[[], Sequence[DescribedWorker]]) -> None:
         self._workers = workers
@@ -46,7 +46,7 @@ class WorkerCollector(Collector):
 
 @dataclass(frozen=True, slots=True)
 class SamplingFigures:
-    """Samples given to pools and to workers that also train, passed on to a next one, and who takes new ones."""
+    """Samples given to pools and to training workers, samples passed on, and samplers that take new ones."""
 
     given: Mapping[tuple[str, str], int]
     passed_on: Mapping[str, int]
@@ -54,7 +54,7 @@ class SamplingFigures:
 
 
 class SamplingCollector(Collector):
-    """Where samples go."""
+    """A collector of the routing of samples."""
 
     def __init__(self, figures: Callable[[], SamplingFigures]) -> None:
         self._figures = figures
@@ -117,7 +117,7 @@ _GAUGES: dict[str, tuple[str, Callable[[worker_pb2.DescribeReply], float]]] = {
     "tinsmith_journal_bytes": ("Size of the journal.", lambda reply: reply.metrics.journal_bytes),
 }
 
-# Of a sampler there are none, nor of a worker whose image is older than they are.
+# Samplers have no volume.
 _VOLUME_GAUGES: dict[str, tuple[str, Callable[[worker_pb2.DescribeReply], float]]] = {
     "tinsmith_volume_free_bytes": (
         "Bytes that are free on the journal's volume.",

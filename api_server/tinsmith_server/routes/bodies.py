@@ -1,4 +1,4 @@
-"""What routes read from bodies: JSON objects, requests, samples, training data. Only after the key has been checked."""
+"""Dependencies that read bodies: JSON objects, requests, samples, training data. The key is checked first."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ from tinsmith_server.wire.json_bodies import GRAPH, PLAIN, PROMPT, BadJson, Shap
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
-# Of a training body that is not kept: its head, which says whose it is.
+# The beginning of a training body over the limit that is read: its head names the model.
 HEAD_BYTES = 64 * 1024
-# What the body of a route may be made of, other than `PLAIN`.
+# The allowed shapes of the bodies of routes, other than `PLAIN`.
 SHAPES = {"/retrieve_futures": Shape(values=64 * 1024)}
 
 
 async def whole_body(request: Request, services: Services, account: Account, *, grows: bool = False) -> bytes:
-    """Raises BodyTooLarge. For `grows` see `receive`."""
+    """Return the body. Raises BodyTooLarge.
+
+    For `grows` see `receive`.
+    """
     path = path_of(request)
     limit = limit_of(path, services.settings)
     body = await receive(request, limit, account, grows=grows)
@@ -46,7 +49,7 @@ async def whole_body(request: Request, services: Services, account: Account, *, 
 async def read_json_object(
     request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep
 ) -> dict[str, Any]:
-    """Raises BodyTooLarge, and Unprocessable for anything but a JSON object."""
+    """Return the JSON object in the body. Raises BodyTooLarge, and Unprocessable for other content."""
     body, shape = await whole_body(request, services, account), SHAPES.get(path_of(request), PLAIN)
     try:
         return await services.admission.off_the_loop(tenant, len(body), lambda: read_object(body, shape))
@@ -58,7 +61,10 @@ JsonObject = Annotated[dict[str, Any], Depends(read_json_object)]
 
 
 def body_as(model: type[M]) -> Callable[[dict[str, Any]], M]:
-    """A dependency that validates the body. Only for requests without a future: its errors are 422s."""
+    """Return a dependency that validates the body.
+
+    It suits requests without a future: its errors are 422s.
+    """
 
     def validate(content: dict[str, Any]) -> M:
         try:
@@ -67,16 +73,16 @@ def body_as(model: type[M]) -> Callable[[dict[str, Any]], M]:
             raise Unprocessable(sentence(error)) from error
 
     async def validated(content: JsonObject) -> M:
-        # Not a plain function: FastAPI would send each call to a thread.
+        # A coroutine, since FastAPI would run each call of a plain function in a thread.
         return validate(content)
 
     return validated  # type: ignore[return-value]
 
 
 def sample_as(form: Callable[[dict[str, Any]], T]) -> Callable[..., Awaitable[T]]:
-    """A dependency that reads a sample in one of its forms.
+    """Return a dependency that reads a sample in one of its forms.
 
-    Raises Unprocessable where its JSON cannot be read, and what the form raises.
+    The dependency raises Unprocessable for invalid JSON, and the errors of `form`.
     """
 
     async def read(request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep, key: ApiKey) -> T:
@@ -97,7 +103,7 @@ PlainSample = Annotated[sample_requests.PlainSample, Depends(sample_as(sample_re
 async def read_custom_loss(
     request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep
 ) -> CustomLossId:
-    """What has the whole loss in it. Raises Unprocessable for one that the workers would not run."""
+    """Return the id of a custom loss, which contains the loss. Raises Unprocessable for an invalid loss."""
     body = await whole_body(request, services, account)
 
     def packed() -> CustomLossId:
@@ -139,7 +145,7 @@ Forward = Annotated[worker_pb2.SubmitRequest, Depends(read_forward)]
 async def _from_json(
     call: CallKey, request: Request, response: Response, services: Services, account: Account, key: str | None
 ) -> worker_pb2.SubmitRequest:
-    """Raises BodyTooLarge for a body over the limit: the model's name stands at its end."""
+    """Return the operation of a JSON body. Raises BodyTooLarge: the model's name is at the end of the body."""
     body = await whole_body(request, services, account, grows=True)
     return _operation(await services.operation_bodies.from_json(body, call, account, key), response)
 
@@ -151,7 +157,10 @@ def _operation(read: TrainingOperation, response: Response) -> worker_pb2.Submit
 
 
 async def read_telemetry_body(request: Request, services: ServicesDep) -> bytes:
-    """What fits; a batch over the limit is not worth an error to the client. Without a key: those share a budget."""
+    """Return the body, or nothing if it is over the limit: telemetry is not worth an error.
+
+    Senders without a key share a budget.
+    """
     with services.admission.telemetry.account("") as account, suppress(TooBusy, HTTPException):
         body = await receive(request, limit_of(path_of(request), services.settings), account)
         if body.complete:

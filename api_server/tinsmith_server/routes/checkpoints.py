@@ -1,4 +1,4 @@
-"""Training runs and checkpoints. A checkpoint's id is two path segments, `<kind>/<name>`."""
+"""Training runs and checkpoints. A checkpoint's id has two path segments, `<kind>/<name>`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def checkpoint_path(run_id: str, kind: PathKind, name: str) -> TinkerPath:
 
 
 async def known_types(version: Annotated[str | None, Header(alias=VERSION_HEADER)] = None) -> Types:
-    """The types of checkpoints that the SDK which asks has heard of."""
+    """Return the types of checkpoints that an SDK of this version knows."""
     return known_checkpoint_types(version)
 
 
@@ -78,7 +78,7 @@ async def get_training_run(run_id: str, tenant: Tenant, services: ServicesDep) -
     return _run(await services.checkpoints.run(tenant, run_id))
 
 
-# SDKs below 0.4 ask for the second one.
+# SDKs below 0.4 use the second path.
 @router.get("/training_runs/{run_id}/checkpoints", response_model_exclude_none=True)
 @router.get("/models/{run_id}/checkpoints", response_model_exclude_none=True)
 async def list_run_checkpoints(
@@ -140,7 +140,7 @@ async def external_weights_urls(
     responses={200: {"content": {"application/octet-stream": {}}}},
 )
 async def download(token: str, path: str, services: ServicesDep) -> StreamingResponse:
-    """Without a key: the link itself is the permission, and ends by itself."""
+    """Send a file of a checkpoint. The link is the permission: no key is needed, and it expires."""
     found = await services.exports.download(token, path)
     return StreamingResponse(
         found.parts, media_type="application/octet-stream", headers={"content-length": str(found.size_bytes)}
@@ -149,7 +149,7 @@ async def download(token: str, path: str, services: ServicesDep) -> StreamingRes
 
 @router.get(CHECKPOINT + "/archive", status_code=302, response_class=RedirectResponse)
 async def archive_link(path: Path, request: Request, tenant: Tenant, services: ServicesDep) -> RedirectResponse:
-    """Where all files of a checkpoint are, as SDKs up to 0.35 ask for them: they read the address and do not follow."""
+    """Redirect to all files of a checkpoint. SDKs up to 0.35 read the address, and do not follow it."""
     base_url = services.settings.public_url or str(request.base_url)
     link = await services.exports.archive_link(tenant, path, base_url)
     return RedirectResponse(link.url, 302, {"expires": format_datetime(link.expires, usegmt=True)})
@@ -159,7 +159,7 @@ async def archive_link(path: Path, request: Request, tenant: Tenant, services: S
     "/archives/{token}", response_class=StreamingResponse, responses={200: {"content": {"application/gzip": {}}}}
 )
 async def archive(token: str, services: ServicesDep) -> StreamingResponse:
-    """A gzipped tar, without a key: the link itself is the permission, and ends by itself."""
+    """Send a gzipped tar. The link is the permission: no key is needed, and it expires."""
     return StreamingResponse(await services.exports.archive(token), media_type="application/gzip")
 
 
@@ -240,7 +240,7 @@ async def start_upload(
 
 @router.put("/uploads/{token}/{name}", openapi_extra=FILE_BODY)
 async def upload_file(token: str, name: str, request: Request, services: ServicesDep) -> Empty:
-    """Without a key: the URL itself is the permission, and ends by itself."""
+    """Receive a file. The URL is the permission: no key is needed, and it expires."""
     upload = await services.imports.upload_of(token)
     limit = services.imports.limit_of(name)
     declared = request.headers.get("content-length", "")

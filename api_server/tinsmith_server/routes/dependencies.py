@@ -1,4 +1,4 @@
-"""What routes are given: the services, the tenant that a key speaks for, and which part of a list."""
+"""Dependencies of routes: the services, the tenant of a key, and the page of a list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinsmith_server.services.assembly import Services
 
 API_PREFIX = "/api/v1"
 
-# What the SDK sends by itself, and however often it likes.
+# Calls that the SDK makes by itself, at its own rate.
 UNCOUNTED = frozenset(
     {
         "/client/config",
@@ -29,7 +29,7 @@ MOST_KEY_CHARACTERS = 200
 
 
 class KeyHeader(APIKeyHeader):
-    """The header of Tinker's clients, or that of others: in one step, since every call takes it."""
+    """The key's header of Tinker's clients, or of others, in one step, since every call needs it."""
 
     @override
     async def __call__(self, request: HTTPConnection) -> str | None:
@@ -46,13 +46,13 @@ ApiKey = Annotated[str | None, Security(_api_key)]
 
 
 async def get_services(request: Request) -> Services:
-    # Not a plain function: FastAPI would send each call to a thread.
+    # A coroutine, since FastAPI would run each call of a plain function in a thread.
     services: Services = request.app.state.services
     return services
 
 
 async def authenticate(request: Request, services: Annotated[Services, Depends(get_services)], key: ApiKey) -> str:
-    """The tenant. Raises AuthenticationFailed, and TooBusy for a key that asks for too much in a minute."""
+    """Return the tenant. Raises AuthenticationFailed, and TooBusy for a key over its rate of requests."""
     tenant = await services.keys.authenticate(key)
     if path_of(request) not in UNCOUNTED:
         services.admission.admit_request(key)
@@ -60,12 +60,12 @@ async def authenticate(request: Request, services: Annotated[Services, Depends(g
 
 
 def path_of(request: Request) -> str:
-    """The route's template, without the prefix of all of them."""
+    """Return the route's template, without the common prefix."""
     return str(request.scope["route"].path).removeprefix(API_PREFIX)
 
 
 async def read_idempotency_key(request: Request) -> str | None:
-    """Of one call: the same key at another call is another key. Raises Unprocessable for one that nobody can keep."""
+    """Return the idempotency key, which is valid for one call. Raises Unprocessable for a key that is too long."""
     key = request.headers.get("idempotency-key") or request.headers.get("x-idempotency-key")
     if not key:
         return None
@@ -78,5 +78,5 @@ IdempotencyKey = Annotated[str | None, Depends(read_idempotency_key)]
 ServicesDep = Annotated[Services, Depends(get_services)]
 Tenant = Annotated[str, Depends(authenticate)]
 Limit = Annotated[int, Query(ge=1, le=1000)]
-# A store counts in 64 bits, also the rows behind the offset.
+# The store counts in 64 bits, including the rows after the offset.
 Offset = Annotated[int, Query(ge=0, lt=2**62)]

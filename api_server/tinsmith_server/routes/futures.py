@@ -1,4 +1,4 @@
-"""Polls. They are held until there is something to say, and never answer 5xx."""
+"""Polls. They are held until there is an answer, and never answer 5xx."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ RESULTS: dict[int | str, dict[str, Any]] = {
 }
 """`responses` of a poll."""
 
-# What the socket does not take yet is held once more by whoever writes to it: a piece, instead of all.
+# A server copies what the socket has not taken yet: a piece instead of the whole result.
 PIECE_BYTES = 256 * 2**10
-# Whoever reads no faster is cut off, and may poll again: others wait for the room.
+# A slower client is disconnected, and may poll again: others wait for the memory.
 GRACE_SECONDS = 15.0
 LEAST_BYTES_PER_SECOND = 256 * 2**10
 
 
 class HeldRoute(PlannedRoute):
-    """A route whose failures are held, instead of a 5xx at once."""
+    """A route that holds the request after a failure, instead of answering 5xx at once."""
 
     @override
     def around(self, handle: Handler) -> Handler:
@@ -96,7 +96,7 @@ async def retrieve_future(
 async def retrieve_future_by_path(
     request_id: str, request: Request, tenant: Tenant, services: ServicesDep, key: ApiKey
 ) -> Response:
-    """In JSON, unless protobuf is asked for by its name."""
+    """Return the result in JSON, unless the client asks for protobuf by name."""
     in_json = PROTOBUF not in request.headers.get("accept", "")
     return _response(await services.results.fetch(tenant, request_id, key, in_json=in_json))
 
@@ -110,7 +110,7 @@ async def retrieve_future_by_path(
 async def delete_model(
     body: Annotated[DeleteModelRequest, Depends(body_as(DeleteModelRequest))], tenant: Tenant, services: ServicesDep
 ) -> Response:
-    """Its checkpoints stay. 408: what it was given before runs still; ask again."""
+    """End a model; its checkpoints stay. 408: earlier operations of the model are still running, ask again."""
     answer = await services.results.delete_model(tenant, body.model_id)
     if not isinstance(answer, Ready):
         return _response(answer)
@@ -118,13 +118,16 @@ async def delete_model(
 
 
 def reads_protobuf(request: Request) -> bool:
-    """SDKs from 0.18 on say so where a result may be in it; without a word anything goes."""
+    """Return whether the client reads protobuf.
+
+    SDKs from 0.18 on say so; a client that says nothing accepts anything.
+    """
     accepted = request.headers.get("accept", ANYTHING)
     return PROTOBUF in accepted or ANYTHING in accepted
 
 
 class SentInPieces(Response):
-    """Gives its room back when the last piece is sent, or cannot be."""
+    """A response sent in pieces. It frees its memory when the last piece is sent, or sending fails."""
 
     def __init__(self, content: bytes, media_type: str, room: ExitStack) -> None:
         super().__init__(content, media_type=media_type)
@@ -138,7 +141,10 @@ class SentInPieces(Response):
                 await self._send_pieces(send)
 
     async def _send_pieces(self, send: Send) -> None:
-        """Each waits until the socket has taken what was before it; so does the empty one at the end."""
+        """Send the pieces.
+
+        Each `send` waits until the socket has taken the piece before it, and so does the empty last one.
+        """
         whole = memoryview(self.body)
         for start in range(0, len(whole), PIECE_BYTES):
             piece = bytes(whole[start : start + PIECE_BYTES])

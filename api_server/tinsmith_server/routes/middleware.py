@@ -1,4 +1,4 @@
-"""Around every request: ids in the log, counters, and one last net for errors."""
+"""Middleware around every request: ids in the log, metrics, the last handler of errors, and access rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Collection
 from urllib.parse import urlsplit
 
 import structlog
-from starlette._utils import get_route_path  # what the router goes by: the path below a root path
+from starlette._utils import get_route_path  # the path below a root path, as the router uses it
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,18 +24,18 @@ from tinsmith_server.settings import Settings, is_loopback
 
 log = get_logger(__name__)
 
-# Whoever has one may read or write a file, without a key.
+# These links allow reading or writing a file without a key.
 LINKS = re.compile(r"(?<=/uploads/)[^/]+|(?<=/downloads/)[^/]+|(?<=/archives/)[^/]+|(?<=/traces/)[^/]+")
 
 
 class _HeadIsComplete(Exception):
-    """Ends an application that would send a body although HEAD has none."""
+    """A signal that ends an application before it sends a body in answer to HEAD."""
 
 
 class HeadRequests:
-    """Answer HEAD as GET without its body, on every route: monitors and load balancers ask with it.
+    """Middleware that answers HEAD as GET without its body, on every route: monitors and load balancers use HEAD.
 
-    A streamed body ends before its first part: an archive of gigabytes would be read and compressed for nothing.
+    A streamed body is stopped before its first part: an archive of gigabytes would be read and compressed for nothing.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -54,7 +54,7 @@ class HeadRequests:
             if message.get("more_body", False):
                 raise _HeadIsComplete
 
-        asked = {**scope, "method": "GET"}  # a copy: the server leaves the body out by the method of its own
+        asked = {**scope, "method": "GET"}  # a copy: the server drops the body by the scope's own method
         try:
             await self._app(asked, receive, without_body)
         except _HeadIsComplete:
@@ -64,10 +64,13 @@ class HeadRequests:
 
 
 class Observing:
-    """Plain ASGI: a thousand held polls pay for nothing they do not use."""
+    """Middleware for logs and metrics, in plain ASGI: thousands of held polls pay only for what they use."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, pages: frozenset[str]) -> None:
-        """`pages` are the paths that FastAPI serves itself, without saying so in the scope."""
+        """Wrap the application.
+
+        `pages` are the paths that FastAPI serves itself, which have no route in the scope.
+        """
         self._app = app
         self._metrics = metrics
         self._pages = pages
@@ -107,7 +110,7 @@ class Observing:
             )
 
     def _route(self, scope: Scope) -> str:
-        """The template, never the path: ids would make as many time series."""
+        """Return the route's template: paths contain ids, and would make too many time series."""
         path = get_route_path(scope)
         if path in self._pages:
             return path
@@ -120,7 +123,7 @@ def without_links(path: str) -> str:
 
 METRICS_PATH = "/metrics"
 POLL_PATHS = frozenset({"/api/v1/retrieve_future", "/api/v1/retrieve_futures"})
-# And each that begins with `x-forwarded`.
+# Headers that begin with `x-forwarded` count as well.
 FORWARDING_HEADERS = frozenset(
     {"cdn-loop", "cf-connecting-ip", "forwarded", "true-client-ip", "via", "x-client-ip", "x-real-ip"}
 )
@@ -128,8 +131,11 @@ POLL_BY_PATH = "/api/v1/retrieve_future/"
 
 
 class LoopbackOnly:
-    """Where keys are off: in front of everything. Who started the server may have told it another address than the
-    settings say, so each request is asked, by its connection, what came before it, and what sent it."""
+    """Middleware of a server without keys: it refuses every request that does not come from this machine.
+
+    The server may listen on another address than the settings say, so the connection and the headers of each request
+    are checked.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -144,10 +150,10 @@ class LoopbackOnly:
 
 
 def why_not_of_this_machine(scope: Scope) -> str | None:
-    """None: it comes from a program on this machine, straight to a loopback address.
+    """Return why a request does not come straight from a program on this machine; None if it does.
 
-    A proxy here may speak for anybody, and a web page may make a browser here ask: by a name of its own that leads to
-    this machine, or across sites.
+    A proxy on this machine may forward anyone's request, and a web page may make a local browser send one, across sites
+    or by a host name that resolves to this machine.
     """
     headers = Headers(scope=scope)
     ends = [scope.get("server"), scope.get("client")]
@@ -172,14 +178,14 @@ def _names_this_machine(url: str) -> bool:
 
 
 def pages_are_open(settings: Settings, scope: Scope) -> bool:
-    """To whoever asks like this: by default to what is on the machine itself, of a server that listens there alone."""
+    """Return whether this request may see the pages: by default, if server and client are on this machine."""
     if settings.pages_need_key != "auto":
         return settings.pages_need_key == "never"
     return settings.listens_here_alone and why_not_of_this_machine(scope) is None
 
 
 class PageAuth:
-    """In front of the pages: a key. At the port for metrics: nothing but metrics, without one."""
+    """Middleware that requires a key for the pages. The metrics port serves only metrics, without a key."""
 
     def __init__(self, app: ASGIApp, settings: Settings, pages: Collection[str]) -> None:
         self._app = app
@@ -207,13 +213,13 @@ class PageAuth:
 
 
 def _key(headers: Headers) -> str | None:
-    """Prometheus can send only the second kind without more ado."""
+    """Return the key. Without extra configuration Prometheus can send only `Authorization`."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return headers.get("x-api-key") or (token if scheme.lower() == "bearer" else None)
 
 
 class AddressLimit:
-    """Behind trusted proxies connections say nothing: requests in flight are counted, by who sent them to the proxy."""
+    """Middleware that limits the requests in flight of each address behind trusted proxies."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -242,9 +248,9 @@ class AddressLimit:
 
 
 class ConcurrencyLimit:
-    """Requests have few places in the event loop at a time: those of one tenant, or of one address where the key is
-    missing, or has not been good for anything here yet. A poll has one for its first step: there may be thousands that
-    wait.
+    """Middleware that limits the requests of one tenant in the event loop, or of one address without a known key.
+
+    A poll holds its slot only for its first step: thousands may wait.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,6 +1,4 @@
-"""The OpenAPI document: what FastAPI finds by itself, the bodies, which routes read on their own, and the problems,
-whose form is ours (`problems.py`).
-"""
+"""The OpenAPI document: FastAPI's own, with the bodies that routes read themselves, and the form of errors."""
 
 from __future__ import annotations
 
@@ -31,13 +29,13 @@ TRAINING_BODY: dict[str, Any] = {
 
 
 def takes(model: type[BaseModel]) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads this JSON body."""
+    """Return the `openapi_extra` of a route that reads this JSON body."""
     schema = {"$ref": _REFERENCE.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def install_openapi(app: FastAPI) -> None:
-    """Serves the generated document with the schemas that `takes` refers to, and with every operation's problems."""
+    """Serve the generated document, with the schemas that `takes` refers to and every operation's errors."""
 
     def openapi() -> dict[str, Any]:
         if not app.openapi_schema:
@@ -57,7 +55,7 @@ def install_openapi(app: FastAPI) -> None:
 
 
 class Problem(BaseModel):
-    """The body of every error: one sentence that says what happened, to what, and what to do."""
+    """The body of every error: what happened, to what, and what to do."""
 
     detail: str
 
@@ -71,8 +69,7 @@ PROBLEMS = ("4XX", *sorted({str(status) for status in HTTP_STATUS.values() if st
 
 
 def _say_problems(document: dict[str, Any]) -> None:
-    """In the place of FastAPI's form of a validation error, which no client of this server ever sees. Routes that have
-    a form of their own say so."""
+    """Replace FastAPI's validation errors, which no client of this server sees. Dialect routes have their own form."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name in _FORM_OF_FASTAPI:
         schemas.pop(name, None)

@@ -1,4 +1,4 @@
-"""Pages for a browser: what this server is, and its calls in Swagger UI. They load nothing from elsewhere."""
+"""Pages for a browser: a front page, and the calls in Swagger UI. They load nothing from other servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOCS_PATH = "/docs"
 OPENAPI_PATH = "/openapi.json"
 VERSION = version("tinsmith")
 
-# The package that carries Swagger UI's released files.
+# The package that contains Swagger UI's released files.
 _SWAGGER = Path(str(files("fastapi_swagger.resources")))
 ASSETS = {
     "swagger-ui-bundle.js": "text/javascript",
@@ -26,7 +26,7 @@ ASSETS = {
     "favicon-32x32.png": "image/png",
 }
 _START = "start.js"
-# Without a validator's URL Swagger UI would send the document's address to one on the internet.
+# Without an empty validator URL, Swagger UI sends the document's address to a server on the internet.
 _START_CODE = """"use strict";
 SwaggerUIBundle({
   url: "openapi.json",
@@ -39,12 +39,12 @@ SwaggerUIBundle({
 DOCS_PATHS = frozenset({DOCS_PATH, *(f"{DOCS_PATH}/{name}" for name in (*ASSETS, _START))})
 
 _NOTHING_ELSE = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-# Swagger UI draws its icons from data: URLs and sets styles on its elements.
+# Swagger UI uses data: URLs for its icons, and sets styles on its elements.
 _DOCS_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     f"connect-src 'self'; {_NOTHING_ELSE}"
 )
-# Relative addresses hold behind a proxy that serves this below a path, too.
+# Relative addresses also work behind a proxy that serves this below a path.
 _DOCS_PAGE = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -92,7 +92,7 @@ async def front_page(request: Request) -> Response:
 
 
 def prefers_html(accept: str) -> bool:
-    """Say whether `text/html` is named, and `application/json` is not named with the same or a higher weight."""
+    """Return whether `text/html` is named, and `application/json` does not have the same or a higher weight."""
     weights: dict[str, float] = {}
     for part in accept.split(","):
         kind, *parameters = (word.strip().lower() for word in part.split(";"))

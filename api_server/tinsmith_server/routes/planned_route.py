@@ -24,7 +24,7 @@ Handler: TypeAlias = Callable[[Request], Coroutine[Any, Any, Response]]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One call. `takes`: a parameter, and the number of the step that makes what it is given."""
+    """One call. `takes` maps a parameter to the number of the step whose result it gets."""
 
     call: Callable[..., Any]
     takes: tuple[tuple[str, int], ...]
@@ -75,7 +75,7 @@ class PlannedRoute(APIRoute):
 
 
 def plan(endpoint: Dependant) -> Sequence[_Step]:
-    """Each dependency once, behind those that it takes something of; the endpoint last."""
+    """Return each dependency once, after those that it needs; the endpoint is last."""
     steps: list[_Step] = []
     numbers: dict[Callable[..., Any], int] = {}
 
@@ -96,12 +96,12 @@ def plan(endpoint: Dependant) -> Sequence[_Step]:
 
 
 def _is_model(response_model: object) -> bool:
-    """None: the endpoint returns a response."""
+    """Return whether the endpoint returns a response (None) or a model."""
     return response_model is None or (isinstance(response_model, type) and issubclass(response_model, BaseModel))
 
 
 def _is_plain(one: Dependant) -> bool:
-    """Neither it nor what it depends on reads a parameter by itself, or would need a thread."""
+    """Return whether the dependency and its dependencies read no parameters themselves, and need no thread."""
     parameters = (one.path_params, one.query_params, one.header_params, one.cookie_params, one.body_params)
     others = (one.websocket_param_name, one.background_tasks_param_name, one.security_scopes_param_name)
     awaited = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
@@ -123,7 +123,7 @@ async def _run(steps: Sequence[_Step], request: Request, said: Response | None) 
 
 
 async def _run_closing(steps: Sequence[_Step], request: Request, said: Response | None) -> Response | BaseModel:
-    """Where a step opens something."""
+    """Run the steps if some of them are generators."""
     made: list[Any] = []
     async with AsyncExitStack() as opened:
         for step in steps:
@@ -143,5 +143,5 @@ def _arguments(step: _Step, made: Sequence[Any], request: Request, said: Respons
 
 
 def _added(said: Response) -> dict[str, str]:
-    """What a dependency has said beside the answer."""
+    """Return the headers that dependencies have set."""
     return {name: value for name, value in said.headers.items() if name != "content-length"}

@@ -1,4 +1,4 @@
-"""The one table that turns errors into HTTP, the handlers that apply it, and the header that the SDK shows its user."""
+"""The table that maps errors to HTTP statuses, its handlers, and the header that the SDK shows its user."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ HTTP_STATUS: dict[type[TinsmithError], int] = {
     errors.StorageFull: 507,
     TinsmithError: 500,
 }
-"""409 is missing on purpose: the SDK repeats it for minutes."""
+"""The statuses of errors. 409 is missing on purpose: the SDK repeats it for minutes."""
 NOT_FOUND = "Not Found"
-"""Starlette's answer for a path that no route has."""
+"""Starlette's answer for a path without a route."""
 UNKNOWN_CALL = (
     "This server has no such call. If a tinker SDK made it, the SDK is newer than the server: "
     "docs/reference/protocol.md lists the SDK versions that work; install one of them, or a newer server."
@@ -41,17 +41,17 @@ UNKNOWN_CALL = (
 
 
 def http_status(error: TinsmithError) -> int:
-    """The status of the nearest class in the table."""
+    """Return the status of the nearest class in the table."""
     return next(HTTP_STATUS[kind] for kind in type(error).__mro__ if kind in HTTP_STATUS)
 
 
 def problem(status: int, detail: str) -> JSONResponse:
-    """With a content-length, without which the SDK takes a 400 for a proxy's doing."""
+    """Return the error response. Without a content-length the SDK takes a 400 for a proxy's answer."""
     return JSONResponse({"detail": redact(detail)}, status)
 
 
 def tell_user(response: Response, sentence: str) -> None:
-    """The SDK shows its user this header, whatever else it keeps silent about; what it calls it is another thing."""
+    """Set the header that the SDK always shows its user, labelled as a deprecation note."""
     words = " ".join(redact(sentence).split())
     response.headers["x-deprecation-note"] = f"waiting: {words}".encode("ascii", "replace").decode()
 
@@ -74,7 +74,7 @@ async def _tinsmith_error(_request: Request, error: Exception) -> JSONResponse:
         response.headers["retry-after"] = str(math.ceil(error.retry_after_seconds))
     if isinstance(error, errors.StorageFull):
         tell_user(response, str(error))
-        # The SDK's inner retries would keep the words back for a minute and a half; its outer ones go on for 300 s.
+        # The SDK's inner retries would hide the message for a minute and a half; its outer ones continue for 300 s.
         response.headers["x-should-retry"] = "false"
     return response
 

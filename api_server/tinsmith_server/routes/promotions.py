@@ -40,7 +40,10 @@ async def promote(
 async def roll_back(
     name: str, tenant: Tenant, services: ServicesDep, expected_number: Annotated[int | None, Query(ge=1)] = None
 ) -> PromotionResponse:
-    """`expected_number`: only if this is the number of the name's last change, or has been taken back just now."""
+    """Roll a name back.
+
+    `expected_number` is the number of the change to undo; if it was undone just now, nothing changes.
+    """
     return _one(await services.promotions.roll_back(tenant, name, expected_number))
 
 

@@ -1,4 +1,4 @@
-"""What every client asks first, and what operators ask: flags, health, readiness, capabilities; and telemetry."""
+"""The first calls of every client, calls of operators, telemetry, tokens and tokenizers."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ async def get_server_capabilities(_tenant: Tenant, services: ServicesDep) -> Cap
 
 @router.post("/telemetry", summary="Take the SDK's telemetry")
 async def telemetry(body: Annotated[bytes, Depends(read_telemetry_body)], services: ServicesDep) -> TelemetryResponse:
-    """Without a key, too: each refusal would cost the user half a minute."""
+    """Log the SDK's telemetry. No key is needed: each refusal would cost the user half a minute."""
     await services.admission.off_the_loop("", len(body), lambda: note_telemetry(body))
     return TelemetryResponse()
 
 
 def note_telemetry(body: bytes) -> None:
-    """Logs what kind of events came, and of errors their types. Never raises: clients must hear 2xx."""
+    """Log the kinds of events, and the types of errors. Never raises: clients must get a 2xx."""
     try:
         batch = read_object(body, TELEMETRY)
         events = batch["events"][:MAX_EVENTS]
@@ -102,7 +102,7 @@ def _safe_fields(event: dict[str, Any]) -> dict[str, str]:
 
 
 def _word(value: object) -> str | None:
-    """Only what looks like a name. A key has the same characters, so nothing that may hold one passes."""
+    """Return the value if it looks like a name, but not like a key."""
     if not isinstance(value, str) or not _WORD.fullmatch(value) or "tml-" in value or "eyJ" in value:
         return None
     return value
@@ -118,7 +118,7 @@ ZIP: dict[int | str, dict[str, Any]] = {200: {"content": {"application/zip": {}}
     responses=ZIP,
 )
 async def tokenizer(base_model: str, _tenant: Tenant, services: ServicesDep) -> Response:
-    """Every key may have it, as every key may train and sample every base model."""
+    """Send a base model's tokenizer. Every key may train and sample every base model, and so get its tokenizer."""
     archive = await services.tokenizers.archive(base_model)
     return Response(archive.content, media_type="application/zip")
 

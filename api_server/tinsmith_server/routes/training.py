@@ -1,4 +1,4 @@
-"""Models and their operations. Each answers with a future as soon as the worker has it on disk."""
+"""Models and their operations. A call returns a future as soon as the worker has the operation on disk."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ async def create_model(body: JsonObject, tenant: Tenant, services: ServicesDep, 
 
 @router.get("/waiting_models", summary="Models that wait for a worker, and what each waits for")
 async def waiting_models(tenant: Tenant, services: ServicesDep) -> WaitingModelsResponse:
-    """The tenant's own, oldest first, 20 at most. No call of Tinker's: `tinsmith doctor` shows them."""
+    """List the tenant's waiting models, oldest first, 20 at most.
+
+    Tinker has no such call; `tinsmith doctor` uses it.
+    """
     return WaitingModelsResponse(waiting_models=await services.models.waiting(tenant))
 
 
@@ -70,7 +73,7 @@ async def get_info(
 async def get_tokenizer(
     model_id: Annotated[str, Query(min_length=1)], tenant: Tenant, services: ServicesDep
 ) -> TokenizerResponse:
-    """The tokenizer itself is looked up by its name, as the SDK does: nothing here knows one."""
+    """Name a model's tokenizer, which clients look up by its name, as the SDK does."""
     model = await services.models.owned(tenant, model_id)
     longest = services.inspection.max_sequence_length(model.base_model)
     return TokenizerResponse(

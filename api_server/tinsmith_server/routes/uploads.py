@@ -1,4 +1,4 @@
-"""How much of a body each route takes, how fast it must come, and where it waits for room."""
+"""Limits of bodies by route, their least rate, and their wait for memory."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tinsmith_server.settings import Settings
 KIB = 2**10
 MIB = 2**20
 
-# What names things, and little else.
+# Bodies with little more than names.
 SMALL_BYTES = 64 * KIB
-# What may hold metadata, and a name for everything.
+# Bodies that may contain metadata, and names.
 LARGER_BYTES = 256 * KIB
 
 BODY_BYTES: Mapping[str, int | str] = {
@@ -50,7 +50,7 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/asample": "max_sample_bytes",
     "/sample": "max_sample_bytes",
     "/retrieve_future": SMALL_BYTES,
-    # It may name every sample that was fetched since the last one.
+    # The body may name every sample that was fetched since the last poll.
     "/retrieve_futures": 4 * MIB,
     "/cancel_future": SMALL_BYTES,
     "/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl": SMALL_BYTES,
@@ -65,10 +65,10 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/anthropic/api/v1/messages": "max_sample_bytes",
     "/anthropic/api/v1/messages/count_tokens": "max_sample_bytes",
 }
-"""By route: the number, or the setting that says it. Bodies of other routes are not read."""
+"""The limit of each route, or the setting that contains it. Other routes read no body."""
 
-# A body of a few packets may take this long; a longer one must come at this rate on average, and be over in the end.
-# The SDK itself gives up after 120 s.
+# A small body may take this long; a longer one must come at this rate on average, and end within the limit. The SDK
+# itself gives up after 120 s.
 GRACE_SECONDS = 15.0
 LEAST_BYTES_PER_SECOND = 16 * KIB
 LONGEST_SECONDS = 300.0
@@ -78,14 +78,17 @@ PIECE_BYTES = 64 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """`complete` is False where only the beginning was read: the whole is over the limit."""
+    """A received body. `complete` is False if the body is over the limit, and only its beginning was read."""
 
     content: bytes
     complete: bool
 
 
 def limit_of(path: str, settings: Settings) -> int:
-    """`path` is a route's template, without the prefix."""
+    """Return the limit of a route.
+
+    `path` is the route's template, without the prefix.
+    """
     limit = BODY_BYTES[path]
     return limit if isinstance(limit, int) else int(getattr(settings, limit))
 
@@ -97,7 +100,7 @@ def over(path: str, limit: int) -> str:
 
 
 async def body_account(tenant: Tenant, services: ServicesDep) -> AsyncIterator[Account]:
-    """Until the answer is on its way: what was made of the body is as large."""
+    """Return an account that is open until the answer is sent: what was made of the body has the same size."""
     with services.admission.bodies.account(tenant) as account:
         yield account
 
@@ -106,14 +109,13 @@ AccountDep = Annotated[Account, Depends(body_account)]
 
 
 async def receive(request: Request, limit: int, account: Account, beginning: int = 0, *, grows: bool = False) -> Body:
-    """The body, or `beginning` bytes of one that is over the limit.
+    """Return the body, or the first `beginning` bytes of a body over the limit.
 
-    A body that `grows` is unpacked next, and keeps its place in the budget's order until the caller ends it by
-    `account.received()`: bodies that wait for the room to be unpacked into could otherwise wait for each other.
+    A body that `grows` is unpacked next, and keeps its position in the budget's order until the caller calls
+    `account.received()`: bodies that wait for memory to be unpacked into could otherwise wait for each other.
 
-    The rest is left to the connection, which takes it in and forgets it: a client that is cut off while it sends sees
-    a broken connection, and not our answer. Raises TooBusy where there is no room for long, and 408 for a sender that
-    is too slow.
+    The connection reads and drops the rest of a body over the limit: a client that is disconnected while it sends would
+    not see the answer. Raises TooBusy after a long wait for memory, and 408 for a sender that is too slow.
     """
     declared = request.headers.get("content-length", "")
     wanted = beginning if declared.isdecimal() and int(declared) > limit else limit
@@ -132,11 +134,11 @@ async def receive(request: Request, limit: int, account: Account, beginning: int
 
 
 async def parts(request: Request, limit: int, account: Account) -> AsyncIterator[bytes]:
-    """A file's body as it comes, for who keeps none of it: a part leaves the account when the next one is asked for.
+    """Yield a file's body part by part; a part leaves the account when the next one is requested.
 
-    It may take as long as it likes at the least rate. Raises BodyTooLarge, TooBusy, and 408 for a slower sender.
+    The body may take any time at the least rate. Raises BodyTooLarge, TooBusy, and 408 for a slower sender.
     """
-    # No body that must come whole waits behind it: it holds one part at most, and may take for hours.
+    # This body does not hold up whole bodies: it holds one part at most, and may take hours.
     account.received()
     size = 0
     async for part in _in_time(request, account, longest_seconds=math.inf):
@@ -148,9 +150,9 @@ async def parts(request: Request, limit: int, account: Account) -> AsyncIterator
 
 
 class _Content:
-    """The first `most` bytes of what has come, in pieces of one size.
+    """The first `most` bytes received, in pieces of one size.
 
-    Buffers that grow beside each other are moved again and again: the holes that they left took half as much memory.
+    Many buffers that grow at the same time are moved again and again; the gaps took half as much memory again.
     """
 
     def __init__(self, most: int) -> None:
@@ -173,7 +175,7 @@ class _Content:
 async def _in_time(
     request: Request, account: Account, longest_seconds: float = LONGEST_SECONDS
 ) -> AsyncIterator[bytes]:
-    """The parts as they come, each with room for it. A small body is one."""
+    """Yield the parts as they come, after a wait for memory. A small body is one part."""
     loop = asyncio.get_running_loop()
     more, received, seconds = True, 0, 0.0
     while more:
@@ -189,7 +191,7 @@ async def _in_time(
         part, more = message.get("body", b""), message.get("more_body", False)
         seconds += loop.time() - started
         received += len(part)
-        # Waiting for room is not the sender's fault.
+        # The wait for memory does not count against the sender.
         await account.take(len(part))
         yield part
 

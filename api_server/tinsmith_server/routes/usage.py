@@ -1,4 +1,4 @@
-"""What a tenant used and did: usage by the hour, what it stores, its audit log, and traces of its sessions."""
+"""A tenant's usage by the hour, its stored data, its audit log, and traces of its sessions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def usage_events(
     starting_on: datetime, ending_before: datetime, tenant: Tenant, services: ServicesDep
 ) -> Response:
     report = await services.usage.between(tenant, starting_on, ending_before)
-    # In a thread, since a report may have thousands of rows.
+    # A report may have thousands of rows.
     content = await asyncio.to_thread(lambda: _report(report).model_dump_json(exclude_none=True))
     return Response(content, media_type="application/json")
 
@@ -81,7 +81,7 @@ async def export_trace(session_id: str, request: Request, tenant: Tenant, servic
 
 @router.get("/traces/{token}", response_class=Response, responses={200: {"content": {"application/json": {}}}})
 async def trace(token: str, services: ServicesDep) -> Response:
-    """Without a key: the link itself is the permission, and ends by itself."""
+    """Send a trace. The link is the permission: no key is needed, and it expires."""
     return Response(await services.traces.trace(token), media_type="application/json")
 
 
@@ -123,7 +123,7 @@ def _info(one: Usage) -> UsageInfo:
 
 
 async def _entries(pages: AsyncIterator[Sequence[AuditEntry]]) -> AsyncIterator[bytes]:
-    """An `AuditLogResponse`, of which a page is in memory at a time."""
+    """Yield the JSON of an `AuditLogResponse`, with one page in memory at a time."""
     before = b'{"entries":['
     async for page in pages:
         yield before + b",".join(_entry(one) for one in page)

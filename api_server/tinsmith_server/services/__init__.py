@@ -1,1 +1,1 @@
-"""What requests mean. Services know the store and the fleet, and nothing of HTTP."""
+"""The services behind the routes. They use the store and the fleet, and nothing of HTTP."""

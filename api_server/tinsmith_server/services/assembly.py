@@ -1,4 +1,4 @@
-"""All services of a server, from a store, a fleet and settings: each is made once, of those that it stands on."""
+"""All services of a server, created from a store, a fleet and settings."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ from tinsmith_server.store.store import Store
 
 
 class Services:
-    """What routes call, and behind them, with an underscore, what only other services do.
+    """The services that routes call; those with an underscore are used by other services only.
 
-    Raises StartupError where the checkpoint root cannot be opened.
+    Raises StartupError: the checkpoint root cannot be opened.
     """
 
     def __init__(self, settings: Settings, store: Store, fleet: Fleet, clock: Clock) -> None:

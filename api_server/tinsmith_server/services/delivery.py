@@ -1,4 +1,4 @@
-"""Brings an operation to its worker's journal, through restarts and changes of epoch."""
+"""Delivery of operations to workers' journals, through restarts and changes of epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tinsmith_server.fleet.base import Fleet, WorkerClient, WorkerHandle
 from tinsmith_server.store.store import Store
 
 RETRY_PAUSE_SECONDS = 0.1
-# The SDK gives a submit 60 s and repeats it for 300: better to wait here than to answer 503 at once.
+# The SDK gives a submission 60 s, and retries it for 300 s: waiting here is better than a 503 at once.
 PATIENCE_SECONDS = 25.0
 STALE = (
     "the worker takes operations under an epoch that the store does not confirm; send the operation again, and an "
@@ -21,7 +21,7 @@ STALE = (
 
 
 class _EpochReads:
-    """The journal's answers come together, as many as one sync made durable: those that are here share a read."""
+    """Shared reads of a worker's epoch: the journal acknowledges many operations at once, and these share a read."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -29,7 +29,7 @@ class _EpochReads:
         self._next: dict[str, asyncio.Task[int]] = {}
 
     async def epoch_now(self, worker_id: str) -> int:
-        """The one that holds at a moment after the call."""
+        """Return the epoch at a moment after the call."""
         read = self._next.get(worker_id)
         if read is None:
             read = asyncio.create_task(self._read(worker_id), context=contextvars.Context())
@@ -37,13 +37,13 @@ class _EpochReads:
         return await asyncio.shield(read)
 
     async def _read(self, worker_id: str) -> int:
-        # Whoever comes from here on may have been answered after what this one sees.
+        # Later callers may have been acknowledged after this read.
         del self._next[worker_id]
         return await self._store.epoch_of(worker_id)
 
 
 class Delivery:
-    """`submit` returns when the operation is on the worker's disk under the epoch that holds now."""
+    """Delivers operations. `submit` returns when the operation is on the worker's disk under the current epoch."""
 
     def __init__(self, store: Store, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -56,7 +56,7 @@ class Delivery:
         tenant: str,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> int:
-        """The operation's number. Without one in the request the worker gives it, by the idempotency key.
+        """Return the operation's number. Without one, the worker assigns it by the idempotency key.
 
         Raises WorkerUnavailable when patience ends, WorkerUnstartable, ModelNotAtWorker, StorageFull or Unprocessable.
         """
@@ -90,9 +90,9 @@ class Delivery:
         *,
         reason: str = "",
     ) -> None:
-        """The model's last operation; without a checkpoint its weights are dropped. Raises like `submit`.
+        """Submit the model's last operation; without a final checkpoint its weights are dropped. Raises like `submit`.
 
-        reason: what operations that come later are told; empty where the model's session has ended.
+        `reason` is the answer to later operations; empty if the model's session has ended.
         """
         request = worker_pb2.SubmitRequest(
             model_id=model_id,
@@ -105,7 +105,7 @@ class Delivery:
     async def _accepted(
         self, handle: WorkerHandle, worker: WorkerClient, request: worker_pb2.SubmitRequest, tenant: str
     ) -> int | None:
-        """None when the worker that took it is not, or no longer, the one that the store points to."""
+        """Return the number, or None if the accepting worker is not the current one in the store."""
         try:
             reply = await worker.submit(request, tenant)
         except StaleEpoch:

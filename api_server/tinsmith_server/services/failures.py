@@ -1,4 +1,4 @@
-"""Failures that users read through a future: their words, and how one is kept in a model's row."""
+"""Failures that users read through a future, and their form in a model's row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CATEGORIES: dict[int, Category] = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an operation did not happen, and whose business that is."""
+    """The reason why an operation failed, and whether the user or the server caused it."""
 
     category: Category
     message: str
@@ -31,7 +31,7 @@ class Failure:
 
     @classmethod
     def from_row(cls, text: str | None) -> Failure:
-        """The inverse of `to_row`."""
+        """Return the failure of a row: the inverse of `to_row`."""
         return cls(**orjson.loads(text)) if text else cls("unknown", "the model failed without a reason")
 
     def to_row(self) -> str:
@@ -39,22 +39,25 @@ class Failure:
 
 
 def rejection(message: str) -> worker_pb2.Failure:
-    """The operation takes its place in the order and fails there: the caller's mistake."""
+    """Return a user's failure for an operation that keeps its position in the order, and fails there."""
     return worker_pb2.Failure(category=worker_pb2.USER, message=message)
 
 
 AUTOSAVE_NAME = "autosave"
-"""The name of the checkpoint that is made of a model whose client or worker goes."""
+"""The name of the checkpoint made of a model when its client or worker goes."""
 
 
 def why_evacuated(model_id: str, leaving: str) -> str:
-    """leaving: why its worker is taken away, as a clause."""
+    """Return the reason of an evacuated model.
+
+    `leaving` is why its worker is removed, as a clause.
+    """
     autosave = TinkerPath(model_id, "weights", AUTOSAVE_NAME)
     return f"{model_id} was released because {leaving}. It was saved before: resume from {autosave}."
 
 
 def training_only(base_model: str) -> str:
-    """Why nothing is sampled from a model that is served all the same."""
+    """Return why a served model cannot be sampled."""
     return (
         f"{base_model} is served for training only: none of its workers samples; "
         "an administrator can add a SamplerPool for it"
@@ -62,7 +65,7 @@ def training_only(base_model: str) -> str:
 
 
 def sampling_only(base_model: str) -> str:
-    """Why nothing is trained on a model that is served all the same."""
+    """Return why a served model cannot be trained."""
     return (
         f"{base_model} is served for sampling only: it has a SamplerPool and no worker that trains; "
         "an administrator can add a TrainingSession for it"

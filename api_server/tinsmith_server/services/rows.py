@@ -16,7 +16,7 @@ V = TypeVar("V")
 
 
 class RowCache(Generic[K, V]):
-    """A cache whose entries live for seconds. Another replica's change shows when they are over."""
+    """A cache whose entries live for seconds. Another replica's change is visible after that time."""
 
     def __init__(self, seconds: float, entries: int = 4096, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -38,7 +38,7 @@ class RowCache(Generic[K, V]):
 
 
 async def owned_session(store: Store, tenant: str, session_id: str) -> Session:
-    """Raises NotFound, also for another tenant's session."""
+    """Return the session. Raises NotFound, also for another tenant's session."""
     session = await store.get_session(session_id)
     if session is None or session.tenant != tenant:
         raise NotFound(f"there is no session {session_id}")
@@ -47,7 +47,7 @@ async def owned_session(store: Store, tenant: str, session_id: str) -> Session:
 
 
 async def owned_model(store: Store, tenant: str, model_id: str) -> Model:
-    """Raises NotFound, also for another tenant's model."""
+    """Return the model. Raises NotFound, also for another tenant's model."""
     model = await store.get_model(model_id)
     if model is None or model.tenant != tenant:
         raise NotFound(f"there is no model {model_id}")
@@ -61,8 +61,10 @@ ROWS_AT_ONCE = 100
 
 
 async def in_steps(read: Callable[[int, int], Awaitable[Page[R]]], limit: int, offset: int) -> Page[R]:
-    """The page from `offset` with `limit` rows at most; `read` takes the same two. Rows that are made meanwhile shift
-    what follows, as they do between two pages."""
+    """Return a page of `limit` rows from `offset`, read in steps, so that other requests run in between.
+
+    `read` takes the same two parameters. Rows created meanwhile shift the later ones, as between two pages.
+    """
     rows: list[R] = []
     while True:
         page = await read(min(ROWS_AT_ONCE, limit - len(rows)), offset + len(rows))

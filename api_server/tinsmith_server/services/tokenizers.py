@@ -14,34 +14,34 @@ from tinsmith_server.fleet.base import Fleet, SamplerClient
 
 CONNECT_SECONDS = 5.0
 CACHE_BYTES = 64 * 2**20
-# The same files give the same archive on every server.
+# A constant time gives the same archive on every server.
 _WRITTEN = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A zip file of the tokenizer's files; `digest` is of those, as the worker makes it."""
+    """A zip file of the tokenizer's files; `digest` is the worker's digest of the files."""
 
     digest: str
     content: bytes
 
 
 class Tokenizers:
-    """Keeps the archives that were asked for last, up to `CACHE_BYTES` in all, and the newest in any case."""
+    """A cache of the latest archives, up to `CACHE_BYTES` in all, and at least the newest."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._archives: OrderedDict[str, Archive] = OrderedDict()
         self._digests: dict[str, str] = {}
-        # Many programs that start together would each hold the files in memory. One lock for each base model: a worker
-        # that does not answer keeps no other model's programs waiting.
+        # Many programs that start together would each read the files into memory. One lock for each base model: a
+        # worker that does not answer delays no other model's programs.
         self._reading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def archive(self, base_model: str) -> Archive:
-        """Return the tokenizer that the base model has now.
+        """Return the base model's current tokenizer.
 
-        Raises NotFound for a name that is no base model here, Unprocessable where it has no tokenizer to give, and
-        WorkerUnavailable while no worker of it runs.
+        Raises NotFound for an unknown base model, Unprocessable if it has no tokenizer to give, and WorkerUnavailable
+        while none of its workers runs.
         """
         if self._fleet.model(base_model) is None:
             raise NotFound(f"there is no base model {base_model[:200]!r}; GET /api/v1/get_server_capabilities has all")
@@ -66,7 +66,7 @@ class Tokenizers:
             held -= len(oldest.content)
 
     async def _worker(self, base_model: str) -> SamplerClient:
-        """One that runs, or else any that can be started; every worker of a base model has its files."""
+        """Return a running worker, or else any that can be started; every worker of a base model has its files."""
         model = self._fleet.model(base_model)
         places = [*self._fleet.trainers(base_model, rank=1), *self._fleet.samplers(base_model)]
         for place in places:

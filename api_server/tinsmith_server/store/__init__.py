@@ -1,1 +1,1 @@
-"""Everything that must outlive a replica: one SQLite file, or PostgreSQL for many replicas."""
+"""The store of everything that outlives a replica: one SQLite file, or PostgreSQL for several replicas."""

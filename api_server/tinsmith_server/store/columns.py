@@ -1,4 +1,4 @@
-"""Column types that read and refuse the same values on SQLite and PostgreSQL."""
+"""Column types that accept and refuse the same values on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _INT64 = range(-(2**63), 2**63)
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """An aware datetime, given back in UTC, to the microsecond.
+    """An aware datetime, returned in UTC, to the microsecond.
 
-    SQLite keeps text of fixed width in UTC, so that text order is time order.
+    SQLite stores text of fixed width in UTC, so that text order is time order.
     """
 
     impl = DateTime(timezone=True)
@@ -42,7 +42,7 @@ class UtcTime(TypeDecorator[datetime]):
 
 
 class PlainText(TypeDecorator[str]):
-    """Text without NUL and lone surrogates: PostgreSQL can hold neither, SQLite would hold the first."""
+    """Text without NUL and lone surrogates: PostgreSQL can store neither, SQLite would store the first."""
 
     impl = Text
     cache_ok = True
@@ -94,7 +94,7 @@ class JsonStrings(TypeDecorator[tuple[str, ...]]):
 
 
 def to_json(value: object) -> str:
-    """JSON that every database accepts: ASCII only, no NaN or Infinity."""
+    """Return JSON that every database accepts: ASCII only, without NaN and Infinity."""
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -11,7 +11,7 @@ from tinsmith_server.errors import TinsmithError
 
 
 class StoreError(TinsmithError):
-    """Base of everything the store raises on purpose."""
+    """The base of the store's errors."""
 
 
 class BadStoreUrl(StoreError):
@@ -19,7 +19,7 @@ class BadStoreUrl(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The database cannot be reached, opened or written now. The transaction did not happen, or its fate is unknown."""
+    """The database cannot be reached, opened or written. The transaction did not happen, or its outcome is unknown."""
 
 
 class StoreUnreached(StoreUnavailable):
@@ -27,7 +27,7 @@ class StoreUnreached(StoreUnavailable):
 
 
 class StoreReadOnly(StoreUnreached):
-    """The database takes no writes, and so nothing happened."""
+    """The database accepts no writes, so nothing happened."""
 
 
 class RowRefused(StoreError):
@@ -35,16 +35,16 @@ class RowRefused(StoreError):
 
 
 class UnstorableValue(StoreError, ValueError, DontWrapMixin):
-    """No row can hold this value: NUL or a lone surrogate in text, more than 64 bits, NaN in JSON, a naive time."""
+    """The value cannot be stored: NUL or a lone surrogate in text, more than 64 bits, NaN in JSON, or a naive time."""
 
 
 _SHAPES = "sqlite:///relative/file.db, sqlite:////absolute/file.db or postgresql://user:password@host:5432/database"
 
 
 def parse_store_url(text: str) -> URL:
-    """The URL with `sqlite` or `postgresql` as its backend and without a driver.
+    """Return the URL with `sqlite` or `postgresql` as its backend, without a driver.
 
-    Raises BadStoreUrl. The message never repeats the text: it may hold a password.
+    Raises BadStoreUrl, whose message does not repeat the URL, which may contain a password.
     """
     try:
         url = make_url(text)
@@ -59,12 +59,12 @@ def parse_store_url(text: str) -> URL:
 
 
 def describe(url: URL) -> str:
-    """The URL for logs and messages: no password, no query."""
+    """Return the URL for logs and messages, without password and query."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 
 def driver_url(url: URL) -> URL:
-    """For an engine, whether tasks or threads share it."""
+    """Return the URL with its driver."""
     return url.set(drivername={"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg"}[url.drivername])
 
 

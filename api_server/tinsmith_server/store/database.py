@@ -1,4 +1,4 @@
-"""Connections and transactions: the one place that knows how SQLite and PostgreSQL differ."""
+"""Connections and transactions, and the differences between SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -47,31 +47,31 @@ T = TypeVar("T")
 Isolation: TypeAlias = Literal["READ COMMITTED", "AUTOCOMMIT"]
 Work: TypeAlias = Callable[[AsyncConnection], Coroutine[Any, Any, T]]
 
-# Above any burst of small transactions, below the time after which a request has lost its client.
+# Longer than any burst of small transactions, shorter than the time after which a request has lost its client.
 SQLITE_BUSY_TIMEOUT_MILLISECONDS = 30_000
 
-# Behind others of this process, before its own turn.
+# The longest wait for other transactions of this process.
 QUEUE_SECONDS = 30.0
 
 SQLITE_READERS = 4
-# Each is a process of the database's, too.
+# Each connection is also a process of the database.
 POSTGRESQL_READERS = 10
 POSTGRESQL_WRITERS = 6
 
 # More than the store's queries have; a query that grows with its arguments must not fill the memory.
 COMPILED_STATEMENTS = 500
 
-# What a statement of `look_up_value` calls its one parameter.
+# The name of the one parameter in a statement of `look_up_value`.
 KEY = "key"
 
 # sqlite3 must not open transactions by itself: `prepare_sqlite` does.
 SQLITE_CONNECT_ARGS: dict[str, Any] = {"isolation_level": None}
 
-# What the statements are written for, whatever the database's own default: after waiting for a lock or
-# for another's insert, the next statement sees what the other committed.
+# The statements require this level, whatever the database's default: after waiting for a lock or for another insert,
+# the next statement sees what the other transaction committed.
 POSTGRESQL_ISOLATION: Isolation = "READ COMMITTED"
 
-# A database that restarts is back within seconds. Whoever is told so at once comes back at once, with all others.
+# A database that restarts is back within seconds. Clients that got an error at once would all retry at once.
 PATIENCE_SECONDS = 10.0
 RETRY_SECONDS = 0.3
 
@@ -81,11 +81,10 @@ READ_ONLY = (
     "point database_url at the primary"
 )
 
-# A replica whose database host vanished without a word must notice within half a minute, not after the
-# kernel's two hours.
+# A replica whose database host vanished must notice within half a minute, not after the kernel's two hours.
 _LIBPQ_DEFAULTS = {
     "application_name": "tinsmith",
-    # After a fail-over the old address may lead to a standby, which answers and takes no writes.
+    # After a fail-over the old address may lead to a standby, which answers and accepts no writes.
     "target_session_attrs": "read-write",
     "connect_timeout": "10",
     "keepalives_idle": "10",
@@ -96,7 +95,7 @@ _LIBPQ_DEFAULTS = {
 
 
 # A replica whose host vanished, or that was frozen, in the middle of a transaction keeps its locks until PostgreSQL
-# ends it; whoever waits for them gives up sooner than a client does.
+# ends it; waiting transactions give up sooner than a client does.
 _LIMITS = {
     "idle_in_transaction_session_timeout": "15s",
     "lock_timeout": "10s",
@@ -106,18 +105,17 @@ _LIMITS = {
 }
 
 
-# An event whose rows are committed is acknowledged to its worker, which forgets it. Some databases come with commits
-# that are durable later; other choices are about standbys, and stay the administrator's.
+# An event whose rows are committed is acknowledged to its worker, which then deletes it. Some databases are configured
+# with commits that are durable later; other values concern standbys, and stay the administrator's choice.
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 
 
 class Database:
-    """Runs transactions. Readers and writers have connections apart from each other's, on SQLite writers a single one.
+    """Runs transactions. Readers and writers have separate connections; SQLite has a single writer.
 
-    Who finds them all taken waits in line, QUEUE_SECONDS at most. A PostgreSQL that takes no connections is waited
-    for, PATIENCE_SECONDS at most; what it may have done before it broke off is repeated only where it was reading.
-
-    What writes runs to its end even when its caller is cancelled.
+    A transaction without a free connection waits, QUEUE_SECONDS at most. A PostgreSQL server that accepts no
+    connections is waited for, PATIENCE_SECONDS at most; after a lost connection only reads are repeated. A write runs
+    to its end even if its caller is cancelled.
     """
 
     def __init__(self, url: URL) -> None:
@@ -128,26 +126,26 @@ class Database:
         self._writer: ThreadedEngine
         self._here: Engine | None = None
         self._driver: PoolProxiedConnection | None = None
-        # A file does not come back by itself.
+        # A missing file does not come back by itself.
         self._patience_seconds = 0.0 if url.drivername == "sqlite" else PATIENCE_SECONDS
         if url.drivername == "sqlite":
             self._reader = ThreadedEngine(_sqlite_engine(url, SQLITE_READERS), SQLITE_READERS, QUEUE_SECONDS)
             self._writer = ThreadedEngine(_sqlite_engine(url, 1, begin="BEGIN IMMEDIATE"), 1, QUEUE_SECONDS)
-            # One for `look_up`, and one for `look_up_value`.
+            # One connection for `look_up`, and one for `look_up_value`.
             self._here = _sqlite_engine(url, 2, patient=False)
         else:
             self._reader = ThreadedEngine(_postgresql_reader(url), POSTGRESQL_READERS, QUEUE_SECONDS)
             self._writer = ThreadedEngine(_postgresql_writer(url), POSTGRESQL_WRITERS, QUEUE_SECONDS)
 
     async def read(self, work: Work[T]) -> T:
-        """Runs `work`, which only reads, perhaps several times. Each statement sees what is committed by then."""
+        """Run `work`, which only reads, possibly several times. Each statement sees what is committed by then."""
         self._check_open()
         return await self._patiently(self._reader, work, StoreUnavailable)
 
     async def look_up(self, work: Work[T]) -> T:
-        """Like `read`, for what is found by a key: on SQLite in less time than a thread would need to be told of it.
+        """Run `work` as `read` does, for one row by its key: on SQLite without a thread, which would take longer.
 
-        It may have to wait there for another process that repairs the file, or locks it. Threads do that.
+        If another process repairs or locks the file, the read is repeated in a thread.
         """
         self._check_open()
         if self._here is not None:
@@ -156,10 +154,10 @@ class Database:
         return await self.read(work)
 
     async def look_up_value(self, statement: Select[tuple[T]], key: str) -> T | None:
-        """The one column of the row that has the key, where `statement` has KEY; None without such a row.
+        """Return the one column of the row with this key, or None.
 
-        As `look_up`. On SQLite by the driver itself, which has it 20 times as fast as SQLAlchemy: for what is read
-        hundreds of times a second.
+        `statement` has the parameter KEY. On SQLite this calls the driver itself, 20 times as fast as SQLAlchemy: for
+        values that are read hundreds of times a second.
         """
         self._check_open()
         if self._here is not None:
@@ -170,17 +168,17 @@ class Database:
     def _value_here(self, here: Engine, statement: Select[tuple[T]], key: str) -> T | None:
         self._driver = self._driver or here.raw_connection()
         with closing(self._driver.cursor()) as cursor:
-            # All of it: a statement that has not come to its end would hold up what it once saw.
+            # All rows: an unfinished statement would hold up its old snapshot.
             rows = cursor.execute(_text_for(statement), (key,)).fetchall()
         return rows[0][0] if rows else None
 
     async def write(self, work: Work[T]) -> T:
-        """Runs `work` in a transaction that may write, and returns when it is durable."""
+        """Run `work` in a transaction that may write, and return when it is durable."""
         self._check_open()
         return await self._run(self._patiently(self._writer, work, StoreUnreached))
 
     async def answers(self) -> None:
-        """Returns when the database has answered that it takes writes, and does not wait for that.
+        """Return when the database has answered that it accepts writes, without retries.
 
         Raises StoreUnavailable.
         """
@@ -189,15 +187,18 @@ class Database:
             raise StoreUnavailable(_unavailable(self._where, READ_ONLY))
 
     def _connect_anew(self) -> None:
-        """Drop idle connections to a server that takes no writes; those at work are dropped when they are done.
+        """Close idle connections to a server that accepts no writes; busy ones are closed when they are done.
 
-        Behind a proxy they would otherwise lead to the old server for as long as the proxy keeps them.
+        Behind a proxy they would lead to the old server for as long as the proxy keeps them.
         """
         self._reader.connect_anew()
         self._writer.connect_anew()
 
     async def close(self) -> None:
-        """Waits for the transactions of cancelled callers, then closes every connection. Whoever asks later is told."""
+        """Wait for the transactions of cancelled callers, then close all connections.
+
+        Later calls raise StoreUnavailable.
+        """
         self._is_closed = True
         await asyncio.gather(*self._running, return_exceptions=True)
         await self._reader.dispose()
@@ -208,7 +209,7 @@ class Database:
             self._here.dispose()
 
     def _check_open(self) -> None:
-        """What outlives the server's last seconds, as a request that uvicorn gave up, may still ask."""
+        """Raise StoreUnavailable after `close`, for example in a request that uvicorn gave up."""
         if self._is_closed:
             raise StoreUnavailable(f"The store at {self._where} is closed, since the server stops.")
 
@@ -221,11 +222,11 @@ class Database:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            # Whoever asked may be gone: then nobody is left to hear of a failure, and that is no fault.
+            # The caller may be gone; then the failure needs no reader, and must not be logged as unread.
             task.exception()
 
     async def _patiently(self, engine: ThreadedEngine, work: Work[T], repeated: type[StoreUnavailable]) -> T:
-        """Once more after each failure that may be `repeated`, until patience ends."""
+        """Run the transaction again after each failure of the type `repeated`, until patience ends."""
         clock = asyncio.get_running_loop().time
         until = clock() + self._patience_seconds
         while True:
@@ -245,13 +246,13 @@ class Database:
 
 @cache
 def _text_for(statement: Select[Any]) -> str:
-    """SQLite's. Made once: it takes longer than the database."""
+    """Return SQLite's text of the statement, made once: that takes longer than the database."""
     return str(statement.compile(dialect=sqlite.dialect()))
 
 
 @contextmanager
 def clear_errors(where: str) -> Iterator[None]:
-    """Turns the driver's errors into the store's. Wrong SQL stays what it is: a mistake of ours."""
+    """Translate the driver's errors. Wrong SQL is not translated: it is a bug."""
     try:
         yield
     except IntegrityError as error:
@@ -271,7 +272,7 @@ def _unavailable(where: str, error: Exception | str) -> str:
 
 
 async def _is_read_only(connection: AsyncConnection) -> bool:
-    """Tell whether the server takes no writes: a standby, or a primary on which they are turned off.
+    """Return whether the server accepts no writes: a standby, or a primary with writes turned off.
 
     A read-only SQLite file has refused BEGIN IMMEDIATE already.
     """
@@ -282,19 +283,19 @@ async def _is_read_only(connection: AsyncConnection) -> bool:
 
 
 def prepare_sqlite(engine: Engine, begin: str | None, *more_pragmas: str, patient: bool = True) -> None:
-    """Sets pragmas on each connection and `begin` as the statement that opens a transaction; None: nothing does.
+    """Set pragmas on each connection, and `begin` as the statement that opens a transaction, if any.
 
-    One that is not `patient` waits for no lock.
+    A connection that is not `patient` waits for no lock.
 
-    BEGIN IMMEDIATE takes the write lock at once: a transaction that reads first and writes later would
-    fail with "database is locked", without waiting, when another one wrote in between.
+    BEGIN IMMEDIATE takes the write lock at once: a transaction that reads first and writes later would fail with
+    "database is locked", without waiting, if another one wrote in between.
     """
 
     pragmas = (
-        # The first, since others read the file.
+        # This comes first, since the others read the file.
         f"busy_timeout={SQLITE_BUSY_TIMEOUT_MILLISECONDS if patient else 0}",
         "foreign_keys=ON",
-        "synchronous=FULL",  # not WAL's usual NORMAL: an acknowledged create_model must survive the loss of power
+        "synchronous=FULL",  # not WAL's usual NORMAL: an acknowledged create_model must survive a power loss
         *more_pragmas,
     )
 
@@ -310,7 +311,7 @@ def prepare_sqlite(engine: Engine, begin: str | None, *more_pragmas: str, patien
 
 
 def postgresql_connect_args(url: URL) -> dict[str, Any]:
-    """libpq parameters that the URL does not set itself."""
+    """Return the libpq parameters that the URL does not set itself."""
     return {name: value for name, value in _LIBPQ_DEFAULTS.items() if name not in url.query}
 
 
@@ -337,7 +338,7 @@ def _sqlite_engine(url: URL, pool_size: int, begin: str | None = None, *, patien
 def _sqlite_dialect() -> tuple[Dialect, LRUCache[Any, Any]]:
     """Return SQLite's dialect and its compiled statements, which all engines of the process share.
 
-    `create_engine` makes a dialect for each, and each would compile anew every statement, at 2 to 10 ms of CPU.
+    `create_engine` creates a dialect for each, and each would compile every statement again, at 2 to 10 ms of CPU.
     """
     engine = create_engine(driver_url(URL.create("sqlite")), json_serializer=to_json)
     engine.connect().close()  # the dialect asks the library for its version
@@ -346,14 +347,15 @@ def _sqlite_dialect() -> tuple[Dialect, LRUCache[Any, Any]]:
 
 
 def _postgresql_reader(url: URL) -> Engine:
-    """To a reader a single statement needs no transaction, and one that fails on a stale connection is repeated: one
-    round trip instead of four, for what every request does.
+    """Return an engine for single statements, without transactions, repeated on a stale connection.
+
+    This takes one round trip instead of four, at every request.
     """
     return _postgresql_engine(url, "AUTOCOMMIT", pool_size=POSTGRESQL_READERS, pool_pre_ping=False)
 
 
 def _postgresql_writer(url: URL) -> Engine:
-    """A connection that died with a restarted database is replaced, not reported."""
+    """Return an engine that replaces a connection which died with a restarted database."""
     engine = _postgresql_engine(url, POSTGRESQL_ISOLATION, pool_size=POSTGRESQL_WRITERS, pool_pre_ping=True)
     event.listen(engine, "connect", _prepare_writer)
     return engine
@@ -383,10 +385,10 @@ class NotConnected(Exception):
 
 
 class ThreadedEngine:
-    """Has as many threads as the engine's pool has connections, so that none waits for one.
+    """An engine with as many threads as its pool has connections.
 
-    Who has waited for a thread for longer than `patience_seconds` has none any more: while something holds the
-    database up, each transaction in turn would wait for it as long again, those of clients that are gone, too.
+    A transaction that waits longer than `patience_seconds` for a thread fails: if something blocks the database, each
+    waiting transaction would otherwise block as long again, also those of clients that are gone.
     """
 
     def __init__(self, engine: Engine, threads: int, patience_seconds: float) -> None:
@@ -395,7 +397,7 @@ class ThreadedEngine:
         self._patience_seconds = patience_seconds
 
     async def run(self, work: Callable[[AsyncConnection], Coroutine[Any, Any, T]]) -> T:
-        """Begun in the order of the calls. `work` may wait for its connection and nothing else.
+        """Run `work` in a thread, in the order of the calls. `work` may wait for its connection and nothing else.
 
         Raises SQLAlchemy's TimeoutError, as its pools do, and NotConnected.
         """
@@ -408,7 +410,7 @@ class ThreadedEngine:
         return at_once(self._engine, work)
 
     def connect_anew(self) -> None:
-        """Close idle connections. Those of running transactions are closed when these end."""
+        """Close idle connections. Busy ones are closed when their transactions end."""
         self._engine.dispose()
 
     async def dispose(self) -> None:
@@ -417,7 +419,7 @@ class ThreadedEngine:
 
 
 def at_once(engine: Engine, work: Callable[[AsyncConnection], Coroutine[Any, Any, T]]) -> T:
-    """One transaction in this thread. Raises NotConnected."""
+    """Run one transaction in this thread. Raises NotConnected."""
     try:
         connected = engine.connect()
     except DBAPIError as error:
@@ -427,7 +429,7 @@ def at_once(engine: Engine, work: Callable[[AsyncConnection], Coroutine[Any, Any
 
 
 class _AtOnce:
-    """What transactions use of an AsyncConnection, done when it is called."""
+    """The methods of an AsyncConnection that transactions use, as blocking calls."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -450,7 +452,7 @@ class _AtOnce:
 
 
 def _outcome(work: Coroutine[Any, Any, T]) -> T:
-    """Of a coroutine that never waits."""
+    """Return the result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as done:

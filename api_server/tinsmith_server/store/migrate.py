@@ -1,4 +1,4 @@
-"""Brings a database to this version's schema, one process at a time."""
+"""The migration of a database to this version's schema, by one process at a time."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _SCRIPTS = Path(__file__).parent / "migrations"
 # Alembic's `op` and `context` are global to the process: two stores opened at once would share them.
 _ONE_ALEMBIC_AT_A_TIME = threading.Lock()
 
-# Any number will do, so long as all replicas know it and nothing else in the database uses it.
+# Any number that all replicas know, and that nothing else in the database uses.
 _POSTGRESQL_ADVISORY_LOCK = 0x74696E736D697468
 
 _log = structlog.get_logger()
 
 
 def migrate(url: URL) -> None:
-    """Blocks until the schema is there. All steps are one transaction: a failed one leaves nothing behind."""
+    """Create or update the schema. All steps are one transaction: a failed step leaves nothing behind."""
     with _ONE_ALEMBIC_AT_A_TIME, clear_errors(describe(url)):
         if url.drivername == "sqlite":
             _migrate_sqlite(url)
@@ -41,10 +41,10 @@ def migrate(url: URL) -> None:
 
 
 def upgrade(connection: Connection, revision: str = "head") -> None:
-    """Runs the missing steps up to `revision` in the connection's open transaction.
+    """Run the missing steps up to `revision` in the connection's open transaction.
 
-    A schema that this version does not know was made by a newer one. It is left as it is: steps only
-    expand until every replica is new (`migrations/README.md`), so this version still works on it.
+    A schema unknown to this version was made by a newer one. It is left as it is: steps only expand until every replica
+    is new (`migrations/README.md`), so this version still works on it.
     """
     present, known = _revision_of(connection), known_revisions()
     if present == known[-1]:
@@ -63,12 +63,12 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
 
 
 def known_revisions() -> list[str]:
-    """This version's revisions, the oldest first, as the names of the steps' files begin."""
+    """Return this version's revisions, the oldest first, from the names of the steps' files."""
     return sorted(file.name[1:5] for file in (_SCRIPTS / "versions").glob("v*.py"))
 
 
 def _revision_of(connection: Connection) -> str | None:
-    """The revision that Alembic has noted in the database, or None in an empty one."""
+    """Return the database's revision, or None in an empty database."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     return connection.scalar(select(column("version_num", String)).select_from(table("alembic_version")))
@@ -80,8 +80,8 @@ def _migrate_sqlite(url: URL) -> None:
         raise StoreUnavailable(f"The directory {path.parent} for the store does not exist. Create it, or name another.")
     engine = create_engine(driver_url(url), poolclass=NullPool, connect_args=SQLITE_CONNECT_ARGS)
     prepare_sqlite(engine, "BEGIN IMMEDIATE", "journal_mode=WAL")
-    # BEGIN IMMEDIATE alone would do for the steps, but two processes that switch a new file to WAL at once
-    # fail with "database is locked", whatever the busy timeout.
+    # BEGIN IMMEDIATE would suffice for the steps, but two processes that switch a new file to WAL at once fail with
+    # "database is locked", whatever the busy timeout.
     with _locked_file(path):
         _upgrade_in_one_transaction(engine)
 
@@ -105,7 +105,7 @@ def _upgrade_in_one_transaction(engine: Engine) -> None:
 
 @contextmanager
 def _locked_file(path: Path) -> Iterator[None]:
-    """Holds the lock beside the database file, which is there from then on and its owner's only: it has secrets.
+    """Hold a lock file next to the database file, which is created for its owner only: it contains secrets.
 
     SQLite gives its write-ahead log the mode of the database file.
     """

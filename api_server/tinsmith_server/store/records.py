@@ -1,4 +1,4 @@
-"""Rows as the services see them: plain frozen values, times as aware UTC datetimes, and the clock that gives those."""
+"""The store's rows as the services see them: frozen values with aware UTC datetimes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UsageKind = Literal["training", "prefill", "cached_prefill", "sample", "checkpoi
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key without its secret. `prefix` is what a human recognises it by."""
+    """A key without its secret. `prefix` lets a person recognise it."""
 
     key_id: int
     tenant: str
@@ -49,16 +49,16 @@ class Session:
     finish_type: FinishType | None = None
     finish_detail: str | None = None
     request_digest: str | None = None
-    """Digest of the request that made it; None without an idempotency key."""
+    """Digest of the request that created it; None without an idempotency key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """A LoRA adapter with its optimizer: a training run. `model_id` is `<session>:train:<n>`.
 
-    `accepted`: create or load is durable here but perhaps not yet at the worker, which is what
-    `create_kind` ("create" or "load") and `create_payload` are kept for. `bound`: the worker has it.
-    `worker_id` is empty until the model is placed, and stays when the model has ended.
+    `accepted`: the creation is durable here, but may not be at the worker yet; `create_kind` ("create" or "load") and
+    `create_payload` are kept for it. `bound`: the worker has the model. `worker_id` is empty until the model is placed,
+    and stays when the model has ended.
     """
 
     model_id: str
@@ -79,12 +79,12 @@ class Model:
     user_metadata: Mapping[str, str] | None
     created_at: datetime
     last_request_at: datetime
-    failure: str | None = None  # why, when failed or corrupted
+    failure: str | None = None  # the reason of a failed or corrupted model
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingModel:
-    """An accepted model that is placed nowhere: as much of it as its turn depends on."""
+    """An accepted model without a worker: the fields that decide its position in the queue."""
 
     model_id: str
     tenant: str
@@ -94,7 +94,7 @@ class WaitingModel:
 
 @dataclass(frozen=True, slots=True)
 class SlotHolder:
-    """A model that holds one of a worker's slots."""
+    """A model that holds a slot of a worker."""
 
     model_id: str
     session_id: str
@@ -105,7 +105,7 @@ class SlotHolder:
 
 @dataclass(frozen=True, slots=True)
 class PlacementQueue:
-    """Models that wait for a place at some workers, oldest first; who holds those places; and whose sessions go on."""
+    """Models that wait for slots, oldest first, the holders of these slots, and tenants with open sessions."""
 
     waiting: tuple[WaitingModel, ...] = ()
     holders: tuple[SlotHolder, ...] = ()
@@ -114,9 +114,9 @@ class PlacementQueue:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A journal. Its epoch fences older servers out; the cursor says which events are in here.
+    """The journal of a worker. The epoch fences off older servers; the cursor is the last applied event.
 
-    `home` says where it was last seen, in the words of the fleet that saw it; empty before.
+    `home` is the place where it was last seen, in the form of its fleet; empty before.
     """
 
     worker_id: str
@@ -128,10 +128,10 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSession:
-    """What `asample` names. `model_path` is a tinker path of kind sampler, or None.
+    """The target of `asample` requests. `model_path` is a tinker path of kind sampler, or None.
 
-    Opened by an ephemeral save: `model_id` and `checkpoint_directory` say which weights;
-    `inflight` means: the newest inflight save of that model, this one at the oldest.
+    An unnamed save opens one with `model_id` and `checkpoint_directory`; `inflight` means the newest inflight save of
+    that model, this one at the oldest.
     """
 
     sampling_session_id: str
@@ -149,10 +149,10 @@ class SamplingSession:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A name and the immutable directory it points to, relative to the checkpoint root.
+    """A name and the immutable directory it refers to, relative to the checkpoint root.
 
-    Unique by (run_id, type, name) among those not deleted; an ephemeral one is named by its
-    sampling session. `epoch` and `event_id` order the writers: an older one never overwrites.
+    Unique by (run_id, type, name) among those not deleted; an ephemeral one is named by its sampling session. `epoch`
+    and `event_id` order the writers: an older one never overwrites.
     """
 
     run_id: str
@@ -179,7 +179,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Named checkpoints: how many there are, and their bytes."""
+    """The number of named checkpoints, and their bytes."""
 
     checkpoints: int
     size_bytes: int
@@ -187,9 +187,9 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was used in the UTC hour that begins at `hour`: tokens, checkpoints, or byte seconds of storage.
+    """The usage of the UTC hour that begins at `hour`: tokens, checkpoints, or byte seconds of storage.
 
-    `session_id` is empty where it was no session's. Unique but for `amount`.
+    `session_id` is empty for usage outside of sessions. All fields but `amount` are the key.
     """
 
     tenant: str
@@ -202,7 +202,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoints:
-    """Those of a tenant that have a name, of one project or of none."""
+    """The named checkpoints of a tenant, of one project or of none."""
 
     project_id: str | None
     count: int
@@ -211,9 +211,9 @@ class StoredCheckpoints:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """What a tenant's name stands for from `at` on: a checkpoint's path. `number` counts from 1; the last one counts.
+    """The checkpoint's path that a tenant's name refers to from `at` on.
 
-    `before` is the number of what a rollback leads to, None where nothing is before it.
+    `number` counts from 1; the last one is in force. `before` is the number that a rollback leads to, or None.
     """
 
     tenant: str
@@ -227,7 +227,7 @@ class Promotion:
 
 @dataclass(frozen=True, slots=True)
 class PromotedPath:
-    """A checkpoint's path, which names of its tenant may stand for."""
+    """A checkpoint's path that names of its tenant may refer to."""
 
     tenant: str
     tinker_path: str
@@ -235,7 +235,7 @@ class PromotedPath:
 
 @dataclass(frozen=True, slots=True)
 class PromotionBounds:
-    """Of a tenant's names, and of a name's changes: of those the newest stay."""
+    """The limits of a tenant's names, and of the kept changes of a name."""
 
     names: int
     kept_per_name: int
@@ -243,7 +243,7 @@ class PromotionBounds:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """What a tenant did, to which checkpoint. `entry_id` is the store's."""
+    """An action of a tenant on a checkpoint. The store assigns `entry_id`."""
 
     tenant: str
     at: datetime
@@ -255,7 +255,7 @@ class AuditEntry:
 
 
 Along = Sequence[Usage | AuditEntry]
-"""What is written in one transaction with a change, and only if that changed something."""
+"""Rows that are written in one transaction with a change, if that changes something."""
 
 
 @dataclass(frozen=True, slots=True)

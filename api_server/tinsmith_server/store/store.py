@@ -1,4 +1,4 @@
-"""The store as the services get it: `open_store(url)`."""
+"""The store that services use, and the clock of its database."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Store(
 
 
 async def open_store(url: str) -> Store:
-    """Brings the schema up to date, safely beside other processes that do the same, and opens the store.
+    """Migrate the schema, safely next to other processes, and open the store.
 
     `url` is `sqlite:///path` or `postgresql://…`. Raises BadStoreUrl and StoreUnavailable.
     """
@@ -63,17 +63,17 @@ async def open_store(url: str) -> Store:
 log = get_logger(__name__)
 
 READ_SECONDS = 5.0
-# A slow answer says little about when the database read its clock; the last good reading is better than that.
+# A slow answer says little about when the database read its clock; the last good reading is better.
 SLOW_READING_SECONDS = 1.0
-# Advances while the host sleeps, where there is such a clock.
+# This clock advances while the host sleeps, if the system has such a clock.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class DatabaseClock:
-    """The database's time, read every few seconds and carried on by a clock that no administrator sets.
+    """The database's time, read every few seconds, and advanced by a monotonic clock in between.
 
-    Replicas' own clocks differ. One that runs ahead would end sessions whose clients another replica hears, and
-    delete checkpoints early.
+    The replicas' own clocks differ. A fast clock would end sessions that another replica keeps alive, and delete
+    checkpoints early.
     """
 
     def __init__(self, store: Store) -> None:
@@ -86,7 +86,7 @@ class DatabaseClock:
         return self._epoch + timedelta(seconds=time.clock_gettime(_CLOCK))
 
     async def read(self) -> None:
-        """Raises StoreUnavailable."""
+        """Read the database's clock. Raises StoreUnavailable."""
         asked = time.clock_gettime(_CLOCK)
         now = await self._store.now()
         answered = time.clock_gettime(_CLOCK)
@@ -94,7 +94,7 @@ class DatabaseClock:
             self._epoch = now - timedelta(seconds=(asked + answered) / 2)
 
     async def keep(self) -> None:
-        """Reads until it is cancelled."""
+        """Read the clock regularly until cancelled."""
         while True:
             await asyncio.sleep(READ_SECONDS)
             try:
@@ -105,7 +105,7 @@ class DatabaseClock:
 
 @asynccontextmanager
 async def database_clock(store: Store) -> AsyncIterator[Clock]:
-    """Raises StoreUnavailable."""
+    """Keep a clock while the context is open. Raises StoreUnavailable."""
     clock = DatabaseClock(store)
     await clock.read()
     reading = asyncio.create_task(clock.keep())

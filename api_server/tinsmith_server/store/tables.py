@@ -1,6 +1,6 @@
 """The schema. A change here needs a migration; a contract test compares the two.
 
-Columns are named like the fields of the record they hold (`records.py`), which is how rows become records.
+Columns have the names of the fields of their record (`records.py`), by which rows become records.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ metadata = MetaData(
     }
 )
 
-# SQLite numbers rows by itself only in a column declared INTEGER, which holds 64 bits there.
+# SQLite assigns row numbers only in a column declared INTEGER, which has 64 bits there.
 _RowNumber = BigInteger().with_variant(Integer, "sqlite")
 
 api_keys = Table(
@@ -65,9 +65,9 @@ sessions = Table(
     Column("finished_at", UtcTime),
     Column("finish_type", PlainText),
     Column("finish_detail", PlainText),
-    # Tells a repeated request from another one with the same idempotency key.
+    # Distinguishes a repeated request from another one with the same idempotency key.
     Column("request_digest", PlainText),
-    # A create_session that the SDK repeats while its first copy is still under way, perhaps at another replica.
+    # A create_session that the SDK repeats while the first one is still running, perhaps at another replica.
     UniqueConstraint("tenant", "idempotency_key"),
     Index(None, "tenant", "created_at"),
     Index(None, "finished_at", "last_heartbeat_at"),
@@ -95,7 +95,7 @@ models = Table(
     Column("created_at", UtcTime, nullable=False),
     Column("last_request_at", UtcTime, nullable=False),
     Column("failure", PlainText),
-    # A create_model that the SDK repeats while its first copy is still under way: one adapter, not two.
+    # A create_model that the SDK repeats while the first one is still running: one adapter, not two.
     UniqueConstraint("session_id", "model_seq_id"),
     Index(None, "tenant", "created_at"),
     Index(None, "worker_id", "state"),
@@ -110,7 +110,7 @@ placements = Table(
     Column("slot", Int64, nullable=False),
     Column("model_id", PlainText, ForeignKey("models.model_id"), nullable=False),
     PrimaryKeyConstraint("worker_id", "slot"),
-    # Two replicas that place the same model at two workers: the first one stands.
+    # Two replicas that place the same model at two workers: the first one stays.
     UniqueConstraint("model_id"),
 )
 
@@ -138,14 +138,14 @@ sampling_sessions = Table(
     Column("inflight", Boolean, nullable=False),
     Column("checkpoint_directory", PlainText),
     Column("manifest_digest", PlainText),
-    # Those that joined later; none: NULL.
+    # The number of clients that joined later; NULL for none.
     Column("clients", Int64),
-    # A repeated create_sampling_session, or an ephemeral save seen by two replicas: the number names one of them.
+    # A repeated create_sampling_session, or an ephemeral save seen by two replicas: the number identifies one of them.
     UniqueConstraint("session_id", "sampling_session_seq_id"),
     Index(None, "model_id", "sampling_session_seq_id"),
 )
 
-# Written out, not as parameters: a database takes a partial index only for what it can read in the statement.
+# Written out, not as parameters: a database uses a partial index only if it can read the condition in the statement.
 UNNAMED = text("type = 'ephemeral' AND deleted_at IS NULL")
 TOMBSTONE = text("deleted_at IS NOT NULL")
 
@@ -178,7 +178,7 @@ checkpoints = Table(
     PrimaryKeyConstraint("run_id", "type", "name"),
     Index(None, "tenant", "created_at"),
     Index(None, "expires_at"),
-    # Looked through at each unnamed save, of which all but the newest few are tombstones.
+    # Searched at each unnamed save; all but the newest few are tombstones.
     Index("ix_checkpoints_unnamed", "tenant", "created_at", sqlite_where=UNNAMED, postgresql_where=UNNAMED),
     Index("ix_checkpoints_tombstones", "deleted_at", sqlite_where=TOMBSTONE, postgresql_where=TOMBSTONE),
 )
@@ -221,7 +221,7 @@ promotions = Table(
     Column("at", UtcTime, nullable=False),
     Column("before", Int64),
     Column("is_rollback", Boolean, nullable=False),
-    # Two that change a name at once, perhaps at two replicas: one of them was first, and the other looks again.
+    # Two concurrent changes of a name, perhaps at two replicas: the second one fails and reads again.
     PrimaryKeyConstraint("tenant", "name", "number"),
     Index(None, "tenant", "tinker_path"),
 )
@@ -231,7 +231,7 @@ garbage = Table(
     metadata,
     Column("garbage_id", _RowNumber, primary_key=True),
     Column("directory", PlainText, nullable=False),
-    # Set while a copy or an import writes the directory: a crash before its record leaves files to be collected then.
+    # Set while a copy or an import writes the directory: after a crash before its record the files are collected then.
     Column("due_at", UtcTime),
     # A directory that is reported twice is deleted once.
     UniqueConstraint("directory"),
@@ -248,7 +248,7 @@ secrets = Table(
 leases = Table(
     "leases",
     metadata,
-    # Two replicas that reach for the same work: one row, moved by one statement.
+    # Two replicas that take the same lease: one row, moved by one statement.
     Column("name", PlainText, primary_key=True),
     Column("owner", PlainText, nullable=False),
     Column("expires_at", UtcTime, nullable=False),
@@ -257,7 +257,7 @@ leases = Table(
 replicas = Table(
     "replicas",
     metadata,
-    # Each server writes its own row, and reads from the others how much of the work is its share.
+    # Each server writes its own row, and computes its share of the tasks from the number of rows.
     Column("replica", PlainText, primary_key=True),
     Column("expires_at", UtcTime, nullable=False),
 )
@@ -265,7 +265,7 @@ replicas = Table(
 rounds = Table(
     "rounds",
     metadata,
-    # Whichever replica makes a round writes it here, so that one that dies leaves no gap behind.
+    # Any replica that runs a round records it here, so that a replica that dies leaves no gap.
     Column("name", PlainText, primary_key=True),
     Column("since", UtcTime, nullable=False),
     Column("last_at", UtcTime, nullable=False),

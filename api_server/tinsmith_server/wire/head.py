@@ -1,7 +1,7 @@
-"""Reads who a forward_backward body is for, without decoding a tensor.
+"""The head of a forward_backward body: the model and the number, read without decoding a tensor.
 
-The message is protobuf: `model_id` is field 1, `seq_id` field 2, `loss_fn` field 4 behind the
-data. Fields are skipped by their length, so a body of megabytes costs one step per datum.
+The message is protobuf: `model_id` is field 1, `seq_id` field 2, `loss_fn` field 4 after the data. Fields are skipped
+by their length, so a body of megabytes takes one step per datum.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from tinsmith_rpc.zstd_frames import MAX_WINDOW_BYTES, FrameInvalid, unpack
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 _SKIP_CHUNK_BYTES = 64 * 1024
 _MAX_ID_BYTES = 1024
-# The SDK sends 1024 datums at most; a body of millions of empty fields must not keep the server busy.
+# The SDK sends 1024 datums at most; a body of millions of empty fields must not block the server.
 _MAX_FIELDS = 4096
-# Of a protobuf message, and so of each of its fields.
+# The limit of a protobuf message, and so of each of its fields.
 _MAX_MESSAGE_BYTES = 2**31 - 1
-# How much of a compressed body may be unpacked on the way to a field.
+# The limit of unpacking a compressed body up to a field.
 _MAX_UNPACKED_BYTES = 64 * 2**20
 
 
 class HeadUnreadable(ValueError):
-    """The first fields cannot be read, so no future can exist for this body."""
+    """The first fields cannot be read, so this body cannot have a future."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Who the request is for. `loss_fn` is None where it cannot be reached: it stands behind the data."""
+    """The model and the number of a request. `loss_fn` is None if it cannot be reached: it is after the data."""
 
     model_id: str
     seq_id: int
@@ -43,9 +43,9 @@ class Head:
 
 
 def read_head(body: bytes, encoding: str = "identity") -> Head:
-    """Reads the head of a `ForwardBackwardRequest`, or of its beginning.
+    """Return the head of a `ForwardBackwardRequest`, or of its beginning.
 
-    Raises HeadUnreadable when model_id or seq_id is missing, malformed, or of an unknown encoding.
+    Raises HeadUnreadable if model_id or seq_id is missing, malformed, or of an unknown encoding.
     """
     fields = _Fields(_opened(body, encoding))
     try:
@@ -67,7 +67,7 @@ def _opened(body: bytes, encoding: str) -> IO[bytes]:
 
 
 class _Fields:
-    """The top level of one protobuf message, read forward."""
+    """The top level of one protobuf message, read forwards."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -89,7 +89,7 @@ class _Fields:
         raise HeadUnreadable("the body has no model_id or no seq_id")
 
     def _loss(self) -> str | None:
-        """Best effort: what is malformed behind the head is the future's business."""
+        """Return the loss if possible: errors after the head fail the future."""
         try:
             for number, wire_type in self._tags():
                 if number == 4 and wire_type == _LENGTH_DELIMITED:
@@ -137,7 +137,7 @@ class _Fields:
             raise HeadUnreadable(f"the body is no protobuf: it uses wire type {wire_type}")
 
     def _discard(self, length: int) -> None:
-        if length > _MAX_MESSAGE_BYTES:  # up to 70 bits, which no stream can be moved by
+        if length > _MAX_MESSAGE_BYTES:  # up to 70 bits, by which no stream can be moved
             raise HeadUnreadable(
                 f"the body is no protobuf: it has a field of {length} bytes; a message has {_MAX_MESSAGE_BYTES} at most"
             )
@@ -161,9 +161,10 @@ class _Fields:
 
 
 def trained_tokens(payload: bytes, unpacked_bytes: int | None = None) -> int:
-    """Return the tokens of all inputs, images included. `unpacked_bytes` is the size that a zstd frame declares.
+    """Return the tokens of all inputs, images included.
 
-    What cannot be read, or holds more than a call may, has none: it fails at the worker, and costs nothing there.
+    `unpacked_bytes` is the size that a zstd frame declares. An unreadable or oversize payload has none: it fails at the
+    worker, and costs nothing there.
     """
     try:
         return outline_of(payload if unpacked_bytes is None else unpack(payload, unpacked_bytes)).tokens

@@ -1,6 +1,6 @@
-"""The identifiers that clients see. Each is a pure function of what the client sent, and of who took it.
+"""The identifiers that clients see. Each is a pure function of the client's request, and of the sampler that took it.
 
-A repeated submission, on any replica, therefore answers the same request id, unless another sampler took it.
+So a repeated submission, at any replica, gets the same request id, unless another sampler took it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class OperationId:
 
 @dataclass(frozen=True, slots=True)
 class SampleId:
-    """An `asample` submission at the sampler that took it, so that every replica looks for it there.
+    """An `asample` submission at the sampler that took it, so that every replica asks that sampler.
 
-    Submitted again, it may be taken by another sampler: then it is another sample.
+    If another sampler takes the repeated submission, it is another sample.
     """
 
     sampling_session_id: str
@@ -61,17 +61,17 @@ class SampleId:
 
     @property
     def client(self) -> int:
-        """Which one of those that share the sampling session; the first is 0."""
+        """The number of the client of the sampling session; the first is 0."""
         return self.seq_id // SAMPLES_OF_A_CLIENT
 
     def sequence_ids(self, count: int) -> tuple[str, ...]:
-        """The same wherever the submission was taken."""
+        """Return the ids of the sequences, which do not depend on the sampler."""
         return tuple(f"{self.sampling_session_id}:asample:{self.seq_id}:{index}" for index in range(count))
 
 
 @dataclass(frozen=True, slots=True)
 class CustomLossId:
-    """A custom loss of a session. `loss_id` holds all of it, so its future needs no keeper."""
+    """A custom loss of a session. `loss_id` contains the loss, so its future is stored nowhere."""
 
     session_id: str
     loss_id: str
@@ -87,7 +87,7 @@ TOKEN_PATTERN = re.compile(r"[0-9a-f]{8}")
 
 @lru_cache(maxsize=1024)
 def sampler_token(sampler_id: str) -> str:
-    """A sampler's name in request ids."""
+    """Return a sampler's name in request ids."""
     return hashlib.sha256(sampler_id.encode()).hexdigest()[:8]
 
 
@@ -96,7 +96,7 @@ def is_sample(request_id: str) -> bool:
 
 
 def parse_request_id(text: str) -> OperationId | SampleId | CustomLossId | None:
-    """The inverse of `str`; None for anything that this server cannot have answered."""
+    """Return the inverse of `str`; None for an id that this server cannot have returned."""
     owner, _, rest = text.rpartition(":")
     owner, _, marker = owner.rpartition(":")
     number, at, token = rest.partition("@")
@@ -117,28 +117,28 @@ def is_operation_number(seq_id: object) -> bool:
 
 
 def operation_number(seq_id: int) -> int:
-    """Raises Unprocessable for one that no operation can have."""
+    """Return the number as an operation's. Raises Unprocessable for an invalid one."""
     if not is_operation_number(seq_id):
         raise Unprocessable(f"seq_id must be a positive 64-bit number, not {seq_id}")
     return seq_id
 
 
 def is_sample_number(seq_id: object) -> bool:
-    """Clones of a sampling client number their requests from near 10**18: 64 bits are needed."""
+    """Return whether the number is valid. Clones of a sampling client number from near 10**18: 64 bits are needed."""
     return _is_integer(seq_id) and 0 <= seq_id < 2**63  # type: ignore[operator]
 
 
 LAST_CLIENT = (2**63 - 1) // SAMPLES_OF_A_CLIENT
-"""Of those that share a sampling session: above it they have no numbers left."""
+"""The last client of a sampling session: above it no numbers are left."""
 
 
 def is_client_counter(seq_id: object) -> bool:
-    """`model_seq_id` and `sampling_session_seq_id` count from 0 in one client program."""
+    """Return whether the number is valid. `model_seq_id` and `sampling_session_seq_id` count from 0 in one program."""
     return _is_integer(seq_id) and 0 <= seq_id < 2**31  # type: ignore[operator]
 
 
 def drawn_sample_number(key: str | None) -> int:
-    """For a sample that came without a number: by its idempotency key, or at random. Above all that clients send."""
+    """Return a number above all clients' numbers for a sample without one: from its idempotency key, or random."""
     bits = secrets.randbits(62) if key is None else int.from_bytes(hashlib.sha256(key.encode()).digest()) % 2**62
     return 2**62 + bits
 
@@ -147,7 +147,7 @@ OWN_SESSION = "rest-"
 
 
 def own_session_id() -> str:
-    """Of a session that no client asked for: that its calls keep it alive, any server sees in its id."""
+    """Return an id of a session that no client created. Every server sees by its id that calls keep it alive."""
     return f"{OWN_SESSION}{uuid.uuid4().hex}"
 
 
@@ -160,25 +160,28 @@ def _is_integer(value: object) -> bool:
 
 
 def model_id_of(session_id: str, model_seq_id: int) -> str:
-    """The SDK builds this form itself for models made by `load_weights`."""
+    """Return the model's id. The SDK builds the same form itself for models made by `load_weights`."""
     return f"{session_id}:train:{model_seq_id}"
 
 
 def sampling_session_id_of(session_id: str, seq_id: int, *, inflight: bool = False) -> str:
-    """An inflight session says so in its id, which is opaque to clients and travels through the
-    worker's journal: that is how the flag reaches the store whoever drains the worker's events."""
+    """Return the id of a sampling session, with the inflight flag.
+
+    The id is opaque to clients and is in the worker's journal: so the flag reaches the store, whichever replica drains
+    the worker's events.
+    """
     return f"{session_id}:{'inflight' if inflight else 'sample'}:{seq_id}"
 
 
 def session_of(owner_id: str) -> str:
-    """The session of a model or a sampling session; empty for an id of neither form."""
+    """Return the session of a model or a sampling session; empty for an id of neither form."""
     session_id, *rest = owner_id.rsplit(":", 2)
     return session_id if len(rest) == 2 else ""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSessionName:
-    """What a sampling session's id says."""
+    """The parts of a sampling session's id."""
 
     session_id: str
     seq_id: int
@@ -186,7 +189,7 @@ class SamplingSessionName:
 
 
 def parse_sampling_session_id(text: str) -> SamplingSessionName:
-    """Raises ValueError for an id that `sampling_session_id_of` did not make."""
+    """Return the parts of an id. Raises ValueError for an id that `sampling_session_id_of` did not make."""
     session_id, marker, number = text.rsplit(":", 2)
     if marker not in {"sample", "inflight"}:
         raise ValueError(f"{text!r} is no sampling session's id")
@@ -215,7 +218,7 @@ NOT_IN_NAMES = "/:?#%\\"
 
 
 def parse_tinker_path(text: str) -> TinkerPath:
-    """Raises ValueError with a sentence for the user."""
+    """Return the parsed path. Raises ValueError with a message for the user."""
     segments = text.removeprefix("tinker://").split("/")
     if not text.startswith("tinker://") or len(segments) != 3 or not all(segments):
         raise ValueError(f"{text!r} is not a checkpoint path; one looks like tinker://<run>/weights/<name>")
@@ -227,7 +230,7 @@ def parse_tinker_path(text: str) -> TinkerPath:
 
 
 def check_name(name: str) -> str:
-    """A checkpoint's name, which becomes one segment of a path. Raises ValueError with a sentence."""
+    """Return a checkpoint's name, which becomes one segment of a path. Raises ValueError with a message."""
     if not name or len(name) > MAX_NAME_CHARACTERS:
         raise ValueError(f"a checkpoint name has 1 to {MAX_NAME_CHARACTERS} characters, this one has {len(name)}")
     if any(one in name for one in NOT_IN_NAMES) or not name.isprintable() or name in {".", ".."}:
@@ -241,12 +244,12 @@ def check_name(name: str) -> str:
 VERSION_HEADER = "x-stainless-package-version"
 ALL_TYPES: frozenset[CheckpointType] = frozenset(TYPE_OF_KIND.values())
 FIRST_WITH_EXTERNAL = (0, 28)
-"""Those before fail on a whole list for one checkpoint of a type that they do not know."""
+"""Earlier SDKs fail on a whole list for one checkpoint of an unknown type."""
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})(?!\d)")
 
 
 def known_checkpoint_types(version: str | None) -> frozenset[CheckpointType]:
-    """All of them to a client that says no version, or none of the SDK's form."""
+    """Return the types that the SDK's version knows; all of them without a version."""
     found = _VERSION.match(version or "")
     if found and (int(found[1]), int(found[2])) < FIRST_WITH_EXTERNAL:
         return ALL_TYPES - {"external"}

@@ -1,8 +1,8 @@
-"""Reads JSON without ever holding up whoever else runs in the process, whatever the body is made of.
+"""A JSON reader that never blocks the process for long, whatever the body contains.
 
-What a body is made of is counted before anything is built from it. Long lists of numbers, which prompts and tensors
-are, and the long texts that images are, are read in slices: `orjson` and CPython let nobody else run during one call,
-and a prompt of megabytes in one call is a tenth of a second of silence for everybody. What is left is small.
+The parts of a body are counted before anything is built. Long lists of numbers (prompts and tensors) and long texts
+(images) are read in slices: during one call of `orjson` or CPython nothing else runs, and a prompt of megabytes in one
+call blocks everything for a tenth of a second. The rest is small.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pydantic import ValidationError
 
 # Some 0.4 ms each.
 SLICE_BYTES = 64 * 1024
-# Shorter lists are left where they are: their numbers count as values.
+# Shorter lists are not taken out: their numbers count as values.
 LONG_LIST_BYTES = 64
-# Likewise; the last of a key that may have one, seen from where its text begins.
+# The same for texts, the last bytes of whose key are checked from where the text begins.
 LONG_TEXT_BYTES = 16 * 1024
 _BEFORE_LONG_TEXT = re.compile(rb'"data"\s{0,4}:\s{0,4}\Z')
 _KEY_BYTES = 16
@@ -39,21 +39,21 @@ LongPart: TypeAlias = "Numbers | bytes"
 
 
 class BadJson(ValueError):
-    """The message is for the sender."""
+    """The body is invalid; the message is for the sender."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a body may be made of."""
+    """The limits of a body's content."""
 
     values: int = 2048
     depth: int = 16
-    # With it, lists of whole numbers may be of any length and come as `array`s, and texts without escapes under "data",
-    # which come as `bytes`; the rest has this size at most.
+    # With it, lists of whole numbers may have any length and are read as `array`s, and texts without escapes under
+    # "data" as `bytes`; the rest has at most this size.
     bytes_beside_numbers: int | None = None
-    # Lists of other numbers may be as long: they come as arrays of doubles.
+    # Lists of other numbers may be as long: they are read as arrays of doubles.
     fractions: bool = False
-    # In all long lists together; each takes eight bytes.
+    # The limit of all long lists together; each number takes eight bytes.
     numbers: int | None = None
 
     @property
@@ -63,12 +63,12 @@ class Shape:
 
 PLAIN = Shape()
 PROMPT = Shape(values=8192, bytes_beside_numbers=512 * 1024)
-# Of a custom loss, whose nodes and arguments have bounds of their own.
+# A custom loss, whose nodes and arguments have their own limits.
 GRAPH = Shape(values=16384, depth=24)
 
 
 def read_object(body: bytes, shape: Shape = PLAIN) -> dict[str, Any]:
-    """Raises BadJson for anything but a JSON object within `shape`."""
+    """Return the JSON object. Raises BadJson for anything else, and for content over the limits of `shape`."""
     taken_out: dict[str, LongPart] = {}
     if shape.bytes_beside_numbers is not None:
         body, taken_out = _without_long_parts(body, shape)
@@ -91,7 +91,7 @@ def _loads(text: bytes) -> Any:
 
 def _check_shape(body: bytes, shape: Shape) -> None:
     if body.count(b",") + _openings(body) > shape.values or _openings(body) > shape.depth:
-        # Perhaps only inside of text, which may hold anything.
+        # The separators may be inside of texts, which may contain anything.
         _check_separators(_STRING.sub(b'""', body), shape)
 
 
@@ -118,7 +118,7 @@ def _too_many(shape: Shape) -> str:
 
 
 def _without_long_parts(body: bytes, shape: Shape) -> tuple[bytes, dict[str, LongPart]]:
-    """The body with a name in the place of each long list or text, and these by their names."""
+    """Return the body with a name in the place of each long list or text, and these by name."""
     mark, rest, taken_out, done, numbers = uuid.uuid4().hex, bytearray(), dict[str, LongPart](), 0, 0
     for start, end in _long_parts(body, shape):
         name = f"{mark}-{len(taken_out)}"
@@ -139,7 +139,7 @@ def _without_long_parts(body: bytes, shape: Shape) -> tuple[bytes, dict[str, Lon
 
 
 def _long_parts(body: bytes, shape: Shape) -> Iterator[tuple[int, int]]:
-    """Where the contents of each begin and end. In as many steps as the body may have values."""
+    """Yield the begin and end of each long part, in at most as many steps as the body may have values."""
     at, string, steps = 0, body.find(b'"'), 0
     while (steps := steps + 1) <= shape.values:
         opening = body.find(b"[", at, string if string >= 0 else len(body))
@@ -160,7 +160,7 @@ def _long_parts(body: bytes, shape: Shape) -> Iterator[tuple[int, int]]:
 
 
 def _end_of_long_text(body: bytes, start: int) -> int:
-    """-1: the text that begins here is no long one, or may not be."""
+    """Return the end of a long text, or -1 if the text is short, or must not be long."""
     if not _BEFORE_LONG_TEXT.search(body, max(0, start - _KEY_BYTES), start):
         return -1
     end = body.find(b'"', start + 1)
@@ -180,7 +180,7 @@ def _end_of_numbers(body: bytes, start: int, pattern: re.Pattern[bytes]) -> int:
     end = start
     while True:
         found = pattern.match(body, end, end + SLICE_BYTES)
-        assert found is not None  # it matches nothing, too
+        assert found is not None  # the pattern also matches nothing
         if found.end() < end + SLICE_BYTES:
             return found.end()
         end = found.end()
@@ -204,7 +204,7 @@ def _with_more(numbers: Numbers, values: list[Any], shape: Shape) -> Numbers:
     except (OverflowError, TypeError):
         if not shape.fractions or not any(isinstance(value, float) for value in values):
             raise BadJson("a list of whole numbers holds one outside 64 bits") from None
-        # The first one that is not whole.
+        # At the first number that is not whole.
         return _as_doubles(numbers, values)
     return numbers
 
@@ -218,7 +218,7 @@ def _as_doubles(numbers: Numbers, values: list[Any]) -> array[float]:
 
 
 def _slices(body: bytes, start: int, end: int) -> Iterator[bytes]:
-    """Cut at commas, which are left out."""
+    """Yield slices, cut at commas, which are left out."""
     while end - start > SLICE_BYTES:
         comma = body.rfind(b",", start, start + SLICE_BYTES)
         if comma < 0:
@@ -229,7 +229,7 @@ def _slices(body: bytes, start: int, end: int) -> Iterator[bytes]:
 
 
 def _with_long_parts(value: Any, taken_out: dict[str, LongPart]) -> Any:
-    """No deeper than the shape allows."""
+    """Put the long parts back, no deeper than the shape allows."""
     match value:
         case str():
             return taken_out.get(value, value)
@@ -241,7 +241,7 @@ def _with_long_parts(value: Any, taken_out: dict[str, LongPart]) -> Any:
 
 
 def decode_base64(text: bytes) -> bytes:
-    """In slices. Raises ValueError."""
+    """Return the bytes, decoded in slices. Raises ValueError."""
     return b"".join(
         binascii.a2b_base64(text[start : start + SLICE_BYTES], strict_mode=True)
         for start in range(0, len(text), SLICE_BYTES)
@@ -249,12 +249,14 @@ def decode_base64(text: bytes) -> bytes:
 
 
 def pack(type_code: str, numbers: Sequence[float]) -> bytes:
-    """Little-endian, in slices. Raises OverflowError if a number does not fit its type, TypeError for one that is not
-    whole where the type is."""
+    """Return the numbers in little-endian form, packed in slices.
+
+    Raises OverflowError if a number does not fit the type, TypeError for a fraction if the type is whole.
+    """
     packed: Numbers = array(type_code)
     step = SLICE_BYTES // 4
     for start in range(0, len(numbers), step):
-        # By a list: from another array CPython takes one number after the other, at four times the cost.
+        # From a list: from another array CPython takes one number after the other, at four times the cost.
         packed.extend(array(type_code, list[Any](numbers[start : start + step])))
     if _BIG_ENDIAN:
         packed.byteswap()
@@ -265,7 +267,7 @@ ERRORS_SHOWN = 3
 
 
 def sentence(error: ValidationError) -> str:
-    """What is wrong with a body, for its sender."""
+    """Return what is wrong with a body, for its sender."""
     found = error.errors(include_url=False, include_context=False)
     shown = [_problem(item["loc"], item["msg"], item["type"], item["input"]) for item in found[:ERRORS_SHOWN]]
     more = len(found) - len(shown)
@@ -284,5 +286,5 @@ def _problem(location: tuple[int | str, ...], message: str, kind: str, value: ob
 
 
 def _cut(text: str) -> str:
-    """Names and messages may hold what the sender wrote."""
+    """Shorten a text: names and messages may contain what the sender wrote."""
     return text if len(text) <= 300 else f"{text[:300]}…"

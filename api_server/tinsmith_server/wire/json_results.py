@@ -1,6 +1,6 @@
-"""Results in JSON, for SDKs below 0.18, which know no protobuf: of forward, forward_backward and sample.
+"""Results of forward, forward_backward and sample in JSON, for SDKs below 0.18, which know no protobuf.
 
-Written a tensor at a time, so that others have their turn in between.
+They are written one tensor at a time, so that other requests run in between.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ DTYPES: Mapping[int, tuple[str, str]] = {
     wire_pb2.INT64: ("q", "int64"),
     wire_pb2.INT32: ("i", "int64"),
 }
-# How the sampler says that a cell of its likeliest tokens is empty.
+# The sampler's value for an empty cell of the likeliest tokens.
 EMPTY_CELL_LOGPROB = -99999.0
 
 
 def result_as_json(payload: bytes, *, of_sample: bool) -> bytes:
-    """The same numbers, to the last bit: float32 as the doubles that they are."""
+    """Return the same numbers in JSON, exact to the last bit: float32 as the equal doubles."""
     return sample_as_json(payload) if of_sample else forward_backward_as_json(payload)
 
 
@@ -42,7 +42,7 @@ def forward_backward_as_json(payload: bytes) -> bytes:
 
 
 def _said(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    """JSON has no words of its own for what is not finite; every SDK reads these as numbers."""
+    """Return the metrics. JSON has no form for infinite values; every SDK reads these texts as numbers."""
     return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
 
 
@@ -69,7 +69,7 @@ class _Batch:
 
 
 def _numbers(numbers: array[Any]) -> bytes:
-    """Python's own words for what is not finite, which these SDKs read by Python's own reader."""
+    """Return the numbers. Infinite values have Python's form, which the JSON reader of these SDKs knows."""
     values = numbers.tolist()
     finite = numbers.typecode != "f" or all(map(math.isfinite, values))
     return orjson.dumps(values) if finite else json.dumps(values).encode()
@@ -114,7 +114,7 @@ class _Likeliest:
         return cls(_array("i", likeliest.token_ids), _array("f", likeliest.logprobs), likeliest.k)
 
     def rows(self) -> list[list[tuple[int, float]] | None]:
-        """None: nothing was asked about the position."""
+        """Return the likeliest tokens of each position; None: none were requested for it."""
         starts = range(0, len(self.tokens), self.k) if self.k else ()
         return [self._row(start) or None for start in starts]
 

@@ -1,6 +1,6 @@
-"""Training requests in JSON, which SDKs below 0.22.3 send, as the protobuf message that later ones send.
+"""Training requests in JSON, which SDKs below 0.22.3 send, as the protobuf message of later SDKs.
 
-Each datum is checked and packed by itself, so that others have their turn in between.
+Each datum is checked and packed separately, so that other requests run in between.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tinsmith_server.wire.json_bodies import Shape, pack, sentence
 from tinsmith_server.wire.requests import Chunk, Finite, ModelInput, Request, WholeNumbers
 
 MIB = 2**20
-# As many numbers as a message in protobuf could hold, in which each has four bytes or more.
+# As many numbers as a protobuf message could contain, in which each has four bytes or more.
 NUMBER_BYTES = 4
-# The SDK sends 1,024 datums at most, each of some hundred bytes and of some thirty values beside its long lists.
+# The SDK sends 1,024 datums at most, each of some hundred bytes and of some thirty values besides its long lists.
 VALUES = 2**18
 BYTES_BESIDE_NUMBERS = 4 * MIB
 
@@ -32,12 +32,12 @@ DTYPES: Mapping[str, tuple[str, wire_pb2.DType.ValueType]] = {
 
 
 def training_shape(limit_bytes: int) -> Shape:
-    """What a body may be made of where one in protobuf has `limit_bytes` at most."""
+    """Return the limits of a body, if one in protobuf may have `limit_bytes`."""
     return Shape(VALUES, bytes_beside_numbers=BYTES_BESIDE_NUMBERS, fractions=True, numbers=limit_bytes // NUMBER_BYTES)
 
 
 class InvalidTraining(ValueError):
-    """The message is for the user."""
+    """The request is invalid; the message is for the user."""
 
 
 def _numbers(value: object) -> Sequence[float]:
@@ -53,7 +53,7 @@ Size = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class JsonTensor(Request):
-    """Without a shape it has one dimension."""
+    """A tensor in JSON; without a shape it has one dimension."""
 
     data: Numbers
     dtype: Literal["float32", "int64"]
@@ -68,7 +68,7 @@ class JsonDatum(Request):
 
 
 class JsonCall(Request):
-    """Datums are checked one by one."""
+    """A call in JSON. Datums are checked one by one."""
 
     data: list[Any]
     loss_fn: str
@@ -76,7 +76,7 @@ class JsonCall(Request):
 
 
 class ForwardBackwardBody(Request):
-    """What the OpenAPI document says of `/forward_backward` in JSON."""
+    """The schema of `/forward_backward` in JSON."""
 
     model_id: str
     seq_id: int | None = None
@@ -84,7 +84,7 @@ class ForwardBackwardBody(Request):
 
 
 class ForwardBody(Request):
-    """What the OpenAPI document says of `/forward`."""
+    """The schema of `/forward`."""
 
     model_id: str
     seq_id: int | None = None
@@ -92,9 +92,9 @@ class ForwardBody(Request):
 
 
 def client_number(content: Mapping[str, Any]) -> int | None:
-    """The operation's number; 0 where the client leaves it to the server, None where what stands there is none.
+    """Return the operation's number; 0 if the client leaves it to the server, None if it is invalid.
 
-    Raises Unprocessable for one that no operation can have.
+    Raises Unprocessable for a number that no operation can have.
     """
     seq_id = content.get("seq_id")
     if seq_id is None:
@@ -103,7 +103,10 @@ def client_number(content: Mapping[str, Any]) -> int | None:
 
 
 def json_head(content: Mapping[str, Any], key: str) -> Head | None:
-    """Who the request is for; None where it does not say. `key` is where the call stands in it. Without a number: 0."""
+    """Return the head, or None if the body does not contain one.
+
+    `key` is the field of the call. The number is 0 if the client leaves it to the server.
+    """
     model_id, seq_id, call = content.get("model_id"), client_number(content), content.get(key)
     if not isinstance(model_id, str) or seq_id is None:
         return None
@@ -112,7 +115,7 @@ def json_head(content: Mapping[str, Any], key: str) -> Head | None:
 
 
 def training_message(call: object, *, forward_only: bool) -> wire_pb2.ForwardBackwardRequest:
-    """Without its head. Raises InvalidTraining."""
+    """Return the message without its head. Raises InvalidTraining."""
     try:
         checked = JsonCall.model_validate(call)
     except ValidationError as error:

@@ -1,6 +1,6 @@
-"""Requests of plain HTTP, by programs without an SDK: what may be left out, and what may be said in simpler words.
+"""Requests of programs without an SDK: optional fields, and simpler forms.
 
-They become what an SDK would have sent, so that nothing behind this module knows them.
+They become an SDK's requests, so that no other module knows them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tinsmith_server.wire.requests import MAX_SAMPLES, Count, Request, SamplingP
 
 
 class InvalidPlainRequest(ValueError):
-    """The message is for the sender."""
+    """The request is invalid; the message is for the sender."""
 
 
 class CreateSamplingClientRequest(SamplingSource):
-    """A source alone: without a session."""
+    """A sampling client without a session: only its source."""
 
 
 class DeleteModelRequest(Request):
@@ -27,14 +27,14 @@ class DeleteModelRequest(Request):
 
 
 class PromoteRequest(Request):
-    """`expected_path`: only if the name stands for this now; null: only if it stands for nothing."""
+    """A promotion. `expected_path` is the path that the name must refer to at present; null: the name must be new."""
 
     model_path: str
     expected_path: str | None = None
 
 
 class PlainSampleRequest(Request):
-    """What the OpenAPI document says of `/sample`: a sampling client, or what one is made of, and one prompt."""
+    """The schema of `/sample`: a sampling client, or its source, and one prompt."""
 
     sampling_session_id: str | None = None
     base_model: str | None = None
@@ -49,7 +49,7 @@ class PlainSampleRequest(Request):
 
 
 def as_sdk_sample(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of an `asample`, but for its sampler and its number. Raises InvalidPlainRequest."""
+    """Return the body of an `asample`, without its sampler and number. Raises InvalidPlainRequest."""
     chunks = {"chunks": _chunks(_one_prompt(content))}
     params = _stops_in_one_place(content.get("sampling_params"))
     return {**content, "prompt": chunks, "sampling_params": params, "sampling_session_id": "", "seq_id": 0}
@@ -65,7 +65,7 @@ def _one_prompt(content: Mapping[str, Any]) -> object:
 
 
 def _chunks(prompt: object) -> object:
-    """Those of a prompt in any of its forms: what is wrong with them fails the sample's future."""
+    """Return the chunks of a prompt in any of its forms: invalid chunks fail the sample's future."""
     if isinstance(prompt, dict):
         if "chunks" in prompt:
             return prompt["chunks"]
@@ -76,7 +76,7 @@ def _chunks(prompt: object) -> object:
 
 
 def _stops_in_one_place(params: object) -> object:
-    """`stop_token_ids` is another word for `stop`, which holds texts or ids."""
+    """Return the parameters with `stop_token_ids` moved to `stop`, which contains texts or ids."""
     if params is None:
         return {}
     if not isinstance(params, dict) or params.get("stop_token_ids") is None:

@@ -28,11 +28,11 @@ MAX_SAMPLES = 1024
 MAX_STOPS = 1024
 MAX_TAGS = 64
 MAX_AGE_RECIPIENTS = 10
-# Pages hold a thousand rows, and each row is read by many requests.
+# Pages have a thousand rows, and each row is read by many requests.
 METADATA_BYTES = 8192
 METADATA_KEYS = 128
 
-# By the field that no other kind of chunk has; an image has `tokens`, too, in SDKs below 0.6.
+# By the field that no other kind of chunk has; an image also has `tokens` in SDKs below 0.6.
 TYPE_OF_FIELD = {"data": "image", "location": "image_asset_pointer", "dmel": "dmel", "tokens": "encoded_text"}
 IMAGES = ("image", "image_asset_pointer")
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 def bounded_metadata(value: dict[str, T]) -> dict[str, T]:
-    """Raises ValueError."""
+    """Return the metadata. Raises ValueError if it is too large."""
     if len(value) > METADATA_KEYS:
         raise ValueError(f"user_metadata has {len(value)} keys; at most {METADATA_KEYS} are kept")
     if (size := len(orjson.dumps(value))) > METADATA_BYTES:
@@ -49,7 +49,7 @@ def bounded_metadata(value: dict[str, T]) -> dict[str, T]:
 
 
 def whole_numbers(value: object) -> array[int]:
-    """A list as it came, or as a long one was read (`wire/json_bodies.py`)."""
+    """Return the numbers of a list, also of a long one that `wire/json_bodies.py` has read."""
     if isinstance(value, array):
         return value
     if not isinstance(value, list) or any(type(item) is not int for item in value):
@@ -61,7 +61,7 @@ def whole_numbers(value: object) -> array[int]:
 
 
 def base64_text(value: object) -> bytes:
-    """What a text stands for: a string, or the `bytes` that a long one was read as (`wire/json_bodies.py`)."""
+    """Return the decoded text: a string, or the `bytes` of a long one that `wire/json_bodies.py` has read."""
     if not isinstance(value, str | bytes):
         raise PydanticCustomError("base64", "must be text in base64")
     try:
@@ -93,7 +93,7 @@ Fraction = Annotated[Finite, Field(ge=0, lt=1)]
 
 
 class Request(BaseModel):
-    """Strict: a string is no number, and a number no string."""
+    """The base of all bodies. It is strict: a string is no number, and a number no string."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, protected_namespaces=())
 
@@ -130,7 +130,7 @@ class FinishSessionRequest(Request):
 
 
 class LoraConfig(Request):
-    """The SDK knows no alpha and no dropout: the server picks the scaling."""
+    """The LoRA settings. The SDK has no alpha and no dropout: the server chooses the scaling."""
 
     rank: Annotated[int, Field(ge=1, lt=2**31)] = 32
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
@@ -146,7 +146,7 @@ class LoraConfig(Request):
 
 
 class OptimizerConfig(BaseModel):
-    """A tagged choice; other optimizers carry fields of their own."""
+    """A tagged choice of optimizers, which have their own fields."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     type: str = "adamw"
@@ -198,7 +198,7 @@ class SaveWeightsRequest(Request):
 
 
 class SaveWeightsForSamplerRequest(Request):
-    """`path` makes a persistent checkpoint, `sampling_session_seq_id` an ephemeral one."""
+    """A save for sampling: `path` makes a persistent checkpoint, `sampling_session_seq_id` an ephemeral one."""
 
     model_id: str
     seq_id: int | None = None
@@ -224,10 +224,10 @@ class SaveWeightsExternalRequest(Request):
 
 
 class LoadWeightsRequest(Request):
-    """Into an existing model with (`model_id`, `seq_id`), else a new one with (`session_id`, `model_seq_id`)."""
+    """A load into an existing model with (`model_id`, `seq_id`), or a new one with (`session_id`, `model_seq_id`)."""
 
     path: str
-    # SDKs below 0.6 have no word for it, and one kind of load, by which they resume.
+    # SDKs below 0.6 do not have this field, and only one kind of load, by which they resume.
     optimizer: bool = True
     weights_access_token: str | None = None
     base_model: str | None = None
@@ -239,7 +239,7 @@ class LoadWeightsRequest(Request):
 
 
 class SamplingSource(Request):
-    """With a `model_path`, `base_model` is what its sender takes the checkpoint to be of: the SDK sends both."""
+    """The source of samples. With a `model_path`, `base_model` is the client's belief about it: the SDK sends both."""
 
     base_model: str | None = None
     model_path: str | None = None
@@ -261,7 +261,7 @@ class JoinSamplingSessionRequest(Request):
 
 
 def chunk_of_today(value: object) -> object:
-    """SDKs below 0.18 leave the type out, and those below 0.6 say under `tokens` how many an image takes."""
+    """Return a chunk in today's form: SDKs below 0.18 send no type, and those below 0.6 an image's size as `tokens`."""
     if not isinstance(value, dict):
         return value
     chunk = dict(value)
@@ -329,7 +329,7 @@ class SampleRequest(Request):
     topk_sample_logprobs: Count = 0
     target_prompt_logprobs: TokenTensor | None = None
     prompt_alt_tokens_k: Count = 0
-    # Without effect: what stable_reinforce needs here, the sampler's logprobs, comes with its datums.
+    # Without effect: stable_reinforce needs the sampler's logprobs, which its datums contain.
     record_stability_info: bool = False
 
 
@@ -348,7 +348,10 @@ class SamplingSessionTarget(Request):
 
 
 class RetrieveFuturesRequest(Request):
-    """Without a `timeout` it is held. `retrieved_request_ids` may be forgotten, and are kept as others' are."""
+    """A poll for ended samples. Without a `timeout` it is held.
+
+    `retrieved_request_ids` may be forgotten; they are kept as all others.
+    """
 
     target: SamplingSessionTarget
     prev_cursor: Annotated[int, Field(ge=0, lt=2**62)] = 0
@@ -368,11 +371,11 @@ class TtlRequest(Request):
 
 
 class UploadStartRequest(Request):
-    """Of the SDK's 0.39: an adapter that was made elsewhere comes in."""
+    """A request of SDK 0.39: the import of an external adapter."""
 
     base_model: str
     lora_config: LoraConfig
-    # It travels in the links.
+    # The id is in the links.
     destination_project_id: str | None = Field(None, max_length=256)
 
 
@@ -381,7 +384,7 @@ class UploadFinishRequest(Request):
 
 
 class CopyWeightsRequest(Request):
-    """Into a run of its own, in a project or in none; what says another place is refused (the SDK does not)."""
+    """A copy into a new run, in a project or in none. Any other destination is refused; the SDK sends none."""
 
     source_path: str
     destination_project_id: str | None = Field(None, max_length=256)

@@ -1,4 +1,4 @@
-"""JSON answers to the SDK. It checks them strictly: a missing field, or a null too many, is an error to it."""
+"""JSON answers to the SDK, which checks them strictly: a missing field, or an extra null, is an error to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Response(BaseModel):
 
 
 class Empty(Response):
-    """`{}`, where the SDK looks at the status only."""
+    """The object `{}`, where the SDK reads only the status."""
 
 
 class HealthResponse(Response):
@@ -22,7 +22,7 @@ class HealthResponse(Response):
 
 
 class ClientConfigResponse(Response):
-    """Feature flags of the SDK; those left out keep its defaults."""
+    """Feature flags of the SDK; missing flags keep its defaults."""
 
     pjwt_auth_enabled: bool
     # SDKs from 0.25 on do both anyway: training data in protobuf (from 0.19 on), and `forward` as a call of
@@ -48,7 +48,7 @@ class UserAddress(Response):
 
 
 class KeyDetails(Response):
-    """Of the vendor's accounts; here there are tenants."""
+    """A key of the vendor's accounts; here keys belong to tenants."""
 
     org_details: OrganizationName
     user_details: UserAddress
@@ -99,13 +99,13 @@ class PendingResponse(Response):
 
 
 class PlainSampleResponse(FutureResponse):
-    """`sampling_session_id`: what the next sample may name, where this one has opened it."""
+    """A sample. `sampling_session_id` is the one that the next sample may name, if this sample has opened it."""
 
     sampling_session_id: str
 
 
 class SamplingClientResponse(Response):
-    """`sampling_client_id` and `sampling_session_id` are one thing, which has two names."""
+    """A sampling client. `sampling_client_id` and `sampling_session_id` are the same id under two names."""
 
     sampling_client_id: str
     sampling_session_id: str
@@ -120,7 +120,7 @@ class DeletedModelResponse(Response):
 
 
 class TokenizerResponse(Response):
-    """What is not known yet, since no worker of the model has been asked, is null."""
+    """A tokenizer. Fields are null until a worker of the model has been asked."""
 
     tokenizer_id: str
     tokenizer_type: Literal["HuggingFace"] = "HuggingFace"
@@ -139,7 +139,7 @@ class FailedResponse(Response):
 
 
 class CompletionResponse(Response):
-    """With a size, which only what has a result has, the SDK fetches it when it has room for so much."""
+    """An ended sample. A size, which only a result has, lets the SDK fetch it when it has room."""
 
     state: Literal["finished", "failed"]
     request_id: str
@@ -184,14 +184,14 @@ class SamplerResponse(Response):
 
 
 class SupportedModel(Response):
-    """`images` is Tinsmith's own: whether datums and prompts may have them; None before a worker has said so."""
+    """A served model. `images` is Tinsmith's own field: whether datums and prompts may have images; None if unknown."""
 
     model_name: str
     max_context_length: int | None = None
     trainable: bool = True
     sampleable: bool = True
     images: bool | None = None
-    # Not the SDK's, which passes over them.
+    # Not a field of the SDK, which ignores it.
     quantization: str | None = None
     stored_as: str | None = None
 
@@ -201,7 +201,7 @@ class CapabilitiesResponse(Response):
 
 
 class WaitingModel(Response):
-    """A model that no worker has yet. Tinsmith's own: the SDK does not ask for it."""
+    """A model without a worker. The SDK does not request these."""
 
     model_id: str
     base_model: str
@@ -273,7 +273,7 @@ class CopyWeightsResponse(Response):
 
 
 class PromotionResponse(Response):
-    """What a name stands for from `time` on."""
+    """The path that a name refers to from `time` on."""
 
     name: str
     model_path: str
@@ -297,14 +297,14 @@ class WeightsInfoResponse(Response):
 
 
 class TrainingUsage(Response):
-    """Tokens of inputs to forward passes, with or without a backward one."""
+    """The tokens of inputs to forward passes, with or without a backward pass."""
 
     type: Literal["training"] = "training"
     token_count: int
 
 
 class PrefillUsage(Response):
-    """Tokens of prompts, once for all samples of one; `cached`: of which nothing had to be computed."""
+    """The tokens of prompts, once for all samples of a prompt; `cached` tokens were not computed."""
 
     type: Literal["sampling_prefill"] = "sampling_prefill"
     cached: bool
@@ -324,7 +324,7 @@ class CheckpointUsage(Response):
 
 
 class StorageUsage(Response):
-    """Gigabytes are of 10^9 bytes."""
+    """Stored data; a gigabyte has 10^9 bytes."""
 
     type: Literal["storage"] = "storage"
     free: bool = False
@@ -335,7 +335,7 @@ UsageInfo = TrainingUsage | PrefillUsage | SampledUsage | CheckpointUsage | Stor
 
 
 class UsageEvent(Response):
-    """Nothing is priced: the SDK's fields for costs are left out."""
+    """An event of usage. Nothing has a price: the SDK's fields for costs are left out."""
 
     bucket_start: datetime
     bucket_end: datetime
@@ -370,7 +370,7 @@ class StoredCheckpointsResponse(Response):
 
 
 class AuditLogEntry(Response):
-    """`model_id` and `tinker_path` are in the details, too: beside them they are for programs of older SDKs."""
+    """An entry of the audit log. `model_id` and `tinker_path` repeat the details, for programs of older SDKs."""
 
     timestamp: datetime
     event: str

@@ -1,4 +1,4 @@
-"""A search of sessions as the SDK sends it, and what it is answered."""
+"""The SDK's search of sessions: request and answer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class AssignProjectRequest(Request):
 
 
 class SessionStatus(Response):
-    """`reason` with `client_finished` alone."""
+    """The status of a session. `reason` is only for `client_finished`."""
 
     type: Literal["active", "cancelled", "client_finished"]
     reason: dict[str, str] | None = None

@@ -21,7 +21,7 @@ ENTRY = {"name": "tiny", "maxSessions": 1, "spec": spec_of(adapters={"slots": 1}
 
 @pytest.fixture
 def settings(cluster_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr("tinsmith_server.services.training.placement_rounds.RECHECK_SECONDS", 0.1)
+    monkeypatch.setattr("tinsmith_server.services.training.placement.RECHECK_SECONDS", 0.1)
     monkeypatch.setattr("tinsmith_server.services.training.binding.RETRY_SECONDS", 0.1)
     catalogue = tmp_path / "catalogue.json"
     catalogue.write_text(json.dumps([ENTRY]))

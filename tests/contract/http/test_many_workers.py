@@ -25,7 +25,7 @@ SLOTS = 2
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFleet]:
     """Two workers with two slots each, for one base model whose adapters have rank 64 at most."""
-    monkeypatch.setattr("tinsmith_server.services.training.placement_rounds.RECHECK_SECONDS", 0.02)
+    monkeypatch.setattr("tinsmith_server.services.training.placement.RECHECK_SECONDS", 0.02)
     monkeypatch.setattr("tinsmith_server.services.training.binding.RETRY_SECONDS", 0.02)
     monkeypatch.setattr("tinsmith_server.services.training.binding.ATTEMPT_SECONDS", 0.1)
     # The first word on why a model waits is another file's promise; here a busy disk brought it before the model.

@@ -24,7 +24,7 @@ SUCCESS = {"reason": {"type": "success"}, "detail": None}
 
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFleet]:
-    monkeypatch.setattr("tinsmith_server.services.training.placement_rounds.RECHECK_SECONDS", 0.05)
+    monkeypatch.setattr("tinsmith_server.services.training.placement.RECHECK_SECONDS", 0.05)
     monkeypatch.setattr("tinsmith_server.services.training.binding.FIRST_WORD_SECONDS", 0.2)
     monkeypatch.setattr("tinsmith_server.services.training.binding.ATTEMPT_SECONDS", 0.1)
     fleet = FakeFleet([ServedModel(BASE_MODEL, "tiny-1")], [FakeHandle("w1", "tiny-1", SLOTS)])
@@ -143,7 +143,7 @@ async def test_waiting_models_are_listed_to_their_own_tenant_at_every_replica(tm
 async def test_polls_of_a_thousand_waiting_creates_read_the_store_no_more_than_one(
     tmp_path: Path, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.services.training.placement_rounds.RECHECK_SECONDS", 2.0)
+    monkeypatch.setattr("tinsmith_server.services.training.placement.RECHECK_SECONDS", 2.0)
     async with running_server(settings_for(tmp_path, poll_hold_seconds=0.5), fleet) as server:
         for _ in range(SLOTS):
             await server.model()

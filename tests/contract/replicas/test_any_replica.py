@@ -48,7 +48,7 @@ async def test_a_key_works_everywhere_at_once_and_dies_everywhere_within_seconds
 async def test_models_that_wait_are_served_in_the_order_of_their_arrival_whoever_accepted_them(
     replicas: Replicas, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.services.training.placement_rounds.RECHECK_SECONDS", 0.1)
+    monkeypatch.setattr("tinsmith_server.services.training.placement.RECHECK_SECONDS", 0.1)
     first, second = replicas
     fleet.handles["tiny-1"]._slots = 1
     held = await first.model()

@@ -1,4 +1,4 @@
-"""The only module that talks to the Kubernetes API: plain dictionaries in and out, our own errors."""
+"""The only module that calls the Kubernetes API: plain dictionaries in and out, the server's own errors."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tinsmith_server.errors import StartupError, TinsmithError
 
 
 class KubernetesError(TinsmithError):
-    """Base of what the Kubernetes API answers instead of what was asked."""
+    """An error from the Kubernetes API."""
 
 
 class ApiUnavailable(KubernetesError):
-    """It does not answer, or not now. Worth another try."""
+    """The API does not answer at present. A retry may succeed."""
 
 
 class ApiRefused(KubernetesError):
-    """It says no, in its own words: not allowed, not known, not valid, over quota."""
+    """The API refused the request: not allowed, not known, not valid, or over quota."""
 
 
 class AlreadyThere(KubernetesError):
@@ -37,7 +37,7 @@ class AlreadyThere(KubernetesError):
 
 
 class HistoryGone(KubernetesError):
-    """A watch wants to go on where the API no longer remembers."""
+    """The version from which a watch should continue has expired."""
 
 
 Manifest: TypeAlias = dict[str, Any]
@@ -47,10 +47,10 @@ KIND = "TrainingSession"
 FIELD_MANAGER = "tinsmith-api-server"
 
 REQUEST_SECONDS = 30.0
-# The server ends a watch after this time; a proxy that drops it silently is noticed soon after.
+# The API server ends a watch after this time; the grace covers a proxy that drops it silently.
 WATCH_SECONDS = 60
 WATCH_GRACE_SECONDS = 15.0
-# Of a claim its UID is wanted and nothing else.
+# Only the UID of a claim is needed.
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 # Kubernetes' own objects and their managed fields stay below 30.
 DEEPEST = 100
@@ -62,7 +62,7 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A kind of objects that this server reads. `label` narrows it to those that carry one."""
+    """A kind of objects that this server reads. `label` selects those that have the label."""
 
     group_version: str
     plural: str
@@ -70,7 +70,7 @@ class Resource:
     label: str | None = None
 
     def path(self, namespace: str | None) -> str:
-        """Of the objects of one namespace, or of all of them."""
+        """Return the URL path of the objects of one namespace, or of all."""
         inside = f"namespaces/{namespace}/" if namespace is not None else ""
         return f"/apis/{self.group_version}/{inside}{self.plural}"
 
@@ -86,32 +86,35 @@ ENDPOINTS = Resource("discovery.k8s.io/v1", "endpointslices", "EndpointSlice", l
 
 
 class KubernetesApi:
-    """What the API server's service account may do. A namespace of None means all. Methods raise KubernetesError."""
+    """The calls that the API server's service account may make.
+
+    A namespace of None means all namespaces. Methods raise KubernetesError.
+    """
 
     def __init__(self) -> None:
         self.cluster = ""
-        """Another one for each cluster; known after the first request."""
+        """A digest that identifies the cluster; known after the first request."""
         self._client: ApiClient | None = None
         self._connecting = asyncio.Lock()
         self._closed = False
 
     async def close(self) -> None:
-        """For good: whoever asks later hears ApiUnavailable."""
+        """Close the client. Later calls raise ApiUnavailable."""
         self._closed = True
         async with self._connecting:
             await self._disconnect()
 
     async def list(self, resource: Resource, namespace: str | None) -> tuple[list[Manifest], str]:
-        """All of them, and the version at which a watch goes on."""
+        """Return all objects, and the version from which a watch continues."""
         answer = await self._send("GET", resource.path(namespace), query=resource.query)
         return answer["items"], answer["metadata"]["resourceVersion"]
 
     async def watch(
         self, resource: Resource, namespace: str | None, version: str
     ) -> AsyncGenerator[tuple[str, Manifest], None]:
-        """What happens after the version, as (type, object), until the server ends it.
+        """Yield events after the version, as (type, object), until the server ends the watch.
 
-        Raises HistoryGone when the version is too old: list again.
+        Raises HistoryGone: the version is too old, list again.
         """
         query = {
             **resource.query,
@@ -130,13 +133,13 @@ class KubernetesApi:
             raise ApiUnavailable(f"the Kubernetes API ended a watch: {error!r}") from error
 
     async def create_session(self, manifest: Manifest) -> Manifest:
-        """Raises AlreadyThere when the name is taken."""
+        """Create a TrainingSession. Raises AlreadyThere: the name is taken."""
         query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
         path = SESSIONS.path(manifest["metadata"]["namespace"])
         return await self._send("POST", path, query=query, body=manifest)
 
     async def claim_uids(self, namespace: str) -> set[str]:
-        """Of every PersistentVolumeClaim that is there now."""
+        """Return the UID of every PersistentVolumeClaim."""
         path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
         answer = await self._send("GET", path, accept=METADATA_ONLY)
         # An empty list of metadata has null for its items.
@@ -169,7 +172,7 @@ class KubernetesApi:
         body: Manifest | None = None,
         accept: str = "application/json",
     ) -> aiohttp.ClientResponse:
-        """The answer of a request that was granted, to be read within the time that is left."""
+        """Return the response of a successful request, to be read within the remaining time."""
         client = await self._connected()
         headers = {"Accept": accept, "Content-Type": "application/json"}
         request = await client.param_serialize(
@@ -180,13 +183,13 @@ class KubernetesApi:
         if response.status >= 400:
             content = await response.read()
             if response.status == 401:
-                # An expired login: the next request reads the credentials anew.
+                # The credentials have expired: the next request reads them again.
                 await self._disconnect()
             raise error_of(response.status, content, f"{method} {path}")
         return response
 
     async def _connected(self) -> ApiClient:
-        # Several watches begin at once: a second client would never be closed, nor one that is made after the end.
+        # Several watches begin at once: a second client would never be closed, nor one that is created after the end.
         async with self._connecting:
             if self._closed:
                 raise ApiUnavailable("this server is stopping")
@@ -204,10 +207,10 @@ class KubernetesApi:
 
 
 def parse_json(text: bytes) -> Any:
-    """Return the value of a JSON text, without what nests deeper than any object of Kubernetes. Raises ValueError.
+    """Return the value of a JSON text, without values that nest deeper than any Kubernetes object. Raises ValueError.
 
-    Anyone who may write an object may write its managed fields, up to 10,000 levels deep, where every parser gives up:
-    one object must not end every list of its kind.
+    A user who may write an object may write its managed fields, up to 10,000 levels deep, where every parser fails: one
+    object must not break every list of its kind.
     """
     try:
         return orjson.loads(text)
@@ -232,14 +235,14 @@ def _flattened(text: bytes) -> bytes:
 
 
 def cluster_of(configuration: Configuration) -> str:
-    """Return a digest of the cluster's authority: an address, and names within, may be those of several clusters."""
+    """Return a digest of the cluster's authority: two clusters may share an address and names."""
     authority = configuration.ssl_ca_cert
     named = Path(authority).read_bytes() if authority else str(configuration.host).encode()
     return hashlib.sha256(named).hexdigest()[:12]
 
 
 def own_namespace() -> str | None:
-    """Of the pod that this server runs in; None outside of one."""
+    """Return the namespace of the pod that this server runs in, or None outside of a pod."""
     try:
         return NAMESPACE_FILE.read_text().strip()
     except OSError:
@@ -247,7 +250,7 @@ def own_namespace() -> str | None:
 
 
 def error_of(status: int, content: bytes, what: str) -> KubernetesError:
-    """The API's refusal as one of ours."""
+    """Return the API's refusal as an error of the server."""
     try:
         answer = parse_json(content)
         reason, message = answer.get("reason"), answer.get("message") or ""
@@ -270,7 +273,7 @@ def _parse_event(event: Manifest) -> tuple[str, Manifest]:
 
 
 async def _configuration() -> Configuration:
-    """Of $KUBECONFIG, else of the pod's service account, whose token is read again each minute."""
+    """Return the configuration of $KUBECONFIG, or of the pod's service account, whose token is read every minute."""
     configuration = Configuration()
     configuration.connection_pool_maxsize = 0  # no limit: each watch of each namespace holds a connection
     try:

@@ -1,4 +1,4 @@
-"""Sessions that this server may make by itself, when models wait for a slot."""
+"""The catalogue: sessions that this server may create when models wait for a slot."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tinsmith_server.errors import StartupError
 from tinsmith_server.fleet.kubernetes.api import FIELD_MANAGER, GROUP_VERSION, KIND, Manifest
 from tinsmith_server.fleet.kubernetes.training_session import ENTRY_LABEL, Session, SpecPart
 
-# A session's name has 52 characters at most, and ends with `-<n>` here.
+# A session's name has at most 52 characters, and ends with `-<n>` here.
 LONGEST_NAME = 46
 
 
 class CatalogueEntry(BaseModel):
-    """`spec` is that of a TrainingSession; the cluster checks it when a session is made."""
+    """A TrainingSession that may be created. The cluster validates `spec` at creation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel)
 
@@ -40,9 +40,9 @@ class CatalogueEntry(BaseModel):
         )
 
     def next_name(self, sessions: Mapping[str, Session]) -> str | None:
-        """The name of one session more, given those of its namespace; None when there are as many as may be.
+        """Return the name of the next session, given those of its namespace; None if the limit is reached.
 
-        A function of what is there, so that two servers that want one each make the same one, once.
+        It depends only on the existing names, so two servers that need a session create the same one, once.
         """
         if sum(session.entry == self.name for session in sessions.values()) >= self.max_sessions:
             return None
@@ -60,7 +60,7 @@ class CatalogueEntry(BaseModel):
 
 
 def read_catalogue(path: Path | None) -> tuple[CatalogueEntry, ...]:
-    """Raises StartupError naming the entry and the field that do not fit."""
+    """Read the catalogue. Raises StartupError naming the invalid entry and field."""
     if path is None:
         return ()
     try:
@@ -99,5 +99,5 @@ def _sentence(error: ValidationError) -> str:
 
 
 def names_of(entries: Iterable[CatalogueEntry]) -> set[str]:
-    """The base models that can be had."""
+    """Return the base models of the entries."""
     return {entry.parsed.model.name for entry in entries}

@@ -1,6 +1,6 @@
-"""Keeps one connection to whatever answers at a target: opened while there is one, and again after each loss.
+"""One connection to a target, kept open and reopened after each loss.
 
-That of a session's worker and that of a pool's replica are given to others in the same way (`ConnectedHandle`).
+`ConnectedHandle` gives the connection of a session's worker or of a pool's replica to callers.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ log = get_logger(__name__)
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 5.0
 CERTIFICATE_CHECK_SECONDS = 10.0
-# A connection with the earlier certificate keeps its calls for as long as the longest of them takes.
+# The old connection is kept, after a certificate was renewed, for as long as the longest call takes.
 RENEWAL_GRACE_SECONDS = IMPORT_TIMEOUT_SECONDS
 
 Target = Callable[[], "str | None"]
-"""Where it is now; None while there is nothing to connect to."""
+"""The current address; None while there is nothing to connect to."""
 Greet = Callable[[GrpcWorkerClient], Awaitable[None]]
-"""What must succeed before the connection is given to anybody."""
+"""The handshake that must succeed before callers get the connection."""
 
 
 class Connector:
-    """With the first broken channel the connection is given up: behind the next one may be another instance."""
+    """A connection that is replaced as soon as its channel breaks: the next one may reach another instance."""
 
     def __init__(self, what: str, identity: str, tls: TlsDirectory, target: Target, greet: Greet) -> None:
-        """`what` is for logs; `identity` is what the certificate of the other end must show."""
+        """Prepare the connection.
+
+        `what` is for logs; `identity` must be in the certificate of the peer.
+        """
         self._what = what
         self._identity = identity
         self._tls = tls
@@ -50,18 +53,18 @@ class Connector:
 
     @property
     def client(self) -> GrpcWorkerClient | None:
-        """While it is connected."""
+        """The client while it is connected."""
         return self._client
 
     def note_change(self) -> None:
-        """The target may be another one, or there at last."""
+        """Look at the target again: it may have changed or appeared."""
         self._changed.set()
 
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient | None:
-        """Return None when there is none in time. Raises HandleClosed, also while it waits."""
+        """Return a client, or None if there is none in time. Raises HandleClosed, also during the wait."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
-                # A connection can be lost again before the one who waited for it comes to run.
+                # A connection can be lost again before a waiter runs.
                 while self._client is None and not self._closed:
                     await self._connected.wait()
         if self._closed:
@@ -79,7 +82,7 @@ class Connector:
         self._connected.set()
 
     async def _live(self) -> None:
-        """A connection for as long as it holds, then another one."""
+        """Keep a connection as long as it holds, then open the next one."""
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             target = await self._until_reachable()
@@ -90,7 +93,7 @@ class Connector:
             except TinsmithError as error:
                 self.failure = str(error)
             except Exception as error:
-                # Whatever it was, this worker must not stay out of reach for ever.
+                # An unexpected error must not make this worker unreachable until a restart.
                 log.exception("connection failed", to=self._what)
                 self.failure = repr(error)
             await self._wait_for_change(backoff)
@@ -117,7 +120,7 @@ class Connector:
             changed.cancel()
 
     async def _one_connection(self, target: str) -> None:
-        """Returns when the connection broke, or should be replaced. Raises WorkerUnavailable when there is none."""
+        """Return when the connection broke, or should be replaced. Raises WorkerUnavailable: it cannot be opened."""
         certificate = self._tls.for_worker(self._identity)
         client = GrpcWorkerClient(target, certificate)
         is_renewed = False
@@ -143,14 +146,14 @@ class Connector:
                 await client.close()
 
     def _retire(self, client: GrpcWorkerClient) -> None:
-        """Let streamed answers, and imports of minutes, end over the connection that they began on."""
+        """Close the client after a grace period, in which running streams and imports end."""
         closing = asyncio.create_task(client.close(RENEWAL_GRACE_SECONDS), context=contextvars.Context())
         self._retired[closing] = client
         closing.add_done_callback(lambda closed: self._retired.pop(closed, None))
 
 
 class ConnectedHandle(ABC):
-    """The part of a handle that has its connection from a connector."""
+    """The part of a handle that gets its connection from a connector."""
 
     _connector: Connector
 
@@ -168,7 +171,7 @@ class ConnectedHandle(ABC):
 
     @abstractmethod
     def _why_not(self) -> WorkerUnavailable:
-        """What to say when there is no connection."""
+        """Return the error to raise when there is no connection."""
 
 
 def unreachable(what: str, failure: str) -> WorkerUnavailable:

@@ -1,4 +1,4 @@
-"""The fleet in a cluster: TrainingSessions and SamplerPools, and the sessions that its catalogue allows."""
+"""The fleet in a cluster: TrainingSessions, SamplerPools, and the sessions that its catalogue allows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 
-# So old may a refresh be that is asked for, and so long may one take.
+# The accepted age of a shared refresh, and its time limit.
 REFRESH_AGE_SECONDS = 2.0
 REFRESH_TIMEOUT_SECONDS = 10.0
 
@@ -56,13 +56,17 @@ def target_of(endpoint: Endpoint) -> str:
 
 
 class KubernetesFleet(Fleet):
-    """A worker is the volume of a session: its id is the UID of the volume's claim. A pool's replica is a pod.
+    """The workers and samplers of a cluster.
 
-    Raises StartupError from the constructor when the catalogue or the namespace cannot be read.
+    A worker is the volume of a session: its id is the UID of the volume's claim. A pool's replica is a pod. The
+    constructor raises StartupError: the catalogue or the namespace cannot be read.
     """
 
     def __init__(self, settings: Settings, target_of: TargetOf = target_of) -> None:
-        """`target_of` says where an endpoint is reached, for those who are not in its network."""
+        """Read the catalogue.
+
+        `target_of` maps an endpoint to its address, for servers outside of its network.
+        """
         self._catalogue = read_catalogue(settings.catalogue)
         self._scope = scope_of(settings.fleet_namespaces, own_namespace())
         if self._catalogue and self._scope.home is None:
@@ -87,11 +91,11 @@ class KubernetesFleet(Fleet):
 
     @override
     async def begin(self) -> None:
-        """Its workers run already."""
+        """Do nothing: workers in a cluster run already."""
 
     @override
     async def open(self, epochs: Store) -> None:
-        """Returns once everything is known: before, models would be refused and sessions made for nothing."""
+        """Return once all objects are listed: before that, models would be refused and sessions created needlessly."""
         self._epochs = epochs
         await together(view.open() for view in self._views)
 
@@ -110,7 +114,7 @@ class KubernetesFleet(Fleet):
     @property
     @override
     def models(self) -> Sequence[ServedModel]:
-        """Of sessions and pools, whether or not they run, and of the catalogue."""
+        """The models of sessions and pools, whether or not they run, and of the catalogue."""
         of_sessions = {session.model for session in self._sessions.values() if not session.deleted}
         of_pools = {pool.model for pool in self._pools.pools}
         names = of_sessions | of_pools | names_of(self._catalogue)
@@ -161,7 +165,7 @@ class KubernetesFleet(Fleet):
     @property
     @override
     def all_samplers(self) -> Sequence[SamplerHandle]:
-        # What a worker that neither is connected nor works had in memory is gone, or not worth waiting for.
+        # A worker that is neither connected nor ready has lost its memory, or is not worth waiting for.
         workers = [one for one in self._handles.values() if one.running() or one.session.at_work]
         return [*(one for one in self._pools.replicas if one.may_answer), *workers]
 
@@ -179,7 +183,7 @@ class KubernetesFleet(Fleet):
 
     @override
     async def permanently_lost_reason(self, worker: Worker) -> str | None:
-        """When the claim of its volume is gone from the cluster and namespace in which this server has seen it."""
+        """Return the reason if the claim of the worker's volume is gone from the namespace where it was seen."""
         home = Home.parse(worker.home)
         is_elsewhere = home.cluster != self._api.cluster or not self._scope.covers(home.namespace)
         if is_elsewhere or worker.worker_id in self._handles:
@@ -198,9 +202,9 @@ class KubernetesFleet(Fleet):
         return next((problem for view in self._views if (problem := view.problem)), None)
 
     async def _list_all(self) -> bool:
-        """Return whether there is news."""
+        """List all objects. Return whether anything changed."""
         watches = [watch for view in self._views for watch in view.watches if not watch.refused]
-        # All of them end before this does: none may begin to watch after the fleet was closed.
+        # All of them end before this method does: none may start a watch after the fleet was closed.
         outcomes = await asyncio.gather(*(watch.refresh() for watch in watches), return_exceptions=True)
         for failure in outcomes:
             if isinstance(failure, BaseException):
@@ -213,7 +217,7 @@ class KubernetesFleet(Fleet):
 
     @property
     def _connected(self) -> list[SessionHandle | PoolReplica]:
-        """Every connection that this server keeps."""
+        """Every connection of this server."""
         return [*self._handles.values(), *self._pools.replicas]
 
     def _at_work(self, base_model: str) -> list[SessionHandle]:
@@ -229,7 +233,7 @@ class KubernetesFleet(Fleet):
         self._changes.note()
 
     def _take_sessions(self) -> None:
-        """The picture has changed: one handle for each volume that a session has now."""
+        """Update the handles after a change: one for each volume of a session."""
         assert self._epochs is not None
         self._sessions = self._session_view.objects
         # Two sessions can name one volume for a moment, when one is renamed: the worker is the one that runs.
@@ -258,12 +262,12 @@ class KubernetesFleet(Fleet):
         return f"{title} was deleted; apply it again to go on, if its volume was kept"
 
 
-# A spec that the cluster refuses stays refused until a human has changed something.
+# A spec that the cluster refuses stays refused until an administrator changes something.
 REFUSED_SECONDS = 30.0
 
 
 class SessionProvisioner:
-    """One session at a time for each need: the next one is made when the last one is at work, and full."""
+    """Creates sessions of the catalogue: for each need the next one when the last one is ready and full."""
 
     def __init__(
         self,
@@ -272,7 +276,10 @@ class SessionProvisioner:
         namespace: str | None,
         made: Callable[[Manifest], None],
     ) -> None:
-        """Sessions are made in `namespace`; `made` hears of each one before the watch tells of it."""
+        """Keep the catalogue.
+
+        Sessions are created in `namespace`; `made` is called with each one before the watch reports it.
+        """
         self._api = api
         self._catalogue = catalogue
         self._namespace = namespace or ""
@@ -281,7 +288,7 @@ class SessionProvisioner:
         self._refusals: dict[str, tuple[str, float]] = {}
 
     async def provide(self, sessions: Mapping[Key, Session], base_model: str, rank: int, sampling: bool) -> str:
-        """What there is to wait for now, in words for the one who waits."""
+        """Create a session if allowed. Return what the caller is waiting for, for display."""
         async with self._turn:
             fitting = [one for one in sessions.values() if one.model == base_model and one.suits(rank, sampling)]
             coming = next((one for one in fitting if one.coming), None)
@@ -296,11 +303,14 @@ class SessionProvisioner:
             return _nothing_more(fitting, entries) or _nothing_fits(base_model, rank, sampling)
 
     async def _grow(self, entry: CatalogueEntry, sessions: Mapping[str, Session]) -> str | None:
-        """None when this entry can give no more. `sessions` are those of the namespace."""
+        """Return what this entry is waiting for; None if it allows no more sessions.
+
+        `sessions` are those of the namespace.
+        """
         own = [session for session in sessions.values() if session.entry == entry.name]
         stalled = next((one for one in own if one.stalled and not one.deleted), None)
         if stalled is not None:
-            # Another one of the same spec would fare no better.
+            # A second session with the same spec would not become ready either.
             return stalled.why_not_at_work()
         name = entry.next_name(sessions)
         if name is None:
@@ -315,7 +325,7 @@ class SessionProvisioner:
         try:
             made = await self._api.create_session(entry.manifest(name, self._namespace))
         except AlreadyThere:
-            # Another server was faster; the watch will tell.
+            # Another server was faster; the watch will report the session.
             return being_made
         except KubernetesError as error:
             reason = f"no session can be made from the catalogue entry {entry.name}: {error}"
@@ -329,7 +339,7 @@ class SessionProvisioner:
 
 
 def _nothing_more(sessions: Sequence[Session], entries: Sequence[CatalogueEntry]) -> str | None:
-    """A human has to do something, or a model to end. None when there never was anything that fits."""
+    """Return why there is no more capacity, and what to do. None: nothing in the fleet or the catalogue fits."""
     idle = next((session for session in sessions if not session.at_work and not session.deleted), None)
     if idle is not None:
         return idle.why_not_at_work()

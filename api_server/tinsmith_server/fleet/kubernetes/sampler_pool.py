@@ -1,4 +1,4 @@
-"""What this server reads of a SamplerPool and of its endpoints, parsed at the border."""
+"""SamplerPools: the fields that this server reads of them and their endpoints, and connections to their replicas."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Pool:
         return f"SamplerPool {self.namespace}/{self.name}"
 
     def why_not_sampling(self) -> str:
-        """For the one who waits, with what to do about it."""
+        """Return why the pool does not sample, and what to do, for waiting clients."""
         if self.deleted:
             return f"{self.title} is being deleted"
         if self.replicas == 0:
@@ -85,7 +85,7 @@ class Pool:
 
 
 def parse_pool(manifest: Manifest) -> Pool:
-    """Raises pydantic's ValidationError for what is no SamplerPool that we understand."""
+    """Return the pool. Raises pydantic's ValidationError for an invalid object."""
     parsed = _SamplerPool.model_validate(manifest)
     ready = next((one for one in parsed.status.conditions if one.type == "Ready"), None)
     return Pool(
@@ -127,14 +127,14 @@ class _PortPart(Part):
 class _EndpointSlice(Part):
     metadata: MetadataPart
     address_type: Literal["IPv4", "IPv6", "FQDN"]
-    # An empty list of a slice without ready pods is null.
+    # The list is null in a slice without ready pods.
     endpoints: tuple[_EndpointPart, ...] | None = None
     ports: tuple[_PortPart, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One pod of a pool. `terminating`: it takes no new work, and keeps its results for a while."""
+    """One pod of a pool. A `terminating` pod takes no new samples, and keeps its results for a while."""
 
     pod_uid: str
     pod_name: str
@@ -145,12 +145,12 @@ class Endpoint:
 
     @property
     def at_work(self) -> bool:
-        """It may be given new work."""
+        """Whether it takes new samples."""
         return self.serving and not self.terminating
 
     @property
     def target(self) -> str:
-        """As gRPC wants it."""
+        """The gRPC target."""
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
 
@@ -164,7 +164,7 @@ class Slice:
 
 
 def parse_slice(manifest: Manifest) -> Slice:
-    """Raises pydantic's ValidationError for what is no EndpointSlice."""
+    """Return the slice. Raises pydantic's ValidationError for an invalid object."""
     parsed = _EndpointSlice.model_validate(manifest)
     port = next((one.port for one in parsed.ports or () if one.name == PORT_NAME), None)
     endpoints = tuple(_endpoint(one, port) for one in parsed.endpoints or () if one.target_ref and port is not None)
@@ -189,7 +189,10 @@ def _endpoint(part: _EndpointPart, port: int) -> Endpoint:
 
 
 def endpoints_of(slices: Iterable[Slice], pool: Key) -> dict[str, Endpoint]:
-    """By the pod's UID. A pod can be in two slices: of two address families, or while it moves between them."""
+    """Return the endpoints by the pod's UID.
+
+    A pod can be in two slices: of two address families, or while it moves between them.
+    """
     own = sorted((one for one in slices if one.pool == pool), key=lambda one: one.address_type, reverse=True)
     return {endpoint.pod_uid: endpoint for one in own for endpoint in one.endpoints}
 
@@ -198,14 +201,14 @@ TargetOf = Callable[[Endpoint], str]
 
 
 class PoolReplica(ConnectedHandle, SamplerHandle):
-    """Connected to for as long as its pod is listed, also while it terminates: it may still have results."""
+    """A pod of a pool. It stays connected while it is listed, also while it terminates: it may still have results."""
 
     def __init__(self, pool: Pool, endpoint: Endpoint, tls: TlsDirectory, target_of: TargetOf) -> None:
         self.pool = pool
         self.endpoint = endpoint
         self.architecture: str | None = None
         self._target_of = target_of
-        self._takes_saves = False  # until it has said so: one of an earlier release refuses what it does not know
+        self._takes_saves = False  # unknown until the replica has described itself
         self._connector = Connector(self.name, pool.uid, tls, self._target, self._greet)
 
     @property
@@ -240,12 +243,14 @@ class PoolReplica(ConnectedHandle, SamplerHandle):
 
     @property
     def may_answer(self) -> bool:
-        """Not one that cannot be reached, and that its node has given up, too: it would be waited for until its pod
-        is gone, which on a lost node is never."""
+        """Whether it may still answer.
+
+        A lost node never removes its pods, so a pod that is neither ready nor connected is not waited for.
+        """
         return self.endpoint.at_work or self._connector.client is not None
 
     def update(self, pool: Pool, endpoint: Endpoint) -> None:
-        """What the cluster says of it now."""
+        """Update the handle with the cluster's current state."""
         if (pool, endpoint) != (self.pool, self.endpoint):
             self.pool, self.endpoint = pool, endpoint
             self._connector.note_change()
@@ -270,10 +275,13 @@ PoolEndpoint: TypeAlias = tuple[Pool, Endpoint]
 
 
 class Pools:
-    """A replica is a pod, known by its UID, from the moment it has an address until it is no longer listed."""
+    """The replicas of all pools: pods, by UID, from their first address until they are no longer listed."""
 
     def __init__(self, tls: TlsDirectory, target_of: TargetOf, let_go: Callable[[PoolReplica], None]) -> None:
-        """`let_go` closes a replica that is gone."""
+        """Start without replicas.
+
+        `let_go` closes a replica that is gone.
+        """
         self._tls = tls
         self._target_of = target_of
         self._let_go = let_go
@@ -286,15 +294,15 @@ class Pools:
 
     @property
     def pools(self) -> Sequence[Pool]:
-        """Those that are not being deleted."""
+        """The pools that are not being deleted."""
         return [pool for pool in self._pools.values() if not pool.deleted]
 
     def take(self, pools: Mapping[Key, Pool], slices: Iterable[Slice]) -> None:
-        """The picture has changed."""
+        """Update pools and replicas after a change."""
         self._pools = pools
         present = dict(self._parts(tuple(slices)))
         for pod_uid, known in list(self._replicas.items()):
-            # One of another pool shows another certificate: its connection must be made anew.
+            # A pod of another pool shows another certificate: its connection must be opened anew.
             if pod_uid not in present or present[pod_uid][0].uid != known.pool.uid:
                 self._let_go(self._replicas.pop(pod_uid))
         for pod_uid, (pool, endpoint) in present.items():
@@ -304,14 +312,14 @@ class Pools:
                 self._replicas[pod_uid] = PoolReplica(pool, endpoint, self._tls, self._target_of)
 
     def replicas_for(self, base_model: str, rank: int) -> Sequence[PoolReplica]:
-        """Those that take new samples from adapters of this rank."""
+        """Return the replicas that take new samples of adapters of this rank."""
         suiting = (one for one in self._replicas.values() if one.base_model == base_model)
         return [one for one in suiting if one.accepting and rank <= one.pool.max_rank]
 
     def why_none(self, base_model: str, rank: int) -> str | None:
-        """What is in the way of samples from a pool; None when no pool is meant for them."""
+        """Return why no pool samples this; None if no pool is meant for it."""
         own = [pool for pool in self.pools if pool.model == base_model and rank <= pool.max_rank]
-        # One that has replicas is worth more waiting than one that a human has scaled to none.
+        # A pool with replicas is more likely to sample than one that was scaled to zero.
         best = max(own, key=lambda pool: pool.replicas > 0, default=None)
         return best.why_not_sampling() if best is not None else None
 
@@ -323,14 +331,14 @@ class Pools:
                 if pool is not None and (known is None or known.pool.uid == pool.uid or not _stays(known, endpoint)):
                     yield pod_uid, (pool, endpoint)
                 elif known is not None:
-                    # The pool is gone, and its pods are on their way out: their results are still asked for.
+                    # The pool is deleted, and its pods terminate: their results can still be fetched.
                     yield pod_uid, (replace(known.pool, deleted=True), endpoint)
 
 
 def _stays(known: PoolReplica, endpoint: Endpoint) -> bool:
-    """Whether it is of the pool that it was taken for, and not of its successor of the same name.
+    """Return whether the pod still belongs to its pool, and not to a successor of the same name.
 
-    A successor's pod can be seen before its pool is. What is connected has shown whose it is, and what
-    terminates is the old pool's.
+    A successor's pod can be listed before its pool. A connected pod has shown its certificate, and a terminating pod
+    belongs to the old pool.
     """
     return endpoint.terminating or known.running() is not None

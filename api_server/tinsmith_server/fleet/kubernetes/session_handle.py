@@ -1,4 +1,4 @@
-"""One session's worker: connected to while it is ready, under the epoch of the instance that answers."""
+"""The worker of one session, connected while it is ready, under the epoch of the running instance."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ if TYPE_CHECKING:
 
 
 class SessionHandle(ConnectedHandle, ActivatedHandle):
-    """Every server keeps a connection of its own: several of them give one instance the same epoch."""
+    """A handle of a session's worker. Each server keeps its own connection; all give one instance the same epoch."""
 
     def __init__(self, worker_id: str, session: Session, tls: TlsDirectory, epochs: Store, cluster: str) -> None:
-        """The store remembers the worker by `cluster`, namespace and name."""
+        """Prepare the connection.
+
+        The store identifies the worker by `cluster`, namespace and name.
+        """
         super().__init__(worker_id)
         self._epochs = epochs
         self._cluster = cluster
         self.session = session
         self.architecture: str | None = None
-        self._places = 0  # until its worker has said how many it has
+        self._places = 0  # unknown until the worker has described itself
         self._saves: SavesAddress | None = None
         self._connector = Connector(session.title, worker_id, tls, self._endpoint, self._greet)
 
@@ -71,7 +74,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
         return None if self.running() else str(self._why_not())
 
     def update(self, session: Session) -> None:
-        """What the cluster says of the session now."""
+        """Update the handle with the cluster's current state."""
         if session != self.session:
             self.session = session
             self._connector.note_change()
@@ -83,7 +86,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
         return unreachable(self.session.title, self._connector.failure)
 
     def _endpoint(self) -> str | None:
-        # One that is leaving is not ready any more, and runs until its models are saved.
+        # A worker that is being removed is not ready any more, but runs until its models are saved.
         return self.session.endpoint if self.session.ready or self.session.leaving else None
 
     async def _greet(self, client: GrpcWorkerClient) -> None:
@@ -94,13 +97,13 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
         await self._epochs.note_home(self._worker_id, str(Home.of(self.session, self._cluster)))
 
     async def _saves_address(self) -> SavesAddress | None:
-        """By number: a sampler may reach workers, and has no business with whoever knows names."""
+        """Return the address as an IP number: a sampler may reach workers, but not a name server."""
         target = await numbered(self.session.endpoint or "")
         return SavesAddress(target, self._worker_id, self.session.namespace) if target else None
 
 
 async def numbered(target: str) -> str | None:
-    """Where a name and a port lead now; None where nobody knows."""
+    """Return the target with its host name resolved; None if that fails."""
     host, _, port = target.rpartition(":")
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
@@ -112,10 +115,10 @@ async def numbered(target: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The place where a worker was last seen, as the store remembers it.
+    """The place where a worker was last seen, as the store keeps it.
 
-    Another cluster may have a namespace of this name: a server that was started there with this store would find no
-    claim of the worker, and must not take it for lost.
+    Another cluster may have a namespace of the same name. A server that is started there with this store finds no claim
+    of the worker, and must not consider it lost.
     """
 
     namespace: str

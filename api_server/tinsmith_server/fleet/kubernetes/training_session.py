@@ -1,4 +1,4 @@
-"""What this server reads of a TrainingSession, parsed at the border. Everything else in it is the operator's."""
+"""TrainingSessions: the fields that this server reads of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_SLOTS, DEFAULT_MAX_RANK = 8, 128
 
 
 class Part(BaseModel):
-    """A newer operator's fields are none of our business."""
+    """Part of a Kubernetes object. Unknown fields, of a newer operator, are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel)
 
@@ -27,7 +27,7 @@ class ModelPart(Part):
 
 
 class AdaptersPart(Part):
-    """With the defaults of the CRD, which a catalogue's spec has not been through."""
+    """The adapters of a spec, with the CRD's defaults, which a catalogue's spec does not have yet."""
 
     slots: int = DEFAULT_SLOTS
     max_rank: int = DEFAULT_MAX_RANK
@@ -96,7 +96,7 @@ class Session:
 
     @property
     def title(self) -> str:
-        """For people, who may have one of this name in each namespace."""
+        """The name for messages, with the namespace."""
         return f"TrainingSession {self.namespace}/{self.name}"
 
     @property
@@ -109,24 +109,24 @@ class Session:
 
     @property
     def at_work(self) -> bool:
-        """It may be given new work."""
+        """Whether its worker takes new models and samples."""
         return self.ready and not self.spec.suspend and not self.deleted
 
     @property
     def coming(self) -> bool:
-        """It will be ready, if nobody interferes."""
+        """Whether it is becoming ready."""
         return not (self.ready or self.spec.suspend or self.deleted or self.stalled)
 
     @property
     def leaving(self) -> bool:
-        """It is being deleted together with its volume."""
+        """Whether it is being deleted together with its volume."""
         return self.deleted and self.spec.storage.retention_policy.when_deleted == "Delete"
 
     def suits(self, rank: int, sampling: bool) -> bool:
         return rank <= self.spec.adapters.max_rank and (self.samples or not sampling)
 
     def why_not_at_work(self) -> str:
-        """For the one who waits, with what to do about it."""
+        """Return why it is not ready, and what to do, for waiting clients."""
         if self.leaving:
             return f"{self.title} is being deleted; its models are saved as checkpoints named autosave"
         if self.deleted:
@@ -141,7 +141,7 @@ class Session:
 
 
 def parse_session(manifest: Manifest) -> Session:
-    """Raises pydantic's ValidationError for what is no TrainingSession that we understand."""
+    """Return the session. Raises pydantic's ValidationError for an invalid object."""
     parsed = _TrainingSession.model_validate(manifest)
     conditions = {condition.type: condition for condition in parsed.status.conditions}
     ready, stalled = conditions.get("Ready"), conditions.get("Stalled")

@@ -1,4 +1,4 @@
-"""Keeps this server's picture of one kind of objects: one list, then what the API says of changes."""
+"""Lists and watches: this server's copy of the objects of a kind, in one namespace or several."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = get_logger(__name__)
 
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 15.0
-# After three watches' time without a word the picture is too old to send anybody here.
+# After three watches' time without an event or a list, the copy is too old to route requests by.
 STALE_SECONDS = 3.0 * WATCH_SECONDS
 
 T = TypeVar("T")
@@ -42,15 +42,15 @@ def key_of(manifest: Manifest) -> Key:
 
 
 def _version_of(manifest: Manifest) -> int:
-    """Versions of one kind grow with each write."""
+    """Return the version as a number; versions of one kind grow with each write."""
     return int(manifest["metadata"]["resourceVersion"])
 
 
 class Watch(Generic[T]):
-    """Level-triggered: a listener looks at `objects`, the whole picture, after each change.
+    """A copy of the objects of one kind in one namespace.
 
-    A write to a field that this server does not read is no change: the status of a busy session is written once a
-    minute, and each change wakes all held polls.
+    It is level-triggered: the listener reads all `objects` after each change. A write to a field that this server does
+    not read is no change: the status of a busy session is written once a minute, and each change wakes all held polls.
     """
 
     def __init__(
@@ -61,7 +61,10 @@ class Watch(Generic[T]):
         parse: Callable[[Manifest], T],
         on_change: Callable[[], None],
     ) -> None:
-        """`parse` raises pydantic's ValidationError for what it does not understand: that is left out, and logged."""
+        """Start empty.
+
+        `parse` raises pydantic's ValidationError for an invalid object, which is then left out and logged.
+        """
         self._api = api
         self._resource = resource
         self._namespace = namespace
@@ -80,12 +83,12 @@ class Watch(Generic[T]):
 
     @property
     def what(self) -> str:
-        """What is watched, for the one who reads why it is not."""
+        """What is watched, for messages."""
         where = "of any namespace" if self._namespace is None else f"of namespace {self._namespace}"
         return f"{self._resource.kind}s {where}"
 
     async def until_listed(self) -> None:
-        """Raises ApiRefused when the API does not allow it; anything less is tried again."""
+        """Return after the first list. Raises ApiRefused: the API does not allow it. Other errors are retried."""
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             try:
@@ -100,13 +103,13 @@ class Watch(Generic[T]):
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
     def start(self, version: str = "") -> None:
-        """Follows from this version on; without one, from a list, which is asked for until it is granted."""
+        """Start the watch from this version, or from a list, which is retried until it succeeds."""
         self._task = asyncio.create_task(self._watch(version), name=f"watch {self.what}")
 
     async def refresh(self) -> bool:
-        """Replaces the picture and the watch, which may have ended unnoticed. Raises KubernetesError.
+        """Replace the copy and the watch, which may have ended unnoticed. Raises KubernetesError.
 
-        Returns whether the picture is another one.
+        Returns whether the copy has changed.
         """
         before = dict(self._objects)
         version = await self._list()
@@ -122,16 +125,16 @@ class Watch(Generic[T]):
 
     @property
     def problem(self) -> str | None:
-        """Set once a picture that was there may be wrong, since nothing has been heard for so long."""
+        """The reason why the copy may be outdated: nothing was received for too long. None: it is current."""
         if self._heard_at is None:
             return None
         silent = asyncio.get_running_loop().time() - self._heard_at
         return f"the {self.what} cannot be read: {self.failure}" if silent > STALE_SECONDS else None
 
     def note(self, manifest: Manifest) -> None:
-        """Add an object that this server has just made, unless the watch has told of it or of a later version.
+        """Add an object that this server has just created, unless the watch has reported it or a later version.
 
-        An object that the watch lacks although it has seen a later version was deleted meanwhile.
+        If the watch has reached a later version without the object, the object was deleted meanwhile.
         """
         if key_of(manifest) not in self._objects and _version_of(manifest) > self._seen_version:
             self._put(manifest)
@@ -150,13 +153,13 @@ class Watch(Generic[T]):
             except Exception:
                 # A server that no longer watches would send models to sessions that are gone.
                 log.exception("watch failed")
-            # What was missed meanwhile, deletions above all, only a list can tell.
+            # Only a list shows what was missed meanwhile, above all deletions.
             version = ""
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
     async def _follow(self, version: str) -> str:
-        """One watch, with a list before it where there is no version to go on from; returns where it ended."""
+        """Follow one watch, after a list if there is no version to continue from; return the last version."""
         version = version or await self._list()
         async with aclosing(self._api.watch(self._resource, self._namespace, version)) as events:
             async for type, manifest in events:
@@ -209,12 +212,12 @@ class Watch(Generic[T]):
 
 
 OPEN_SECONDS = 120.0
-# Below the time for which a poll is held, so that its client hears of a lost sampler in one or two polls.
+# Shorter than a poll's hold, so that a client sees the loss of a sampler in one or two polls.
 MOST_PAUSE_SECONDS = 15.0
 
 
 class View(Generic[T]):
-    """A namespace that the API keeps from this server is asked for again and again, and does not hold up the others."""
+    """The copies of several namespaces. A namespace that cannot be read is retried, and does not block the others."""
 
     def __init__(
         self,
@@ -228,7 +231,7 @@ class View(Generic[T]):
         self._watches = {namespace: Watch(api, resource, namespace, parse, on_change) for namespace in scope.watched}
 
     async def open(self) -> None:
-        """Returns with the first lists. Raises StartupError when all are refused, or one stays silent for too long."""
+        """Return after the first lists. Raises StartupError: all were refused, or one did not answer in time."""
         refusals = await together(self._open(watch) for watch in self._watches.values())
         if all(refusals):
             raise StartupError(
@@ -245,7 +248,10 @@ class View(Generic[T]):
 
     @property
     def problem(self) -> str | None:
-        """A namespace whose administrator has taken the right away is none, while there are others."""
+        """The reason why a copy may be outdated.
+
+        A namespace that refuses does not count while others can be read.
+        """
         silent = [watch for watch in self.watches if watch.problem is not None]
         counted = silent if len(silent) == len(self.watches) else [watch for watch in silent if not watch.refused]
         return next((watch.problem for watch in counted), None)
@@ -255,12 +261,12 @@ class View(Generic[T]):
         return list(self._watches.values())
 
     def note(self, manifest: Manifest) -> None:
-        """An object that this server has just made in one of the namespaces."""
+        """Add an object that this server has just created in one of the namespaces."""
         watch = self._watches.get(manifest["metadata"]["namespace"]) or self._watches[None]
         watch.note(manifest)
 
     async def _open(self, watch: Watch[T]) -> str | None:
-        """Why the API refuses; None when it does not."""
+        """Return why the API refuses the list; None if it does not."""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 await watch.until_listed()
@@ -273,14 +279,16 @@ class View(Generic[T]):
 
 
 class SharedRefresh:
-    """A refresh that several callers share, as long as it began recently.
+    """A refresh that concurrent callers share, as long as it began recently.
 
     A refresh without news doubles the pause before the next one: each unknown sampler id asks for a list of the whole
     fleet, and any client can make up such ids.
     """
 
     def __init__(self, refresh: Callable[[], Awaitable[bool]], age_seconds: float, timeout_seconds: float) -> None:
-        """`refresh` returns whether it brought news. One may be `age_seconds` old, and takes at most
+        """Prepare the refresh.
+
+        `refresh` returns whether it brought news. A result may be `age_seconds` old, and takes at most
         `timeout_seconds`.
         """
         self._refresh = refresh
@@ -292,7 +300,7 @@ class SharedRefresh:
         self._closed = False
 
     async def recent(self) -> None:
-        """Returns when one has succeeded; raises what it raised, TimeoutError, or ApiUnavailable once it is closed."""
+        """Return after a refresh that began recently. Raises its error, TimeoutError, or ApiUnavailable once closed."""
         clock = asyncio.get_running_loop().time
         oldest = clock() - self._age_seconds
         while self._task is None or self._began_at < oldest:
@@ -304,7 +312,7 @@ class SharedRefresh:
                 await asyncio.sleep(pause_seconds)
             else:
                 self._task = self._begin()
-        # One who gives up must not take it from the others.
+        # A caller that gives up must not cancel it for the others.
         await asyncio.shield(self._task)
 
     async def close(self) -> None:
@@ -319,7 +327,7 @@ class SharedRefresh:
             self._pause_seconds = self._age_seconds
         self._began_at = now
         task = asyncio.create_task(self._bounded(), name="refresh from the Kubernetes API")
-        # All who waited may have given up.
+        # All callers may have given up.
         task.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
         return task
 
@@ -331,7 +339,10 @@ class SharedRefresh:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """`namespaces` is None for the whole cluster. `home` is where this server makes sessions by itself."""
+    """The namespaces that are read; `namespaces` is None for the whole cluster.
+
+    This server creates sessions in `home`.
+    """
 
     namespaces: tuple[str, ...] | None
     home: str | None
@@ -341,7 +352,7 @@ class Scope:
 
     @property
     def watched(self) -> tuple[str | None, ...]:
-        """What to list and to watch, one after the other."""
+        """The namespaces to list and to watch, one after the other."""
         return (None,) if self.namespaces is None else self.namespaces
 
     @override
@@ -354,7 +365,10 @@ class Scope:
 
 
 def scope_of(chosen: Sequence[str], own: str | None) -> Scope:
-    """What was chosen, for a server that runs in the namespace `own`. Raises StartupError when there is neither."""
+    """Return the scope of the chosen namespaces, or of `own`, the server's namespace.
+
+    Raises StartupError without both.
+    """
     if tuple(chosen) == (EVERY_NAMESPACE,):
         return Scope(None, own)
     namespaces = tuple(chosen) or ((own,) if own is not None else ())
@@ -366,7 +380,7 @@ def scope_of(chosen: Sequence[str], own: str | None) -> Scope:
 
 
 async def together(beginnings: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Their results. Raises the first failure, once the others have ended: `gather` would leave them running."""
+    """Return all results. Raises the first failure after the others have ended: `gather` would leave them running."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(beginning) for beginning in beginnings]

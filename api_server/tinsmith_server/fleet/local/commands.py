@@ -1,4 +1,4 @@
-"""What workers and samplers of this machine are started with, and what a server refuses of their flags."""
+"""The command lines of workers and samplers on this machine, and the check of their flags."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tinsmith_server.logs import chosen_format
 from tinsmith_server.settings import Settings
 
 PROGRAM = (sys.executable, "-m", "tinsmith_trainer")
-# Without flags of its own there is nothing that could be wrong with it.
+# An engine without flags needs no check.
 DEFAULT_ENGINE = "peft"
 BUILTIN = "builtin"
-# Of a worker's id: the end that tells it from others.
+# The number of characters of a worker's id in a socket's name: its end, which tells it from others.
 DIGEST_CHARACTERS = 10
-# What the worker is told of the base model holds for its sampler, too: else samples would be of another one.
+# Flags of the worker about the base model that also apply to its sampler; else it would sample another model.
 OF_BOTH = frozenset({"dtype", "max-sequence-length"})
 
 
@@ -42,7 +42,7 @@ class WorkerCommand:
         return [*PROGRAM, *self.own_flags(socket, parent_fd), *self._settings.engine_flags]
 
     def own_flags(self, socket: Path, parent_fd: int) -> list[str]:
-        """All but those of the engine."""
+        """Return the flags that the server sets itself, without the engine's."""
         settings = self._settings
         places = () if settings.model_places is None else ("--model-places", str(settings.model_places))
         return [
@@ -59,7 +59,7 @@ class WorkerCommand:
 
 
 class SamplerCommand:
-    """The command line of the process that samples beside a worker."""
+    """The command line of a sampler process next to a worker."""
 
     def __init__(self, settings: Settings, directory: ModelDirectory, place: Place = ONLY_PLACE) -> None:
         self._settings = settings
@@ -70,7 +70,7 @@ class SamplerCommand:
         return [*PROGRAM, *self.own_flags(socket, parent_fd), *self._settings.sampler_flags]
 
     def own_flags(self, socket: Path, parent_fd: int) -> list[str]:
-        """All but those that `sampler_flags` says."""
+        """Return the flags that the server sets itself, without `sampler_flags`."""
         settings = self._settings
         scratch = settings.data.absolute() / "samplers" / self._worker_id
         place = settings.sampler_environment
@@ -86,8 +86,7 @@ class SamplerCommand:
 
 
 def check_commands(settings: Settings, directory: ModelDirectory) -> None:
-    """Raises StartupError with the sentence of the worker's own parser, for a flag that the server gives by itself, and
-    for a sampler that is not installed."""
+    """Raise StartupError for flags that the worker's parser refuses or the server sets, or a missing sampler."""
     socket, parent_fd = Path("socket"), 0
     if (settings.engine, settings.engine_flags) != (DEFAULT_ENGINE, ()):
         worker = WorkerCommand(settings, directory).own_flags(socket, parent_fd)
@@ -100,7 +99,10 @@ def check_commands(settings: Settings, directory: ModelDirectory) -> None:
 
 
 def check_flags(said_by: str, flags: Sequence[str]) -> None:
-    """`said_by`: the settings that they come from. Raises StartupError."""
+    """Raise StartupError for invalid flags.
+
+    `said_by` names the settings that they come from.
+    """
     checked = subprocess.run(
         [sys.executable, "-m", "tinsmith_trainer.options", *flags],
         stdin=subprocess.DEVNULL,
@@ -127,12 +129,12 @@ def _flags_of_both(settings: Settings, directory: ModelDirectory, socket: Path, 
 
 
 def _saves_socket(worker_id: str, socket: Path) -> list[str]:
-    """The same for all lives of a worker and its sampler; a name of few bytes, as a socket's has to be."""
+    """Return the flags of the socket for saves: constant for a worker, and short, as a socket's path must be."""
     return ["--saves-socket", str(socket.with_name(f"{worker_id[-DIGEST_CHARACTERS:]}.saves"))]
 
 
 def _of_the_base_model(settings: Settings) -> list[str]:
-    """Those of the engine's that hold for its sampler, unless that has its own."""
+    """Return the engine's flags that also apply to its sampler, unless the sampler sets its own."""
     wanted = OF_BOTH - set(_names(settings.sampler_flags))
     found: list[str] = []
     for place, word in enumerate(settings.engine_flags):
@@ -143,18 +145,18 @@ def _of_the_base_model(settings: Settings) -> list[str]:
 
 
 def _check_not_given_twice(setting: str, more: Sequence[str], others: Sequence[str]) -> None:
-    """The process would take one of the two, and nobody would hear of the other."""
+    """Raise StartupError for flags that are set twice: the process would silently use one of them."""
     if twice := [name for name in _names(more) if name in _names(others)]:
         raise StartupError(f"{setting}: --{twice[0]} is given to the worker by the server itself; remove it")
 
 
 def _names(flags: Sequence[str]) -> list[str]:
-    """`--flag value`, `--flag=value` and `--no-flag` are all of `flag`."""
+    """Return the names of flags: `--flag value`, `--flag=value` and `--no-flag` are all `flag`."""
     words = [word.removeprefix("--") for word in flags if word.startswith("--")]
     return [word.partition("=")[0].removeprefix("no-") for word in words]
 
 
 def _sentence(stderr: str) -> str:
-    """The parser's, or the last words of a Python that has no worker."""
+    """Return the parser's message, or the last line of a Python without the worker's package."""
     last = (stderr.strip().splitlines() or ["the worker's program does not run, and says nothing"])[-1]
     return last.removeprefix(SENTENCE_PREFIX)

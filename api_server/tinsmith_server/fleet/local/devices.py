@@ -15,10 +15,10 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One worker's device, among those of a model's workers.
+    """The device of one worker, among the workers of a model.
 
     The first place has the id, and so the volume, of the only worker of a server without `devices`. Without a device
-    the worker takes what it finds. `cpu_workers` share this machine's processors.
+    the worker uses what it finds. `cpu_workers` share this machine's processors.
     """
 
     number: int = 0
@@ -27,7 +27,7 @@ class Place:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """A worker that sees no GPU would take the CPU without a word, unless it is told to use one."""
+        """The flags that require the device: without them a worker that sees no GPU would silently use the CPU."""
         if self.device is None:
             return ()
         return ("--device", "cpu" if self.device == CPU else "cuda")
@@ -59,13 +59,19 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def worker_threads() -> int:
-    """At least one. On systems that do not say which processors share a core, each counts as one."""
+    """Return a worker's number of threads, at least one.
+
+    If the system does not say which processors share a core, each counts as a core.
+    """
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return threads_beside_others(cores_of(usable), _read(QUOTA))
 
 
 def threads_beside_others(cores: int, quota: str) -> int:
-    """`quota`: as the kernel writes it, `max 100000` or the microseconds of processor time in so many."""
+    """Return the number of threads.
+
+    `quota` is the kernel's text: `max 100000`, or the microseconds of processor time in a period.
+    """
     allowed, _, period = quota.partition(" ")
     if allowed.isdigit() and period.strip().isdigit():
         cores = min(cores, math.ceil(int(allowed) / int(period)))
@@ -73,7 +79,7 @@ def threads_beside_others(cores: int, quota: str) -> int:
 
 
 def cores_of(cpus: Iterable[int], root: Path = CPUS) -> int:
-    """Hyper-threads of one core compute no faster than one of them."""
+    """Return the number of cores. Hyper-threads of one core compute no faster than one of them."""
     return len({_read(root / f"cpu{cpu}" / "topology" / "thread_siblings_list").strip() or str(cpu) for cpu in cpus})
 
 

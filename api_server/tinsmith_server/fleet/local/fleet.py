@@ -1,6 +1,6 @@
-"""Workers as child processes of this server: one for each model directory and device, started with the server.
+"""Workers as child processes of this server: one for each model directory and device.
 
-Where a worker does not sample itself, a sampler runs on the same device.
+If a worker does not sample itself, a sampler runs on the same device.
 """
 
 from __future__ import annotations
@@ -32,15 +32,21 @@ from tinsmith_server.store.records import Worker
 if TYPE_CHECKING:
     from tinsmith_server.store.store import Store
 
-# sockaddr_un holds 108 bytes on Linux and 104 elsewhere, the final zero included.
+# sockaddr_un holds 108 bytes on Linux and 104 elsewhere, including the final zero.
 MAX_SOCKET_PATH_BYTES = 100
 
 
 class LocalFleet(Fleet):
-    """Raises StartupError from the constructor for a missing model directory, and flags that the worker refuses."""
+    """The workers of this machine.
+
+    The constructor raises StartupError for a missing model directory, and for flags that the worker refuses.
+    """
 
     def __init__(self, settings: Settings, tell: Callable[[str], None] = lambda _: None) -> None:
-        """`tell` hears how far the loading of models is."""
+        """Locate the models, and check the flags.
+
+        `tell` is called with the progress of loading.
+        """
         self._settings = settings
         self._tell = tell
         self._directories = locate_models(settings.models)
@@ -57,7 +63,7 @@ class LocalFleet(Fleet):
 
     @override
     async def begin(self) -> None:
-        """Workers load their models while the server is still put together."""
+        """Start the workers, which load their models while the server is still being assembled."""
         self._lock = _lock_data(self._settings.data)
         self._sockets = _socket_directory(self._settings.data)
         for directory in self._directories:
@@ -68,7 +74,7 @@ class LocalFleet(Fleet):
             self._preloading = [asyncio.create_task(one, context=contextvars.Context()) for one in loading]
 
     def _supervise(self, directory: ModelDirectory, place: Place, sockets: Path) -> None:
-        """One worker for the directory's weights at the place, whatever they are called."""
+        """Add a supervisor for the directory's weights at the place, whatever names they have."""
         worker_id, index = place.worker_id(directory.served.weights), len(self._supervisors)
         if worker_id in self._supervisors:
             return
@@ -114,7 +120,7 @@ class LocalFleet(Fleet):
     @property
     @override
     def changes(self) -> Changes:
-        """Nothing ever changes: models are named at the start."""
+        """A counter that never changes: models are named at the start."""
         return self._changes
 
     @property
@@ -143,12 +149,12 @@ class LocalFleet(Fleet):
 
     @override
     def trainers(self, base_model: str, rank: int) -> Sequence[WorkerHandle]:
-        """The workers of the directory, which refuse ranks by themselves."""
+        """Return the workers of the directory, which refuse ranks themselves."""
         return [self._supervisors[worker_id] for worker_id in self._worker_ids(base_model)]
 
     @override
     def samplers(self, base_model: str, rank: int = 0) -> Sequence[SamplerHandle]:
-        """They refuse ranks by themselves; a worker with a sampler beside it does not sample."""
+        """Return the workers or their samplers, which refuse ranks themselves."""
         if not self._samplers:
             return self.trainers(base_model, rank)
         return [self._samplers[worker_id] for worker_id in self._worker_ids(base_model)]
@@ -164,19 +170,19 @@ class LocalFleet(Fleet):
 
     @override
     async def refresh(self) -> None:
-        """Nothing changes here while it is open."""
+        """Do nothing: the workers do not change while the server runs."""
 
     @override
     async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
         if self.model(base_model) is None:
             return f"this server was started without {base_model}; add it with --model"
-        # How many models it takes, a worker says once it has loaded its own.
+        # A worker says how many models it takes once it has loaded its base model.
         reasons = [worker.unavailable_reason for worker in self.trainers(base_model, rank) if worker.unavailable_reason]
         return reasons[0] if reasons else "a session must end first, or the server be started with more model_places"
 
     @override
     async def permanently_lost_reason(self, worker: Worker) -> str | None:
-        """Never certain: the next start may name the model's directory again."""
+        """Return None: the next start may name the model's directory again."""
         return None
 
     @property
@@ -186,7 +192,7 @@ class LocalFleet(Fleet):
 
 
 def _lock_data(data: Path) -> IO[bytes]:
-    """Two servers on one directory would fence each other's workers out, for ever."""
+    """Lock the data directory: two servers on it would fence off each other's workers without end."""
     make_data_directory(data)
     lock = (data / "server.lock").open("wb")
     try:
@@ -198,9 +204,10 @@ def _lock_data(data: Path) -> IO[bytes]:
 
 
 def _socket_directory(data: Path) -> Path:
-    """A private directory whose path leaves room for a socket's name.
+    """Return a private directory whose path leaves room for a socket's name.
 
-    It is named after the data, whose lock is ours: what has that name already is of a server that was killed, and goes.
+    Its name is derived from the data directory, which this server has locked: an existing directory of that name is
+    left from a server that was killed, and is removed.
     """
     prefix = f"tinsmith-{hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:8]}-"
     for parent in (Path(tempfile.gettempdir()), Path("/tmp")):

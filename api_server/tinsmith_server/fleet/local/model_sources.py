@@ -1,4 +1,4 @@
-"""From `--model NAME[=PATH]` to the directory that a worker can load."""
+"""The model directories of `--model NAME[=PATH]`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
-    """A base model on this machine, and the name it is advertised under. Names may share a worker."""
+    """A base model on this machine, and the name that clients use. Several names may share a worker."""
 
     served: ServedModel
     path: Path
 
 
 def locate_models(specs: Sequence[str]) -> list[ModelDirectory]:
-    """Resolves every NAME[=PATH]; hub ids are downloaded. Raises StartupError naming what is missing."""
+    """Return the directory of every NAME[=PATH]; hub ids are downloaded. Raises StartupError naming what is missing."""
     directories = [_locate(spec) for spec in specs]
     names = [directory.served.name for directory in directories]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -71,7 +71,7 @@ def _served(name: str, path: Path, config: dict[str, Any]) -> ServedModel:
 
 
 def worker_id_of(path: Path) -> str:
-    """The same for every name of a directory, today and after a restart."""
+    """Return the worker id of a directory: the same for every name of it, and after a restart."""
     readable = re.sub(r"[^a-z0-9]+", "-", path.name.lower()).strip("-")[:32] or "model"
     return f"{readable}-{hashlib.sha256(str(path).encode()).hexdigest()[:10]}"
 

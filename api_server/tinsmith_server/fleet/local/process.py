@@ -1,4 +1,4 @@
-"""One worker process: started, watched for its first answer, stopped, and asked for its last words."""
+"""One worker process: started, watched until its first answer, stopped, and asked for its last message."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tinsmith_server.fleet.local.devices import THREADS_VARIABLE, worker_threads
 T = TypeVar("T")
 
 STDERR = 2
-# What the worker ends with when its flags contradict each other, and when its model cannot be loaded.
+# The exit codes for contradictory flags, and for a model that cannot be loaded.
 EXITS_UNTIL_MENDED = frozenset({2, 3})
 SENTENCE_PREFIX = "tinsmith-trainer: "
 SOCKET_POLL_SECONDS = 0.05
 # A worker snapshots every model on SIGTERM.
 STOP_TIMEOUT_SECONDS = 60.0
-# What it said is in the pipe already, but a busy host may read it late.
+# The output is in the pipe already, but a busy host may read it late.
 LAST_WORDS_SECONDS = 10.0
-# The worker needs no key of ours, and its environment shows in /proc.
+# The worker needs no key of the server, and its environment is visible in /proc.
 SECRET_VARIABLES = frozenset({"TINSMITH_API_KEY", "TINSMITH_DATABASE_URL"})
 
 
@@ -36,11 +36,11 @@ def worker_environment(device: Mapping[str, str] = {}) -> dict[str, str]:
 
 
 class WorkerDied(WorkerUnavailable):
-    """The process ended before it did what was waited for."""
+    """The process ended before it did what the caller waited for."""
 
 
 class WorkerProcess:
-    """A child that exits when the pipe it inherits closes, so that it never outlives the server."""
+    """A child that exits when the pipe that it inherits is closed, so that it never outlives the server."""
 
     def __init__(self, process: asyncio.subprocess.Process, lifeline: int, socket: Path) -> None:
         self._process = process
@@ -54,17 +54,20 @@ class WorkerProcess:
     async def start(
         cls, command: Callable[[Path, int], Sequence[str]], socket: Path, device: Mapping[str, str]
     ) -> WorkerProcess:
-        """`command` gets the socket's path and the file descriptor of the pipe's reading end."""
+        """Start the process.
+
+        `command` gets the socket's path and the file descriptor of the pipe's reading end.
+        """
         reading, lifeline = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
                 *command(socket, reading),
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
-                stdout=STDERR,  # the server's own standard output holds its URL and nothing else
+                stdout=STDERR,  # the server's own standard output contains its URL and nothing else
                 pass_fds=(reading,),
                 env=worker_environment(device),
-                start_new_session=True,  # Ctrl-C must reach the server only, which then stops its workers
+                start_new_session=True,  # Ctrl-C must reach only the server, which then stops its workers
             )
         except OSError:
             os.close(lifeline)
@@ -78,7 +81,7 @@ class WorkerProcess:
         return self._process.pid
 
     async def until_serving(self) -> None:
-        """Waits for the first answer. Raises WorkerDied."""
+        """Return after the first answer. Raises WorkerDied."""
         while not self._socket.exists():
             if self._process.returncode is not None:
                 await self.wait()
@@ -94,7 +97,7 @@ class WorkerProcess:
                 await asyncio.sleep(SOCKET_POLL_SECONDS)
 
     async def unless_dead(self, call: Coroutine[Any, Any, T]) -> T:
-        """The call's result. Raises WorkerDied as soon as the process has ended."""
+        """Return the call's result. Raises WorkerDied as soon as the process has ended."""
         work, death = asyncio.create_task(call), asyncio.create_task(self.wait())
         try:
             await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
@@ -106,22 +109,22 @@ class WorkerProcess:
             death.cancel()
 
     async def wait(self) -> int:
-        """The exit status, once everything that the process said has been read."""
+        """Return the exit status, once all output of the process has been read."""
         status = await self._process.wait()
         await asyncio.wait({self._reading}, timeout=LAST_WORDS_SECONDS)
         return status
 
     @property
     def needs_mending(self) -> bool:
-        """Another start would end the same way: a human has to mend the model's directory or the worker's flags."""
+        """Whether a restart would fail too, until a person fixes the model's directory or the worker's flags."""
         return self._process.returncode in EXITS_UNTIL_MENDED
 
     def cause_of_death(self) -> str:
-        """The process's own sentence if it left one, else how it ended."""
+        """Return the process's own message if it left one, else how it ended."""
         return self._sentence or f"the worker process ended with status {self._process.returncode}"
 
     async def stop(self) -> None:
-        """SIGTERM, time to snapshot, then the closed pipe and SIGKILL."""
+        """Send SIGTERM, wait for snapshots, then close the pipe and send SIGKILL."""
         if self._process.returncode is None:
             self._process.terminate()
             with contextlib.suppress(TimeoutError):
@@ -130,7 +133,7 @@ class WorkerProcess:
         await self.discard()
 
     async def discard(self) -> None:
-        """Ends what is left of the process and frees what it held."""
+        """Kill what is left of the process, and free its resources."""
         if self._process.returncode is None:
             self._process.kill()
         os.close(self._lifeline)
@@ -150,11 +153,11 @@ class WorkerProcess:
             self._note(unfinished)
 
     def _note(self, line: bytes) -> None:
-        """Passes the line on, but for the sentence that the supervisor logs as the cause of death."""
+        """Pass the line on, except the message that the supervisor logs as the cause of the exit."""
         text = line.decode(errors="replace").rstrip()
         if text.startswith(SENTENCE_PREFIX):
             self._sentence = text.removeprefix(SENTENCE_PREFIX)
         else:
-            # Where it cannot be said, it is lost: a worker that nobody listens to would soon stop at its own log.
+            # An unwritable line is dropped: a worker whose output nobody reads would soon block at its own log.
             with contextlib.suppress(OSError, ValueError):
                 print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,7 @@
-"""Keeps a process running: start, greet, watch, restart with back-off. A worker is activated under a new epoch."""
+"""A supervisor of one process: start, greet, watch, and restart with back-off.
+
+Each start of a worker gets a new epoch.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,16 @@ log = get_logger(__name__)
 
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 30.0
-# What a worker cannot start with is mended by a person: until then no request may cost a start.
+# A start that needs a person's fix is not repeated sooner, whatever requests come.
 MENDING_BACKOFF_SECONDS = 10.0
-# A worker that lived this long did not die of its start.
+# A process that ran this long did not fail because of its start.
 HEALTHY_SECONDS = 60.0
-# How often a person hears how far a model's loading is.
+# The interval of progress messages while a model is being loaded.
 WORD_EACH_SECONDS = 10.0
 
 
 class ProcessSupervisor:
-    """One process's life in this server. It begins when somebody asks for its connection."""
+    """The lives of one process in this server. It is started by the first request for its connection."""
 
     def __init__(
         self,
@@ -48,9 +51,10 @@ class ProcessSupervisor:
         role: str,
         device: Mapping[str, str],
     ) -> None:
-        """Each life gets a socket whose path begins with `sockets`. `role` is what people call such a process.
+        """Prepare the process.
 
-        `device` is what its environment says of where it computes.
+        Each life gets a socket whose path begins with `sockets`. `role` names the process in messages. `device` sets
+        the variables of its environment.
         """
         self._called = name
         self._base_model = base_model
@@ -64,7 +68,7 @@ class ProcessSupervisor:
         self._needs_mending = False
         self._lives = itertools.count(1)
         self._start_not_before = 0.0
-        # Set while there is an answer: a ready process, or what a person has to mend.
+        # Set while the process is ready, or needs a person's fix.
         self._settled = asyncio.Event()
         self._life: asyncio.Task[None] | None = None
 
@@ -78,23 +82,23 @@ class ProcessSupervisor:
 
     @property
     def _task(self) -> str:
-        """What it does until it is ready."""
+        """What the process does until it is ready, for messages."""
         return f"loading base model {self._base_model}"
 
     @property
     def _subject(self) -> str:
-        """What is ready then."""
+        """What is ready then, for messages."""
         return self._base_model
 
     async def _until_it_may_start(self) -> None:
-        """Before each life."""
+        """Wait before each life until the process may start."""
 
     async def _greet(self, process: WorkerProcess) -> None:
-        """Has it ready, once it answers."""
+        """Prepare the process once it answers."""
 
     @property
     def unavailable_reason(self) -> str | None:
-        """Why it is not ready now, for those who wait for it; None while it is."""
+        """The reason why it is not ready, for waiting clients; None while it is."""
         if self._running is not None:
             return None
         seconds = asyncio.get_running_loop().time() - self._loading_since
@@ -104,9 +108,9 @@ class ProcessSupervisor:
         return self._lost_for if self._needs_mending else f"{self._lost_for}; {loading}"
 
     async def preload(self, tell: Callable[[str], None]) -> None:
-        """Has it ready before anybody needs it; `tell` hears how far it is.
+        """Start the process before the first request; `tell` is called with its progress.
 
-        Returns when it is ready, or a person has to mend something: then the first request tries again.
+        Returns when it is ready, or needs a person's fix: then the first request tries again.
         """
         started = asyncio.get_running_loop().time()
         tell(self._task)
@@ -124,17 +128,17 @@ class ProcessSupervisor:
                 return
 
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
-        """Of the ready process; started at first use.
+        """Return a client of the ready process, which is started at first use.
 
-        Raises WorkerUnavailable with the reason when it is not ready in time, and WorkerUnstartable at once when its
-        model directory or its flags are to blame.
+        Raises WorkerUnavailable with the reason if it is not ready in time, and WorkerUnstartable at once if its model
+        directory or its flags are the cause.
         """
         if (ready := self.running()) is not None:
             return ready
         self._see_that_it_lives()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
-                # It can be lost again before the one who waited for it comes to run.
+                # The process can be lost again before a waiter runs.
                 while self._running is None and not self._needs_mending:
                     await self._settled.wait()
         if self._running is not None:
@@ -143,27 +147,27 @@ class ProcessSupervisor:
         raise WorkerUnstartable(reason) if self._needs_mending else WorkerUnavailable(reason)
 
     def running(self) -> GrpcWorkerClient | None:
-        """Its client if it is ready now; never starts one."""
+        """Return its client if it is ready now; never start it."""
         return self._running.client if self._running else None
 
     @property
     def outlives_connections(self) -> bool:
-        """It ends with this server, and each life begins without samples."""
+        """Return False: it ends with this server, and each life begins without samples."""
         return False
 
     async def loaded(self) -> None:
-        """Returns when it is ready or a person has to mend something; at once where it is not starting."""
+        """Return when it is ready or needs a person's fix; at once if it is not starting."""
         if self._life is not None and not self._life.done():
             await self._settled.wait()
 
     async def close(self) -> None:
-        """Stops it; a worker snapshots its models first."""
+        """Stop the process; a worker snapshots its models first."""
         if self._life is not None:
             self._life.cancel()
             await asyncio.gather(self._life, return_exceptions=True)
 
     def _see_that_it_lives(self) -> None:
-        """Starts the first life, and another one after something had to be mended."""
+        """Start the first life, and another one after a person's fix."""
         over = self._life is None or self._life.done()
         if over and asyncio.get_running_loop().time() >= self._start_not_before:
             self._lost(None, needs_mending=False)
@@ -173,7 +177,7 @@ class ProcessSupervisor:
             )
 
     async def _live(self) -> None:
-        """Until the server stops, or a person has to mend something: then the next request tries again."""
+        """Run lives until the server stops, or a person's fix is needed: then the next request tries again."""
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             started = self._loading_since = asyncio.get_running_loop().time()
@@ -224,7 +228,7 @@ class ProcessSupervisor:
 
 
 class Supervisor(ProcessSupervisor, ActivatedHandle):
-    """Of a worker."""
+    """The supervisor of a worker."""
 
     def __init__(
         self,
@@ -235,14 +239,14 @@ class Supervisor(ProcessSupervisor, ActivatedHandle):
         slots: int,
         device: Mapping[str, str] = {},
     ) -> None:
-        """It has `slots` until it says how many they are."""
+        """Prepare the worker. It has `slots` until it reports its own number."""
         ProcessSupervisor.__init__(self, worker_id, base_model, command, sockets, role="worker", device=device)
         ActivatedHandle.__init__(self, worker_id)
         self._has_epochs = asyncio.Event()
         self._slots = slots
 
     def open(self, epochs: Store) -> None:
-        """A worker that is there before waits for its epoch."""
+        """Set the store. A worker that is ready earlier waits for its epoch."""
         self._epochs = epochs
         self._has_epochs.set()
 
@@ -263,10 +267,10 @@ class Supervisor(ProcessSupervisor, ActivatedHandle):
 
 
 class SamplerSupervisor(ProcessSupervisor, SamplerHandle):
-    """Of the process that samples beside `worker`, by a server of the kind that `engine` names.
+    """The supervisor of the sampler process next to `worker`; `engine` names its kind.
 
-    It starts when the worker has loaded its model: while such a server starts, it takes what others do with a GPU's
-    memory for its own.
+    It starts after the worker has loaded its model: a server of this kind takes the GPU memory in use by others at its
+    start for its own.
     """
 
     def __init__(
@@ -299,7 +303,7 @@ class SamplerSupervisor(ProcessSupervisor, SamplerHandle):
     @property
     @override
     def accepting(self) -> bool:
-        """One that does not run is started by the first sample."""
+        """Return True: a sampler that is not running is started by its first sample."""
         return True
 
     @property

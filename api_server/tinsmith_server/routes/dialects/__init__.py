@@ -1,1 +1,1 @@
-"""The dialects of other makers over HTTP."""
+"""OpenAI's and Anthropic's calls over HTTP."""

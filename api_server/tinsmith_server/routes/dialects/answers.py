@@ -1,4 +1,4 @@
-"""From a request in words to its answer, whole or as a stream of events. A client that goes away stops its samples."""
+"""Answers to text requests, whole or as a stream of events. The samples of a client that disconnects are stopped."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ IndexedPiece = tuple[int, worker_pb2.TextPiece]
 
 
 class EventWriter(Protocol):
-    """How a dialect streams."""
+    """The events of a dialect's stream."""
 
     def begin(self, usage: Usage) -> Iterable[bytes]: ...
     def of(self, index: int, piece: worker_pb2.TextPiece) -> Iterable[bytes]: ...
     def end(self, usage: Usage) -> Iterable[bytes]: ...
     def error_event(self, error: TinsmithError) -> bytes:
-        """What went wrong when the answer had begun."""
+        """Return the event of an error after the answer has begun."""
 
 
 class TextGeneration:
-    """The samples of one request. Whoever has it ends it."""
+    """The samples of one request. Its owner must call `end`."""
 
     def __init__(self, services: Services, key: str | None, request: TextRequest) -> None:
         self._services = services
@@ -47,7 +47,7 @@ class TextGeneration:
         self._generations: Sequence[Generation] = ()
 
     async def begin(self, tenant: str) -> None:
-        """Raises as `Texts.begin` does."""
+        """Submit the samples. Raises as `Texts.begin`."""
         self._generations = await self._services.texts.begin(tenant, self._request)
 
     @property
@@ -58,7 +58,10 @@ class TextGeneration:
         )
 
     async def pieces(self) -> AsyncIterator[IndexedPiece]:
-        """Choices are numbered through all prompts, and come prompt by prompt: they are drawn at the same time."""
+        """Yield pieces with the number of their choice.
+
+        Choices are numbered through all prompts, and come prompt by prompt; they are sampled at the same time.
+        """
         for number, generation in enumerate(self._generations):
             async for pieces in generation.pieces():
                 for piece in pieces:
@@ -71,7 +74,7 @@ class TextGeneration:
         return found
 
     async def end(self) -> None:
-        """Stops what is still drawn, and counts what was."""
+        """Stop the running samples, and charge the sampled tokens."""
         await stop_all(self._generations)
         self._services.admission.charge_sampled(self._key, self.usage.sampled)
 
@@ -79,7 +82,7 @@ class TextGeneration:
 async def whole_answer(
     request: Request, drawing: TextGeneration, tenant: str, answer: Callable[[list[Message], Usage], dict[str, Any]]
 ) -> Response:
-    """Raises what becomes of a sample that fails."""
+    """Return the complete answer. Raises the error of a failed sample."""
 
     async def drawn() -> list[Message]:
         try:
@@ -93,7 +96,7 @@ async def whole_answer(
 
 
 async def streamed_answer(request: Request, drawing: TextGeneration, tenant: str, writer: EventWriter) -> Response:
-    """From its first piece on. Raises what becomes of a sample that fails before."""
+    """Return a stream that begins with the first piece. Raises the error of a sample that fails before it."""
     pieces = drawing.pieces()
 
     async def begun() -> IndexedPiece:
@@ -126,7 +129,7 @@ async def _events(
 
 
 class EventStream(Response):
-    """Server-sent events. `on_end` is called whatever happens, also when the client has gone."""
+    """A response of server-sent events. `on_end` is always called, also when the client disconnects."""
 
     media_type = "text/event-stream"
 
@@ -151,7 +154,7 @@ class EventStream(Response):
 
 
 async def while_connected(receive: Callable[[], Awaitable[AsgiMessage]], work: Coroutine[Any, Any, T]) -> T:
-    """The work's result. Raises ClientDisconnect, when the work has been cancelled and has ended."""
+    """Return the work's result. Raises ClientDisconnect, after the work was cancelled and has ended."""
 
     async def until_gone() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -1,5 +1,6 @@
-"""Anthropic's calls: messages, and how many tokens they are. The base URL of clients is the
-server's address, or `…/anthropic/api`.
+"""Anthropic's calls: messages, and the number of their tokens.
+
+The base URL of clients is the server's address, or `…/anthropic/api`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class AnthropicError(BaseModel):
 
 
 class AnthropicProblem(BaseModel):
-    """The form of every error."""
+    """The body of every error."""
 
     type: Literal["error"] = "error"
     error: AnthropicError
@@ -76,7 +77,7 @@ router = APIRouter(
     route_class=AnthropicRoute,
 )
 elsewhere = APIRouter(route_class=AnthropicRoute)
-"""The paths of clients whose base URL is wrong; to be looked at after all other routes."""
+"""The paths that clients with a wrong base URL call; added after all other routes."""
 
 
 @router.post("/messages", summary="Answer a conversation", openapi_extra=takes(MessagesRequest), responses=STREAMS)
@@ -127,7 +128,7 @@ add_not_here(elsewhere, ["/anthropic", "/anthropic/{path:path}", *misplaced("/me
 
 
 class MessageWriter(EventWriter):
-    """Each event with its name."""
+    """Anthropic's events, each with its name."""
 
     def __init__(self, model: str) -> None:
         self._events = MessageEvents(model)

@@ -53,7 +53,7 @@ class OpenAiError(BaseModel):
 
 
 class OpenAiProblem(BaseModel):
-    """The form of every error."""
+    """The body of every error."""
 
     error: OpenAiError
 
@@ -72,7 +72,7 @@ router = APIRouter(
     prefix=OPENAI, tags=["OpenAI's dialect"], responses=problems_as(OpenAiProblem), route_class=OpenAiRoute
 )
 elsewhere = APIRouter(route_class=OpenAiRoute)
-"""The paths of clients whose base URL is wrong; to be looked at after all other routes."""
+"""The paths that clients with a wrong base URL call; added after all other routes."""
 
 
 @router.get("/models", summary="Base models and saved samplers")
@@ -126,7 +126,7 @@ add_not_here(elsewhere, ["/oai", "/oai/{path:path}", "/models", "/models/{name:p
 
 
 class ChunkWriter(EventWriter):
-    """`with_usage`: a chunk of its own before the end says what was used."""
+    """OpenAI's chunks. `with_usage` adds a chunk with the usage before the end."""
 
     def __init__(self, chunks: ChatChunks | CompletionChunks, *, with_usage: bool) -> None:
         self._chunks = chunks

@@ -1,4 +1,4 @@
-"""Routes of a dialect: bodies that may be conversations, and problems in the dialect's own form."""
+"""Routes of a dialect: bodies that may be conversations, errors in the dialect's form, and its base URLs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
-from starlette._utils import get_route_path  # what the router goes by: the path below a root path
+from starlette._utils import get_route_path  # the path below a root path, as the router uses it
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
@@ -32,9 +32,9 @@ log = get_logger(__name__)
 M = TypeVar("M", bound=Body)
 
 Problem = Callable[[int, str], dict[str, Any]]
-"""A status and a sentence in a dialect's form."""
+"""A function from a status and a message to an error body of the dialect."""
 
-# Other clients take 422 for a fault of their own form, and show its words to nobody.
+# Other clients take 422 for their own validation error, and do not show its message.
 BAD_REQUEST = 400
 
 
@@ -45,12 +45,12 @@ STREAMS: dict[int | str, dict[str, Any]] = {
 
 
 def problems_as(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a dialect's router."""
+    """Return the `responses` of a dialect's router."""
     return {status: {"model": model, "description": "What went wrong."} for status in PROBLEMS}
 
 
 class DialectRoute(PlannedRoute):
-    """Whatever goes wrong is told in the form that the dialect's clients show."""
+    """A route whose errors have the form that the dialect's clients show."""
 
     problem: Problem
 
@@ -85,9 +85,10 @@ def _told(error: TinsmithError, problem: Problem) -> Response:
 
 
 def conversation_as(model: type[M], *, samples: bool = True) -> Callable[..., Awaitable[M]]:
-    """A dependency that reads the body. `samples`: it asks for tokens, which keys have a rate of.
+    """Return a dependency that reads the body.
 
-    Raises BodyTooLarge, TooBusy, and Unprocessable with what is wrong.
+    `samples` is True for requests that sample tokens, which are limited by the key's rate. The dependency raises
+    BodyTooLarge, TooBusy and Unprocessable.
     """
 
     async def read(request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep, key: ApiKey) -> M:
@@ -117,10 +118,9 @@ _SENT_PATH = "tinsmith.sent_path"
 
 
 def full_path(path: str, *, by_anthropic: bool = False) -> str:
-    """Return the path of the route that a path below `/v1` stands for, or `path` itself.
+    """Return the route's path for a path below `/v1`, or `path` itself.
 
-    Clients of OpenAI and of Anthropic both expect their calls there, and have no call of the same name but `models`:
-    `by_anthropic` decides that.
+    Clients of OpenAI and of Anthropic both call `/v1`, and share no call but `models`, which `by_anthropic` decides.
     """
     if path != SHORT and not path.startswith(f"{SHORT}/"):
         return path
@@ -130,7 +130,7 @@ def full_path(path: str, *, by_anthropic: bool = False) -> str:
 
 
 class ShortPaths:
-    """Rewrites the path before it is routed: limits of bodies, rates and metrics then know one route, not two."""
+    """Middleware that rewrites a short path before routing, so that limits and metrics know one route for both."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -154,9 +154,9 @@ def base_url(request: Request, path: str) -> str:
 
 
 def add_not_here(router: APIRouter, paths: Sequence[str], calls: str, base_path: str) -> None:
-    """Answer `paths`, behind all other routes, in the form of the router's dialect and with the right base URL.
+    """Add routes for wrong paths, after all others, that answer with the right base URL in the dialect's form.
 
-    `calls` are those that exist below `base_path`.
+    `calls` names the calls that exist below `base_path`.
     """
 
     async def not_here(request: Request) -> None:
@@ -171,5 +171,5 @@ def add_not_here(router: APIRouter, paths: Sequence[str], calls: str, base_path:
 
 
 def misplaced(*calls: str) -> list[str]:
-    """Return where these calls arrive from a client whose base URL is the server's address, or Tinker's own."""
+    """Return the paths where these calls arrive if the base URL is the server's address, or Tinker's."""
     return [f"{prefix}{call}" for prefix in ("", API_PREFIX) for call in calls]

@@ -1,1 +1,1 @@
-"""Who asks: API keys, and the sessions of client programs."""
+"""API keys, sessions of client programs, quotas and rates."""

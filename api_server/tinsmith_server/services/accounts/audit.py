@@ -1,4 +1,4 @@
-"""What a tenant's keys did to its checkpoints: an entry goes along with each change, and is read day by day."""
+"""The audit log of a tenant's checkpoints: an entry is written with each change, and read day by day."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ ENTRIES_AT_ONCE = 500
 
 
 def entry(checkpoint: Checkpoint, event: CheckpointEvent, at: datetime, **details: Any) -> AuditEntry:
-    """Of a checkpoint that has a name."""
+    """Return the entry for a named checkpoint."""
     path = TinkerPath(checkpoint.run_id, KIND_OF_TYPE[checkpoint.type], checkpoint.name)
     told = {"tenant": checkpoint.tenant, "checkpoint_type": checkpoint.type, **details}
     return AuditEntry(checkpoint.tenant, at, event, checkpoint.run_id, str(path), told)
 
 
 def of_new(checkpoint: Checkpoint, event: CheckpointEvent) -> tuple[AuditEntry | Usage, ...]:
-    """What goes along with a new checkpoint: an entry, and that it counts. Of an unnamed one nothing does."""
+    """Return what is written along with a new named checkpoint: an entry and its usage. Unnamed ones have neither."""
     if checkpoint.type == "ephemeral":
         return ()
     made = checkpoint.created_at
@@ -45,16 +45,16 @@ def of_new(checkpoint: Checkpoint, event: CheckpointEvent) -> tuple[AuditEntry |
 
 
 class AuditLog:
-    """Every tenant reads its own. There are entries about checkpoints alone."""
+    """The audit log, which has entries about checkpoints only. Each tenant reads its own."""
 
     def __init__(self, store: Store, clock: Clock = utc_now) -> None:
         self._store = store
         self._clock = clock
 
     async def of_day(self, tenant: str, event_type: EventType, day: date | None) -> AsyncIterator[Sequence[AuditEntry]]:
-        """Those of a UTC day, by default of today, oldest first and some at a time: a day may have any number.
+        """Yield the entries of a UTC day, by default today's, oldest first, in batches.
 
-        Raises Unprocessable for a day that no time can be of.
+        Raises Unprocessable for a day outside of the calendar.
         """
         start, end = _day(day or self._clock().astimezone(UTC).date())
 

@@ -1,7 +1,7 @@
-"""Memory for bodies that are on their way, of requests or of large results: so much for a tenant, so much for all.
+"""Memory for request bodies and large results: a limit for each tenant, and one for all.
 
-A body counts as far as it has arrived, so that who sends slowly holds nothing that others could use. What finds no
-room waits, and is not read meanwhile: TCP holds the sender back.
+A body counts as far as it has arrived, so a slow sender holds no memory that others could use. A body without room
+waits, and is not read meanwhile: TCP holds the sender back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from tinsmith_server.errors import TooBusy
 
-# The SDK gives a submission 60 s and repeats it for 300: better to wait than to refuse.
+# The SDK gives a submission 60 s, and retries it for 300 s: waiting is better than refusing.
 WAIT_SECONDS = 20.0
 
 T = TypeVar("T")
@@ -23,15 +23,18 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Wait:
-    """For room for so many bytes more."""
+    """A wait for so many more bytes."""
 
     size: int
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class BodyBudget:
-    """Whoever has been receiving longest always gets room, a tenant's own budget and that of all notwithstanding:
-    else bodies that have come half could wait for each other."""
+    """A budget of bytes.
+
+    The request that has been receiving longest always gets room, beyond its tenant's limit and that of all: otherwise
+    bodies that have half arrived could wait for each other.
+    """
 
     def __init__(self, bytes_per_tenant: int, bytes_in_all: int, wait_seconds: float = WAIT_SECONDS) -> None:
         self._per_tenant = bytes_per_tenant
@@ -39,13 +42,13 @@ class BodyBudget:
         self._wait_seconds = wait_seconds
         self.held_bytes = 0
         self._held: Counter[str] = Counter()
-        # By tenant, in the order in which they began.
+        # By tenant, in the order of their start.
         self._receiving: defaultdict[str, dict[Account, None]] = defaultdict(dict)
         self._waiting: defaultdict[str, dict[Account, Wait]] = defaultdict(dict)
 
     @contextmanager
     def account(self, tenant: str) -> Iterator[Account]:
-        """What is taken on it is given back at the end."""
+        """Open an account, whose bytes are returned at the end."""
         account = Account(self, tenant)
         self._receiving[tenant][account] = None
         try:
@@ -77,7 +80,7 @@ class BodyBudget:
         self._wake_all()
 
     def received(self, account: Account) -> None:
-        """All of it: the next one in line has been receiving longest now."""
+        """Mark the whole body as received: the next request has been receiving longest now."""
         _remove(self._receiving, account)
         self._wake_all()
 
@@ -86,7 +89,7 @@ class BodyBudget:
             self._wake(tenant)
 
     def _wake(self, tenant: str) -> None:
-        """The one that began first, and then one after the other as far as there is room."""
+        """Grant the tenant's waits: the oldest request first, then the others in order while there is room."""
         waiting = self._waiting[tenant]
         first = next(iter(self._receiving[tenant]), None)
         if first in waiting:
@@ -135,7 +138,7 @@ class BodyBudget:
 
 
 class Account:
-    """What one request holds."""
+    """The bytes that one request holds."""
 
     _last = 0
 
@@ -147,11 +150,11 @@ class Account:
         self.number = Account._last
 
     def has_room(self, size: int) -> bool:
-        """Whether `take` would return at once."""
+        """Return whether `take` would return at once."""
         return self._budget.fits(self, size)
 
     async def take(self, size: int) -> None:
-        """Returns when there is room. Raises TooBusy when there was none for long."""
+        """Take bytes once there is room. Raises TooBusy after a long wait."""
         await self._budget.take(self, size)
 
     def give_back(self, size: int) -> None:
@@ -159,7 +162,7 @@ class Account:
 
     @contextmanager
     def overdrawn(self, size: int) -> Iterator[None]:
-        """Hold these bytes without waiting for room: for what runs one at a time, and is bounded by that."""
+        """Hold these bytes without waiting: for work that runs one at a time, which bounds the memory."""
         self._budget.overdraw(self, size)
         try:
             yield

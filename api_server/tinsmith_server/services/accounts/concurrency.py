@@ -1,7 +1,7 @@
-"""How many requests of one tenant are worked on at the same time.
+"""Fair sharing of the server between tenants: slots of the event loop, and a lock.
 
-An event loop serves what is ready in the order in which it came. With hundreds of one tenant's requests in it, each
-step of another's would wait for a step of all of them.
+An event loop runs what is ready in the order of arrival. With hundreds of requests of one tenant in it, each step of
+another tenant's request would wait for a step of all of them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from contextlib import asynccontextmanager
 
 # Enough to keep the processor, the store and the workers busy at the same time.
 SLOTS_ALONE = 16
-# Another one's request waits for so many of them, in each step that it takes.
+# Another tenant's request waits for at most this many in each of its steps.
 SLOTS_WHILE_SHARED = 2
-# After its latest request a tenant still counts as one of the others.
+# A tenant counts as active for this long after its latest request.
 SHARED_SECONDS = 1.0
-# A request that is not done by then waits for something else: a body, a worker, its turn.
+# A request that takes longer waits for something else: a body, a worker, or a lock.
 LONGEST_SECONDS = 0.1
 
 
 class RequestSlots:
-    """The others wait in the order in which they came, and each tenant's apart from all others'."""
+    """The slots of the event loop. Each tenant has its own queue, in the order of arrival."""
 
     def __init__(self, longest_seconds: float = LONGEST_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._longest_seconds = longest_seconds
@@ -34,15 +34,15 @@ class RequestSlots:
         self._latest, self._latest_at, self._beside_until = "", -math.inf, -math.inf
 
     def __len__(self) -> int:
-        """Places that are taken now."""
+        """Return the number of slots in use."""
         return self._taken.total()
 
     @asynccontextmanager
     async def slot(self, tenant: str, *, is_other: bool = True, may_wait: bool = True) -> AsyncIterator[None]:
-        """One of the tenant's, until the end, or for as long as a request may have one.
+        """Hold a slot of the tenant until the end, or for the longest time that a request may hold one.
 
-        `may_wait` False: until it waits for anything. `is_other` False: nobody has fewer places for it, as for probes
-        of the server's health.
+        With `may_wait` False the slot is freed as soon as the request waits for anything. `is_other` False does not
+        reduce other tenants' slots, as for health probes.
         """
         if is_other:
             self._note(tenant)
@@ -50,8 +50,8 @@ class RequestSlots:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._longest_seconds if may_wait else 0, self._leave, tenant)
         try:
-            # One that waits for nothing would be done before its place could be missed: all that are there would be
-            # done in one step.
+            # Without this step, requests that wait for nothing would all run in one step, each before its slot is
+            # missed.
             await asyncio.sleep(0)
             yield
         finally:
@@ -69,7 +69,7 @@ class RequestSlots:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                # It was handed over in the moment in which its owner gave up.
+                # The slot was granted at the moment of the cancellation.
                 self._leave(tenant)
             raise
 
@@ -93,23 +93,23 @@ class RequestSlots:
         self._latest, self._latest_at = tenant, now
 
     def _places(self, tenant: str) -> int:
-        """Those that are nobody's others, as addresses without a key, have others themselves."""
+        """Return the tenant's number of slots. Addresses without a key are no tenants, but have to share with them."""
         now = self._clock()
         beside_the_latest = tenant != self._latest and now < self._latest_at + SHARED_SECONDS
         return SLOTS_WHILE_SHARED if beside_the_latest or now < self._beside_until else SLOTS_ALONE
 
 
 class FairLock:
-    """For work that two should not do at once, such as what Python lets only one thread do."""
+    """A lock that goes from tenant to tenant, for work that must not run twice at once."""
 
     def __init__(self) -> None:
         self._busy = False
-        # Tenants in the order in which they come; who has had a turn goes to the end.
+        # Tenants in order of arrival; a tenant that had the lock goes to the end.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     @asynccontextmanager
     async def held(self, tenant: str) -> AsyncIterator[None]:
-        """A turn, given back at the end."""
+        """Hold the lock."""
         if self._busy:
             await self._wait(tenant)
         self._busy = True
@@ -125,12 +125,12 @@ class FairLock:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                # It was handed over in the moment in which its owner gave up.
+                # The lock was granted at the moment of the cancellation.
                 self._next()
             raise
 
     def _next(self) -> None:
-        """Hands the turn over without a moment in which it looks free."""
+        """Pass the lock on, without a moment in which it looks free."""
         while self._waiting:
             tenant = next(iter(self._waiting))
             lock = self._waiting.pop(tenant)

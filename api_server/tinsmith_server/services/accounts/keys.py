@@ -1,4 +1,4 @@
-"""API keys: made, hashed at rest, revoked, exchanged for tokens, and turned into the tenant they speak for."""
+"""API keys: created, hashed at rest, revoked, exchanged for tokens, and resolved to their tenant."""
 
 from __future__ import annotations
 
@@ -20,30 +20,36 @@ from tinsmith_server.store.store import Store
 DEFAULT_TENANT = "default"
 KEY_PREFIX = "tml-"
 SHOWN_CHARACTERS = len(KEY_PREFIX) + 6
-# How long a revoked key may still work on a replica that has just seen it.
+# A revoked key may still work this long on a replica that has just seen it.
 CACHE_SECONDS = 5.0
-# Whose a key is never changes.
+# The tenant of a key never changes.
 OWNER_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """The only moment at which the secret exists outside its owner's hands."""
+    """A new key with its secret, which is stored nowhere."""
 
     secret: str
     record: ApiKey
 
 
 def hash_key(secret: str) -> str:
-    """Keys carry 256 random bits, so a plain digest cannot be searched and needs no salt."""
+    """Return the digest of a key.
+
+    Keys have 256 random bits, so a plain digest cannot be searched, and needs no salt.
+    """
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 class Keys:
-    """Who may speak, and for which tenant."""
+    """The keys of an installation."""
 
     def __init__(self, store: Store, static_key: str | None, clock: Clock = utc_now, *, required: bool = True) -> None:
-        """Where keys are not `required`, somebody else sees to it who asks (`routes/doors.py`)."""
+        """Start with an optional static key.
+
+        Without `required` another part of the server limits access (`LoopbackOnly`).
+        """
         self._store = store
         self._required = required
         self._tokens = Tokens(store, clock)
@@ -51,13 +57,13 @@ class Keys:
         self._clock = clock
         self._seen: RowCache[str, str] = RowCache(CACHE_SECONDS)
         self._owners: RowCache[str, str] = RowCache(OWNER_SECONDS)
-        # By digests of tokens.
+        # By the digests of tokens.
         self._read: RowCache[str, Credential] = RowCache(OWNER_SECONDS)
 
     async def authenticate(self, secret: str | None) -> str:
-        """The tenant of a key, or of a token that stands for one. Raises AuthenticationFailed.
+        """Return the tenant of a key or of a token. Raises AuthenticationFailed.
 
-        Where none is required: the default tenant for whatever is no key of anybody's.
+        If no key is required, an unknown key belongs to the default tenant.
         """
         try:
             return await self._tenant_of(secret)
@@ -75,28 +81,28 @@ class Keys:
         return self._seen.get(digest) or await self._look_up(digest)
 
     def owner(self, secret: str) -> str | None:
-        """The tenant of a key that was used here of late, which may have been revoked since: for counting alone."""
+        """Return the tenant of a recently used key, which may have been revoked since: for counting only."""
         digest = self.counted_as(secret)
         return DEFAULT_TENANT if self._is_static(digest) else self._owners.get(digest)
 
     def counted_as(self, secret: str | None) -> str:
-        """What a key is called where things are counted by keys; tokens that were used here are the key's."""
+        """Return the name under which requests of a key are counted. Known tokens count as their key."""
         digest = hash_key(secret or "")
         token = self._read.get(digest)
         return digest if token is None else token.key_hash
 
     async def token_for(self, secret: str | None) -> str:
-        """An hour of what the key may do; of a token, what is left of its own. Raises AuthenticationFailed."""
+        """Return a token for an hour, or for the remaining time of a token. Raises AuthenticationFailed."""
         tenant = await self.authenticate(secret)
         return await self._tokens.issue(await self._credential(secret), tenant)
 
     async def record_of(self, secret: str | None) -> ApiKey | None:
-        """What is known of the key that asks; None: it is the server's own. Raises AuthenticationFailed."""
+        """Return the stored key of the caller, or None for the static key. Raises AuthenticationFailed."""
         await self.authenticate(secret)
         return await self._store.find_key((await self._credential(secret)).key_hash)
 
     async def _credential(self, secret: str | None) -> Credential:
-        """What a key or a token is good for, whether or not the key is known. Raises AuthenticationFailed."""
+        """Return the credential of a key or a token, whether or not the key is known. Raises AuthenticationFailed."""
         if not secret:
             raise AuthenticationFailed("no API key: set TINKER_API_KEY, which the SDK sends as X-API-Key")
         digest = hash_key(secret)
@@ -122,14 +128,14 @@ class Keys:
         return key.tenant
 
     async def create(self, tenant: str, name: str) -> NewKey:
-        """Raises Unprocessable for what is no tenant's name."""
+        """Create a key. Raises Unprocessable for an invalid tenant name."""
         check_tenant_name(tenant)
         secret = _new_secret()
         record = await self._store.add_key(tenant, name, _shown(secret), hash_key(secret), self._clock())
         return NewKey(secret, record)
 
     async def create_first(self) -> NewKey | None:
-        """A key for an installation that has none at all, static or stored, and needs one."""
+        """Create the first key of an installation that requires keys and has none."""
         if not self._required or self._static_hash is not None or await self._store.list_keys():
             return None
         secret = _new_secret()
@@ -142,11 +148,11 @@ class Keys:
         return await self._store.list_keys(tenant)
 
     async def revoke(self, key_id: int) -> bool:
-        """False when there is no such key. Other replicas notice within CACHE_SECONDS."""
+        """Revoke a key. False: it does not exist. Other replicas notice within CACHE_SECONDS."""
         return await self._store.revoke_key(key_id, self._clock())
 
     async def revoke_own(self, secret: str | None) -> None:
-        """The key that asks. Raises Unprocessable for the server's own, and for a token."""
+        """Revoke the caller's key. Raises Unprocessable for the static key, and for a token."""
         if (await self._credential(secret)).is_token:
             raise Unprocessable("a token cannot end the key that it stands for: ask with the key itself")
         record = await self.record_of(secret)
@@ -157,7 +163,7 @@ class Keys:
 
 
 def check_tenant_name(tenant: str) -> None:
-    """Raise Unprocessable for a name that no tenant may have. Keys are the only way in which a name comes here."""
+    """Raise Unprocessable for an invalid tenant name. Every tenant name comes from a key."""
     if not is_tenant_name(tenant):
         raise Unprocessable(f"{tenant[:80]!r} cannot be a tenant: {RULE}")
 
@@ -175,13 +181,13 @@ ISSUER = "tinsmith"
 ALGORITHM = "HS256"
 LIFE_SECONDS = 3600.0
 TOKEN_PREFIX = "eyJ"
-"""Of every JSON object in base64: the SDK tells tokens from keys by it."""
+"""The beginning of every JSON object in base64, by which the SDK tells tokens from keys."""
 CLAIMS = ("iss", "sub", "key", "iat", "exp")
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """Which key it is or stands for, and until when, in seconds since 1970: a key itself for ever."""
+    """The digest of a key, and its expiry in seconds since 1970; a key itself never expires."""
 
     key_hash: str
     expires: float = math.inf
@@ -192,12 +198,12 @@ class Credential:
 
 
 def tenant_urn(tenant: str) -> str:
-    """What a tenant is called where the vendor's have users."""
+    """Return the tenant's name in the place of the vendor's user."""
     return f"{ISSUER}:tenant:{tenant}"
 
 
 class Tokens:
-    """Signed with a secret of the store, so that any replica reads what another has issued."""
+    """Tokens signed with a secret of the store, so that every replica reads them."""
 
     def __init__(self, store: Store, clock: Clock = utc_now) -> None:
         self._store = store
@@ -205,9 +211,9 @@ class Tokens:
         self._drawn: bytes | None = None
 
     async def issue(self, credential: Credential, tenant: str) -> str:
-        """For an hour, but no longer than what it is made of: one that is overheard would live as long as its key.
+        """Return a token for an hour, but not longer than its credential: a stolen token must not outlive its key.
 
-        `sub`, `org_id` and `email` are what the SDK's `whoami` shows: here all is the tenant.
+        The SDK's `whoami` shows `sub`, `org_id` and `email`, which are all the tenant here.
         """
         now = self._clock().timestamp()
         claims = {
@@ -222,8 +228,8 @@ class Tokens:
         return jwt.encode(claims, await self._secret(), ALGORITHM)
 
     async def read(self, token: str) -> Credential:
-        """Raises TokenRefused for one that was not issued here, or whose time is over."""
-        # Whose time is over is asked of this server's clock, which tests have in hand.
+        """Return the credential of a token. Raises TokenRefused for a foreign or expired token."""
+        # Expiry is checked against this server's clock, which tests control.
         options: jwt.types.Options = {"require": list(CLAIMS), "verify_exp": False, "verify_iat": False}
         try:
             claims = jwt.decode(token, await self._secret(), [ALGORITHM], options, issuer=ISSUER)

@@ -1,4 +1,4 @@
-"""What one tenant may hold at a time: adapters, queued operations, checkpoints, samples that nobody has fetched."""
+"""Quotas of a tenant: models, queued operations, checkpoints, and samples in flight."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tinsmith_server.settings import Settings
 from tinsmith_server.store.store import Store
 
 GIB = 2**30
-# A sample that is still wanted is asked for again within a poll's hold.
+# A client that still wants a sample polls for it within a poll's hold.
 ASKED_FOR_SECONDS = 60.0
 PATIENCE_SECONDS = 20.0
 REMEMBERED = 65536
 
 
 class AdapterQuota:
-    """Models that live: accepted, or at a worker."""
+    """The quota of live models: accepted, or bound to a worker."""
 
     def __init__(self, store: Store, most: int) -> None:
         self._store = store
@@ -31,7 +31,7 @@ class AdapterQuota:
 
     @asynccontextmanager
     async def one_more(self, tenant: str) -> AsyncIterator[str | None]:
-        """Why there may be no further one, or None; while the next one of this tenant waits."""
+        """Yield why the tenant may have no further model, or None; its other creations wait meanwhile."""
         async with self._creating[tenant]:
             held = await self._store.count_live_models(tenant)
             yield None if held < self._most else self._refusal(held)
@@ -44,20 +44,21 @@ class AdapterQuota:
 
 
 class QueueQuota:
-    """Operations that wait, by what the workers said last and what was submitted here since."""
+    """The quota of queued operations, from the workers' last descriptions and the submissions since."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # By model: whose it is, and the highest number that it was given.
+        # By model: its tenant, and the highest number submitted.
         self._known: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self._said: Counter[str] = Counter()
         self._since: Counter[str] = Counter()
         self._refreshed = asyncio.Condition()
 
     async def admit(self, tenant: str, model_id: str, seq_id: int) -> None:
-        """Waits for a place for as long as that may do. Raises TooBusy. `seq_id` is 0 where the worker will give one.
+        """Wait until the tenant is below its quota. Raises TooBusy.
 
-        What fills a gap goes through: all that is behind it waits for it.
+        `seq_id` is 0 if the worker assigns the number. An operation that fills a gap is admitted at once: all later
+        ones wait for it.
         """
         if self._waiting(tenant) < self._most or 0 < seq_id < self._known.get(model_id, ("", 0))[1]:
             return
@@ -71,7 +72,7 @@ class QueueQuota:
             ) from None
 
     def note(self, tenant: str, model_id: str, seq_id: int) -> None:
-        """One was submitted."""
+        """Count a submission."""
         self._since[tenant] += 1
         _, highest = self._known.get(model_id, ("", 0))
         self._known[model_id] = tenant, max(highest, seq_id)
@@ -80,7 +81,7 @@ class QueueQuota:
             self._known.popitem(last=False)
 
     async def refresh(self, replies: Iterable[worker_pb2.DescribeReply]) -> None:
-        """What the workers say now. Models that were never heard of here are counted where they are worked with."""
+        """Replace the counts by the workers' descriptions. Models unknown here count at the replicas that use them."""
         said: Counter[str] = Counter()
         for reply in replies:
             for model in reply.models:
@@ -95,14 +96,14 @@ class QueueQuota:
 
 
 class CheckpointQuota:
-    """Bytes of named checkpoints. Unnamed ones have a number of their own (`ephemeral_per_tenant`)."""
+    """The quota of bytes of named checkpoints. Unnamed ones are limited by number (`ephemeral_per_tenant`)."""
 
     def __init__(self, store: Store, most_bytes: int) -> None:
         self._store = store
         self._most_bytes = most_bytes
 
     async def refusal(self, tenant: str) -> str | None:
-        """Why nothing more is saved, or None."""
+        """Return why nothing more may be saved, or None."""
         held = await self._store.checkpoint_bytes(tenant)
         if held < self._most_bytes:
             return None
@@ -113,16 +114,16 @@ class CheckpointQuota:
 
 
 class SamplesInFlight:
-    """Samples that were taken and whose results were not fetched here, as long as somebody asks for them."""
+    """The quota of samples that were accepted and not fetched here, as long as a client polls for them."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._clock = clock
-        # When each was asked for last; the oldest first.
+        # The time of the last poll of each; the oldest first.
         self._asked: defaultdict[str, OrderedDict[str, float]] = defaultdict(OrderedDict)
 
     def admit(self, tenant: str) -> None:
-        """Raises TooManySamples, which the SDK waits out without limit."""
+        """Raise TooManySamples if the quota is used up. The SDK retries without limit."""
         samples = self._asked[tenant]
         while samples and next(iter(samples.values())) + ASKED_FOR_SECONDS < self._clock():
             samples.popitem(last=False)
@@ -137,7 +138,7 @@ class SamplesInFlight:
         samples.move_to_end(sample)
 
     def wanted(self, tenant: str, sampling_session_id: str) -> list[str]:
-        """Of those that were taken, and not fetched here."""
+        """Return the session's samples that were accepted and not fetched here."""
         prefix = f"{sampling_session_id}:"
         return [sample for sample in self._asked[tenant] if sample.startswith(prefix)]
 
@@ -146,7 +147,7 @@ class SamplesInFlight:
 
 
 class TenantQuotas:
-    """All of them."""
+    """All quotas of the tenants."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self.adapters = AdapterQuota(store, settings.adapters_per_tenant)

@@ -1,4 +1,4 @@
-"""How much each key may ask for in a minute. Each API server counts what comes to it."""
+"""Rates of each key per minute. Each API server counts its own requests."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from tinsmith_server.errors import TooBusy
 
 MINUTE_SECONDS = 60.0
-# The SDK repeats a training call for 300 s: what one large call owes is forgiven beyond this.
+# The SDK retries a training call for 300 s: a larger debt of one large call is forgiven.
 LONGEST_DEBT_SECONDS = 240.0
-# A training call waits before it is refused, since its refusals are counted.
+# A training call waits before it is refused, since the SDK counts its refusals.
 PATIENCE_SECONDS = 20.0
 REMEMBERED = 4096
 
@@ -25,13 +25,18 @@ class _Account:
 
 
 class Rate:
-    """A key has what a minute gives, and gets it back evenly. What is asked for last may be more than is left: how much
-    it is shows only when it is there, so the debt is waited for by what follows."""
+    """A token bucket for each key, refilled evenly.
+
+    The last call may take more than is left: its size is known only afterwards, so later calls wait for the debt.
+    """
 
     def __init__(
         self, what: str, setting: str, per_minute: int | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`per_minute` None: no limit."""
+        """Start with full buckets.
+
+        `per_minute` None means no limit.
+        """
         self._what = what
         self._setting = setting
         self._per_minute = per_minute
@@ -43,7 +48,7 @@ class Rate:
         return self._per_minute is not None
 
     def admit(self, key: str) -> None:
-        """Raises TooBusy, which says when it is worth another try."""
+        """Raise TooBusy with the time of the next try if the bucket is empty."""
         if (seconds := self._owed_seconds(key)) > 0:
             error = TooBusy(
                 f"this key has used up its {self._per_minute} {self._what} a minute (setting {self._setting}); "
@@ -53,7 +58,7 @@ class Rate:
             raise error
 
     async def admit_late(self, key: str) -> None:
-        """Waits for as long as that may do."""
+        """Wait for the refill, but not for long. Raises TooBusy."""
         if 0 < (seconds := self._owed_seconds(key)) <= PATIENCE_SECONDS:
             await asyncio.sleep(seconds)
         self.admit(key)
@@ -66,7 +71,7 @@ class Rate:
         account.left = max(account.left - amount, owed_most)
 
     def _owed_seconds(self, key: str) -> float:
-        """Until there is one again."""
+        """Return the seconds until the bucket is not empty."""
         if self._per_minute is None:
             return 0.0
         left = self._account(key, self._per_minute).left
@@ -84,17 +89,17 @@ class Rate:
 
 
 class Rates:
-    """Requests, tokens trained and tokens sampled of each key."""
+    """The rates of requests, trained tokens and sampled tokens."""
 
     def __init__(self, requests: int | None, trained_tokens: int | None, sampled_tokens: int | None) -> None:
         self.requests = Rate("requests", "requests_per_minute", requests)
         self.trained = Rate("tokens of training", "trained_tokens_per_minute", trained_tokens)
         self.sampled = Rate("sampled tokens", "sampled_tokens_per_minute", sampled_tokens)
-        # Results are read any number of times.
+        # Samples that were charged: a result can be fetched any number of times.
         self._counted: OrderedDict[str, None] = OrderedDict()
 
     def admit_request(self, key: str) -> None:
-        """Raises TooBusy."""
+        """Charge one request. Raises TooBusy."""
         self.requests.admit(key)
         self.requests.charge(key, 1)
 

@@ -1,4 +1,4 @@
-"""Sessions: one run of a client program each, alive as long as it gives signs of life."""
+"""Sessions: one run of a client program each, kept alive by its calls and heartbeats."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ from tinsmith_server.wire.session_search import ClientFinishedQuery, SessionSear
 
 log = get_logger(__name__)
 
-# How long work may still be taken here after another replica has seen the session end.
+# Work may still be accepted here for this long after another replica has ended the session.
 ACTIVE_SECONDS = 1.0
-# A sign of life within so long of one that was noted is not noted again, as long as several fit into the timeout: each
-# note is a write, and a thousand clients beat a hundred times a second.
+# A second call within this time is not written to the store, as long as several such times fit into the timeout: each
+# write costs, and a thousand clients make a hundred calls a second.
 SIGN_OF_LIFE_SECONDS = 30.0
 SIGNS_IN_A_TIMEOUT = 4
-# Of those that samples had for themselves: they hold nothing that anybody could come back for but a key, and each
-# sample with a key leaves one.
+# The retention of sessions made for samples: they hold only an idempotency key, and each sample with a key leaves one.
 OWN_SESSION_RETENTION = timedelta(days=1)
 
 
 class Sessions:
-    """`finished` is set whenever a session ends here, for whoever frees what it held."""
+    """The sessions of an installation. `finished` is set whenever a session ends here."""
 
     def __init__(self, store: Store, timeout_seconds: float, clock: Clock = utc_now) -> None:
-        """`timeout_seconds`: a session that is silent for longer is ended."""
+        """Start.
+
+        A session without a call for `timeout_seconds` is ended.
+        """
         self._store = store
         self._clock = clock
         self._active: RowCache[str, Session] = RowCache(ACTIVE_SECONDS)
@@ -48,12 +50,12 @@ class Sessions:
         self.finished = asyncio.Event()
 
     async def create(self, tenant: str, request: CreateSessionRequest, idempotency_key: str | None) -> Session:
-        """Raises Unprocessable where the key has come with another request."""
+        """Create a session. Raises Unprocessable if the idempotency key came with another request."""
         keyed = keyed_request(idempotency_key, request.model_dump(mode="json", exclude_unset=True))
         return await self._create(f"sess-{uuid.uuid4().hex}", tenant, request, keyed)
 
     async def create_for_one(self, tenant: str, keyed: KeyedRequest | None) -> Session:
-        """For one model, or one sampling client, of a program that asks for no session: its calls keep it alive.
+        """Create a session for one model or sampling client of a program without sessions: its calls keep it alive.
 
         Raises as `create` does.
         """
@@ -82,11 +84,11 @@ class Sessions:
         return made
 
     async def owned(self, tenant: str, session_id: str) -> Session:
-        """Raises NotFound, also for another tenant's session."""
+        """Return the session. Raises NotFound, also for another tenant's session."""
         return await owned_session(self._store, tenant, session_id)
 
     async def active(self, tenant: str, session_id: str) -> Session:
-        """A session that can take new work. Raises NotFound, and Gone once it is finished."""
+        """Return a session that takes new work. Raises NotFound, and Gone for a finished session."""
         session = self._active.get(session_id)
         if session is None or session.tenant != tenant:
             session = await self.owned(tenant, session_id)
@@ -97,13 +99,13 @@ class Sessions:
         return session
 
     async def note_call(self, session_id: str) -> None:
-        """A call is a sign of life where nobody sends heartbeats. Only of a session that is the caller's."""
+        """Record a call as a sign of life. The session must be the caller's."""
         if is_own_session(session_id) and not self._heard.get(session_id):
             self._heard.put(session_id, True)
             await self._store.heartbeat(session_id, self._clock())
 
     async def heartbeat(self, tenant: str, session_id: str) -> None:
-        """Raises Gone only for a finished session: after a 410 the SDK never beats again."""
+        """Record a heartbeat. Raises Gone only for a finished session: after a 410 the SDK sends no more."""
         session, now = await self.owned(tenant, session_id), self._clock()
         if session.finished_at is None and now - session.last_heartbeat_at >= self._sign:
             session = await self._store.heartbeat(session_id, now) or session
@@ -111,7 +113,7 @@ class Sessions:
             raise Gone(_over(session))
 
     async def finish(self, tenant: str, session_id: str, request: FinishSessionRequest) -> None:
-        """The first finish wins; later ones are answered the same and change nothing."""
+        """Finish a session. Only the first call has an effect; later ones get the same answer."""
         await self.owned(tenant, session_id)
         finish_type = request.reason.type
         finished = await self._store.finish_session(session_id, finish_type, request.detail, self._clock())
@@ -120,19 +122,19 @@ class Sessions:
             self._announce(session_id, finish_type)
 
     async def finish_own(self, tenant: str, session_id: str) -> None:
-        """Its one model is done with. A session that a client asked for goes on."""
+        """Finish the session of one model. A session that a client created stays open."""
         if is_own_session(session_id):
             await self.finish(tenant, session_id, FinishSessionRequest(reason=FinishReason(type="success")))
 
     async def reap(self, session_id: str, last_heartbeat_before: datetime) -> None:
-        """Ends a session for its silence. One that has given a sign of life in the meantime goes on."""
+        """End a session without a recent call. A session with a call in the meantime stays open."""
         now, why = self._clock(), "no heartbeat"
         if await self._store.finish_silent_session(session_id, "reaped", why, now, last_heartbeat_before):
             self._active.forget(session_id)
             self._announce(session_id, "reaped")
 
     async def sweep(self) -> None:
-        """Forgets own sessions of samples, a day after their end. Those of models stay, for what these have kept."""
+        """Delete sessions of samples a day after their end. Those of models stay, with their checkpoints."""
         finished_before = self._clock() - OWN_SESSION_RETENTION
         forgotten = await self._store.forget_sessions_without_models(OWN_SESSION, finished_before)
         if forgotten:
@@ -147,7 +149,7 @@ class Sessions:
         return [session.session_id for session in page.rows]
 
     async def contents(self, session_id: str) -> tuple[Sequence[str], Sequence[str]]:
-        """The ids of its models and of its sampling sessions, in the order of their numbers."""
+        """Return the ids of its models and of its sampling sessions, in the order of their numbers."""
         models = await self._store.model_ids_of_session(session_id)
         return models, await self._store.sampler_ids_of_session(session_id)
 
@@ -178,7 +180,7 @@ def keyed_request(key: str | None, content: object) -> KeyedRequest | None:
 
 
 def check_repeats(made: Session, request: KeyedRequest) -> None:
-    """Raise Unprocessable where another request made the session of this key. The SDK repeats a 409 for minutes."""
+    """Raise Unprocessable if another request made the session of this key. The SDK repeats a 409 for minutes."""
     if made.request_digest != request.digest:
         raise Unprocessable(
             f"the idempotency key {request.key.partition(':')[2]!r} has come with another request: "
@@ -187,7 +189,7 @@ def check_repeats(made: Session, request: KeyedRequest) -> None:
 
 
 LOOKED_THROUGH = 1000
-"""Sessions that one request looks at: what it has found until then is its page, and the next goes on behind it."""
+"""The number of sessions that one request reads: what it has found by then is its page, and the next one continues."""
 AT_ONCE = 100
 
 
@@ -199,14 +201,14 @@ class FoundSession:
 
 @dataclass(frozen=True, slots=True)
 class SearchPage:
-    """`behind`: where the next one begins; None: nothing is left."""
+    """A page of found sessions. `behind` is the position of the next page; None: this is the last."""
 
     found: Sequence[FoundSession]
     behind: tuple[datetime, str] | None
 
 
 class SessionSearch:
-    """Reads; what it finds is the tenant's own, whoever is asked for."""
+    """The search over a tenant's own sessions."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -237,13 +239,13 @@ class SessionSearch:
         return found, behind
 
     async def assign_project(self, tenant: str, session_id: str, project_id: str) -> None:
-        """Raises NotFound."""
+        """Assign a session to a project. Raises NotFound."""
         if not await self._store.assign_project(tenant, session_id, project_id):
             raise NotFound(f"there is no session {session_id}")
 
 
 def matches(session: Session, request: SessionSearchRequest) -> bool:
-    """All that is asked for holds; of an id and a name either one."""
+    """Return whether the session meets all conditions; of an id and a name, either suffices."""
     metadata = session.user_metadata
     return (
         _is_named(session, request)
@@ -263,7 +265,10 @@ def _is_named(session: Session, request: SessionSearchRequest) -> bool:
 
 
 def _has_status(session: Session, status: StatusQuery | ClientFinishedQuery) -> bool:
-    """One that was ended for its silence counts as cancelled. Sessions here do not fail: their models do."""
+    """Return whether the session has the status.
+
+    A session ended for its silence counts as cancelled. Sessions never fail here: models do.
+    """
     if isinstance(status, StatusQuery):
         holds = {"active": session.finished_at is None, "cancelled": session.finish_type == "reaped", "failed": False}
         return holds[status.type]

@@ -1,1 +1,1 @@
-"""What runs beside requests, and how this replica and its workers are doing."""
+"""Background tasks, and the state of this replica and its workers."""

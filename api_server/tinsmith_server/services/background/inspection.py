@@ -1,4 +1,4 @@
-"""How the workers and the store are doing: for metrics and capabilities, and for whoever spreads requests."""
+"""The state of the workers and the store: for metrics, capabilities, and the routing of samples."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tinsmith_server.wire.responses import SupportedModel
 
 log = get_logger(__name__)
 
-# One that hangs must not make what is known of the others old.
+# A worker that hangs must not delay the others' descriptions.
 DESCRIBE_SECONDS = 4.0
 STORE_SECONDS = 2.0
 
 
 class Inspection:
-    """As of the latest refresh; a scrape never waits for a worker and never starts one."""
+    """The descriptions of the latest refresh. Reading them never waits for a worker, and never starts one."""
 
     def __init__(self, store: Store, fleet: Fleet, loads: SamplerLoads, queued: QueueQuota) -> None:
         self._store = store
@@ -35,11 +35,11 @@ class Inspection:
 
     @property
     def handles(self) -> Sequence[SamplerHandle]:
-        """Of everything that may say how it is doing."""
+        """The handles of everything that describes itself."""
         return everything_of(self._fleet)
 
     async def refresh(self) -> None:
-        """`workers` then has what each one says, by its id."""
+        """Ask all workers; `workers` then has the description of each, by its id."""
         handles = self.handles
         asked = {handle.sampler_id for handle in handles if handle.running() is not None}
         descriptions = await asyncio.gather(*(_describe(handle) for handle in handles))
@@ -50,30 +50,30 @@ class Inspection:
         self.rows = await self._store.counts()
 
     def max_sequence_length(self, base_model: str) -> int | None:
-        """What trainers and samplers of the base model all take, as far as they have been seen; None before."""
+        """Return the length that all trainers and samplers of the base model accept; None if unknown."""
         lengths = [reply.base_model.max_sequence_length for reply in self._replies(base_model)]
         return min((length for length in lengths if length), default=None)
 
     def takes_images(self, base_model: str) -> bool | None:
-        """Whether trainers and samplers of the base model all do, as far as they have been seen; None before."""
+        """Return whether all trainers and samplers of the base model accept images; None if unknown."""
         seen = [reply.capabilities.images for reply in self._replies(base_model)]
         return all(seen) if seen else None
 
     def runs_custom_losses(self) -> bool:
-        """Whether all workers do that have been seen: a program asks before it says which model it will train."""
+        """Return whether all described workers run custom losses: a program asks before it names its model."""
         seen = [self.workers[one.sampler_id] for one in self._fleet.workers if one.sampler_id in self.workers]
         return all(CUSTOM_LOSS in reply.capabilities.losses for reply in seen)
 
     def vocab_size(self, base_model: str) -> int | None:
-        """None: none of its workers has said."""
+        """Return the vocabulary's size; None before the first description."""
         return max((reply.base_model.vocab_size for reply in self._replies(base_model)), default=0) or None
 
     def quantization(self, base_model: str) -> str | None:
-        """In how few bits its weights are kept where it is trained and sampled; None: as wide as they are used."""
+        """Return the format that quantizes the weights in memory; None: they are dense."""
         return _joined(reply.base_model.quantization for reply in self._replies(base_model))
 
     def stored_as(self, base_model: str) -> str | None:
-        """The quantized format of its files, whose weights were made dense; None: they hold dense ones."""
+        """Return the quantized format of the model's files, if the weights were made dense; None for dense files."""
         return _joined(reply.base_model.stored_as for reply in self._replies(base_model))
 
     def _replies(self, base_model: str) -> list[worker_pb2.DescribeReply]:
@@ -98,7 +98,7 @@ async def _describe(handle: SamplerHandle) -> worker_pb2.DescribeReply | None:
 
 
 class Capabilities:
-    """Running workers know the longest sequence better than the model's configuration does."""
+    """The served models. A running worker knows the longest sequence better than the model's configuration."""
 
     def __init__(self, fleet: Fleet, inspection: Inspection) -> None:
         self._fleet = fleet
@@ -120,24 +120,27 @@ class Capabilities:
 
 
 class Readiness:
-    """Whether requests should be sent to this replica.
+    """The readiness of this replica for requests.
 
-    The store must answer; and the fleet must know where its workers are, while another replica's does.
+    The store must answer; and the fleet must know its workers, if another replica's does.
 
-    Whether workers run is no matter. With nobody else to go to, requests come here all the same: most need only
-    the connections that are there already, and clients that find no server at all give up.
+    Running workers are not required. If no replica is better, requests come here all the same: most need only existing
+    connections, and clients that find no server give up.
     """
 
     def __init__(self, store: Store, fleet: Fleet, replica: str) -> None:
-        """`replica` is what this one attends as."""
+        """Start.
+
+        `replica` is the name under which this replica takes leases.
+        """
         self._store = store
         self._fleet = fleet
         self._replica = replica
-        # What the log has said already: this is asked every few seconds.
+        # The last reason in the log: this is asked every few seconds.
         self._told: str | None = None
 
     async def problem(self) -> str | None:
-        """None when the replica is ready."""
+        """Return why the replica is not ready; None if it is."""
         try:
             async with asyncio.timeout(STORE_SECONDS):
                 await self._store.check()

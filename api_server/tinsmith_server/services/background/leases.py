@@ -1,4 +1,4 @@
-"""Which maintenance tasks fall to this replica: each has one owner at a time, and all replicas get their share."""
+"""Leases of maintenance tasks: each task has one owner at a time, and the replicas share the tasks."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ T = TypeVar("T")
 
 log = get_logger(__name__)
 
-# A task has a new owner this long after its last one died, and another RENEW_SECONDS at most.
+# A task has a new owner this long after its last one died, plus RENEW_SECONDS at most.
 LEASE_SECONDS = 12.0
 # Two renewals may fail before a lease is lost.
 RENEW_SECONDS = 4.0
-# Runs on while the host sleeps, where there is such a clock.
+# This clock advances while the host sleeps, if the system has such a clock.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Leases:
-    """Renewed beside the tasks, so that one that takes long keeps its lease.
+    """The leases of this replica, renewed independently of the tasks, so that a long task keeps its lease.
 
-    Who was paused and wakes finds its leases over. What it was in the middle of is safe all the same:
-    every task either changes rows by comparison, or repeats what may be repeated.
+    A paused replica wakes up without its leases. Its interrupted work is safe: every task either changes rows by
+    comparison, or repeats what may be repeated.
     """
 
     def __init__(self, store: Store, fleet: Fleet, replica: str = "") -> None:
@@ -60,7 +60,7 @@ class Leases:
             await self._renewed.wait()
 
     async def keep(self) -> None:
-        """Renews until it is cancelled. A store that does not answer lets the leases run out."""
+        """Renew until cancelled. If the store does not answer, the leases expire."""
         while True:
             self._changed.clear()
             try:
@@ -75,9 +75,9 @@ class Leases:
                     await self._changed.wait()
 
     async def renew(self) -> None:
-        """One round: says that this replica is there, and takes what is its share among those that are."""
+        """Renew once: announce this replica, and take its share of the tasks."""
         if self._fleet.problem is not None:
-            # It does not know its workers, so others must not count on it.
+            # This replica does not know its workers, so others must not count on it.
             await self.leave()
             return
         asked_at = time.clock_gettime(_CLOCK)
@@ -90,7 +90,7 @@ class Leases:
         self._hold(held, asked_at + LEASE_SECONDS)
 
     async def leave(self) -> None:
-        """Leaves everything to others at once, this server's successor above all."""
+        """Give up all leases at once, so that another replica, or this server's successor, takes them."""
         self._hold(frozenset(), 0.0)
         await self._store.leave(self.replica)
 
@@ -101,8 +101,9 @@ class Leases:
 
 
 async def _to_its_end(transaction: Coroutine[Any, Any, T]) -> T:
-    """Also when it is cancelled, since the store goes on with it: one that `leave` has overtaken would say that a
-    replica is there, and holds its leases, which has gone.
+    """Run the transaction to its end, also when cancelled, since the store continues it.
+
+    A transaction that ended after `leave` would announce a replica that is gone, and hold its leases.
     """
     task = asyncio.create_task(transaction)
     try:
@@ -113,5 +114,5 @@ async def _to_its_end(transaction: Coroutine[Any, Any, T]) -> T:
 
 
 def preferred(task: str, replicas: Sequence[str]) -> str:
-    """The same at every replica; when one comes or goes, only its own share moves."""
+    """Return the preferred owner: the same at every replica; when one comes or goes, only its own share moves."""
     return max(replicas, key=lambda replica: hashlib.sha256(f"{replica}\0{task}".encode()).digest())

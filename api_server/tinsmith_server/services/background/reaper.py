@@ -1,4 +1,4 @@
-"""Ends what is silent or lost: sessions without a sign of life, and models whose worker is gone for ever."""
+"""The reaper: it ends silent sessions, and models whose worker is lost permanently."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tinsmith_server.store.store import Store
 
 log = get_logger(__name__)
 
-# The others must not wait long for those whose worker is suspended or away: the next round asks again.
+# A suspended or absent worker must not delay the others: the next round asks again.
 REACH_SECONDS = 5.0
-# A release runs behind everything the client has sent; the next round asks again.
+# A release waits for everything that the client has submitted; the next round asks again.
 RELEASE_WAIT_SECONDS = 2.0
-# Rounds come every 15 s. After three missed ones nobody was here: the host slept, or the database was away.
+# Rounds come every 15 s. After three missed rounds no server was running: the host slept, or the database was away.
 ABSENCE = timedelta(seconds=45)
 
 CURE = "its checkpoints stand: list them with `tinker checkpoint list`, and go on from the last one"
 
 
 class Reaper:
-    """Level-triggered: each round looks at the store and repeats what is not done yet."""
+    """Ends silent sessions and releases their models. Each round reads the store, and repeats what is not done yet."""
 
     def __init__(
         self,
@@ -57,16 +57,19 @@ class Reaper:
         self._timeout = timedelta(seconds=settings.session_timeout_seconds)
         self._autosave_ttl_seconds = int(settings.autosave_ttl_seconds)
         self._clock = clock
-        # What the log has said already: a worker may stay away for days.
+        # The last reason in the log of each worker, which may stay away for days.
         self._told: dict[str, str] = {}
 
     async def listen(self) -> None:
-        """Notes that clients are heard from here on."""
+        """Start to count clients' silence from now on."""
         await self._store.note_round("reaper", self._clock(), ABSENCE)
 
     async def reap(self) -> None:
-        """Only silence that could be heard counts: not what lies before a start, or in a host's sleep."""
-        # Once: a host that falls asleep between two looks at the clock would be taken for its clients.
+        """End silent sessions.
+
+        Silence counts only while a server was running: not before a start, or in a host's sleep.
+        """
+        # Read once: a host that sleeps between two readings would count its sleep as silence.
         now = self._clock()
         listening_since = await self._store.note_round("reaper", now, ABSENCE)
         if now - listening_since < self._timeout:
@@ -77,7 +80,7 @@ class Reaper:
 
     async def release(self) -> None:
         sessions = await self._store.finished_sessions_with_live_models()
-        # Only a client that died without a word gets its work saved.
+        # Only a client that died silently gets its work saved.
         models = [
             (model, session.finish_type == "reaped")
             for session in sessions
@@ -86,7 +89,7 @@ class Reaper:
         await asyncio.gather(*(self._release_quietly(model, save=save) for model, save in models))
 
     async def evacuate(self) -> None:
-        """Saves and releases the models at workers that are about to be taken away."""
+        """Save and release the models at workers that are about to be removed."""
         models = [
             (model, why_evacuated(model.model_id, leaving))
             for worker in self._fleet.workers
@@ -106,7 +109,7 @@ class Reaper:
 
     async def _release(self, model: Model, *, save: bool, reason: str) -> None:
         if not model.worker_id:
-            # Whoever has given it a place meanwhile has a worker that must be told: the next round does.
+            # If another replica has placed the model meanwhile, the next round releases it at its worker.
             await self._end(model, only_unplaced=True)
             return
         model = await self._binding.until_bound(model, REACH_SECONDS)
@@ -122,7 +125,7 @@ class Reaper:
         except ModelNotAtWorker:
             reply = worker_pb2.AwaitReply(gone=worker_pb2.Gone())
         if reply.WhichOneof("state") != "pending":
-            # The autosave's record and the reason come with events, which must be in the store before the model ends.
+            # The autosave's record and the reason are events, which must be in the store before the model ends.
             await self._events.drain(model.worker_id)
             await self._end(model)
 
@@ -138,14 +141,14 @@ class Reaper:
 
 
 class LostWorkers:
-    """Level-triggered. A worker that is suspended, or that nobody can reach, is not lost."""
+    """Ends models of lost workers. A suspended or unreachable worker is not lost."""
 
     def __init__(self, store: Store, fleet: Fleet) -> None:
         self._store = store
         self._fleet = fleet
 
     async def write_off(self) -> None:
-        """Models that were not yet bound are placed anew instead, by `Binding`."""
+        """End the bound models of lost workers. Accepted ones are placed again by `Binding`."""
         for worker in await self._store.workers_with_live_models():
             reason = await self._fleet.permanently_lost_reason(worker)
             if reason is not None:

@@ -1,4 +1,4 @@
-"""What runs beside requests: each maintenance task at the replica that holds its lease."""
+"""Background tasks: each maintenance task runs at the replica that holds its lease."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ WRITE_OFF_SECONDS = 60.0
 FOLLOW_SECONDS = 10.0
 
 USAGE = "usage"
-"""The task that takes away what workers have counted."""
+"""The task that collects the usage counted by workers."""
 
 MaintenanceTask = Callable[[], Awaitable[None]]
 
 
 class Background:
-    """Started with the server, cancelled with it."""
+    """The background tasks of a server."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Background:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Returns when clients' silence counts from here on."""
+        """Start the tasks. Returns when clients' silence counts."""
         await self._reaper.listen()
         tasks = [
             self._leases.keep(),
@@ -89,7 +89,7 @@ class Background:
         self._tasks = [asyncio.create_task(task) for task in tasks]
 
     async def stop(self) -> None:
-        """Leaves everything to others at once."""
+        """Stop the tasks, and give up the leases at once."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -100,20 +100,20 @@ class Background:
     # ---- one round each, whoever holds the lease: any of them may run twice
 
     async def reap_now(self) -> None:
-        """Everything that ends sessions and frees what they held."""
+        """End sessions, and free what they held."""
         await self._reaper.reap()
         await self._release()
 
     async def sweep_now(self) -> None:
-        """Removing what is past its time."""
+        """Remove expired data."""
         await self._sweep()
 
     async def collect_now(self) -> None:
-        """Writing down what was used."""
+        """Store the usage."""
         await self._usage.collect()
 
     async def write_off_now(self) -> None:
-        """Ending models whose worker cannot come back."""
+        """End models whose worker cannot come back."""
         await self._lost_workers.write_off()
 
     async def _sweep(self) -> None:
@@ -128,14 +128,14 @@ class Background:
         await self._reaper.evacuate()
 
     async def _release_finished_here(self) -> None:
-        """At once, whoever holds the lease: others would notice with their next round only."""
+        """Release models of sessions that ended here at once, without waiting for the lease owner's next round."""
         while True:
             await self._sessions.finished.wait()
             self._sessions.finished.clear()
             await self._guarded(self._reaper.release)
 
     async def _follow_workers(self) -> None:
-        """One task for each worker that is there."""
+        """Run one task for each worker of the fleet."""
         following: dict[str, asyncio.Task[None]] = {}
 
         async def until_changed() -> None:
@@ -156,7 +156,7 @@ class Background:
             await asyncio.gather(*following.values(), return_exceptions=True)
 
     async def _follow(self, worker_id: str) -> None:
-        """While the worker runs. A model that lives there may have work or news, so that wakes the worker."""
+        """Apply the worker's events while it runs. If a model is bound to it, this starts the worker."""
         await self._guarded(lambda: self._wake(worker_id))
         async with self._share(f"events of {worker_id}") as held:
             while True:
@@ -170,7 +170,7 @@ class Background:
             await asyncio.sleep(1)
 
     def _runs(self, worker_id: str) -> bool:
-        # Looked up each time: one that goes and comes back meanwhile has another handle.
+        # Looked up each time: a worker that goes and comes back meanwhile has another handle.
         return any(worker.worker_id == worker_id and worker.running() for worker in self._fleet.workers)
 
     async def _wake(self, worker_id: str) -> None:
@@ -183,7 +183,7 @@ class Background:
             await asyncio.sleep(seconds)
 
     async def _by_one(self, seconds: float, name: str, task: MaintenanceTask) -> None:
-        """Round after round here while the lease is; a replica that gets it starts at once."""
+        """Run rounds while this replica holds the lease, the first one at once."""
         async with self._share(name) as held:
             while True:
                 await held()
@@ -192,7 +192,7 @@ class Background:
 
     @contextlib.asynccontextmanager
     async def _share(self, name: str) -> AsyncIterator[MaintenanceTask]:
-        """While it is entered the task is wanted here; what is yielded waits until it is ours."""
+        """Request the task's lease while the context is open; the yielded task waits for it."""
         self._leases.want(name)
         try:
             yield lambda: self._leases.until_held(name)
@@ -201,7 +201,7 @@ class Background:
 
     @staticmethod
     async def _guarded(task: MaintenanceTask) -> None:
-        """A task that fails is tried again next round; the others go on."""
+        """Run the task. An error is logged, and the next round tries again."""
         try:
             await task()
         except WorkerUnavailable:

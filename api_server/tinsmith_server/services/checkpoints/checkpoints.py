@@ -32,7 +32,7 @@ class TrainingRun:
 
 
 class Checkpoints:
-    """Only the owner changes a checkpoint; everybody reads a public one."""
+    """The checkpoints. Only the owner changes one; public ones can be read by all tenants."""
 
     def __init__(
         self,
@@ -57,25 +57,25 @@ class Checkpoints:
         return await self._run(await owned_model(self._store, tenant, run_id))
 
     async def of_run(self, tenant: str, run_id: str, types: Types) -> list[Checkpoint]:
-        """Those of these types."""
+        """Return the run's checkpoints of these types."""
         await owned_model(self._store, tenant, run_id)
         found = self._unexpired(await self._store.checkpoints_of_run(run_id))
         return [one for one in found if one.type in types]
 
     async def all(self, tenant: str, limit: int, offset: int, types: Types) -> Page[Checkpoint]:
-        """A page of those of these types."""
+        """Return a page of the tenant's checkpoints of these types."""
         page = await in_steps(partial(self._store.list_checkpoints, tenant, types=types), limit, offset)
         return Page(tuple(self._unexpired(page.rows)), page.total)
 
     async def readable(self, tenant: str, path: str) -> Checkpoint:
-        """Raises NotFound with the reason."""
+        """Return the checkpoint of a path. Raises NotFound with the reason."""
         try:
             return await self._lookup.readable(tenant, path)
         except CheckpointRefused as error:
             raise NotFound(str(error)) from error
 
     async def delete(self, tenant: str, path: TinkerPath) -> None:
-        """Raises Unprocessable for what a promoted name stands for."""
+        """Delete a checkpoint. Raises Unprocessable if a promoted name refers to it."""
         checkpoint = await self._owned(tenant, path)
         along = (entry(checkpoint, "checkpoint_deleted", self._clock()),)
         promoted = PromotedPath(tenant, str(path))
@@ -86,7 +86,10 @@ class Checkpoints:
             await self._retention.remove_files(deleted.directory)
 
     async def publish(self, tenant: str, path: TinkerPath, public: bool) -> None:
-        """Raises Unprocessable when it is so already: 409 would be repeated for minutes by the SDK."""
+        """Publish or unpublish a checkpoint.
+
+        Raises Unprocessable if nothing changes: the SDK would repeat a 409 for minutes.
+        """
         checkpoint = await self._owned(tenant, path)
         if checkpoint.public is public:
             raise Unprocessable(f"{path} is {'already' if public else 'not'} public")
@@ -95,7 +98,7 @@ class Checkpoints:
         await self._store.set_checkpoint_public(path.run_id, path.type, path.name, public, along)
 
     async def set_ttl(self, tenant: str, path: TinkerPath, ttl_seconds: int | None) -> None:
-        """Raises Unprocessable for an end of what a promoted name stands for."""
+        """Set the expiry. Raises Unprocessable if a promoted name refers to the checkpoint."""
         checkpoint, now = await self._owned(tenant, path), self._clock()
         named, along = (
             (path.run_id, path.type, path.name),
@@ -110,10 +113,10 @@ class Checkpoints:
         )
 
     async def _unless_promoted(self, path: TinkerPath, promoted: PromotedPath, change: Callable[[], Awaitable[R]]) -> R:
-        """Make a change that no name may stand in the way of; the store looks at the names in the change's own
-        transaction, since one that is promoted in between would stand for nothing.
+        """Make a change unless a promoted name refers to the checkpoint.
 
-        Returns what the change does, also where the checkpoint is gone. Raises Unprocessable with the names.
+        The store checks the names in the change's own transaction, since a name that is promoted in between would refer
+        to nothing. Returns the change's result, also if the checkpoint is gone. Raises Unprocessable with the names.
         """
         while not (changed := await change()):
             await refuse_to_end(self._store, promoted)

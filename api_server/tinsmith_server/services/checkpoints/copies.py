@@ -1,4 +1,4 @@
-"""Copies of checkpoints, one's own and those of other tenants that one may read: each in a run of its own."""
+"""Copies of checkpoints, of one's own and of other tenants' readable ones: each copy is in a run of its own."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ TAG = "copied"
 
 
 class Copies:
-    """The same request twice, by its idempotency key, makes one copy; another request with that key is refused.
+    """Copies of checkpoints. An idempotency key makes one copy; another request with that key is refused.
 
-    Each attempt writes a directory of its own, whose name is drawn: no text that a tenant chooses leads to files. Of
-    several attempts at one copy, at any servers, the first record stands, and the others remove their own directories.
+    Each attempt writes to a random directory: no text that a tenant chooses becomes a path. Of several attempts at one
+    copy, at any servers, the first record stays, and the others remove their own directories.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class Copies:
         self._retention = retention
         self._checkpoints = checkpoints
         self._clock = clock
-        # Of files, in threads that everybody's bodies are read in.
+        # Files are copied in threads that also read all bodies.
         self._copying = FairLock()
 
     async def copy(
         self, tenant: str, request: CopyWeightsRequest, access_token: str | None, idempotency_key: str | None
     ) -> str:
-        """Return the copy's path; its time ends by itself only where the request says so.
+        """Return the copy's path; the copy expires only if the request says so.
 
-        Raises NotFound for what this tenant cannot read, with the token or without, CheckpointDamaged for files that
-        are not the manifest's, and Unprocessable where the tenant may not hold more or the key has come with another
+        Raises NotFound for a checkpoint that this tenant cannot read, with or without the token, CheckpointDamaged for
+        files that differ from the manifest, and Unprocessable if the quota is used up or the key came with another
         request.
         """
         keyed = keyed_request(idempotency_key, request.model_dump(mode="json"))
@@ -73,7 +73,7 @@ class Copies:
     async def _make(
         self, tenant: str, source: Checkpoint, request: CopyWeightsRequest, keyed: KeyedRequest | None
     ) -> str:
-        """Make the copy in the tenant's turn, where quota and key are checked: all that wait would pass before."""
+        """Check quota and key, and make the copy, under the tenant's lock: otherwise all waiting copies would pass."""
         if (path := await self._made_before(tenant, request, keyed)) is not None:
             return path
         if (refusal := await self._checkpoints.refusal(tenant)) is not None:
@@ -85,14 +85,14 @@ class Copies:
         except Exception:
             await self._retention.remove_files(directory)
             raise
-        # After any other error the record may stand all the same, as where the store answers no more after its commit.
-        # The reservation ends in a day; then the files go, unless a record names them.
+        # After another error the record may exist all the same, as when the store stops answering after its commit. The
+        # reservation ends in a day; then the files are removed, unless a record names them.
         try:
             copy = await self._record(tenant, source, directory, request, keyed)
         except (NotFound, Unprocessable):
             await self._retention.remove_files(directory)
             raise
-        if copy.directory != directory:  # the same request was faster elsewhere
+        if copy.directory != directory:  # the same request was faster at another server
             await self._retention.remove_files(directory)
         log.info("checkpoint copied", model_id=copy.run_id, tenant=tenant, source=request.source_path)
         return str(_path(copy))
@@ -106,7 +106,7 @@ class Copies:
         return None if made is None else str(_path(made))
 
     async def _copy_files(self, source: Checkpoint, directory: str) -> None:
-        """Files that the manifest names, the manifest last. What is in them is checked whenever they are read."""
+        """Copy the files that the manifest names, the manifest last. Contents are checked whenever they are read."""
 
         def copy() -> None:
             names = saved_files(self._files, source.directory, source.manifest_digest)
@@ -125,7 +125,7 @@ class Copies:
         request: CopyWeightsRequest,
         keyed: KeyedRequest | None,
     ) -> Checkpoint:
-        """Return what stands in the store: this copy, or the one that the same request made elsewhere."""
+        """Return the record in the store: of this copy, or of the one that the same request made at another server."""
         now = self._clock()
         session = await self._store.create_session(
             _session(tenant, now, request, keyed), None if keyed is None else keyed.key
@@ -135,13 +135,13 @@ class Copies:
         copy = _copy_of(source, tenant, model_id_of(session.session_id, 0), directory, now, request.ttl_seconds)
         await add_ended_run(self._store, session.session_id, copy, event="checkpoint_copied")
         standing = await self._store.get_checkpoint(copy.run_id, copy.type, copy.name)
-        if standing is None:  # the same request had made one, which was deleted and does not come back
+        if standing is None:  # the same request's copy was deleted, and does not come back
             raise NotFound(f"{_path(copy)} was deleted; ask for another copy by a request of its own")
         return standing
 
 
 def new_directory(kind: PathKind) -> str:
-    """Return a directory of no other attempt, of this request or of another one."""
+    """Return a directory that no other attempt uses."""
     return f"{kind}/copies/{uuid.uuid4().hex}"
 
 

@@ -30,9 +30,9 @@ SECRET_NAME = "external-urls"
 DOWNLOAD_PATH = "/api/v1/downloads"
 ARCHIVE_PATH = "/api/v1/archives"
 ARCHIVE, FILES = "archive", "download"
-"""In what is signed: a link to an archive is none to single files."""
+"""The kind of a link is signed: a link to an archive gives no access to single files."""
 
-# Weights hardly compress: level 1 costs a sixth of the time of level 6, and saves as much.
+# Weights hardly compress: level 1 takes a sixth of the time of level 6, and saves as much.
 LEVEL = 1
 GZIP = zlib.MAX_WBITS | 16
 END = bytes(2 * tarfile.BLOCKSIZE)
@@ -48,7 +48,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLink:
-    """To all files of a checkpoint at once."""
+    """A link to all files of a checkpoint."""
 
     url: str
     expires: datetime
@@ -61,9 +61,10 @@ class Download:
 
 
 class DownloadLinks:
-    """A link holds the directory, its manifest's digest and its end of life under an HMAC that every replica checks.
+    """Signs and checks links.
 
-    The files are held against that manifest while they are sent.
+    A link contains the directory, its manifest's digest and the expiry under an HMAC that every replica checks. The
+    files are compared with that manifest while they are sent.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class DownloadLinks:
         self._clock = clock
 
     async def links(self, tenant: str, run_id: str, name: str, base_url: str) -> Links:
-        """Raises NotFound, and CheckpointDamaged for files that are not the manifest's."""
+        """Return links to the files. Raises NotFound, and CheckpointDamaged for files that differ from the manifest."""
         path = TinkerPath(run_id, "external_weights", name)
         checkpoint = await self._checkpoints.readable(tenant, str(path))
         expires = self._expiry(checkpoint)
@@ -89,15 +90,17 @@ class DownloadLinks:
         return Links({file: f"{prefix}/{quote(file)}" for file in sorted(files)}, expires)
 
     async def archive_link(self, tenant: str, path: TinkerPath, base_url: str) -> ArchiveLink:
-        """Of a checkpoint of any kind. Raises NotFound."""
+        """Return a link to an archive of a checkpoint of any kind. Raises NotFound."""
         checkpoint = await self._checkpoints.readable(tenant, str(path))
         expires = self._expiry(checkpoint)
         token = sign(await self._secret(), _claim(ARCHIVE, checkpoint), expires)
         return ArchiveLink(f"{base_url.rstrip('/')}{ARCHIVE_PATH}/{token}", expires)
 
     async def archive(self, token: str) -> Iterator[bytes]:
-        """Raises NotFound for a forged or expired link, and once the checkpoint's files are gone; CheckpointDamaged,
-        also while the parts are read."""
+        """Yield the archive.
+
+        Raises NotFound for a forged or expired link or removed files, and CheckpointDamaged at any part.
+        """
         directory, digest = await self._linked(ARCHIVE, token)
         try:
             saved = await self._saved_files(directory, digest)
@@ -110,7 +113,7 @@ class DownloadLinks:
         return expires if checkpoint.expires_at is None else min(expires, checkpoint.expires_at)
 
     async def download(self, token: str, path: str) -> Download:
-        """Raises as `archive` does, and NotFound for a name that no file of the checkpoint has."""
+        """Return a file. Raises as `archive` does, and NotFound for a name that the checkpoint does not have."""
         directory, digest = await self._linked(FILES, token)
         try:
             saved = (await self._saved_files(directory, digest))[path]
@@ -120,7 +123,7 @@ class DownloadLinks:
         return Download(saved.size_bytes, await asyncio.to_thread(_begun, checked(parts, saved, path)))
 
     async def _linked(self, kind: str, token: str) -> tuple[str, str]:
-        """Return the directory and the manifest's digest that a link of this kind was made for. Raises NotFound."""
+        """Return the directory and the manifest's digest of a link of this kind. Raises NotFound."""
         match verify(await self._secret(), token, self._clock()):
             case [claimed, str(directory), str(digest)] if claimed == kind:
                 return directory, digest
@@ -134,17 +137,17 @@ class DownloadLinks:
 
 
 def _claim(kind: str, checkpoint: Checkpoint) -> list[str]:
-    """Return what a link is signed for: by the manifest's digest it serves files as they were saved, and no others."""
+    """Return the content that is signed. The manifest's digest makes a link serve only the files as they were saved."""
     return [kind, checkpoint.directory, checkpoint.manifest_digest]
 
 
 def _begun(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """Read the first part now: a small file that was altered is refused in words, and not by a broken response."""
+    """Read the first part now: an altered small file is then an error response, and not a broken one."""
     return chain([next(parts, b"")], parts)
 
 
 def archive_parts(files: CheckpointFiles, directory: str, saved: Mapping[str, SavedFile]) -> Iterator[bytes]:
-    """A gzipped tar of a checkpoint's files, in the order of their names. Blocking: run it in a thread."""
+    """Yield a gzipped tar of a checkpoint's files, in the order of their names. Blocking: run it in a thread."""
     compressor = zlib.compressobj(LEVEL, wbits=GZIP)
     for part in _plain_parts(files, directory, saved):
         yield compressor.compress(part)
@@ -162,13 +165,13 @@ def _plain_parts(files: CheckpointFiles, directory: str, saved: Mapping[str, Sav
 
 
 def sign(secret: bytes, what: object, expires: datetime) -> str:
-    """One URL segment that says what its bearer may use until when, such as which directory."""
+    """Return `what` with its expiry and signature, as one URL segment."""
     claim = orjson.dumps([what, int(expires.timestamp())])
     return f"{_encode(claim)}.{_encode(_mac(secret, claim))}"
 
 
 def verify(secret: bytes, token: str, now: datetime) -> Any:
-    """What a valid token was made for; None for anything else."""
+    """Return the content of a valid token; None for anything else."""
     try:
         claim, mac = (_decode(part) for part in token.split("."))
         if not hmac.compare_digest(mac, _mac(secret, claim)):

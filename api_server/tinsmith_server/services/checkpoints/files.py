@@ -1,6 +1,6 @@
-"""The checkpoint root as the server sees it: list, read, copy and remove, on any fsspec URL. Workers write.
+"""The files of the checkpoint root, on any fsspec URL: listed, read, copied, removed and uploaded.
 
-No file that has its final name is written into. A disk may have it under a second name, in another tenant's checkpoint.
+A file with its final name is never written to: a disk may have it under a second name, in another tenant's checkpoint.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from tinsmith_server.errors import CheckpointRootUnavailable, StartupError
 
 READ_BYTES = 2**20
 FETCH_BYTES = 8 * READ_BYTES
-"""What one request asks of an object store, and so what a download keeps in memory; s3fs would take 50 MiB."""
-# The worker's own account of a checkpoint, which is no part of what was exported.
+"""The size of one request to an object store, and so of a download in memory; s3fs would take 50 MiB."""
+# The worker's own description of a checkpoint, which is not exported.
 MANIFEST = "manifest.json"
 
 
 class CheckpointFiles:
-    """Blocking calls: run them in a thread. All paths are relative to the root.
+    """The checkpoint root. All paths are relative to it. Calls block: run them in a thread.
 
-    The constructor raises StartupError when there is no file system for the URL; calls raise
-    CheckpointRootUnavailable when it refuses or cannot be reached, also when asked again.
+    The constructor raises StartupError if there is no file system for the URL; calls raise CheckpointRootUnavailable if
+    it refuses or cannot be reached after a retry.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._filesystem: Any
         try:
-            # A listing that is remembered would hide what workers write.
+            # A cached listing would hide what workers write.
             options = driver_options(url, os.environ)
             self._filesystem, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
         except (ImportError, ValueError) as error:
             raise StartupError(f"the checkpoint root cannot be opened: {error}") from error
 
     def list(self, directory: str) -> dict[str, int]:
-        """Exported files below a directory, by relative path, with their sizes in bytes."""
+        """Return the sizes in bytes of the exported files below a directory, by relative path."""
         base = self._path(directory)
         with self.reaching():
             found = self._filesystem.find(base, detail=True)
@@ -54,17 +54,17 @@ class CheckpointFiles:
         return {path: size for path, size in sizes.items() if path != MANIFEST}
 
     def read(self, directory: str, path: str) -> Iterator[bytes]:
-        """Raises FileNotFoundError before the first part."""
+        """Yield the file's parts. Raises FileNotFoundError before the first part."""
         file = self._path(directory, path)
         with self.reaching():
             stream = self._filesystem.open(file, "rb", block_size=FETCH_BYTES)
         return self._parts(stream)
 
     def copy(self, source: str, target: str, names: Iterable[str]) -> None:
-        """Copies files of a checkpoint into a new directory; durable when it returns. Raises FileNotFoundError.
+        """Copy files of a checkpoint into a new directory; durable on return. Raises FileNotFoundError.
 
-        On a disk that can they are the same files under second names; an object store copies by itself. A name that is
-        there already in `target` is refused.
+        A disk that supports it gives the same files second names; an object store copies internally. A name that exists
+        in `target` is refused.
         """
         with self.reaching():
             for name in names:
@@ -73,7 +73,7 @@ class CheckpointFiles:
                 _sync_upwards(self._path(target), self._root)
 
     def _copy_file(self, path: str, target: str) -> None:
-        if self._filesystem.async_impl:  # an object store has no folders, and to s3fs making one is making the bucket
+        if self._filesystem.async_impl:  # an object store has no folders, and s3fs would create the bucket
             self._filesystem.cp_file(path, target)
             return
         self._filesystem.makedirs(posixpath.dirname(target), exist_ok=True)
@@ -83,14 +83,14 @@ class CheckpointFiles:
             _copy_durably(path, target)
 
     def remove(self, directory: str) -> None:
-        """Removing what is gone already is fine, and so is what another server removes meanwhile."""
+        """Remove a directory. It may be gone already, or be removed by another server meanwhile."""
         path = self._path(directory)
         with contextlib.suppress(FileNotFoundError), self.reaching():
             self._filesystem.rm(path, recursive=True)
 
     @contextlib.contextmanager
     def reaching(self) -> Iterator[None]:
-        """Drivers raise errors of their own: botocore's are no OSErrors."""
+        """Translate the drivers' own errors: botocore's are not OSErrors."""
         try:
             yield
         except FileNotFoundError:
@@ -111,7 +111,7 @@ class CheckpointFiles:
 
 
 def _link(path: str, target: str) -> bool:
-    """Give the file a second name; False where the file system has none, as some of networks."""
+    """Give the file a second name. False: the file system does not support it, as some network ones."""
     try:
         os.link(path, target)
     except OSError as error:
@@ -129,20 +129,20 @@ def _copy_durably(path: str, target: str) -> None:
 
 
 def temporary_name(path: str) -> str:
-    """Return a name beside `path` that no other attempt has."""
+    """Return a name next to `path` that no other attempt uses."""
     folder, name = posixpath.split(path)
     return posixpath.join(folder, f".{name}.{uuid.uuid4().hex}")
 
 
 def finish_file(written: str, path: str) -> None:
-    """Give a file of the disk its final name, in the place of an earlier one; durable when it returns."""
+    """Give a file on disk its final name, replacing an earlier one; durable on return."""
     _sync(written)
     os.replace(written, path)
     _sync(posixpath.dirname(path))
 
 
 def _sync_upwards(folder: str, root: str) -> None:
-    """Make the names in a folder durable, and those of the folders that it is in, up to the root's."""
+    """Make the names in a folder durable, and those of its parents up to the root."""
     while True:
         _sync(folder)
         if folder == root or folder == posixpath.dirname(folder):
@@ -159,33 +159,33 @@ def _sync(path: str) -> None:
 
 
 def driver_options(url: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What a driver does not find out by itself: botocore knows no AWS_REGION, which all else of AWS's goes by."""
+    """Return the options that a driver does not find itself: botocore ignores AWS_REGION."""
     region = environment.get("AWS_REGION")
     return {"client_kwargs": {"region_name": region}} if region and url.startswith("s3://") else {}
 
 
 AREA = "uploads"
-# What is read in one part, and no file name that a worker looks for.
+# A name that is read as one part, and that no worker looks for.
 UNFINISHED = ".part-"
 
 
 class UploadFiles(CheckpointFiles):
-    """Blocking calls, like those of `CheckpointFiles`, which they raise like."""
+    """The uploaded files. Calls block, and raise as those of `CheckpointFiles` do."""
 
     @staticmethod
     def new_directory(tenant: str, expires: datetime) -> str:
-        """Of a name; it is made by the first file."""
+        """Return the name of a new directory, which is created with the first file."""
         return f"{_area_of(tenant)}/{int(expires.timestamp())}-{uuid.uuid4().hex}"
 
     def others_of(self, tenant: str, directory: str) -> set[str]:
-        """Directories of the tenant's uploads that have files, apart from this one."""
+        """Return the directories of the tenant's other uploads that have files."""
         return self._directories(_area_of(tenant)) - {directory}
 
     def open(self, directory: str, name: str) -> UploadedFile:
         return UploadedFile(self, self._filesystem, self._path(directory, name))
 
     def sweep(self, now: datetime) -> None:
-        """Removes those whose time is over."""
+        """Remove expired uploads."""
         for directory in self._directories(AREA):
             end, _, _ = posixpath.basename(directory).partition("-")
             if end.isdecimal() and int(end) <= now.timestamp():
@@ -201,13 +201,13 @@ class UploadFiles(CheckpointFiles):
 
 
 class UploadedFile:
-    """Being written: there as a whole once it is finished, and not at all before. Blocking calls, likewise."""
+    """A file being written. It exists only once it is finished. Calls block, likewise."""
 
     def __init__(self, files: UploadFiles, filesystem: Any, path: str) -> None:
         self._files = files
         self._filesystem = filesystem
         self._path = path
-        # An object is there when its upload has ended, and has no folder.
+        # An object exists when its upload has ended, and has no folder.
         self._is_object = filesystem.async_impl
         self._written = path if self._is_object else f"{path}{UNFINISHED}{uuid.uuid4().hex}"
         with files.reaching():
@@ -228,19 +228,19 @@ class UploadedFile:
                 self._filesystem.mv(self._written, self._path)
 
     def give_up(self) -> None:
-        """What cannot be removed now goes when the upload's time is over."""
+        """Remove the file. If that fails, it is removed with the upload's expiry."""
         with contextlib.suppress(Exception):
             if self._is_object:
                 self._file.discard()
-                # It would be written once more when it is collected.
+                # Otherwise the garbage collector would write it once more.
                 self._file.closed = True
             else:
                 self._file.close()
                 self._filesystem.rm_file(self._written)
-                # Where it was the only file; a folder that holds others stays.
+                # Only if it was the only file; a folder with others stays.
                 self._filesystem.rmdir(posixpath.dirname(self._written))
 
 
 def _area_of(tenant: str) -> str:
-    """A tenant's name may hold what no path may."""
+    """Return the directory of a tenant, whose name may contain characters that no path may."""
     return f"{AREA}/{hashlib.sha256(tenant.encode()).hexdigest()[:16]}"

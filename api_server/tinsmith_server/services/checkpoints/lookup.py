@@ -1,4 +1,4 @@
-"""From a `tinker://` path to the checkpoint it names, for those who may read it."""
+"""The lookup of a checkpoint by its `tinker://` path, for readers with access."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ MADE_BY = {"training": "save_state", "sampler": "save_weights_for_sampler", "ext
 
 
 class CheckpointRefused(TinsmithError):
-    """There is no such checkpoint for this reader, or it is of the wrong kind."""
+    """The checkpoint does not exist for this reader, or has the wrong kind."""
 
 
 class CheckpointLookup:
-    """Own checkpoints and public ones; a path that is too fresh for the store is looked for at its worker."""
+    """Finds own and public checkpoints; a path that is too new for the store is looked up at its worker."""
 
     def __init__(self, store: Store, events: Events, keys: Keys, clock: Clock = utc_now) -> None:
         self._store = store
@@ -28,10 +28,10 @@ class CheckpointLookup:
     async def readable(
         self, tenant: str, path: str, wanted: CheckpointType | None = None, access_token: str | None = None
     ) -> Checkpoint:
-        """Raises CheckpointRefused with a sentence; another tenant's private checkpoint does not exist.
+        """Return the checkpoint. Raises CheckpointRefused; another tenant's private checkpoint looks absent.
 
-        An external one has weights, so that it is fine wherever those are wanted. Who has another tenant's key or
-        token, as `access_token`, reads what that one may read.
+        An external checkpoint has weights, so it is accepted wherever weights are wanted. `access_token` may be a key
+        or a token of another tenant, whose checkpoints can then be read.
         """
         try:
             parsed = parse_tinker_path(path)
@@ -59,14 +59,14 @@ class CheckpointLookup:
         if run is None or not run.worker_id:
             return None
         try:
-            # Without waiting for a worker that is away: a save was shown only after its record was here.
+            # An absent worker is not waited for: a save is shown to its client only after its record is here.
             await self._events.drain(run.worker_id, connect_seconds=0)
         except WorkerError:
             return None
         return await self.live(run_id, type, name)
 
     async def live(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None:
-        """The record, unless its time is over and only the sweeper has not come by yet."""
+        """Return the record, unless it has expired and is only waiting for removal."""
         checkpoint = await self._store.get_checkpoint(run_id, type, name)
         if checkpoint is None or (checkpoint.expires_at is not None and checkpoint.expires_at <= self._clock()):
             return None

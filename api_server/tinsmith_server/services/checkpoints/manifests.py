@@ -1,6 +1,6 @@
-"""A checkpoint's files as its manifest describes them: what is copied or downloaded is held against it.
+"""A checkpoint's files as its manifest describes them: copies and downloads are compared with it.
 
-The store holds the manifest's digest, and the manifest the size and the digest of each file.
+The store has the manifest's digest, and the manifest the size and the digest of each file.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ class SavedFile:
 
 
 def saved_files(files: CheckpointFiles, directory: str, manifest_digest: str) -> dict[str, SavedFile]:
-    """Return the files of a checkpoint by name. Blocking: run it in a thread.
+    """Return the files of a checkpoint by name, all in their full size. Blocking: run it in a thread.
 
-    Every file is there in its full size. Raises FileNotFoundError where there is no manifest, CheckpointDamaged, and as
-    `files` does.
+    Raises FileNotFoundError without a manifest, CheckpointDamaged, and as `files` does.
     """
     content = b"".join(_at_most(files.read(directory, MANIFEST), MOST_MANIFEST_BYTES))
     if hashlib.sha256(content).hexdigest() != manifest_digest:
@@ -44,12 +43,11 @@ def saved_files(files: CheckpointFiles, directory: str, manifest_digest: str) ->
 
 
 def checked(parts: Iterator[bytes], saved: SavedFile, name: str) -> Iterator[bytes]:
-    """Yield the parts of a file, and the last one only when the digest of the whole is the manifest's.
+    """Yield the parts of a file, the last one only if the digest of the whole is right. Raises CheckpointDamaged.
 
-    The bytes that are sent are the bytes that are hashed. Reading a file before its first byte leaves would double the
-    traffic of a bucket and the wait of a client, and would say nothing of what the second reading finds. An altered
-    file never arrives whole: the response ends before its announced length, which clients report as an error. One part
-    is held back, so memory is bounded. Raises CheckpointDamaged.
+    The sent bytes are the hashed bytes. Reading a file before sending it would double the traffic of a bucket and the
+    client's wait, and would not cover the second reading. An altered file never arrives whole: the response ends before
+    its announced length, which clients report as an error. One part is held back, so memory is bounded.
     """
     digest, size_bytes, held = hashlib.sha256(), 0, b""
     for part in parts:
@@ -77,7 +75,7 @@ def _check_sizes(directory: str, saved: Mapping[str, SavedFile], found: Mapping[
 
 
 def _at_most(parts: Iterator[bytes], most_bytes: int) -> Iterator[bytes]:
-    """Yield what comes until it is too much: a manifest that was replaced must not fill the memory."""
+    """Yield the parts up to a limit: a replaced manifest must not fill the memory."""
     size_bytes = 0
     for part in parts:
         yield part

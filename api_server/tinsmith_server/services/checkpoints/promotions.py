@@ -1,4 +1,4 @@
-"""Stable names for saved samplers, each of one tenant: set to another one in one moment, and rolled back."""
+"""Stable names for saved samplers, each of one tenant: moved atomically, and rolled back."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ Event = Literal["checkpoint_promoted", "checkpoint_demoted"]
 
 
 class Expected(Enum):
-    """Beside a path, and None for a new name."""
+    """The path that a name must refer to at present; None for a new name."""
 
     ANYTHING = "whatever the name stands for"
 
 
 class Promotions:
-    """A name stands for a checkpoint of its tenant's own that has no end. Each request asks the store: no server has an
-    older answer than another."""
+    """The promoted names of tenants. A name refers to a checkpoint of its own tenant without an expiry.
+
+    Each request reads the store, so no server answers with an older value than another.
+    """
 
     def __init__(self, store: Store, fleet: Fleet, lookup: CheckpointLookup, clock: Clock = utc_now) -> None:
         self._store = store
@@ -49,11 +51,13 @@ class Promotions:
     async def promote(
         self, tenant: str, name: str, path: str, expected: str | Expected | None = Expected.ANYTHING
     ) -> Promotion:
-        """`expected`: the path that the name must stand for now, None for a new name. One that stands for `path`
-        already is left as it is: who repeats a promotion has its answer, and a rollback leads to another path.
+        """Make the name refer to `path`. A name that refers to it already is unchanged.
 
-        Raises Unprocessable for a name that cannot be one, for a checkpoint that may not stand for one or too many
-        names, and where something else than `expected` stands there; NotFound for no checkpoint of the tenant's.
+        `expected` is the path that the name must refer to at present, None for a new name. A repeated promotion so gets
+        its answer, and a rollback leads to another path.
+
+        Raises Unprocessable for an invalid name, a checkpoint that expires or has the wrong kind, too many names, and
+        another present path than `expected`; NotFound for a checkpoint that the tenant does not have.
         """
         self._check_name(name)
 
@@ -70,10 +74,10 @@ class Promotions:
         return await _until_first(attempt)
 
     async def roll_back(self, tenant: str, name: str, expected_number: int | None = None) -> Promotion:
-        """To what the name stood for before; again, to what was before that. Raises NotFound, and Unprocessable.
+        """Make the name refer to its previous path; repeated, to the one before. Raises NotFound and Unprocessable.
 
-        `expected_number`: of the change that is to be taken back. Where that has been done, it is not done again: who
-        repeats a rollback has its answer.
+        `expected_number` is the number of the change to undo. If it was undone already nothing changes, so a repeated
+        rollback gets its answer.
         """
 
         async def attempt() -> Promotion | None:
@@ -101,20 +105,20 @@ class Promotions:
         return await _until_first(attempt)
 
     async def list(self, tenant: str) -> Sequence[Promotion]:
-        """What each name stands for."""
+        """Return the current path of each name."""
         return await self._store.list_promotions(tenant)
 
     async def history(self, tenant: str, name: str) -> Sequence[Promotion]:
-        """Newest first. Raises NotFound."""
+        """Return a name's changes, newest first. Raises NotFound."""
         return await self._history(tenant, name)
 
     async def remove(self, tenant: str, name: str) -> None:
-        """The name, not the checkpoint. Raises NotFound."""
+        """Remove the name, not the checkpoint. Raises NotFound."""
         (current, *_) = await self._history(tenant, name)
         await self._store.remove_promotions(tenant, name, (_entry(current, "checkpoint_demoted", self._clock()),))
 
     async def path_of(self, tenant: str, name: str) -> str | None:
-        """None where the tenant has no such name."""
+        """Return the name's path, or None if the tenant has no such name."""
         if NAME.fullmatch(name) is None:
             return None
         current = await self._store.promotion(tenant, name)
@@ -127,7 +131,10 @@ class Promotions:
         return found
 
     async def _add(self, promotion: Promotion, previous: Promotion | None, checkpoint: Checkpoint) -> Promotion | None:
-        """None where the name is another one by now, or one too many, or the checkpoint does not last any more."""
+        """Store the promotion.
+
+        None: the name has changed meanwhile, the limit is reached, or the checkpoint expires now.
+        """
         most = PromotionBounds(NAMES_PER_TENANT, KEPT_PER_NAME)
         along = (_entry(promotion, "checkpoint_promoted", promotion.at, checkpoint_type=checkpoint.type),)
         return promotion if await self._store.add_promotion(promotion, previous, checkpoint, most, along) else None
@@ -161,7 +168,7 @@ class Promotions:
 
 
 async def refuse_to_end(store: Store, path: PromotedPath) -> None:
-    """Raises Unprocessable for what a name stands for: it would vanish under those who ask for that."""
+    """Raise Unprocessable if a name refers to the path: its users would lose their model."""
     if names := await store.names_promoted_to(path.tenant, path.tinker_path):
         raise Unprocessable(
             f"{', '.join(names)} stands for {path.tinker_path}: promote another one, roll back, or remove the name "
@@ -170,7 +177,7 @@ async def refuse_to_end(store: Store, path: PromotedPath) -> None:
 
 
 async def _until_first(attempt: Callable[[], Awaitable[Promotion | None]]) -> Promotion:
-    """Try until no other request changes the name or the checkpoint at the same moment."""
+    """Retry until no other request changes the name or the checkpoint at the same moment."""
     while (made := await attempt()) is None:
         pass
     return made

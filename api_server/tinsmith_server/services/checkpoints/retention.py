@@ -1,5 +1,7 @@
-"""What is kept for how long. Records go first, their files after them: a crash between leaves garbage, never a
-record without files."""
+"""Retention of checkpoints.
+
+Records are removed first, then files: a crash leaves garbage, never a record without files.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ from tinsmith_server.store.store import Store
 
 log = get_logger(__name__)
 
-# For whoever looks for what became of a checkpoint; that no event can bring it back is the store's own care.
+# Kept for readers of a deleted checkpoint's state; the store itself prevents that an event restores it.
 TOMBSTONE_RETENTION = timedelta(days=7)
-# Longer than any copy or import takes, and than servers' clocks differ.
+# Longer than any copy or import, and than the difference of servers' clocks.
 RESERVED_FOR = timedelta(days=1)
 
 
 class Retention:
-    """Expired checkpoints, ephemeral weights past their session, and files that no name points to."""
+    """Removes expired checkpoints, unnamed weights of ended sessions, and files without a record."""
 
     def __init__(self, store: Store, files: CheckpointFiles, settings: Settings, clock: Clock = utc_now) -> None:
         self._store = store
@@ -35,7 +37,7 @@ class Retention:
     async def sweep(self) -> None:
         now = self._clock()
         for one in await self._store.expired_checkpoints(now):
-            # Meanwhile its owner may have given it more time, or saved again under its name.
+            # Meanwhile the owner may have extended it, or saved again under its name.
             self._note(await self._store.delete_expired_checkpoint(one.run_id, one.type, one.name, now))
         for checkpoint in await self._store.ephemeral_of_finished_sessions(now - self._ephemeral_retention):
             await self.forget(checkpoint)
@@ -43,9 +45,9 @@ class Retention:
         await self._store.forget_deleted_checkpoints(now - TOMBSTONE_RETENTION)
 
     async def enforce_ephemeral_cap(self, tenant: str) -> None:
-        """The oldest go first; sampling from them answers 410 from then on.
+        """Remove the tenant's oldest unnamed weights over the limit; sampling from them answers 410.
 
-        But the newest of each model stays: a program that saves often must not take another's current weights.
+        The newest of each model stays: a program that saves often must not remove another's current weights.
         """
         kept = await self._store.ephemeral_checkpoints(tenant)
         newest = {checkpoint.run_id: checkpoint for checkpoint in kept}
@@ -56,8 +58,10 @@ class Retention:
     async def forget(
         self, checkpoint: Checkpoint, along: Along = (), unless_promoted: PromotedPath | None = None
     ) -> Checkpoint | None:
-        """Deletes the record; its files follow with the next collection. None where it is gone, or a name stands for
-        it."""
+        """Delete the record; its files follow in the next collection.
+
+        None: it is gone, or a promoted name refers to it.
+        """
         deleted = await self._store.delete_checkpoint(
             checkpoint.run_id, checkpoint.type, checkpoint.name, self._clock(), along, unless_promoted
         )
@@ -70,7 +74,7 @@ class Retention:
             log.info("checkpoint deleted", model_id=deleted.run_id, type=deleted.type, name=deleted.name)
 
     async def reserve(self, directory: str) -> None:
-        """Before a directory is written that no record names yet: what a crash leaves of it is collected in a day."""
+        """Reserve a directory before it is written: after a crash it is collected in a day."""
         await self._store.reserve_directory(directory, self._clock() + RESERVED_FOR)
 
     async def collect_garbage(self) -> None:
@@ -78,7 +82,7 @@ class Retention:
             await self.remove_files(directory)
 
     async def remove_files(self, directory: str) -> None:
-        """Of a checkpoint that has no record any more. Where the root refuses, the next collection tries again."""
+        """Remove the files of a checkpoint without a record. If the root refuses, the next collection tries again."""
         try:
             await asyncio.to_thread(self._files.remove, directory)
         except (CheckpointRootUnavailable, FileNotFoundError) as error:
@@ -96,7 +100,7 @@ def ended_session(
     project_id: str | None,
     request_digest: str | None = None,
 ) -> Session:
-    """A session that is finished when it begins."""
+    """Return a session that is finished when it begins."""
     return Session(
         session_id=session_id,
         tenant=tenant,
@@ -113,7 +117,7 @@ def ended_session(
 async def add_ended_run(
     store: Store, session_id: str, checkpoint: Checkpoint, *, event: CheckpointEvent, worker_id: str = ""
 ) -> None:
-    """A released model of a session that is in the store, and its checkpoint. What is there already stays as it is."""
+    """Add a released model to a session in the store, with its checkpoint. Existing rows stay as they are."""
     await store.add_model(_model(session_id, checkpoint, worker_id))
     await store.put_checkpoint(checkpoint, of_new(checkpoint, event))
 

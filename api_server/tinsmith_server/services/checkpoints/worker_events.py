@@ -1,4 +1,4 @@
-"""What workers report, written into the store. Nothing depends on somebody polling for a result."""
+"""Events of workers, written to the store, whether or not a client polls for a result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tinsmith_server.wire.ids import parse_sampling_session_id
 
 log = get_logger(__name__)
 
-# As long as a submit may wait for a worker that restarts.
+# As long as a submission may wait for a worker that restarts.
 CONNECT_SECONDS = 20.0
 # The worker was connected a moment before.
 RECONNECT_SECONDS = 2.0
@@ -38,7 +38,7 @@ _TYPES: dict[worker_pb2.CheckpointKind.ValueType, CheckpointType] = {
 
 
 class Events:
-    """Applying an event twice changes nothing, so any replica may drain at any time."""
+    """Applies workers' events. Applying one twice changes nothing, so any replica may drain at any time."""
 
     def __init__(
         self,
@@ -50,8 +50,10 @@ class Events:
         to_be_sampled: Callable[[Checkpoint, str], None],
         clock: Clock = utc_now,
     ) -> None:
-        """`freed` is noted when a model has ended, and left a place; `to_be_sampled` hears of
-        weights that were saved to sample from them, and by which worker.
+        """Start.
+
+        `freed` is notified when a model has ended and freed a slot; `to_be_sampled` is called with saved weights for
+        sampling, and their worker.
         """
         self._store = store
         self._fleet = fleet
@@ -65,8 +67,8 @@ class Events:
         self._next_drains: dict[str, asyncio.Task[int]] = {}
 
     async def drain(self, worker_id: str, connect_seconds: float = CONNECT_SECONDS) -> int:
-        """Applies everything that the worker has reported so far; returns the cursor. Raises WorkerUnavailable."""
-        # Before the lock: callers that wait for an absent worker one after the other would add up their waits.
+        """Apply all events that the worker has reported; return the cursor. Raises WorkerUnavailable."""
+        # Outside of the lock: callers that wait for an absent worker one after the other would add up their waits.
         await self._fleet.worker(worker_id).connection(connect_seconds)
         drain = self._next_drains.get(worker_id)
         if drain is None:
@@ -77,7 +79,7 @@ class Events:
         return await asyncio.shield(drain)
 
     async def _drain(self, worker_id: str) -> int:
-        """Drain in turn, for all callers that asked before the turn came."""
+        """Drain under the worker's lock, for all callers that asked before it was acquired."""
         async with self._turns[worker_id]:
             # A later caller may need events that this drain no longer sees.
             del self._next_drains[worker_id]
@@ -86,7 +88,7 @@ class Events:
             return (await self._store.get_worker(worker_id)).event_cursor
 
     async def drain_for(self, worker_id: str, result: worker_pb2.Result, connect_seconds: float) -> None:
-        """Applies at least what has to be in the store before a client sees this result. Raises WorkerUnavailable.
+        """Apply at least the events that the store needs before a client sees this result. Raises WorkerUnavailable.
 
         A result without an event_id waits for every event, unless it is the protobuf of a forward_backward, which
         reports nothing.
@@ -99,7 +101,7 @@ class Events:
             await self.drain(worker_id, connect_seconds)
 
     async def follow(self, worker_id: str, hold_seconds: float) -> None:
-        """Waits for the worker's next events and applies them. Raises WorkerUnavailable."""
+        """Wait for the worker's next events, and apply them. Raises WorkerUnavailable."""
         await self._apply_next(worker_id, hold_seconds, CONNECT_SECONDS)
 
     async def _apply_next(self, worker_id: str, hold_seconds: float, connect_seconds: float) -> int:
@@ -123,18 +125,18 @@ class Events:
                 await self._end(worker_id, corrupted.model_id, "corrupted", failure)
             case "model_released":
                 released = event.model_released
-                # For requests that come later. Without words the model's session has ended, or its client released it.
+                # The reason for later requests. It is empty if the session has ended or the client released the model.
                 why = Failure("user", released.reason).to_row() if released.reason else None
                 await self._end(worker_id, released.model_id, "released", why)
             case "model_created":
                 await self._model_created(worker_id, event.model_created.model_id)
 
     async def _model_created(self, worker_id: str, model_id: str) -> None:
-        """Binds a model whose acknowledgement got lost, and frees what nobody will use: one that was bound
-        elsewhere, or ended, while this worker was silent.
+        """Bind a model whose acknowledgement was lost, or release it if it was bound elsewhere or has ended.
 
-        One that nobody else has made yet is at home here, wherever it is on its way to: released here it could
-        come back, and find a model that has ended. And this is said once, so that it must not be displaced again.
+        An accepted model that no other worker has created is bound here, wherever it was placed: released here, it
+        could come back and find a model that has ended. The event comes only once, so the model must not be displaced
+        again.
         """
         slots = self._fleet.worker(worker_id).slots
         if await self._store.bind_where_made(model_id, worker_id, slots):
@@ -148,7 +150,7 @@ class Events:
             await self._delivery.release(worker_id, model_id, model.tenant)
 
     async def _end(self, worker_id: str, model_id: str, state: FinalState, failure: str | None = None) -> None:
-        """Only the worker at which a model lives says when it ends."""
+        """End the model, if it is bound to this worker."""
         model = await self._store.get_model(model_id)
         if model is not None and model.worker_id == worker_id:
             await self._store.end_model(model_id, state, failure)
@@ -169,7 +171,7 @@ class Events:
 
 
 def _checkpoint(event: worker_pb2.Event, model: Model, now: datetime) -> Checkpoint:
-    """Return the row of a save. It expires by `now`: a worker whose clock is behind would have it deleted early."""
+    """Return the row of a save. Its expiry counts from `now`: a worker whose clock is behind would expire it early."""
     saved = event.checkpoint_saved
     return Checkpoint(
         run_id=saved.model_id,

@@ -1,1 +1,1 @@
-"""What has become of an operation or a sample: polls that are held until there is an answer."""
+"""Polls for operations and samples, held until there is an answer."""

@@ -1,4 +1,4 @@
-"""`retrieve_future`: what has become of an operation or a sample, held until there is an answer."""
+"""The answers of `retrieve_future`: the state of an operation or a sample, held until it has ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tinsmith_server.services.training.models import Models
 from tinsmith_server.store.records import Model
 from tinsmith_server.wire.ids import CustomLossId, OperationId, SampleId, parse_request_id
 
-# Above this size a client that allows it hears the size first, and fetches when it has room.
+# Above this size a client that allows it gets the size first, and fetches the result when it has room.
 METADATA_THRESHOLD_BYTES = 64 * 1024
 # A worker that answers "pending" early must not turn a hold into a busy loop.
 PAUSE_SECONDS = 0.2
@@ -42,11 +42,11 @@ ENDED = frozenset({"released", "corrupted"})
 
 Answer = Pending | Ready | Metadata | Failure
 Ask = Callable[[], Awaitable[worker_pb2.AwaitReply]]
-"""Waits for an answer until the hold is over."""
+"""A call that waits for an answer until the hold is over."""
 
 
 class Futures:
-    """Results are read any number of times; nothing here forgets one."""
+    """Answers to polls. A result can be fetched any number of times."""
 
     def __init__(
         self,
@@ -72,14 +72,17 @@ class Futures:
         self._asks: SharedCalls[tuple[str, int], worker_pb2.AwaitReply] = SharedCalls()
 
     async def retrieve(self, tenant: str, request_id: str, *, allow_metadata_only: bool) -> Answer:
-        """Raises NotFound for what never existed, Gone for what is no longer kept."""
+        """Return the future's answer.
+
+        Raises NotFound for an unknown future, and Gone for a result that is no longer kept.
+        """
         answer = await self._long_polls.hold(self._retrieve(tenant, request_id), released=STOPPING)
         if allow_metadata_only and isinstance(answer, Ready) and len(answer.payload) > METADATA_THRESHOLD_BYTES:
             return Metadata(len(answer.payload))
         return answer
 
     async def cancel(self, tenant: str, request_id: str) -> bool:
-        """Stops a sample; False for a training operation, which is not for cancelling."""
+        """Stop a sample. False: the future is a training operation, which cannot be cancelled."""
         match parse_request_id(request_id):
             case SampleId() as sample:
                 await self._sampling.cancel(tenant, sample)
@@ -107,12 +110,12 @@ class Futures:
         raise NotFound(f"there is no future {request_id}")
 
     async def _unloaded(self, model: Model, deadline: float) -> Answer:
-        """Once the worker holds it no more, and the store knows."""
+        """Return the answer of a release, once the worker no longer has the model, and the store knows it."""
         if model.state == "bound" and not self._outlives_its_worker(model):
             reply = await self._ask_worker_of(model, RELEASE_SEQ_ID, deadline)
             if reply.WhichOneof("state") == "pending":
                 return Pending.from_worker(reply.pending)
-            # What it has saved must be listed before it is written off.
+            # Its saves must be in the store before the model ends.
             await self._events.drain(model.worker_id)
             await self._models.end(model)
         return Ready(orjson.dumps({"model_id": model.model_id, "type": "unload_model"}), protobuf=False)
@@ -143,7 +146,7 @@ class Futures:
         return Pending.from_worker(reply.pending)
 
     async def _finished(self, model: Model, result: worker_pb2.Result, deadline: float) -> Answer:
-        """A save is shown once its record is in the store, so that whoever sees it can list and load it."""
+        """Return the result once its record is in the store, so that the client can list and load a save."""
         try:
             await self._events.drain_for(model.worker_id, result, _remaining(deadline))
         except WorkerUnavailable as error:
@@ -152,7 +155,7 @@ class Futures:
         return Ready(result.payload, result.protobuf)
 
     async def _unknown(self, model: Model, seq_id: int, deadline: float) -> Answer:
-        """The worker has never heard of it, or no longer knows the model at all."""
+        """Return the answer of an operation that the worker does not know, or whose model it does not know."""
         model = await self._models.owned(model.tenant, model.model_id)
         if model.state in ENDED:
             return _ended(model)
@@ -173,12 +176,12 @@ class Futures:
             case "failure":
                 return Failure.from_worker(reply.failure)
             case "gone" | "not_found":
-                # Samples live in their sampler's memory; 410 makes the SDK submit this one anew.
+                # Samples are only in their sampler's memory; after a 410 the SDK submits the sample again.
                 raise Gone(f"the sampler has been restarted since {sample} was submitted, or its result is too old")
         return Pending.from_worker(reply.pending)
 
     def _outlives_its_worker(self, model: Model) -> bool:
-        """It has ended, and the results that its worker kept have gone with the worker."""
+        """Return whether the model has ended, and its results are gone with its worker."""
         if model.state not in ENDED:
             return False
         try:
@@ -193,16 +196,16 @@ class Futures:
             return await worker.await_result(model.model_id, seq_id, _remaining(deadline))
 
         async def ask() -> worker_pb2.AwaitReply:
-            """The deadline is that of whoever asked first, so the earlier one, but for what waited for its worker."""
+            """Ask once for all callers. The deadline is that of the first one, which is the earliest."""
             return await self._asks.result((model.model_id, seq_id), await_result)
 
         return await self._ask(ask, deadline)
 
     async def _ask(self, ask: Ask, deadline: float) -> worker_pb2.AwaitReply:
-        """Asks until there is more to say than "pending", or the hold is over.
+        """Repeat the call until the answer is not "pending", or the hold is over.
 
-        An unreachable worker is a pending answer with a reason, after the full hold: the SDK repeats
-        a poll that got a 5xx at once.
+        An unreachable worker is a pending answer with a reason, after the full hold: the SDK repeats a poll that got a
+        5xx at once.
         """
         while True:
             remaining = _remaining(deadline)
@@ -216,7 +219,7 @@ class Futures:
 
 
 def _ended(model: Model) -> Failure:
-    """Raises Gone for a released model."""
+    """Return the failure of an ended model. Raises Gone for a released one."""
     if model.state == "released":
         if model.failure is not None:
             raise Gone(Failure.from_row(model.failure).message)

@@ -1,4 +1,4 @@
-"""Long polls that can all be let go at once, when the server stops, and what many of them ask for at a time."""
+"""Long polls that can all be released when the server stops, and calls shared by several polls."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Not yet. `paused`: something is in the way that a human will want to hear of.
+    """An answer that is not final. `paused` marks a reason that the user should know.
 
-    `told`: at once, since somebody waits and sees nothing; of what is paused the SDK says nothing for a quarter of an
-    hour.
+    `told` shows it at once: the SDK says nothing about paused futures for a quarter of an hour.
     """
 
     reason: str | None = None
@@ -40,7 +39,7 @@ FAILED = Pending("the server has met an error and tries again; its log says whic
 
 
 class LongPolls:
-    """Thousands may be held; letting go costs nothing until it happens."""
+    """The held polls, of which there may be thousands."""
 
     def __init__(self, hold_seconds: float) -> None:
         self._hold_seconds = hold_seconds
@@ -51,7 +50,7 @@ class LongPolls:
         return len(self._held)
 
     async def hold(self, work: Coroutine[Any, Any, T], released: T) -> T:
-        """The work's result, or `released` once `release` was called."""
+        """Return the work's result, or `released` once `release` was called."""
         if self._closed:
             work.close()
             return released
@@ -100,13 +99,16 @@ class _Shared(Generic[T]):
 
 
 class SharedCalls(Generic[K, T]):
-    """A call that many wait for is made once, and what it brings is there once, however large it is."""
+    """Calls shared by several callers: each is made once, and its result is in memory once."""
 
     def __init__(self) -> None:
         self._running: dict[K, _Shared[T]] = {}
 
     async def result(self, key: K, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Of the call under way, or of a new one. It ends when nobody waits for it any more."""
+        """Return the result of the running call, or of a new one.
+
+        The call is cancelled when no caller waits any more.
+        """
         shared = self._running.get(key)
         if shared is None:
             shared = self._running[key] = _Shared(asyncio.create_task(call()))
@@ -121,6 +123,6 @@ class SharedCalls(Generic[K, T]):
                 shared.task.cancel()
 
     def _forget(self, key: K, shared: _Shared[T]) -> None:
-        """Whoever comes from here on makes a call of its own."""
+        """Later callers make a new call."""
         if self._running.get(key) is shared:
             del self._running[key]

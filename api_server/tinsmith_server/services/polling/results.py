@@ -1,4 +1,4 @@
-"""Results on their way to a client: charged to its key, translated, and held in memory only as far as there is room."""
+"""Results on their way to a client: charged to its key, translated, and limited in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tinsmith_server.wire.json_results import result_as_json
 
 COMES_LATER = Pending("as many results of yours are on their way as may be at a time; this one comes after them")
 
-# A small result waits for no room; there may be thousands.
+# A small result does not wait for memory; there may be thousands.
 SMALL_BYTES = 64 * 2**10
 # The size in decimal digits, together with the protobuf, for each byte of the protobuf.
 TIMES_IN_JSON = 7
@@ -36,7 +36,7 @@ class LargeResult:
 
 
 class Results:
-    """What `retrieve_future` answers with."""
+    """The answers of `retrieve_future`, as they are sent."""
 
     def __init__(self, futures: Futures, operations: Operations, sessions: Sessions, admission: Admission) -> None:
         self._futures = futures
@@ -47,7 +47,7 @@ class Results:
     async def fetch(
         self, tenant: str, request_id: str, key: str | None, *, in_json: bool, allow_metadata_only: bool = False
     ) -> Answer | LargeResult:
-        """Return the future's answer, held until there is one; `in_json` translates a result in protobuf.
+        """Return the future's answer, held until there is one; `in_json` translates a protobuf result.
 
         Raises NotFound and Gone as `Futures.retrieve` does.
         """
@@ -76,7 +76,7 @@ class Results:
             return LargeResult(await self._translated(tenant, whole, translate), room.pop_all())
 
     async def delete_model(self, tenant: str, model_id: str) -> Answer:
-        """End a model, and its session if the model made it. Pending while operations of the model run."""
+        """End a model, and its session if the model created it. Pending while operations of the model run."""
         ended = await self._operations.unload(tenant, model_id)
         answer = await self._futures.retrieve(tenant, str(ended), allow_metadata_only=False)
         if isinstance(answer, Ready):

@@ -1,7 +1,7 @@
-"""`retrieve_futures`: which samples of a sampling client have ended, held until there is one.
+"""The answers of `retrieve_futures`: the ended samples of a sampling client, held until there is one.
 
-Nothing of it is kept here but when lost samples were last looked for. The samplers know what they have told to whom
-(their `EndedSamples`), so any server may be asked next.
+The samplers record what they have reported to which client, so any server may answer the next poll. A server keeps only
+the time of its last search for lost samples.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tinsmith_server.services.sampling.dispatch import Dispatch
 from tinsmith_server.services.sampling.sampling import Sampling
 from tinsmith_server.wire.ids import SampleId, parse_request_id, sampler_token
 
-# How often samplers are asked for what was lost with the memory of one.
+# The interval of searches for samples that were lost with a sampler's memory.
 LOOK_SECONDS = 5.0
-# A sampler that cannot be reached must not keep what others have to tell.
+# A sampler that cannot be reached must not delay the others' reports.
 TELL_SECONDS = 5.0
 CLIENTS_REMEMBERED = 4096
 
 Wanted = dict[str, list[str]]
-"""Request ids of samples that nobody has fetched here, by the token of who took them."""
+"""Request ids of samples that were not fetched here, by the token of their sampler."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleClient:
-    """One of those that share a sampling session; the first has the number 0."""
+    """A client of a sampling session; the first one has the number 0."""
 
     tenant: str
     sampling_session_id: str
@@ -44,14 +44,14 @@ class SampleClient:
 
 @dataclass(frozen=True, slots=True)
 class EndedSamples:
-    """Behind the cursor that was given, up to this one."""
+    """The samples that ended after the given cursor, up to this one."""
 
     ended: Sequence[worker_pb2.EndedSample]
     cursor: int
 
 
 class SamplePolls:
-    """A cursor is the round in which samples were told: microseconds since 1970, or a little more."""
+    """Polls for ended samples. A cursor is the round of a report: microseconds since 1970, or slightly more."""
 
     def __init__(
         self,
@@ -69,12 +69,15 @@ class SamplePolls:
         self._in_flight = in_flight
         self._long_polls = long_polls
         self._hold_seconds = hold_seconds
-        # When the lost ones of each were last looked for.
+        # The time of the last search for each client's lost samples.
         self._looked: OrderedDict[SampleClient, float] = OrderedDict()
 
     async def poll(self, client: SampleClient, cursor: int, timeout_seconds: float | None) -> EndedSamples | Pending:
-        """Raises NotFound for a sampling session that the tenant does not have, Unprocessable for a sampler that
-        cannot tell."""
+        """Return the ended samples.
+
+        Raises NotFound for a sampling session that the tenant does not have, and Unprocessable for a sampler that
+        cannot report ended samples.
+        """
         session = await self._sampling.owned(client.tenant, client.sampling_session_id)
         hold = self._hold_seconds if timeout_seconds is None else min(timeout_seconds, self._hold_seconds)
         deadline = asyncio.get_running_loop().time() + hold
@@ -89,14 +92,14 @@ class SamplePolls:
             await self._until_any(client, base_model, cursor, min(_remaining(deadline), LOOK_SECONDS))
 
     async def _told(self, client: SampleClient, base_model: str, cursor: int, wanted: Wanted) -> EndedSamples:
-        """By all samplers at once, in one round."""
+        """Return the ended samples of all samplers, in one round."""
         round = max(cursor + 1, time.time_ns() // 1000)
 
         def request(sampler: SamplerHandle) -> worker_pb2.AwaitSamplesRequest:
             expected = wanted.get(sampler_token(sampler.sampler_id), ())
             return _request(client, cursor, round=round, expected=expected)
 
-        # `_until_any` waits for samplers that do not answer; here they would hold up the others.
+        # `_until_any` waits for samplers that do not answer; here they would delay the others.
         samplers = [one for one in self._samplers(base_model) if self._dispatch.answers(one)]
         replies = await asyncio.gather(*(self._ask(sampler, request(sampler), TELL_SECONDS) for sampler in samplers))
         ended = [one for reply in replies for one in reply.ended] + await self._lost(wanted)
@@ -105,7 +108,7 @@ class SamplePolls:
         return EndedSamples(ended, max(round, *(reply.round for reply in replies)) if replies else round)
 
     async def _until_any(self, client: SampleClient, base_model: str, cursor: int, seconds: float) -> None:
-        """Returns when a sampler has something to tell, when there is another sampler, or after so long."""
+        """Return when a sampler has a report, when there is another sampler, or after the given time."""
 
         async def any_of(sampler: SamplerHandle) -> None:
             request = _request(client, cursor, timeout_seconds=seconds)
@@ -125,7 +128,7 @@ class SamplePolls:
     async def _ask(
         self, sampler: SamplerHandle, request: worker_pb2.AwaitSamplesRequest, connect_seconds: float
     ) -> worker_pb2.AwaitSamplesReply:
-        """One that cannot be reached says nothing now; what it has to tell it tells later."""
+        """Ask one sampler. An unreachable one reports later."""
         try:
             async with asyncio.timeout(request.timeout_seconds + TELL_SECONDS):
                 reply = await (await sampler.connection(connect_seconds)).await_samples(request)
@@ -135,7 +138,7 @@ class SamplePolls:
             return worker_pb2.AwaitSamplesReply()
 
     async def _lost(self, wanted: Wanted) -> list[worker_pb2.EndedSample]:
-        """Return the samples of samplers that are no more; the SDK submits them again."""
+        """Return the samples of samplers that are gone; the SDK submits them again."""
         by_sampler = list(wanted.values())
         lost = await asyncio.gather(*(self._is_lost(request_ids[0]) for request_ids in by_sampler))
         gone = [one for request_ids, is_lost in zip(by_sampler, lost, strict=True) if is_lost for one in request_ids]
@@ -150,7 +153,7 @@ class SamplePolls:
         return False
 
     def _samplers(self, base_model: str) -> list[SamplerHandle]:
-        """Whoever may have samples of the base model, also those that take no more."""
+        """Return the samplers that may have samples of the base model, including those that take no more."""
         return [one for one in self._fleet.all_samplers if share_weights(self._fleet, one.base_model, base_model)]
 
     def _wanted(self, client: SampleClient) -> Wanted:
@@ -158,7 +161,7 @@ class SamplePolls:
         for request_id in self._in_flight.wanted(client.tenant, client.sampling_session_id):
             sample = parse_request_id(request_id)
             if isinstance(sample, SampleId) and sample.client == client.number:
-                # It is waited for, if not by a poll of its own.
+                # This poll covers all samples of the client.
                 self._in_flight.record_poll(client.tenant, request_id)
                 wanted[sample.sampler_token].append(request_id)
         return wanted

@@ -1,6 +1,6 @@
-"""Samples that are asked for in words and answered in words, for requests outside of any session.
+"""Text requests outside of any session: prompts in words, answers in words.
 
-The worker has the model's files, so it renders prompts and reads answers; here nothing knows a tokenizer.
+The worker has the model's files, so it renders prompts and parses answers; the server knows no tokenizer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tinsmith_server.wire.ids import KIND_OF_TYPE, SampleId, TinkerPath
 
 T = TypeVar("T")
 
-# The SDK waits out a sampler that is full; other clients give up after a few tries.
+# The SDK retries without limit while a sampler is full; other clients give up after a few tries.
 PATIENCE_SECONDS = 20.0
 MOST_SAVED = 1000
 PAUSE_SECONDS = 1.0
@@ -40,14 +40,14 @@ Pieces = Sequence[worker_pb2.TextPiece]
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """`created` in Unix seconds, 0 where nobody knows."""
+    """A model that can be sampled. `created` is in Unix seconds, 0 if unknown."""
 
     name: str
     created: int
 
 
 class Texts:
-    """From a request to samples that are drawn, which can be read while they are."""
+    """Submits text requests, whose samples can be read while they run."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Texts:
         self._long_polls = long_polls
 
     async def models(self, tenant: str) -> list[NamedModel]:
-        """What can be sampled from: base models, names that the tenant has promoted, and its newest saved samplers."""
+        """Return what can be sampled: base models, promoted names of the tenant, and its newest saved samplers."""
         bases = [NamedModel(model.name, 0) for model in self._fleet.models if model.sampling]
         promoted = await self._promotions.list(tenant)
         names = [NamedModel(one.name, int(one.at.timestamp())) for one in promoted if not self._fleet.model(one.name)]
@@ -78,18 +78,20 @@ class Texts:
         return bases + names + saved
 
     async def model(self, tenant: str, name: str) -> NamedModel:
-        """Raises NotFound for what is not there for this tenant."""
+        """Return a model. Raises NotFound if this tenant cannot sample it."""
         await self._sampling.once(tenant, name)
         return next((model for model in await self.models(tenant) if model.name == name), NamedModel(name, 0))
 
     async def count(self, tenant: str, model: str, prompt: Prompt) -> int:
-        """The prompt's tokens. Raises NotFound, Unprocessable, TooManySamples."""
+        """Return the number of the prompt's tokens. Raises NotFound, Unprocessable, TooManySamples."""
         sampler = await self._sampling.once(tenant, model)
         return len((await self._rendered(sampler, prompt)).tokens) // TOKEN_BYTES
 
     async def begin(self, tenant: str, request: TextRequest) -> list[Generation]:
-        """One for each prompt. Raises NotFound, Unprocessable, and TooManySamples after some patience; then nothing
-        is left of the others."""
+        """Submit one sample for each prompt.
+
+        Raises NotFound, Unprocessable, and TooManySamples after a wait; then the other samples are stopped.
+        """
         sampler = await self._sampling.once(tenant, request.model)
         begun: list[Generation] = []
         try:
@@ -104,7 +106,7 @@ class Texts:
         return begun
 
     async def pieces(self, sample: SampleId, seen: int) -> worker_pb2.AwaitTextReply:
-        """As soon as there is more than was seen. Raises WorkerUnavailable for a sample that is lost."""
+        """Return new pieces as soon as there are any. Raises WorkerUnavailable for a lost sample."""
         reply = await self._long_polls.hold(self._await_text(sample, seen), released=None)
         if reply is None:
             raise WorkerUnavailable(STOPPING)
@@ -117,7 +119,7 @@ class Texts:
         return reply
 
     async def _await_text(self, sample: SampleId, seen: int) -> worker_pb2.AwaitTextReply:
-        """Ask again over the next connection: the sampler still has the sample and all pieces that were not seen."""
+        """Retry over the next connection: the sampler still has the sample and all unread pieces."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + HOLD_SECONDS
         while True:
@@ -131,16 +133,16 @@ class Texts:
             await asyncio.sleep(PAUSE_SECONDS)
 
     def give_place_back(self, tenant: str, sample: SampleId) -> None:
-        """Nobody reads it any more."""
+        """Free the sample's place in the quota."""
         self._sampling.record_end(tenant, sample)
 
     async def cancel(self, sample: SampleId) -> None:
-        """Where its sampler cannot be told, it ends by itself."""
+        """Cancel the sample. If its sampler cannot be reached, it ends by itself."""
         with contextlib.suppress(WorkerUnavailable):
             await self._dispatch.cancel(sample)
 
     async def _rendered(self, sampler: Sampler, prompt: Prompt) -> worker_pb2.RenderPromptReply:
-        """Of tokens the text is empty, which tells what ends a sequence."""
+        """Render a prompt. The text of a prompt in tokens is empty; rendering it still returns the stop tokens."""
         need = Need(sampler.session.tenant, sampler.session.base_model, worker_id=sampler.worker_id)
         wanted = prompt.rendered or worker_pb2.RenderPromptRequest(text="")
         rendered = await _patiently(partial(self._dispatch.render, need, wanted))
@@ -150,7 +152,7 @@ class Texts:
 
 
 class Generation:
-    """One prompt's sample while it is drawn. Whoever has it stops it in the end."""
+    """The running sample of one prompt. Its owner must stop it."""
 
     def __init__(self, texts: Texts, tenant: str, sample: SampleId, prompt_tokens: int) -> None:
         self._texts = texts
@@ -160,7 +162,7 @@ class Generation:
         self.usage = Usage(prompt=prompt_tokens)
 
     async def pieces(self) -> AsyncIterator[Pieces]:
-        """As they come, to the end. Raises Unprocessable where the sample was wrong, and what else may become of it."""
+        """Yield the pieces until the end. Raises Unprocessable for an invalid sample, and the sampler's errors."""
         seen = 0
         while not self._is_over:
             reply = await self._texts.pieces(self._sample, seen)
@@ -172,19 +174,18 @@ class Generation:
             yield reply.pieces
 
     def give_place_back(self) -> None:
-        """May be called again, as `cancel` may."""
+        """Free the place in the quota. May be called twice, as `cancel`."""
         self._texts.give_place_back(self._tenant, self._sample)
 
     async def cancel(self) -> None:
-        """Unless it has ended."""
+        """Cancel the sample unless it has ended."""
         if not self._is_over:
             await self._texts.cancel(self._sample)
         self._is_over = True
 
 
 async def stop_all(generations: Sequence[Generation]) -> None:
-    """Their places first, then what is still drawn: a client waits for its answer as long as for one of them, however
-    many samplers cannot be told."""
+    """Free all places in the quota, then cancel all samples that still run, at the same time."""
     for generation in generations:
         generation.give_place_back()
     with contextlib.suppress(TimeoutError):
@@ -193,7 +194,7 @@ async def stop_all(generations: Sequence[Generation]) -> None:
 
 
 async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
-    """Again, while there is no room, for as long as clients wait without a word."""
+    """Repeat the call while the samplers are full, for as long as a client waits silently."""
     until = asyncio.get_running_loop().time() + PATIENCE_SECONDS
     while True:
         try:

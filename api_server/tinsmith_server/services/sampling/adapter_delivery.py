@@ -1,4 +1,4 @@
-"""How samplers get adapters: told ahead of the first sample, and streamed from the worker that saved them."""
+"""The delivery of adapters to samplers: announced before the first sample, and streamed from their worker."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from tinsmith_server.store.records import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A checkpoint on the root, and the worker that made it; empty: nobody knows. Only what a tenant may sample from
-    becomes one."""
+    """A checkpoint on the root that the tenant may sample, and the worker that made it, or "" if unknown."""
 
     directory: str
     manifest_digest: str
@@ -32,15 +31,18 @@ def save_of(checkpoint: Checkpoint, worker_id: str) -> Save:
 
 
 class SaveSources:
-    """What to ask a sampler for."""
+    """Chooses the source of a save for a sampler."""
 
     def __init__(self, fleet: Fleet, *, streams: bool) -> None:
-        """`streams`: whether samplers are told of workers at all, or read everything."""
+        """Start.
+
+        Without `streams` samplers read every save from the root.
+        """
         self._fleet = fleet
         self._streams = streams
 
     def adapter_for(self, sampler: SamplerHandle, save: Save) -> worker_pb2.AdapterRef:
-        """With the address of the save's worker, where the sampler can reach that."""
+        """Return the adapter, with the address of its worker if the sampler can reach it."""
         adapter = worker_pb2.AdapterRef(directory=save.directory, manifest_digest=save.manifest_digest)
         address = self._address_of(save.worker_id) if self._streams else None
         if address is not None and address.network == sampler.takes_saves_in:
@@ -55,12 +57,12 @@ class SaveSources:
         return None
 
 
-# Prompts spread over a pool, so any replica may be asked; but what nobody asks for costs each of them a read.
+# Prompts spread over a pool, so any replica may be chosen; but each announced adapter costs a read.
 TOLD_REPLICAS = 8
 
 
 class AdapterHints:
-    """Nothing depends on one: who has not heard it loads the weights with their first sample."""
+    """Announces adapters to samplers. A sampler that missed a hint loads the weights with their first sample."""
 
     def __init__(self, fleet: Fleet, loads: SamplerLoads, sources: SaveSources) -> None:
         self._fleet = fleet
@@ -69,9 +71,9 @@ class AdapterHints:
         self._telling: set[asyncio.Task[None]] = set()
 
     def tell(self, checkpoint: Checkpoint, worker_id: str) -> None:
-        """Of a checkpoint that somebody can sample from now. Returns at once. A worker has what it saved in memory.
+        """Announce a checkpoint that can be sampled now. Returns at once.
 
-        `worker_id`: who made it; empty where that is not known.
+        `worker_id` is the worker that made it, which has it in memory; "" if unknown.
         """
         save = save_of(checkpoint, worker_id)
         samplers = self._fleet.samplers(checkpoint.base_model, checkpoint.lora_rank)

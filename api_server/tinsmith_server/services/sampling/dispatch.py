@@ -1,4 +1,4 @@
-"""Gives a sample to one of the samplers of its base model, and finds it there again."""
+"""The dispatch of samples to the samplers of a base model, and the search for them later."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from tinsmith_server.services.sampling.adapter_delivery import Save, SaveSources
 from tinsmith_server.services.sampling.routing import SamplerLoads, cache_key, preference
 from tinsmith_server.wire.ids import SampleId, sampler_token
 
-# Short: the SDK waits out a 503 of a submission only for 300 s, but a 429 without limit.
+# Short: the SDK retries a 503 of a submission only for 300 s, but a 429 without limit.
 CONNECT_SECONDS = 20.0
-# One that hangs leaves time to ask others. A worker beside its training may be slow, and is the last to be asked.
+# A sampler that hangs leaves time for others. A worker that trains may be slow, and is asked last.
 POOL_SAMPLE_SECONDS = 5.0
-# A request that waits as long as a submission would hold up a program that only wants to leave.
+# A longer wait would delay a program that only wants to exit.
 CANCEL_SECONDS = 5.0
-# Another server may hear a moment earlier of a new replica, and give it a sample that is asked for here.
+# Another server may see a new replica a moment earlier, and give it a sample that is polled for here.
 UNSEEN_SECONDS = 2.0
-# The least time for a search, however short a poll is held: the wait above, and a list of the fleet.
+# The least time of a search, however short a poll's hold: the wait above, and a list of the fleet.
 LOOK_SECONDS = 7.0
-# A sampler that a list of the fleet has not shown is not looked for again for this long, unless it was seen meanwhile.
+# A sampler missing in a list of the fleet is not searched again for this long, unless it was seen meanwhile.
 GONE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a sample is to be made from, and for whom.
+    """What a sample is made from, and for which tenant.
 
-    `save`: of an adapter; None: the base model's own weights. `worker_id`: who made them, if it is known.
+    `save` is an adapter; None means the base model's own weights. `worker_id` is the worker that made them, if known.
     """
 
     tenant: str
@@ -48,7 +48,7 @@ class Need:
 
 
 class Dispatch:
-    """Pools go before workers that also train."""
+    """Dispatches samples: pools first, then workers that also train."""
 
     def __init__(self, fleet: Fleet, loads: SamplerLoads, sources: SaveSources) -> None:
         self._fleet = fleet
@@ -59,7 +59,7 @@ class Dispatch:
         self._passed_on: Counter[str] = Counter()
 
     def figures(self) -> SamplingFigures:
-        """For metrics. A base model of which nothing samples just now counts as 0."""
+        """Return the figures for metrics. A base model without a sampler counts as 0."""
         served = [model.name for model in self._fleet.models if model.sampling]
         accepting = {
             (name, kind): sum(one.kind == kind and one.accepting for one in self._fleet.samplers(name))
@@ -69,9 +69,9 @@ class Dispatch:
         return SamplingFigures(self._given, self._passed_on, accepting)
 
     async def give(self, need: Need, seq_id: int, request: worker_pb2.SampleRequest) -> SampleId:
-        """Returns once a sampler has taken it, with the id that says which.
+        """Submit a sample; return its id, which names its sampler.
 
-        Raises TooManySamples while nobody takes it, which the SDK waits out without limit.
+        Raises TooManySamples while no sampler takes it; the SDK retries without limit.
         """
         samplers = self._fleet.samplers(need.base_model, need.rank)
         deadline = asyncio.get_running_loop().time() + CONNECT_SECONDS
@@ -88,7 +88,10 @@ class Dispatch:
         raise await self._refusal(need, failure)
 
     async def await_result(self, sample: SampleId, deadline: float) -> worker_pb2.AwaitReply:
-        """Raises Gone when nobody can have the sample any more, WorkerUnavailable while that is not certain."""
+        """Return the sample's state.
+
+        Raises Gone if no sampler can have it, WorkerUnavailable while that is uncertain.
+        """
         holder = await self._holder_by(sample, deadline)
         client = await holder.connection(_remaining(deadline))
         reply = await client.await_sample(str(sample), _remaining(deadline))
@@ -97,14 +100,17 @@ class Dispatch:
         return reply
 
     def answers(self, sampler: SamplerHandle) -> bool:
-        """Whether it is connected, and took or said something when it was last asked."""
+        """Return whether the sampler is connected, and answered the last call."""
         return sampler.running() is not None and self._loads.answers(sampler.sampler_id)
 
     def note_answer(self, sampler: SamplerHandle) -> None:
         self._loads.note_answer(sampler.sampler_id)
 
     async def is_lost(self, sample: SampleId, seconds: float) -> bool:
-        """Tell whether no sampler has it any more. Raises WorkerUnavailable where that is uncertain for so long."""
+        """Return whether no sampler has the sample any more.
+
+        Raises WorkerUnavailable if that stays uncertain for so long.
+        """
         try:
             await self._holder_by(sample, asyncio.get_running_loop().time() + seconds)
         except Gone:
@@ -112,11 +118,11 @@ class Dispatch:
         return False
 
     def finds(self, sample: SampleId) -> bool:
-        """Who took it is there."""
+        """Return whether the sample's sampler is in the fleet."""
         return self._find(sample) is not None
 
     async def await_text(self, sample: SampleId, seen: int, deadline: float) -> worker_pb2.AwaitTextReply:
-        """The pieces behind those that were seen. Raises as `await_result` does."""
+        """Return the pieces after those that were seen. Raises as `await_result` does."""
         holder = await self._holder_by(sample, deadline)
         client = await holder.connection(_remaining(deadline))
         reply = await client.await_text(str(sample), seen, _remaining(deadline))
@@ -125,7 +131,10 @@ class Dispatch:
         return reply
 
     async def render(self, need: Need, request: worker_pb2.RenderPromptRequest) -> worker_pb2.RenderPromptReply:
-        """By any sampler of the base model. Raises Unprocessable for what cannot be a prompt, and as `give` does."""
+        """Render a prompt at any sampler of the base model.
+
+        Raises Unprocessable for an invalid prompt, and as `give` does.
+        """
         samplers = sorted(self._fleet.samplers(need.base_model, need.rank), key=lambda one: one.running() is None)
         deadline = asyncio.get_running_loop().time() + CONNECT_SECONDS
         failure: WorkerUnavailable | None = None
@@ -138,10 +147,10 @@ class Dispatch:
         raise await self._refusal(need, failure)
 
     async def cancel(self, sample: SampleId) -> None:
-        """Returns when its sampler knows; one that is no more has no sample to stop, and none is started for it.
+        """Cancel a sample; returns when its sampler has it. A sampler that is gone is not started.
 
-        Raises WorkerUnavailable where it cannot be reached: a server that has just started may not have connected yet,
-        and the sampler goes on with what the last one gave it.
+        Raises WorkerUnavailable if it cannot be reached: a server that has just started may not be connected yet, while
+        the sampler works on the sample.
         """
         try:
             holder = await self._holder(sample)
@@ -154,7 +163,7 @@ class Dispatch:
     def _in_order(
         self, samplers: Sequence[SamplerHandle], need: Need, request: worker_pb2.SampleRequest
     ) -> list[SamplerHandle]:
-        """Those that run and answer first; and first of these who made the weights, since it has them in memory."""
+        """Return the samplers in order: answering ones first, of these the worker with the weights in memory."""
         if len(samplers) < 2:
             return list(samplers)
         key = cache_key(need.save.manifest_digest if need.save else "", request.prompt_tokens)
@@ -174,15 +183,15 @@ class Dispatch:
         request: worker_pb2.SampleRequest,
         deadline: float,
     ) -> SampleId | None:
-        """To one after the other until one takes it; None when there are none.
+        """Offer the sample to one sampler after the other; None if there are none.
 
-        Raises TooManySamples when all that can be reached are full, and WorkerUnavailable when none can.
+        Raises TooManySamples if all reachable ones are full, and WorkerUnavailable if none can be reached.
         """
         full: TooManySamples | None = None
         failure: WorkerUnavailable | None = None
         for sampler in samplers:
             if failure is not None and _remaining(deadline) == 0:
-                break  # several that do not answer must not hold one request for minutes
+                break  # several samplers that do not answer must not hold one request for minutes
             if full or failure:
                 self._passed_on[sampler.base_model] += 1
             try:
@@ -216,14 +225,17 @@ class Dispatch:
 
     async def _refusal(self, need: Need, failure: WorkerUnavailable | None) -> Exception:
         if isinstance(failure, WorkerUnstartable):
-            # Final, so not the 5xx or 429 that a sample repeats without end.
+            # Final, and so not a 5xx or 429, after which the SDK repeats a sample without limit.
             return Unprocessable(str(failure))
         if failure is not None:
             return TooManySamples(str(failure))
         return TooManySamples(await self._fleet.provide(need.base_model, rank=need.rank, sampling=True))
 
     async def _holder_by(self, sample: SampleId, deadline: float) -> SamplerHandle:
-        """Like `_holder`; raises WorkerUnavailable if nothing is certain by the deadline and after LOOK_SECONDS."""
+        """Return the sample's sampler.
+
+        Raises WorkerUnavailable if it is uncertain at the deadline, after LOOK_SECONDS.
+        """
         try:
             async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + LOOK_SECONDS)):
                 return await self._holder(sample)
@@ -247,7 +259,7 @@ class Dispatch:
                     await self._fleet.changes.beyond(seen)
 
     async def _look_for(self, sample: SampleId) -> SamplerHandle:
-        """Before it is given up: else one server would give samples where another never finds them."""
+        """Search the fleet before the sample counts as lost: another server may have used a newer sampler."""
         token = sample.sampler_token
         is_known_to_be_gone = self._gone.get(token)
         if not is_known_to_be_gone:

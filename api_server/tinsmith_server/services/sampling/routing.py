@@ -1,4 +1,4 @@
-"""Which sampler gets a sample: the one that has most of it in its caches, unless that is far busier than the others."""
+"""The routing of samples: to the sampler with most of the sample in its caches, unless it is far busier than others."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.fleet.base import SamplerHandle
 
-# What a sampler's prefix cache shares is whole blocks of this many tokens.
+# A sampler's prefix cache shares whole blocks of this many tokens.
 FIRST_BLOCK_TOKENS = 64
 TOKEN_BYTES = 4
-# A sampler is passed over above this many times the mean of all, but never for a handful of samples: those of one
-# prompt, asked for one by one, belong together.
+# A sampler with this many times the mean load is passed over, but not for a few samples: those of one prompt, submitted
+# one by one, should stay together.
 BUSIER_FACTOR = 1.5
 FEW_SAMPLES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A sampler, and the samples that it has not finished."""
+    """A sampler and its number of unfinished samples."""
 
     sampler_id: str
     unfinished: int
 
 
 def cache_key(manifest_digest: str, prompt_tokens: bytes) -> bytes:
-    """Equal for samples that share what a sampler caches: the adapter (none: empty) and the prompt's first block."""
+    """Return a key that is equal for samples with the same adapter, or none, and the same first block of tokens."""
     return manifest_digest.encode() + b"/" + prompt_tokens[: FIRST_BLOCK_TOKENS * TOKEN_BYTES]
 
 
 def preference(key: bytes, loads: Sequence[Load]) -> list[str]:
-    """The samplers' ids in the order in which to ask them; those that are far busier than the others come last.
+    """Return the samplers' ids in the order of preference; far busier ones come last.
 
-    Rendezvous hashing: a sampler that comes or goes moves only the keys that are its own.
+    Rendezvous hashing: a sampler that comes or goes moves only its own keys.
     """
     bound = busy_bound([load.unfinished for load in loads])
     ranked = sorted(loads, key=lambda load: _weight(key, load.sampler_id), reverse=True)
@@ -45,7 +45,7 @@ def preference(key: bytes, loads: Sequence[Load]) -> list[str]:
 
 
 def busy_bound(unfinished: Sequence[int]) -> int:
-    """So many unfinished samples are too many; at least one sampler always has fewer."""
+    """Return the number of unfinished samples that is too many; at least one sampler always has fewer."""
     if not unfinished:
         return FEW_SAMPLES
     return max(FEW_SAMPLES, math.ceil(BUSIER_FACTOR * (sum(unfinished) + 1) / len(unfinished)))
@@ -56,7 +56,7 @@ def _weight(key: bytes, sampler_id: str) -> bytes:
 
 
 class SamplerLoads:
-    """What other servers give shows with the next refresh, and so does what ended unseen here: no error lasts."""
+    """The loads of samplers. Samples of other servers, and unseen ends, are corrected by the next refresh."""
 
     def __init__(self) -> None:
         self._said: dict[str, int] = {}
@@ -67,7 +67,7 @@ class SamplerLoads:
         return [Load(one.sampler_id, self._unfinished(one.sampler_id)) for one in samplers]
 
     def refresh(self, descriptions: Mapping[str, worker_pb2.DescribeReply], silent: Collection[str] = ()) -> None:
-        """What the samplers said just now, by their ids; those that were asked in vain are `silent`."""
+        """Set the samplers' own numbers, by their ids; `silent` ones did not answer."""
         self._said = {
             sampler_id: reply.metrics.samples_active + reply.metrics.samples_waiting
             for sampler_id, reply in descriptions.items()
@@ -76,11 +76,11 @@ class SamplerLoads:
         self._silent = set(silent)
 
     def answers(self, sampler_id: str) -> bool:
-        """Whether it took or said something when it was last asked; of one that never was, that is assumed."""
+        """Return whether the sampler answered its last call; True before the first one."""
         return sampler_id not in self._silent
 
     def note_silent(self, sampler_id: str) -> None:
-        """It did not take a sample, and did not say that it is full."""
+        """Record that the sampler did not answer."""
         self._silent.add(sampler_id)
 
     def note_answer(self, sampler_id: str) -> None:
@@ -91,7 +91,7 @@ class SamplerLoads:
         self._silent.discard(sampler_id)
 
     def record_end(self, sampler_id: str, request_id: str) -> None:
-        """Its result was seen here. Repeated reads count once."""
+        """Record that a result was seen here. Repeated reads count once."""
         if sampler_id in self._given:
             self._given[sampler_id].discard(request_id)
 

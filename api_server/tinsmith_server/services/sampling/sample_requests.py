@@ -1,4 +1,4 @@
-"""From an `asample` body to the worker's request. What is wrong with it becomes a rejection."""
+"""The worker's request for an `asample` body. An invalid body becomes a rejection."""
 
 from __future__ import annotations
 
@@ -29,19 +29,22 @@ TOKEN_BYTES = 4
 
 
 class InvalidSampleRequest(Exception):
-    """The message is for the user."""
+    """The request is invalid; the message is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSubmission:
-    """A sample as a sampler is given it, but for its adapter, and the number that its sender knows it by."""
+    """A sample without its adapter, and its number at the client."""
 
     seq_id: int
     request: worker_pb2.SampleRequest
 
 
 def sample_submission(body: dict[str, Any]) -> SampleSubmission:
-    """Raises Unprocessable where nobody could be told what is wrong; the rest fails the future."""
+    """Return the submission.
+
+    Raises Unprocessable without a sampling session or number; other errors fail the future.
+    """
     session_id, seq_id = body.get("sampling_session_id"), body.get("seq_id")
     if not isinstance(session_id, str) or not isinstance(seq_id, int) or not is_sample_number(seq_id):
         raise Unprocessable("sampling_session_id and seq_id are needed to know which sample this is")
@@ -50,7 +53,7 @@ def sample_submission(body: dict[str, Any]) -> SampleSubmission:
 
 @dataclass(frozen=True, slots=True)
 class PlainSample:
-    """A sample without an SDK: what it is drawn from, a sampling session or what one is opened on, and its request."""
+    """A sample without an SDK: its source, which is a sampling session or the model to open one on, and its request."""
 
     sampling_session_id: str | None
     base_model: str | None
@@ -58,13 +61,13 @@ class PlainSample:
     request: worker_pb2.SampleRequest
 
     def content(self) -> list[str | None]:
-        """All that the client has asked for, as JSON; a prompt is known by its digest."""
+        """Return all that the client has asked for, as JSON; a prompt by its digest."""
         request = self.request.SerializeToString(deterministic=True)
         return [self.base_model, self.model_path, hashlib.sha256(request).hexdigest()]
 
 
 def plain_sample(content: dict[str, Any]) -> PlainSample:
-    """Raises Unprocessable for a body in no form that there is; the rest fails the future."""
+    """Return the sample. Raises Unprocessable for an unknown form of body; other errors fail the future."""
     named, base_model, model_path = map(content.get, ("sampling_session_id", "base_model", "model_path"))
     sources = (named, base_model, model_path)
     if not any(sources) or not all(isinstance(source, str | None) for source in sources):
@@ -77,7 +80,7 @@ def plain_sample(content: dict[str, Any]) -> PlainSample:
 
 
 def sample_request(sampling_session_id: str, body: dict[str, Any]) -> worker_pb2.SampleRequest:
-    """Without its adapter, which the store knows, and without its id, which depends on who takes it."""
+    """Return the request without its adapter, which the store knows, and its id, which depends on the sampler."""
     try:
         request = SampleRequest.model_validate(body)
         return _request(sampling_session_id, request)
@@ -120,7 +123,10 @@ def _check_asks_for_something(request: SampleRequest) -> None:
 
 
 def _set_stop(message: worker_pb2.SampleRequest, params: SamplingParams) -> None:
-    """An absent stop means the end-of-sequence tokens, which stop beside strings too; an empty list: nothing stops."""
+    """Set what stops a sequence.
+
+    An absent stop means the end-of-sequence tokens, which also apply with strings; an empty list means nothing.
+    """
     message.has_stop = params.stop is not None
     for stop in [params.stop] if isinstance(params.stop, str) else params.stop or []:
         if isinstance(stop, str):
@@ -132,7 +138,7 @@ def _set_stop(message: worker_pb2.SampleRequest, params: SamplingParams) -> None
 
 
 def _set_prompt(message: worker_pb2.SampleRequest, prompt: ModelInput) -> None:
-    """The text's tokens as int32, all chunks in a row, and the images between them."""
+    """Set the text's tokens as int32, all chunks in a row, and the images between them."""
     texts: list[bytes] = []
     for index, chunk in enumerate(prompt.chunks):
         match chunk.type:
@@ -155,7 +161,7 @@ def _token_bytes(tokens: Sequence[int]) -> bytes:
 
 
 def _image(where: str, chunk: Chunk, before_token: int) -> worker_pb2.PromptImage:
-    """With its data, or with the place where a sampler finds them."""
+    """Return the image with its data, or with the location where a sampler finds it."""
     image = wire_pb2.ImageChunk(format=chunk.format, expected_tokens=chunk.expected_tokens)
     if chunk.type == "image_asset_pointer":
         if not chunk.location:
@@ -168,7 +174,7 @@ def _image(where: str, chunk: Chunk, before_token: int) -> worker_pb2.PromptImag
 
 
 def _tensor(tokens: TokenTensor) -> wire_pb2.Tensor:
-    """In the layout it came in, which is the layout of its answer."""
+    """Return the tokens in the layout of the request, which is the layout of the answer."""
     tensor = wire_pb2.Tensor(dtype=wire_pb2.INT64, shape=tokens.shape)
     if tokens.sparse_crow_indices is None or tokens.sparse_col_indices is None:
         tensor.dense = pack("q", tokens.data)
@@ -180,7 +186,7 @@ def _tensor(tokens: TokenTensor) -> wire_pb2.Tensor:
 
 
 def _rejected(sampling_session_id: str, body: dict[str, Any], message: str) -> worker_pb2.SampleRequest:
-    """Still answered with as many sequence ids as were asked for, within reason."""
+    """Return a rejection. It is answered with as many sequence ids as requested, up to a limit."""
     count: object = body.get("num_samples", 1)
     return worker_pb2.SampleRequest(
         sampling_session_id=sampling_session_id,

@@ -1,4 +1,4 @@
-"""Sampling sessions and samples, and for how long a model may be missing before samples from it are refused."""
+"""Sampling sessions and samples, and how long a missing model is waited for."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ K = TypeVar("K", bound=Hashable)
 
 # Sampling sessions never change, and a burst names the same one hundreds of times a second.
 CACHED_SESSIONS = 4096
-# Whether it still goes on is asked each time.
+# Whether the session is still open is checked each time.
 OF_SAMPLES_SECONDS = 3600.0
-# A model that somebody makes again, with other settings or from another manifest, is away for a moment.
+# A model that is created again, with other settings or from another manifest, is missing for a moment.
 AWAY_LIMIT = timedelta(seconds=300)
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A sample and the ids of its sequences, in the order in which they will come."""
+    """A sample, and the ids of its sequences in the order of the answer."""
 
     sample: SampleId
     sequence_ids: tuple[str, ...]
@@ -50,14 +50,14 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """A sampling session, and the worker that made its weights: empty for the base model's own."""
+    """A sampling session, and the worker that made its weights; empty for the base model's own."""
 
     session: SamplingSession
     worker_id: str
 
 
 class Sampling:
-    """A sample's future lives in its sampler's memory; its id says what was submitted, and who took it."""
+    """Samples. A sample's future is in its sampler's memory; its id names the sample and its sampler."""
 
     def __init__(
         self,
@@ -82,19 +82,22 @@ class Sampling:
         self._in_flight = in_flight
         self._clock = clock
         self._known: OrderedDict[str, Sampler] = OrderedDict()
-        # Of plain samples that name no session: by tenant and what they are drawn from.
+        # Of plain samples without a session: by tenant and source.
         self._of_samples: RowCache[tuple[str | None, ...], SamplingSession] = RowCache(OF_SAMPLES_SECONDS)
         # By base model and the adapter's rank.
         self._away: MissingTracker[tuple[str, int]] = MissingTracker(AWAY_LIMIT, clock)
 
     async def open(self, tenant: str, request: CreateSamplingSessionRequest) -> SamplingSession:
-        """Raises NotFound for a checkpoint, Unprocessable for a base model that is not there, or not that of both."""
+        """Open a sampling session.
+
+        Raises NotFound for a checkpoint, Unprocessable for an unknown or mismatched base model.
+        """
         await self._sessions.active(tenant, request.session_id)
         source = await self._source(tenant, request.base_model, request.model_path)
         return await self._add(source, request.session_id, request.sampling_session_seq_id)
 
     async def _source(self, tenant: str, base_model: str | None, model_path: str | None) -> SamplingSession:
-        """What a sampling session samples from; it has no id yet."""
+        """Return a sampling session of the source, without an id."""
         source = SamplingSession(
             sampling_session_id="",
             session_id="",
@@ -147,18 +150,18 @@ class Sampling:
             raise NotFound(f"{name} stands for {path}, which is gone: promote another one, or roll back") from error
 
     async def owned(self, tenant: str, sampling_session_id: str) -> SamplingSession:
-        """Raises NotFound, also for another tenant's sampling session."""
+        """Return the sampling session. Raises NotFound, also for another tenant's."""
         return (await self._sampler(tenant, sampling_session_id)).session
 
     async def join(self, tenant: str, sampling_session_id: str) -> int:
-        """A number, from 1 on, that no other client of the sampling session has. Raises NotFound."""
+        """Return a number from 1 on that no other client of the sampling session has. Raises NotFound."""
         session = await self.owned(tenant, sampling_session_id)
         return await self._store.number_sampling_client(session.sampling_session_id)
 
     async def submit(self, tenant: str, submitted: SampleSubmission) -> Submission:
-        """Bad parameters fail the future.
+        """Submit a sample. Invalid parameters fail the future.
 
-        Raises TooManySamples, which the SDK waits out without limit, and Unprocessable for a model that has not
+        Raises TooManySamples, after which the SDK retries without limit, and Unprocessable for a model that has not
         been served for minutes.
         """
         sampler = await self._sampler(tenant, submitted.request.sampling_session_id)
@@ -168,8 +171,10 @@ class Sampling:
     async def open_own(
         self, tenant: str, request: CreateSamplingClientRequest, key: str | None = None
     ) -> SamplingSession:
-        """In a session of its own, the same one for the same idempotency key. Raises as `open` does, and then there is
-        no session."""
+        """Open a sampling session in a new session, the same one for the same idempotency key.
+
+        Raises as `open` does.
+        """
         keyed = keyed_request(key, [request.base_model, request.model_path])
         return await self._open_own(await self._source(tenant, request.base_model, request.model_path), keyed)
 
@@ -179,7 +184,10 @@ class Sampling:
         return await self._add(source, session.session_id, 0)
 
     async def submit_plain(self, tenant: str, sample: PlainSample, key: str | None = None) -> Submission:
-        """Without a number: it gets one, the same for the same idempotency key. Raises as `open` and `submit` do."""
+        """Submit a sample without a number, which is the same for the same idempotency key.
+
+        Raises as `open` and `submit` do.
+        """
         sampling_session_id = sample.sampling_session_id
         if sampling_session_id is None:
             source = await self._source(tenant, sample.base_model, sample.model_path)
@@ -188,7 +196,10 @@ class Sampling:
         return await self.submit(tenant, SampleSubmission(drawn_sample_number(key), sample.request))
 
     async def _open_for_sample(self, source: SamplingSession, keyed: KeyedRequest | None) -> str:
-        """For many samples of one source one session, or each would leave rows. A key's is the key's, at any server."""
+        """Return a sampling session shared by the samples of one source: each would leave rows.
+
+        With an idempotency key it is the key's, at any server.
+        """
         if keyed is not None:
             return (await self._open_own(source, keyed)).sampling_session_id
         drawn_from = (source.tenant, source.base_model, source.model_path, source.manifest_digest)
@@ -202,10 +213,10 @@ class Sampling:
         return opened.sampling_session_id
 
     async def once(self, tenant: str, model: str) -> Sampler:
-        """What a request outside of any session samples from: a base model, or a checkpoint by its path or by the name
-        that the tenant has promoted it as. What a name stands for is asked once: the request ends with what it began.
+        """Return the sampler of a request without a session: a base model, a checkpoint's path, or a promoted name.
 
-        Raises NotFound for one that is not there for this tenant.
+        The name is resolved once: the request ends with the weights it began with. Raises NotFound if this tenant
+        cannot sample it.
         """
         sampling_session_id = sampling_session_id_of(f"once-{uuid.uuid4().hex}", 0)
         session = SamplingSession(
@@ -224,12 +235,12 @@ class Sampling:
         return await self._with_worker(session)
 
     async def submit_once(self, sampler: Sampler, number: int, request: worker_pb2.SampleRequest) -> SampleId:
-        """The numbered sample of that request. Raises as `submit` does."""
+        """Submit the numbered sample of that request. Raises as `submit` does."""
         request.sampling_session_id = sampler.session.sampling_session_id
         return (await self._submit(sampler, SampleSubmission(number, request))).sample
 
     def record_end(self, tenant: str, sample: SampleId) -> None:
-        """Of one that was read as text."""
+        """Record the end of a sample that was read as text."""
         self._in_flight.record_end(tenant, str(sample))
 
     async def _submit(self, sampler: Sampler, submitted: SampleSubmission) -> Submission:
@@ -249,7 +260,10 @@ class Sampling:
         return Submission(sample, sample.sequence_ids(request.num_samples))
 
     async def await_result(self, tenant: str, sample: SampleId, deadline: float) -> worker_pb2.AwaitReply:
-        """Raises NotFound for another tenant's sample; for the rest see `Dispatch.await_result`."""
+        """Return the sample's state.
+
+        Raises NotFound for another tenant's sample, and as `Dispatch.await_result` does.
+        """
         await self._sampler(tenant, sample.sampling_session_id)
         self._in_flight.record_poll(tenant, str(sample))
         try:
@@ -262,7 +276,7 @@ class Sampling:
         return reply
 
     async def cancel(self, tenant: str, sample: SampleId) -> None:
-        """Its place is free also where its sampler cannot be told. Raises NotFound, and as `Dispatch.cancel` does."""
+        """Cancel the sample, and free its place in the quota. Raises NotFound, and as `Dispatch.cancel` does."""
         await self._sampler(tenant, sample.sampling_session_id)
         try:
             await self._dispatch.cancel(sample)
@@ -293,7 +307,7 @@ class Sampling:
         return Sampler(session, model.worker_id if model else "")
 
     def _check_still_served(self, need: Need) -> None:
-        """Of a sampling session that could be opened: raises TooManySamples for minutes, then Unprocessable."""
+        """Check that an open sampling session is served. Raises TooManySamples for minutes, then Unprocessable."""
         model = (need.base_model, need.rank)
         try:
             self._check_served(*model)
@@ -304,7 +318,7 @@ class Sampling:
         self._away.note_there(model)
 
     def _check_served(self, base_model: str, rank: int = 0) -> None:
-        """Raises Unprocessable for what would be waited for without end."""
+        """Raise Unprocessable if the sample would wait without end."""
         served = self._fleet.model(base_model)
         if served is None:
             names = ", ".join(model.name for model in self._fleet.models)
@@ -319,7 +333,7 @@ class Sampling:
             )
 
     async def _checkpoint(self, session: SamplingSession) -> Checkpoint:
-        """The weights to sample from. Raises Gone when they are no longer kept."""
+        """Return the weights to sample. Raises Gone if they are no longer kept."""
         source = session
         if session.inflight and session.model_id is not None:
             source = await self._store.newest_inflight(session.model_id) or session
@@ -350,16 +364,16 @@ def _gone(session: SamplingSession) -> str:
 
 
 class MissingTracker(Generic[K]):
-    """A thing is missing since it was first missed, until it is there; what nobody missed for as long begins anew."""
+    """A tracker of missing things. A thing that was not missed for the tracker's length starts again."""
 
     def __init__(self, length: timedelta, clock: Callable[[], datetime]) -> None:
         self._length = length
         self._clock = clock
-        # Since when, and when last.
+        # The first and the last time it was missed.
         self._missed: dict[K, tuple[datetime, datetime]] = {}
 
     def is_over(self, thing: K) -> bool:
-        """It is missed now; True when it has been for longer than the tracker's length."""
+        """Record that the thing is missing; return whether it has been for longer than the tracker's length."""
         now = self._clock()
         since, last = self._missed.get(thing, (now, now))
         if now - last > self._length:

@@ -1,7 +1,7 @@
-"""Adapters that were made elsewhere, on their way to a checkpoint: started, sent file by file, finished.
+"""Imports of external adapters: started, sent file by file, and finished as a checkpoint.
 
-What is said at the start travels in the upload's id, signed, so that any replica can go on with it. A worker of the
-base model checks the files and writes the checkpoint; its training run has ended as soon as it is there.
+The upload's signed id contains the request, so any replica can continue. A worker of the base model checks the files
+and writes the checkpoint; its training run has ended as soon as it exists.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ MOST_CONFIG_BYTES = 2**20
 NAME = "imported"
 CONNECT_SECONDS = 25.0
 WRITERS = 2
-"""Parts of uploads that are written at a time: everybody's bodies are read in the same few threads."""
+"""The number of parts written at a time: the same few threads read all bodies."""
 OVER = "there is no such upload of yours, or its time is over; start another one"
 
 
 @dataclass(frozen=True, slots=True)
 class StartedUpload:
-    """A URL for each file, to which a PUT without a key sends it."""
+    """URLs for the files; a PUT to one needs no key."""
 
     upload_id: str
     urls: dict[str, str]
@@ -54,7 +54,7 @@ class StartedUpload:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What an upload's id says."""
+    """The content of an upload's id."""
 
     tenant: str
     base_model: str
@@ -78,7 +78,7 @@ class Upload:
 
 
 class AdapterImports:
-    """Finishing twice makes one checkpoint."""
+    """Imports of adapters. Finishing twice makes one checkpoint."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class AdapterImports:
         self._writing = asyncio.Semaphore(WRITERS)
 
     async def start(self, tenant: str, request: UploadStartRequest, base_url: str) -> StartedUpload:
-        """Raises Unprocessable for a base model that is not trained here, and where no checkpoint may be added."""
+        """Start an upload. Raises Unprocessable for a base model that cannot be trained here, or a used-up quota."""
         try:
             check_rank(find_served(self._fleet, request.base_model), request.lora_config.rank)
         except InvalidModelRequest as error:
@@ -124,23 +124,23 @@ class AdapterImports:
         return StartedUpload(upload_id, {name: f"{prefix}/{name}" for name in (CONFIG_FILE, WEIGHTS_FILE)}, expires)
 
     async def upload_of(self, upload_id: str) -> Upload:
-        """Raises NotFound for an id that was not made here, or whose time is over."""
+        """Return the upload of an id. Raises NotFound for a foreign or expired id."""
         said = verify(await self._secret(), upload_id, self._clock())
         if said is None:
             raise NotFound(OVER)
         return Upload(*said)
 
     def limit_of(self, name: str) -> int:
-        """Bytes. Raises NotFound for a file that no adapter has here."""
+        """Return the limit in bytes. Raises NotFound for a name that no file of an adapter has."""
         limits = {CONFIG_FILE: min(MOST_CONFIG_BYTES, self._most_bytes), WEIGHTS_FILE: self._most_bytes}
         if name not in limits:
             raise NotFound(f"an adapter comes as {CONFIG_FILE} and {WEIGHTS_FILE}, and not as {name[:100]!r}")
         return limits[name]
 
     async def receive(self, upload: Upload, name: str, parts: AsyncIterator[bytes]) -> None:
-        """Takes one file, in the place of an earlier one of the name.
+        """Receive one file, replacing an earlier one of the name.
 
-        Raises Unprocessable, NotFound where the upload ended meanwhile, and as `parts` does.
+        Raises Unprocessable, NotFound if the upload has ended meanwhile, and as `parts` does.
         """
         arriving = upload.directory, name
         if arriving in self._arriving:
@@ -156,7 +156,7 @@ class AdapterImports:
     async def _receive(self, upload: Upload, name: str, parts: AsyncIterator[bytes]) -> None:
         known = await asyncio.to_thread(self._files.others_of, upload.tenant, upload.directory)
         area = posixpath.dirname(upload.directory)
-        # Whose first file is under way: in a bucket it is not to be seen before its end.
+        # Uploads whose first file is arriving: a bucket shows it only at its end.
         begun = {directory for directory, _ in self._arriving if posixpath.dirname(directory) == area}
         others = len((known | begun) - {upload.directory})
         if others >= self._most:
@@ -176,10 +176,10 @@ class AdapterImports:
             raise
 
     async def finish(self, tenant: str, upload_id: str) -> str:
-        """The checkpoint's path.
+        """Return the checkpoint's path.
 
-        Raises NotFound for another tenant's upload, Unprocessable where the files are no adapter of the base model, and
-        WorkerUnavailable while no worker can look at them.
+        Raises NotFound for another tenant's upload, Unprocessable if the files are no adapter of the base model, and
+        WorkerUnavailable while no worker can check them.
         """
         upload = await self.upload_of(upload_id)
         if upload.tenant != tenant:
@@ -190,7 +190,7 @@ class AdapterImports:
         return str(upload.path)
 
     async def sweep(self) -> None:
-        """Removes the files of uploads that nobody has finished in time."""
+        """Remove the files of expired uploads."""
         await asyncio.to_thread(self._files.sweep, self._clock())
 
     async def _import(self, upload: Upload) -> None:
@@ -212,13 +212,16 @@ class AdapterImports:
             await self._retention.remove_files(upload.folder)
             await asyncio.to_thread(self._files.remove, upload.directory)
             raise NotFound(f"{upload.path} was deleted; start another upload to bring the adapter in again")
-        if found.directory != made.directory:  # other files had been sent, and finished, meanwhile
+        if found.directory != made.directory:  # other files were sent and finished meanwhile
             await self._retention.remove_files(made.directory)
         await self._store.remove_garbage(upload.folder)
         log.info("adapter imported", model_id=upload.run_id, tenant=upload.tenant, base_model=upload.base_model)
 
     async def _give_up_files(self, upload: Upload) -> None:
-        """Refused files hold none of the tenant's places for uploads. Better ones may be sent to the same link."""
+        """Remove refused files, which would use the tenant's quota of uploads.
+
+        Other files may be sent to the same link.
+        """
         if all(directory != upload.directory for directory, _ in self._arriving):
             await asyncio.to_thread(self._files.remove, upload.directory)
 
@@ -235,7 +238,7 @@ class AdapterImports:
         return await self._store.get_checkpoint(upload.run_id, "external", NAME)
 
     async def _worker(self, upload: Upload) -> WorkerHandle:
-        """One that runs, or else any that may be given a model of this base model."""
+        """Return a running worker, or else any that takes a model of this base model."""
         rank = int(upload.lora["rank"])
         trainers = self._fleet.trainers(upload.base_model, rank)
         if trainers:

@@ -1,4 +1,4 @@
-"""Accepted models and their way to a worker: the store is their journal until the worker has them."""
+"""Accepted models on their way to a worker: the store is their journal until the worker has them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tinsmith_server.store.store import Store
 log = get_logger(__name__)
 
 RETRY_SECONDS = 1.0
-# How long one attempt waits for a worker, before another one is looked for.
+# The time limit of one attempt at a worker, before another worker is chosen.
 ATTEMPT_SECONDS = 5.0
-# After this long whoever waits for a model hears why, once; then with the end of each poll.
+# The first poll for a model returns the reason after this time; later polls at the end of their hold.
 FIRST_WORD_SECONDS = 2.0
 
 
 class Binding:
-    """One task per accepted model, until it is bound or has failed."""
+    """The tasks that bind accepted models, one for each until it is bound or has failed."""
 
     def __init__(self, store: Store, fleet: Fleet, placement: Placement, delivery: Delivery) -> None:
         self._store = store
@@ -36,20 +36,20 @@ class Binding:
         self._placement = placement
         self._delivery = delivery
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        # As each is now, so that those who wait for one need not ask the store.
+        # The current row of each model, so that its waiters need not read the store.
         self._models: dict[str, Model] = {}
         self._told: set[str] = set()
         self._reasons: dict[str, TinsmithError] = {}
-        # Workers without room on their disks: said once, while every waiting model asks each second.
+        # Workers with full disks: logged once, while every waiting model asks each second.
         self._refusing: set[str] = set()
 
     async def resume(self) -> None:
-        """Takes up what an earlier run of the server, or another replica, had accepted."""
+        """Start tasks for models that an earlier run of the server, or another replica, had accepted."""
         for model in await self._store.accepted_models():
             self.start(model)
 
     def start(self, model: Model) -> None:
-        """Idempotent."""
+        """Start the model's task, unless it runs."""
         _ = self._task(model)
 
     def _task(self, model: Model) -> asyncio.Task[None]:
@@ -66,14 +66,14 @@ class Binding:
         self._told.discard(model_id)
 
     async def until_bound(self, model: Model, timeout_seconds: float) -> Model:
-        """The model as it is when the worker has it, or has not in time."""
+        """Return the model when it is bound, or as it is after the timeout."""
         if model.state != "accepted":
             return model
         done, _ = await asyncio.wait({self._task(model)}, timeout=max(timeout_seconds, 0))
         return (await self._store.get_model(model.model_id) or model) if done else model
 
     async def wait_until_bound(self, model: Model, timeout_seconds: float) -> Model:
-        """The same, but who comes for the first time is not held long before it hears a reason, if there is one."""
+        """Return the model as `until_bound` does, but soon at the first call if there is a reason to report."""
         if model.state == "accepted" and model.model_id not in self._told and timeout_seconds > FIRST_WORD_SECONDS:
             model = await self.until_bound(model, FIRST_WORD_SECONDS)
             if model.state != "accepted" or self.reason(model) is not None:
@@ -83,28 +83,31 @@ class Binding:
         return await self.until_bound(model, timeout_seconds)
 
     def note_free(self) -> None:
-        """A place may have come free."""
+        """Record that a slot may be free."""
         self._placement.note_free()
 
     def on_its_way(self, model_id: str) -> Model | None:
-        """A model that is being brought to a worker here, as it was accepted."""
+        """Return an accepted model that this replica is binding."""
         return self._models.get(model_id)
 
     def reason(self, model: Model) -> str | None:
-        """Why a model is not bound yet, for the one who waits for it."""
+        """Return why a model is not bound yet, for its client."""
         current = self._models.get(model.model_id, model)
         if current.worker_id:
             return self._why_not_brought(current)
         return self._placement.reason(model) or self._why_not_brought(current)
 
     async def unbound(self, tenant: str, limit: int) -> Sequence[tuple[Model, str | None]]:
-        """What a tenant waits for, oldest first, wherever it waits; and why."""
+        """Return the tenant's waiting models at all replicas, oldest first, with their reasons."""
         models = await self._store.unbound_models(tenant, limit)
         waiting = await self._placement.reasons([model for model in models if not model.worker_id])
         return [(model, waiting.get(model.model_id) or self._why_not_brought(model)) for model in models]
 
     def _why_not_brought(self, model: Model) -> str | None:
-        """A worker that is not ready says more, and newer, than the last attempt to reach it."""
+        """Return why the model is not at its worker.
+
+        A worker that is not ready has a newer reason than the last attempt.
+        """
         try:
             reason = self._fleet.worker(model.worker_id).unavailable_reason if model.worker_id else None
         except WorkerAbsent as absent:
@@ -125,7 +128,7 @@ class Binding:
             model = self._models[model.model_id] = await self._step(model, refused_by)
 
     async def _step(self, model: Model, refused_by: set[str]) -> Model:
-        """Brings the model one step further; returns it as it is then."""
+        """Do the model's next step; return its new state."""
         try:
             if not model.worker_id:
                 return await self._placement.wait_until_placed(model, refused_by)
@@ -135,11 +138,11 @@ class Binding:
         except TinsmithError as error:
             self._reasons[model.model_id] = error
             await asyncio.sleep(RETRY_SECONDS)
-            # Whether it still has its place, the store says in the next step.
+            # The next step reads from the store whether the model still has its slot.
             return replace(model, worker_id="")
 
     async def _bring(self, model: Model, refused_by: set[str]) -> Model:
-        """Raises TinsmithError where another attempt may help."""
+        """Submit the model's creation. Raises TinsmithError if another attempt may help."""
         try:
             await self._delivery.submit(model.worker_id, _creation(model), model.tenant, ATTEMPT_SECONDS)
         except (WorkerUnstartable, ModelNotAtWorker) as error:
@@ -168,7 +171,7 @@ class Binding:
             log.info("worker takes new models again", worker_id=worker_id)
 
     async def _displace(self, model: Model) -> Model:
-        """What the worker may have accepted all the same, it will report (`services/checkpoints/worker_events.py`)."""
+        """Take the model from its worker. If the worker has accepted it all the same, it reports that as an event."""
         reason = "its worker takes no new models any more"
         log.info("model displaced", model_id=model.model_id, worker_id=model.worker_id, reason=reason)
         await self._displaced(model)
@@ -179,7 +182,7 @@ class Binding:
         self._placement.note_free()
 
     async def _fail(self, model: Model, reason: str) -> Model:
-        """Unless another worker has turned out to have made it."""
+        """Fail the model, unless another worker has created it."""
         await self._displaced(model)
         failure = Failure("server", reason).to_row()
         if not await self._store.end_model(model.model_id, "failed", failure, only_unplaced=True):

@@ -1,8 +1,8 @@
-"""Custom losses: read and checked here, so that who makes one hears at once what is wrong with it, and kept nowhere.
+"""Custom losses: checked here, so that their author gets an error at once, and stored nowhere.
 
-A loss's id holds all of it (`tinsmith_rpc.custom_losses`), and comes back with each call that names it. So it is known
-to every replica and every worker, in a replay, too, and a repeated submission has the same id. What an id holds is
-checked again by the worker, since anybody can write one.
+A loss's id contains the loss (`tinsmith_rpc.custom_losses`), and comes with each call that uses it. So every replica
+and every worker knows it, also in a replay, and a repeated submission has the same id. The worker checks the content of
+an id again, since anyone can write one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tinsmith_server.wire.requests import Count, Request
 
 
 class CreateCustomLossRequest(Request):
-    """What it is made of is read by `tinsmith_rpc.custom_losses`, as the worker reads it."""
+    """The request of a custom loss. `tinsmith_rpc.custom_losses` reads its content, as the worker does."""
 
     session_id: str
     custom_loss_seq_id: Count
@@ -31,28 +31,28 @@ class CreateCustomLossRequest(Request):
 
 
 class CustomLosses:
-    """Losses belong to a session as far as their futures go; a loss itself is nobody's secret but its sender's."""
+    """The custom losses of sessions. A future belongs to a session; the loss itself is in its id."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
 
     async def create(self, tenant: str, loss: CustomLossId) -> CustomLossId:
-        """Raises NotFound and Gone for a session that is none of the tenant's, or over."""
+        """Return the loss's id. Raises NotFound and Gone for another tenant's or a finished session."""
         await self._sessions.active(tenant, loss.session_id)
         return loss
 
     async def owned(self, tenant: str, loss: CustomLossId) -> None:
-        """Raises NotFound, also for a loss of another tenant's session."""
+        """Check the loss's session. Raises NotFound, also for another tenant's."""
         await self._sessions.owned(tenant, loss.session_id)
 
     async def result(self, tenant: str, loss: CustomLossId) -> bytes:
-        """What the future comes to, at any server and at any time. Raises NotFound, as `owned` does."""
+        """Return the future's result, which is the same at any server and time. Raises NotFound as `owned` does."""
         await self.owned(tenant, loss)
         return orjson.dumps({"loss_id": loss.loss_id, "type": "create_custom_loss"})
 
 
 def custom_loss_id(body: dict[str, Any]) -> CustomLossId:
-    """Of a `create_custom_loss`. Raises Unprocessable: unlike a chunk of a call, it holds up nothing."""
+    """Return the id of a `create_custom_loss`. Raises Unprocessable: unlike a chunk of a call, it blocks nothing."""
     try:
         request = CreateCustomLossRequest.model_validate(body)
         loss_id = loss_id_of({"name": request.name, "inputs": request.inputs, "graph": request.graph})

@@ -1,4 +1,4 @@
-"""What a new model will be, read from the request that asks for it. Failures are values here."""
+"""The new model that a creation request describes. A failure is a value here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tinsmith_server.wire.json_bodies import sentence
 from tinsmith_server.wire.requests import CreateModelRequest, LoadWeightsRequest, OptimizerConfig
 
 OPTIMIZERS = ("adamw",)
-# Of those that SDKs know by name.
+# Optimizers that SDKs know by name.
 WHY_NOT = {
     "dimuon": "the vendor says of its update how large it is and that it takes a preconditioner and a matrix sign, but "
     "neither which nor their constants, and another update would train otherwise under the same name"
@@ -26,7 +26,7 @@ WHY_NOT = {
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """The model to make; with `failure` set, only a row that says why there is none."""
+    """The row of a new model. With `failure` set, the row says why there is no model."""
 
     kind: Literal["create", "load"]
     base_model: str
@@ -37,7 +37,7 @@ class Creation:
 
 
 class InvalidModelRequest(Exception):
-    """The message is for the user."""
+    """The request is invalid; the message is for the user."""
 
 
 def creation_from_scratch(body: dict[str, Any], fleet: Fleet, alpha: float) -> Creation:
@@ -90,7 +90,7 @@ def load_payload(checkpoint: Checkpoint, request: LoadWeightsRequest, *, create:
 
 
 def find_served(fleet: Fleet, name: str) -> ServedModel:
-    """Raises InvalidModelRequest naming what is served."""
+    """Return the served model of this name. Raises InvalidModelRequest naming the served ones."""
     served = fleet.model(name)
     if served is None:
         names = ", ".join(model.name for model in fleet.models) or "no model at all"
@@ -116,7 +116,7 @@ def check_optimizer(config: OptimizerConfig) -> None:
 
 
 def _compatible(fleet: Fleet, checkpoint: Checkpoint, wanted: str | None) -> ServedModel:
-    """The base model to load onto: that of the checkpoint, or another name of the same weights."""
+    """Return the base model to load onto: that of the checkpoint, or another name of the same weights."""
     served = find_served(fleet, wanted or checkpoint.base_model)
     if not share_weights(fleet, served.name, checkpoint.base_model):
         raise InvalidModelRequest(f"the checkpoint is of {checkpoint.base_model}; it cannot be loaded onto {wanted}")

@@ -1,4 +1,4 @@
-"""Models: one adapter, one optimizer, one queue of operations each."""
+"""Models: one adapter, one optimizer and one queue of operations each."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tinsmith_server.wire.responses import WaitingModel
 log = get_logger(__name__)
 
 TOUCH_SECONDS = 30.0
-# A worker that no longer holds a model says so itself, whatever this server still believes.
+# A worker that no longer holds a model says so itself, whatever this cache contains.
 BOUND_SECONDS = 1.0
 WAITING_SHOWN = 20
 
 
 class Models:
-    """Creation is kept in the store before it is acknowledged, then brought to the worker."""
+    """The models. A creation is stored before it is acknowledged, then brought to the worker."""
 
     def __init__(
         self,
@@ -58,26 +58,26 @@ class Models:
         self._bound: RowCache[str, Model] = RowCache(BOUND_SECONDS)
 
     async def create(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
-        """`create_model`: whatever is wrong behind the ids is the future's business.
+        """Create a model. Errors after the ids fail its future.
 
-        Without a session the model gets one of its own, the same one for the same idempotency key.
+        Without a session the model gets a new one, the same for the same idempotency key.
         """
         session_id, number = await self._place(tenant, body, key)
         creation = creation_from_scratch(body, self._fleet, self._lora_alpha)
         return await self._accept(tenant, session_id, number, creation)
 
     async def create_by_load(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
-        """`load_weights` without a model: LoRA settings come from the checkpoint."""
+        """Create a model with the LoRA settings of a checkpoint, for `load_weights` without a model."""
         session_id, number = await self._place(tenant, body, key)
         creation = await creation_by_load(tenant, body, self._fleet, self._lookup)
         return await self._accept(tenant, session_id, number, creation)
 
     async def owned(self, tenant: str, model_id: str) -> Model:
-        """Raises NotFound, also for another tenant's model."""
+        """Return the model. Raises NotFound, also for another tenant's model."""
         return await owned_model(self._store, tenant, model_id)
 
     async def at_work(self, tenant: str, model_id: str) -> Model:
-        """Like `owned`, but a bound model may be as it was a second ago, and one on its way as it was accepted."""
+        """Return the model as `owned` does, but possibly as it was a second ago."""
         model = self._bound.get(model_id) or self._binding.on_its_way(model_id)
         if model is not None and model.tenant == tenant:
             bind_ids(session_id=model.session_id, model_id=model_id)
@@ -89,7 +89,7 @@ class Models:
         return model
 
     async def waiting(self, tenant: str) -> list[WaitingModel]:
-        """The tenant's models that no worker has yet, oldest first, and what each waits for."""
+        """Return the tenant's models without a worker, oldest first, with their reasons."""
         now = self._clock()
         return [
             WaitingModel(
@@ -105,26 +105,26 @@ class Models:
         return self._fleet.model(model.base_model)
 
     async def touch(self, model_id: str) -> None:
-        """Notes the last request, at most each TOUCH_SECONDS: a pipelined run sends hundreds a second."""
+        """Record the time of the last request, at most every TOUCH_SECONDS: a pipelined run sends hundreds a second."""
         if not self._touched.get(model_id):
             self._touched.put(model_id, True)
             await self._store.touch_model(model_id, self._clock())
 
     async def fail(self, model: Model, failure: Failure) -> None:
-        """The model could not be made."""
+        """Mark the model as failed."""
         await self._store.end_model(model.model_id, "failed", failure.to_row())
         self._binding.note_free()
 
     async def end(self, model: Model) -> None:
-        """Its worker has released it: its place is free."""
+        """Mark the model as released by its worker, and free its slot."""
         await self._store.end_model(model.model_id, "released")
         self._binding.note_free()
 
     async def settle_missing(self, model: Model, creation: worker_pb2.AwaitReply) -> Model:
-        """The worker does not hold a bound model: its creation failed, or its volume is lost.
+        """End a bound model that its worker does not hold: its creation failed, or its volume is lost.
 
-        `creation` is what the worker says of operation 0. Any other answer, and any other state of
-        the model than bound, settles nothing. Returns the model as it is then.
+        `creation` is the worker's answer for operation 0. Any other answer, and any other state than bound, changes
+        nothing. Returns the model as it is then.
         """
         model = await self._store.get_model(model.model_id) or model
         if model.state != "bound":

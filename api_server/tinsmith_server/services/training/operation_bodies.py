@@ -1,4 +1,4 @@
-"""From the body of a training call to the operation that the worker is given, charged to the key's rate of tokens."""
+"""The operation in the body of a training call, charged to the key's rate of tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STABLE_REINFORCE_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingBody:
-    """A body as it came. Where it is over the limit, `content` is only its beginning, and `complete` is False."""
+    """A received body. If it is over the limit, `content` is only its beginning, and `complete` is False."""
 
     content: bytes
     encoding: str
@@ -42,7 +42,7 @@ class TrainingBody:
 
 @dataclass(frozen=True, slots=True)
 class TrainingOperation:
-    """The operation as the worker is given it, without the epoch; `note` is for the user."""
+    """The operation without the epoch; `note` is for the user."""
 
     request: worker_pb2.SubmitRequest
     note: str | None
@@ -114,7 +114,7 @@ class OperationBodies:
         return TrainingOperation(operation, note)
 
     async def _head(self, tenant: str, body: TrainingBody) -> Head:
-        """Raises Unprocessable. A compressed body is never read inline."""
+        """Return the head. Raises Unprocessable. A compressed body is never read inline."""
         size = len(body.content) if body.encoding == "identity" else INLINE_BYTES + 1
         try:
             return await self._admission.off_the_loop(tenant, size, lambda: read_head(body.content, body.encoding))

@@ -1,7 +1,7 @@
-"""Training operations: acknowledged whatever is in them, in the order of their numbers.
+"""Training operations: acknowledged in the order of their numbers, also if they are invalid.
 
-Once it is known which operation it is a future exists, and everything wrong with the request fails
-that future: a 4xx on one chunk of a batch would wedge the SDK's training client for good.
+Once the operation is identified it has a future, and every error of the request fails that future: a 4xx for one chunk
+of a batch would block the SDK's training client permanently.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ CREATION_SECONDS = 5.0
 
 
 class Operations:
-    """Every method answers the request id of the operation, the same one for the same number.
+    """Submits operations. Each method returns the request id, the same for the same number.
 
-    An operation without a number gets one where it is accepted, the same one for the same idempotency key.
+    An operation without a number gets one from its worker, the same for the same idempotency key.
     """
 
     def __init__(
@@ -55,7 +55,10 @@ class Operations:
     async def forward_backward(
         self, tenant: str, request: worker_pb2.SubmitRequest, key: str | None = None
     ) -> OperationId:
-        """`request` is whole but for the epoch, which the connection to the worker knows."""
+        """Submit a forward_backward.
+
+        `request` is complete but for the epoch, which the connection to the worker adds.
+        """
         model = await self._ready_for_work(tenant, request.model_id)
         return await self._submit(model, request, key)
 
@@ -76,16 +79,16 @@ class Operations:
         return await self._submit(model, await self._requests.save_weights_external(model, seq_id, body), key)
 
     async def load_weights(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
-        """With a model_id into that model, else into a new one."""
+        """Load weights into the model of the model_id, or without one into a new model."""
         if body.get("model_id") is None:
             return await self._models.create_by_load(tenant, body, key)
         model, seq_id = await self._addressed(tenant, body)
         return await self._submit(model, await self._requests.load_weights(model, seq_id, body), key)
 
     async def unload(self, tenant: str, model_id: str) -> OperationId:
-        """Ends the model behind what it has been given: what is in no checkpoint is dropped.
+        """End the model after its earlier operations: weights that are in no checkpoint are dropped.
 
-        A model that has ended already is answered the same, also when its session is over.
+        A model that has ended already gets the same answer, also if its session is over.
         """
         if (await self._models.owned(tenant, model_id)).state in FINAL_STATES:
             return OperationId(model_id, RELEASE_SEQ_ID)
@@ -96,7 +99,7 @@ class Operations:
         return OperationId(model_id, RELEASE_SEQ_ID)
 
     async def _addressed(self, tenant: str, body: dict[str, Any]) -> tuple[Model, int]:
-        """The number is 0 where the worker will give one."""
+        """Return the model and the operation's number, which is 0 if the worker assigns it."""
         model_id, seq_id = body.get("model_id"), client_number(body)
         if not isinstance(model_id, str) or seq_id is None:
             raise Unprocessable(WHICH_OPERATION)
@@ -108,18 +111,18 @@ class Operations:
         await self._models.touch(model_id)
         model = await self._binding.until_bound(model, PATIENCE_SECONDS)
         if model.state == "accepted":
-            # Another replica may have brought it to its worker, while the attempt here is still waiting for one.
+            # Another replica may have bound it, while the attempt here still waits for a worker.
             model = await self._models.owned(tenant, model_id)
         if model.state == "accepted":
-            # Work that came before the create would be refused as work for a model that the worker has lost.
+            # Operations that arrive before the creation would be refused as operations of a lost model.
             reason = self._binding.reason(model) or "its worker is still starting"
             raise WorkerUnavailable(f"{model_id} is not ready for work yet: {reason}")
         return model
 
     async def _submit(self, model: Model, request: worker_pb2.SubmitRequest, key: str | None) -> OperationId:
-        """A model that is no more gets no work; its futures say why when they are asked for."""
+        """Submit the operation unless the model has ended; then its future returns the reason."""
         if not request.seq_id:
-            # Without a client's key, too: what is sent to the worker again must be known there.
+            # Without a client's key as well: the worker must recognise a repeated submission.
             request.idempotency_key = key or uuid.uuid4().hex
         number = request.seq_id
         if model.state not in FINAL_STATES:

@@ -1,4 +1,4 @@
-"""Keeps one queue at this replica: looks for places in rounds, and wakes those of its own that have got one."""
+"""The placement of accepted models on workers, in the order of a queue that all replicas share."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tinsmith_server.store.store import Store
 
 log = get_logger(__name__)
 
-# A slot that another replica frees is found by asking the store again.
+# A slot that another replica frees is found only by reading the store again.
 RECHECK_SECONDS = 2.0
-# So that a thousand creates that come at once are a few looks at the queue and not a thousand.
+# A thousand creations that arrive at once cause a few reads of the queue, instead of a thousand.
 BATCH_DELAY_SECONDS = 0.1
-# What another replica gives at the same moment is in the store when its transaction ends.
+# An assignment of another replica at the same moment is visible when its transaction ends.
 CONFLICT_WAIT_SECONDS = 0.02
 
 
@@ -32,12 +32,17 @@ class _Waiter:
 
 
 class PlacementRounds:
-    """However many wait, a round reads the store once, and writes only where there is a place to give, or was one the
-    last time: then it does not look first, since whoever comes next finds one, too.
+    """The placement of waiting models on workers with the same weights, in rounds.
+
+    A round reads the store once for all waiters. It writes only if there is a slot to assign, or if there was one in
+    the last round: then it writes without reading first.
     """
 
     def __init__(self, store: Store, fleet: Fleet, weights: str, freed: Changes, kept: int, clock: Clock) -> None:
-        """`weights` names the queue; `freed` is noted when a place may have come free."""
+        """Start without waiters.
+
+        `weights` names the queue; `freed` is notified when a slot may be free.
+        """
         self._store = store
         self._fleet = fleet
         self._weights = weights
@@ -53,7 +58,7 @@ class PlacementRounds:
         self._there_was_room = False
 
     async def wait_until_placed(self, model: Model, refused_by: Collection[str]) -> Model:
-        """The model once it has a worker, or has ended."""
+        """Return the model once it has a worker, or has ended."""
         waiter = _Waiter(model, refused_by, asyncio.get_running_loop().create_future())
         self._waiters[model.model_id] = waiter
         self._freed.note()
@@ -67,7 +72,7 @@ class PlacementRounds:
                 del self._waiters[model.model_id]
 
     def reason(self, model: Model) -> str | None:
-        """What a model waits for that was in the queue at the latest look."""
+        """Return what a model waits for that was in the queue at the last read."""
         if self._positions is None:
             self._positions = {one.model_id: number for number, one in enumerate(fair_order(self._queue), 1)}
         number = self._positions.get(model.model_id)
@@ -79,7 +84,7 @@ class PlacementRounds:
         return wait.sentence(self._queue.holders, next_step, self._clock())
 
     async def look(self) -> None:
-        """Sees who waits, and for what."""
+        """Read the queue."""
         await self._look(self._capacity())
 
     async def close(self) -> None:
@@ -96,15 +101,14 @@ class PlacementRounds:
             except TinsmithError as error:
                 placed, self._failure = False, str(error)
             except Exception as error:
-                # Whatever it was, those who wait must not wait for ever.
+                # After any error the waiters must not wait without end.
                 log.exception("models not placed", base_model=self._weights)
                 placed, self._failure = False, repr(error)
             if self._waiters and not placed:
                 await self._pause(*seen)
 
     async def _round(self) -> bool:
-        """Whether there was something to give, and so may be more: to somebody here, or to one whom another replica
-        has in hand just now."""
+        """Run one round. Return whether there were slots to assign, here or at another replica: there may be more."""
         asked, capacity = dict(self._waiters), self._capacity()
         if self._there_was_room and await self._place(asked, capacity):
             return True
@@ -127,7 +131,7 @@ class PlacementRounds:
         return self._there_was_room
 
     async def _wake_settled(self, asked: dict[str, _Waiter], waiting: Collection[str]) -> None:
-        """Those whom another replica has placed, or whose session has ended."""
+        """Wake the waiters whose model another replica has placed, or whose session has ended."""
         for model_id in asked.keys() - set(waiting):
             waiter = asked[model_id]
             if not waiter.placed.done():
@@ -135,15 +139,14 @@ class PlacementRounds:
                 self._wake(waiter, model or replace(waiter.model, state="failed"))
 
     def _wake(self, waiter: _Waiter, model: Model) -> None:
-        """It waits no more, though it has not come to run: a round for it would find nothing, and who came meanwhile
-        would wait for the one behind."""
+        """Wake the waiter, and remove it at once: a round for it would find nothing, and delay later waiters."""
         if not waiter.placed.done():
             waiter.placed.set_result(model)
         if self._waiters.get(model.model_id) is waiter:
             del self._waiters[model.model_id]
 
     async def _ask_for_more(self) -> None:
-        """Asks for more capacity, once for each kind of model, and notes what happens next."""
+        """Request more capacity, once for each kind of model, and keep what happens next."""
         kinds = {(waiter.model.base_model, waiter.model.lora_rank) for waiter in self._waiters.values()}
         for base_model, rank in sorted(kinds):
             self._next_steps[base_model, rank] = await self._fleet.provide(base_model, rank=rank)
@@ -161,7 +164,7 @@ class PlacementRounds:
                 one.cancel()
 
     async def _look(self, capacity: Capacity) -> tuple[Collection[str], Collection[str]]:
-        """Who waits, and to whom of them there is a place to give: those are on their way, and have no turn."""
+        """Read the queue. Return the waiting models, and those that get a slot now, which have no position any more."""
         queue = await self._store.placement_queue(self._names(), capacity.slots)
         wanted = assign_slots(queue, capacity)
         left = tuple(one for one in queue.waiting if one.model_id not in wanted)
@@ -169,7 +172,7 @@ class PlacementRounds:
         return [one.model_id for one in queue.waiting], wanted
 
     def _names(self) -> list[str]:
-        """All names under which models of this queue may have been asked for."""
+        """Return all names under which models of this queue may have been requested."""
         return [served.name for served in self._fleet.models if served.weights == self._weights] or [self._weights]
 
     def _capacity(self) -> Capacity:
@@ -183,10 +186,13 @@ class PlacementRounds:
 
 
 class Placement:
-    """Models that want the same workers wait in one line, whichever replica accepted them."""
+    """The placement of all models. Models for the same workers share a queue, whichever replica accepted them."""
 
     def __init__(self, store: Store, fleet: Fleet, freed: Changes, kept: int, clock: Clock = utc_now) -> None:
-        """`freed` is noted when a place may have come free here; `kept` places are left to tenants without any."""
+        """Start without queues.
+
+        `freed` is notified when a slot may be free here; `kept` slots are reserved for tenants without any.
+        """
         self._store = store
         self._fleet = fleet
         self._freed = freed
@@ -195,18 +201,18 @@ class Placement:
         self._keepers: dict[str, PlacementRounds] = {}
 
     async def wait_until_placed(self, model: Model, refused_by: Collection[str]) -> Model:
-        """The model once it has a worker, or has ended. Those that have refused it before are asked last."""
+        """Return the model once it has a worker, or has ended. Workers in `refused_by` are chosen last."""
         weights = self._weights(model.base_model)
         keeper = self._keepers.get(weights) or self._keepers.setdefault(weights, self._keeper(weights))
         return await keeper.wait_until_placed(model, refused_by)
 
     def reason(self, model: Model) -> str | None:
-        """What a model waits for that waits here for a place."""
+        """Return what a model waits for whose placement runs here."""
         keeper = self._keepers.get(self._weights(model.base_model))
         return keeper.reason(model) if keeper is not None else None
 
     async def reasons(self, models: Sequence[Model]) -> Mapping[str, str]:
-        """What those of `models` wait for that have no place, whichever replica they wait at."""
+        """Return what each model without a slot waits for, at whichever replica."""
         found: dict[str, str] = {}
         for weights in {self._weights(model.base_model) for model in models}:
             keeper = self._keepers.get(weights) or self._keeper(weights)
@@ -215,11 +221,11 @@ class Placement:
         return found
 
     def note_free(self) -> None:
-        """A place may have come free."""
+        """Record that a slot may be free."""
         self._freed.note()
 
     def may_stay(self, model: Model) -> bool:
-        """Whether the worker at which the model is placed still takes new ones."""
+        """Return whether the model's worker still takes new models."""
         trainers = self._fleet.trainers(model.base_model, model.lora_rank)
         return any(worker.worker_id == model.worker_id for worker in trainers)
 
@@ -230,6 +236,6 @@ class Placement:
         return PlacementRounds(self._store, self._fleet, weights, self._freed, self._kept, self._clock)
 
     def _weights(self, base_model: str) -> str:
-        """Names of the same weights have the same workers, so they share a line."""
+        """Return the name of the queue: names of the same weights have the same workers."""
         served = self._fleet.model(base_model)
         return served.weights if served is not None else base_model

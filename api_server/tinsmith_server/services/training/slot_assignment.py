@@ -1,7 +1,7 @@
-"""Whose turn it is for a place at a worker, and what one who waits is told. Decides only; `placement.py` acts.
+"""The order of a placement queue, the assignment of slots, and the message for a waiting client.
 
-The next place goes to the tenant that holds fewest of them, and there to the model that came first: tenants take turns,
-and one that asks for a thousand places stands in nobody's way. Nobody loses a place that it has.
+This module only decides; `placement.py` acts. The next slot goes to the tenant that holds the fewest slots, and of its
+models to the oldest: a tenant that wants a thousand slots delays no other. A model never loses its slot to another.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from datetime import datetime, timedelta
 from tinsmith_server.store.records import PlacementQueue, SlotHolder, WaitingModel
 
 Suits = Callable[[str, int], Collection[str]]
-"""The workers that may be given a model of this base model and LoRA rank."""
+"""The workers that take a model of this base model and LoRA rank."""
 
 SESSIONS_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What there is to give: how many slots each worker has, and whom each of them suits.
+    """The slots of each worker, and the models that each worker takes.
 
-    `kept` of them, the last ones, are for tenants that hold none and have a session.
+    The last `kept` slots are reserved for tenants that hold none and have a session.
     """
 
     slots: Mapping[str, int]
@@ -38,7 +38,7 @@ class Capacity:
 
 
 def fair_order(queue: PlacementQueue, place: Callable[[WaitingModel], bool] = lambda _: True) -> list[WaitingModel]:
-    """Everybody in the order of their turns. Who `place` nothing at its turn does not count as served."""
+    """Return all waiting models in fair order. A model for which `place` returns False does not count as served."""
     waiting: defaultdict[str, deque[tuple[int, WaitingModel]]] = defaultdict(deque)
     for number, one in enumerate(queue.waiting):
         waiting[one.tenant].append((number, one))
@@ -57,7 +57,7 @@ def fair_order(queue: PlacementQueue, place: Callable[[WaitingModel], bool] = la
 
 
 def assign_slots(queue: PlacementQueue, capacity: Capacity) -> Mapping[str, str]:
-    """Which models get a place now, and at which worker."""
+    """Return the models that get a slot now, with their workers."""
     used = Counter(holder.worker_id for holder in queue.holders)
     held = Counter(holder.tenant for holder in queue.holders)
     free = {
@@ -87,19 +87,19 @@ def assign_slots(queue: PlacementQueue, capacity: Capacity) -> Mapping[str, str]
 
 
 def _kept_from(tenant: str, held: Mapping[str, int], queue: PlacementQueue, capacity: Capacity) -> int:
-    """How many free places this tenant has to leave to those who hold none."""
+    """Return the number of free slots that this tenant must leave to tenants without any."""
     newcomers = [other for other in queue.tenants_at_work if other != tenant and not held.get(other)]
     return min(capacity.kept, capacity.total - 1) if held.get(tenant) and newcomers else 0
 
 
 def _fullest(workers: Collection[str], free: Mapping[str, int], refused_by: Collection[str]) -> str:
-    """Full workers fill up and others run empty, so that whole GPUs can be given back."""
+    """Return the fullest worker: full workers fill up and others run empty, so that whole GPUs become free."""
     return min(workers, key=lambda worker_id: (worker_id in refused_by, free[worker_id], worker_id))
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The place of one model in the queue. `total` and `slots` are of the whole queue."""
+    """The position of one model in the queue. `total` and `slots` are of the whole queue."""
 
     number: int
     total: int
@@ -108,7 +108,7 @@ class Wait:
     tenant: str
 
     def sentence(self, holders: Sequence[SlotHolder], next_step: str, now: datetime) -> str:
-        """For the tenant: of others it says how many places they hold, and nothing else."""
+        """Return the message for the tenant. Of other tenants it says only how many slots they hold."""
         turn = f"{_ordinal(self.number)} of {self.total} waiting" if self.total > 1 else "waiting"
         wanted = f"one of {self.slots} places" if self.slots else "a worker"
         return "; ".join(
@@ -123,7 +123,7 @@ class Wait:
 
 
 def _sessions(own: Sequence[SlotHolder], now: datetime) -> str:
-    """Those idle for longest first: they are the ones to end."""
+    """Return the sessions, the longest idle first: these are the ones to end."""
     last: dict[str, datetime] = {}
     for holder in own:
         last[holder.session_id] = max(holder.last_request_at, last.get(holder.session_id, holder.last_request_at))

@@ -1,7 +1,7 @@
-"""From a JSON body to what the worker's journal keeps. What is wrong with a body becomes a rejection.
+"""The worker's requests for JSON bodies. An invalid body becomes a rejection.
 
-A `forward_backward` comes as a whole request from its route. In protobuf its body is not read here; in JSON, as SDKs
-below 0.22.3 send it, the worker is given the message that an SDK of today would have sent.
+A `forward_backward` in protobuf is not decoded here. In JSON, as SDKs below 0.22.3 send it, it becomes the message that
+today's SDK would have sent.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ WHICH_OPERATION = (
 )
 
 CallKey = Literal["forward_backward_input", "forward_input"]
-"""Where the data stand in a body in JSON."""
+"""The field of a JSON body that contains the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonOperation:
-    """The operation as the worker is given it, but for the epoch."""
+    """The operation without the epoch."""
 
     request: worker_pb2.SubmitRequest
     loss_fn: str | None
 
 
 def json_operation(content: dict[str, Any], key: CallKey, limit_bytes: int) -> JsonOperation:
-    """Raises Unprocessable where the body does not say which operation it is."""
+    """Return the operation. Raises Unprocessable if the body does not identify one."""
     head = json_head(content, key)
     if head is None:
         raise Unprocessable(WHICH_OPERATION)
@@ -64,7 +64,7 @@ def json_operation(content: dict[str, Any], key: CallKey, limit_bytes: int) -> J
 
 
 def _payload(call: object, key: CallKey, limit_bytes: int) -> bytes:
-    """Raises InvalidTraining."""
+    """Return the message. Raises InvalidTraining."""
     message = training_message(call, forward_only=key == "forward_input")
     if (size := message.ByteSize()) > limit_bytes:
         raise InvalidTraining(
@@ -75,7 +75,7 @@ def _payload(call: object, key: CallKey, limit_bytes: int) -> bytes:
 
 
 class SubmitRequests:
-    """Saves carry what the store knows of the name; loads carry where the files are."""
+    """Builds requests. Saves contain the state of their name in the store; loads contain the files' location."""
 
     def __init__(self, fleet: Fleet, events: Events, lookup: CheckpointLookup, checkpoints: CheckpointQuota) -> None:
         self._fleet = fleet
@@ -129,9 +129,9 @@ class SubmitRequests:
             return await self._named(model, seq_id, save, "sampler")
         served = self._fleet.model(model.base_model)
         if served is not None and not served.sampling:
-            # What is saved without a name can only be sampled from.
+            # An unnamed save can only be sampled.
             return _rejected(model, seq_id, worker_pb2.SAVE_WEIGHTS, training_only(model.base_model))
-        assert request.sampling_session_seq_id is not None  # the request's own validator says so
+        assert request.sampling_session_seq_id is not None  # the request's validator checks it
         save.kind = worker_pb2.EPHEMERAL
         save.sampling_session_id = sampling_session_id_of(
             model.session_id, request.sampling_session_seq_id, inflight=request.kind == "inflight"
@@ -174,7 +174,7 @@ class SubmitRequests:
     async def _named(
         self, model: Model, seq_id: int, save: worker_pb2.SaveWeights, type: CheckpointType
     ) -> worker_pb2.SubmitRequest:
-        """Saves still in the worker's queue are its own to know; the store knows those before them."""
+        """Return a save with the state of its name. The worker itself knows the saves in its queue."""
         if (refusal := await self._checkpoints.refusal(model.tenant)) is not None:
             return _rejected(model, seq_id, worker_pb2.SAVE_WEIGHTS, refusal)
         save.seen_event_id = await self._events.drain(model.worker_id)
@@ -193,5 +193,5 @@ def _request(
 def _rejected(
     model: Model, seq_id: int, kind: worker_pb2.OperationKind.ValueType, message: str
 ) -> worker_pb2.SubmitRequest:
-    """Takes the operation's place in the order, and fails there."""
+    """Return an operation that keeps its position in the order, and fails there."""
     return worker_pb2.SubmitRequest(model_id=model.model_id, seq_id=seq_id, kind=kind, rejection=rejection(message))

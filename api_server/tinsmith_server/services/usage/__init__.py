@@ -1,1 +1,1 @@
-"""Who used what, and when: taken from workers, written down, told to its tenant."""
+"""Usage: collected from workers, stored, and reported to its tenant."""

@@ -1,4 +1,4 @@
-"""What workers and samplers have counted, brought into the store in rounds: no request writes anything for it."""
+"""The collection of usage from workers and samplers, in rounds: requests write nothing for it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tinsmith_server.store.records import Clock, Usage, UsageKind, utc_now
 from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import session_of
 
-# One that hangs must not keep the others' numbers back.
+# A worker that hangs must not delay the others' usage.
 TAKE_SECONDS = 4.0
-# How often stored bytes are looked at, and how long an absence of all servers may be that is counted as one.
+# The interval of measuring stored bytes, and the longest absence of all servers that counts as one interval.
 STORAGE_SECONDS = timedelta(minutes=5)
 LONGEST_STORAGE = timedelta(days=1)
 RETENTION = timedelta(days=90)
-"""Of usage and of audit entries."""
+"""The retention of usage and audit entries."""
 
 _KINDS: Mapping[worker_pb2.UsageKind.ValueType, UsageKind] = {
     worker_pb2.TRAINING_TOKENS: "training",
@@ -33,8 +33,11 @@ _KINDS: Mapping[worker_pb2.UsageKind.ValueType, UsageKind] = {
 
 
 class UsageCollection:
-    """A worker gives each number away once. What the store does not take is kept here, and nothing more is taken until
-    it does: so what a kill of this server can lose is on its way between the two."""
+    """Collects usage. A worker reports each number once.
+
+    If the store does not take it, it is kept here, and nothing more is collected until it does: a kill of this server
+    loses at most the numbers in between.
+    """
 
     def __init__(self, store: Store, fleet: Fleet, clock: Clock = utc_now) -> None:
         self._store = store
@@ -46,16 +49,16 @@ class UsageCollection:
         self._round: asyncio.Task[None] | None = None
 
     async def collect(self) -> None:
-        """One round, which goes on when its caller is cancelled."""
+        """Run one round, which continues if its caller is cancelled."""
         self._round = asyncio.create_task(self._collect(take=True))
         await asyncio.shield(self._round)
 
     async def close(self, *, take: bool) -> None:
-        """The last round. Without `take` the workers' numbers are left to another server."""
+        """Run the last round. Without `take` the workers' numbers are left to another server."""
         await self._collect(take=take)
 
     async def sweep(self) -> None:
-        """Counts what is stored, and forgets what is past its time."""
+        """Measure the stored bytes, and delete expired usage and audit entries."""
         now = self._clock()
         await self._store.add_storage_usage(now, STORAGE_SECONDS, LONGEST_STORAGE)
         await self._store.forget_accounts(now - RETENTION)
@@ -70,7 +73,7 @@ class UsageCollection:
     async def _take_all(self) -> None:
         handles = everything_of(self._fleet)
         for handle, reply in zip(handles, await asyncio.gather(*map(_take, handles)), strict=True):
-            # A worker of a later release may count what this one cannot tell of.
+            # A worker with a newer image may count kinds that this server does not know.
             for one in (one for one in reply.usage if one.kind in _KINDS):
                 self._unwritten[await self._row(handle.base_model, one)] += one.amount
 
@@ -88,7 +91,7 @@ class UsageCollection:
 
 
 async def _take(handle: SamplerHandle) -> worker_pb2.TakeUsageReply:
-    """Nothing of one that does not answer, or is of a release that does not count."""
+    """Return the worker's numbers, or none if it does not answer or counts nothing."""
     worker = handle.running()
     if worker is None:
         return worker_pb2.TakeUsageReply()

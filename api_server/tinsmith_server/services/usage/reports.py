@@ -1,4 +1,4 @@
-"""What a tenant is told of its usage: hour by hour, and what it stores now."""
+"""Reports of a tenant's usage by the hour, and of its stored data."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tinsmith_server.store.store import Store
 LONGEST_WINDOW = timedelta(days=14)
 MOST_ROWS = 20_000
 SESSIONS_AT_ONCE = 200
-# In all. Each session may have 64 KiB of it.
+# The limit of a report's metadata in all; each session may have 64 KiB.
 METADATA_CHARACTERS = 4 * 2**20
 LEFT_OUT = {"tinsmith": f"left out: those of one answer have {METADATA_CHARACTERS} characters at most"}
 
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """What an event says of its session."""
+    """The facts about an event's session."""
 
     project_id: str | None
     user_metadata: Mapping[str, str] | None
@@ -32,21 +32,21 @@ class SessionFacts:
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """Hours in their order, the largest amounts of each first; `sessions` by id, of all that used something."""
+    """The events by hour, the largest amounts first; `sessions` by id, of all events."""
 
     usage: Sequence[Usage]
     sessions: Mapping[str, SessionFacts]
 
 
 class UsageReports:
-    """Every tenant sees its own."""
+    """Reports. Each tenant sees its own usage."""
 
     def __init__(self, store: Store, clock: Clock = utc_now) -> None:
         self._store = store
         self._clock = clock
 
     async def between(self, tenant: str, start: datetime, end: datetime) -> UsageReport:
-        """Raises Unprocessable for a window that is none, and for one with too many rows."""
+        """Return the report of a period. Raises Unprocessable for an invalid period, and for one with too many rows."""
         start, end = self._checked(start, end)
         usage = await self._store.usage_between(tenant, start, end, MOST_ROWS + 1)
         if len(usage) > MOST_ROWS:
@@ -57,7 +57,7 @@ class UsageReports:
         return UsageReport(usage, await self._facts_of(tenant, usage))
 
     async def stored(self, tenant: str, project_id: str | None) -> Sequence[StoredCheckpoints]:
-        """Now, by project."""
+        """Return the stored checkpoints at present, by project."""
         return await self._store.stored_checkpoints(tenant, self._clock(), project_id)
 
     def _checked(self, start: datetime, end: datetime) -> tuple[datetime, datetime]:
@@ -92,7 +92,7 @@ def _utc_hour(name: str, time: datetime) -> datetime:
 
 
 def _metadata_of(session: Session) -> dict[str, str]:
-    """The SDK takes text alone."""
+    """Return the metadata as text: the SDK accepts nothing else."""
     return {name: _text(value) for name, value in session.user_metadata.items()}
 
 

@@ -1,6 +1,6 @@
-"""A session's operations and samples as a trace, which Perfetto and chrome://tracing open.
+"""Traces of a session's operations and samples, for Perfetto and chrome://tracing.
 
-The format is Chrome's, "Trace Event Format": complete events, with times in microseconds.
+The format is Chrome's "Trace Event Format": complete events, with times in microseconds.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ SECRET_NAME = "trace-urls"
 TRACE_PATH = "/api/v1/traces"
 ASK_SECONDS = 10.0
 MOST_SPANS = 20_000
-"""The newest, of all workers together: some megabytes."""
+"""The newest spans of all workers together: some megabytes."""
 AT_ONCE = 2
 MICROSECONDS = 10**6
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """What one worker or sampler has said."""
+    """The spans of one worker or sampler."""
 
     base_model: str
     spans: Sequence[worker_pb2.Span]
 
 
 class Traces:
-    """A link, signed and with an end, is all that the one who follows it needs. What it leads to is made then."""
+    """Links to traces, signed and expiring. A trace is made when its link is opened."""
 
     def __init__(self, store: Store, fleet: Fleet, ttl_seconds: float, clock: Clock = utc_now) -> None:
         self._store = store
@@ -52,13 +52,13 @@ class Traces:
         self._making = asyncio.Semaphore(AT_ONCE)
 
     async def link(self, tenant: str, session_id: str, base_url: str) -> str:
-        """Raises NotFound, also for another tenant's session."""
+        """Return a link. Raises NotFound, also for another tenant's session."""
         await owned_session(self._store, tenant, session_id)
         token = sign(await self._store.secret(SECRET_NAME), session_id, self._clock() + self._ttl)
         return f"{base_url.rstrip('/')}{TRACE_PATH}/{token}"
 
     async def trace(self, token: str) -> bytes:
-        """JSON. Of workers that do not answer nothing is in it. Raises NotFound for a forged or expired link."""
+        """Return the trace as JSON, without silent workers. Raises NotFound for a forged or expired link."""
         session_id = verify(await self._store.secret(SECRET_NAME), token, self._clock())
         if session_id is None:
             raise NotFound("this link to a trace is not valid, or no longer; ask for a new one")
@@ -80,8 +80,11 @@ async def _ask(handle: SamplerHandle, session_id: str) -> Spans:
 
 
 def trace_of(session_id: str, said: Iterable[Spans], now: float) -> bytes:
-    """A process for each model and sampling session; in it as many tracks as there were operations at a time, so that
-    on each track one ends before the next begins. What has not ended goes on until `now`, in Unix seconds."""
+    """Return the trace: a process for each model and sampling session.
+
+    A process has as many tracks as there were concurrent operations, so that the spans of a track do not overlap. Spans
+    that have not ended reach until `now`, in Unix seconds.
+    """
     found = [(one.base_model, span) for one in said for span in one.spans if session_of(span.owner) == session_id]
     found.sort(key=lambda each: each[1].submitted)
     owners: defaultdict[tuple[str, str], list[worker_pb2.Span]] = defaultdict(list)
@@ -101,7 +104,10 @@ def _named(process: int, name: str) -> dict[str, Any]:
 
 
 def _on_tracks(spans: Iterable[worker_pb2.Span], now: float) -> Iterator[tuple[worker_pb2.Span, int]]:
-    """Each on the track that has been free for longest, or else a new one; `spans` in the order of their beginning."""
+    """Yield each span with its track: the one that has been free for longest, or a new one.
+
+    `spans` are ordered by their begin.
+    """
     free: list[tuple[int, int]] = []
     for span in spans:
         begin, _, end = _times(span, now)
@@ -114,7 +120,7 @@ def _on_tracks(spans: Iterable[worker_pb2.Span], now: float) -> Iterator[tuple[w
 
 
 def _events(span: worker_pb2.Span, process: int, track: int, now: float) -> Iterator[dict[str, Any]]:
-    """The whole, and in it its parts: how long it waited, and how long it was computed."""
+    """Yield the event of the span, and those of its parts: waiting and computing."""
     submitted, started, ended = _times(span, now)
     category = "sampling" if span.request_id else "training"
     request_id = span.request_id or str(OperationId(span.owner, span.seq_id))
@@ -135,7 +141,7 @@ def _events(span: worker_pb2.Span, process: int, track: int, now: float) -> Iter
 
 
 def _times(span: worker_pb2.Span, now: float) -> tuple[int, int, int]:
-    """When it came, began and ended, each no sooner than the one before: a clock may have been set meanwhile."""
+    """Return when it was accepted, started and ended, in ascending order: a clock may have been set meanwhile."""
     submitted = round(span.submitted * MICROSECONDS)
     started = max(submitted, round(span.started * MICROSECONDS))
     return submitted, started, max(started, round((span.ended or now) * MICROSECONDS))

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs in the transaction that `store/migrate.py` has opened."""
+"""Alembic's entry point: runs in the transaction that `store/migrate.py` has opened."""
 
 from alembic import context
 from tinsmith_server.store.tables import metadata

@@ -1,1 +1,1 @@
-"""The store's areas, one class of queries each."""
+"""The queries of the store, one class for each group of tables."""

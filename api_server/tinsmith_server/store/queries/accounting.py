@@ -1,4 +1,4 @@
-"""Who used what, and who did what: counted in rounds, or noted in the transaction that changes something."""
+"""Queries about usage and the audit log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tinsmith_server.store.queries.base import (
 from tinsmith_server.store.records import Along, AuditEntry, Session, StoredCheckpoints, Usage
 from tinsmith_server.store.tables import audit, checkpoints, models, rounds, sessions, usage
 
-# A statement has room for some thousand values.
+# A statement can have some thousand values.
 ROWS_AT_ONCE = 500
 HOUR = timedelta(hours=1)
 
@@ -28,10 +28,10 @@ _STORAGE = "storage"
 
 
 class UsageQueries(Queries):
-    """The part of `Store` about who used what."""
+    """The queries about usage."""
 
     async def add_usage(self, rows: Collection[Usage]) -> None:
-        """Adds to what is there, of any replica. No two of `rows` have the same key."""
+        """Add to the stored amounts, of any replica. No two of `rows` have the same key."""
 
         async def add(connection: AsyncConnection) -> None:
             await _add_usage(connection, rows)
@@ -39,8 +39,10 @@ class UsageQueries(Queries):
         await self._database.write(add)
 
     async def add_storage_usage(self, now: datetime, least: timedelta, longest: timedelta) -> None:
-        """Adds what checkpoints with a name take now, for the time since the last round: not before that is `least`,
-        and for `longest` at most."""
+        """Add the storage of named checkpoints since the last round.
+
+        A round within `least` of the last one adds nothing; a longer time than `longest` counts as `longest`.
+        """
 
         async def add(connection: AsyncConnection) -> None:
             last_at = await _last_round(connection, now)
@@ -60,20 +62,20 @@ class UsageQueries(Queries):
         await self._database.write(add)
 
     async def usage_between(self, tenant: str, start: datetime, end: datetime, most: int) -> Sequence[Usage]:
-        """Of hours from `start` until before `end`, in their order, the largest amounts of each first."""
+        """Return the usage of the hours from `start` until before `end`, by hour, the largest amounts first."""
         in_window = (usage.c.tenant == tenant) & (usage.c.hour >= start) & (usage.c.hour < end)
         order = (usage.c.hour, usage.c.amount.desc(), usage.c.session_id, usage.c.base_model, usage.c.kind)
         return await self._read_all(Usage, select_records(usage, Usage).where(in_window).order_by(*order).limit(most))
 
     async def sessions_named(self, tenant: str, session_ids: Collection[str]) -> Sequence[Session]:
-        """Those of them that are the tenant's. Some hundred ids at most."""
+        """Return those of the sessions that are the tenant's. `session_ids` has some hundred at most."""
         named = (sessions.c.tenant == tenant) & sessions.c.session_id.in_(session_ids)
         return await self._read_all(Session, select_records(sessions, Session).where(named))
 
     async def stored_checkpoints(
         self, tenant: str, now: datetime, project_id: str | None = None
     ) -> Sequence[StoredCheckpoints]:
-        """By project, the largest first; with `project_id` of this one alone."""
+        """Return the stored checkpoints by project, the largest first; with `project_id` only those of this project."""
         project = sessions.c.project_id
         size = func.coalesce(func.sum(checkpoints.c.size_bytes), 0)
         query = (
@@ -96,12 +98,12 @@ class UsageQueries(Queries):
 
 
 class AuditQueries(Queries):
-    """The part of `Store` about who did what."""
+    """The queries about the audit log."""
 
     async def list_audit(
         self, tenant: str, start: datetime, end: datetime, after: AuditEntry | None, limit: int
     ) -> Sequence[AuditEntry]:
-        """Oldest first, from `start` until before `end`, those behind `after`."""
+        """Return entries from `start` until before `end`, oldest first, those after `after`."""
         in_window = (audit.c.tenant == tenant) & (audit.c.at >= start) & (audit.c.at < end)
         query = select_records(audit, AuditEntry).where(in_window).order_by(audit.c.at, audit.c.entry_id).limit(limit)
         if after is not None:
@@ -109,23 +111,23 @@ class AuditQueries(Queries):
         return await self._database.read(lambda connection: fetch_all(connection, AuditEntry, query))
 
     async def forget_accounts(self, before: datetime) -> None:
-        """Removes usage and audit entries that are older."""
+        """Delete older usage and audit entries."""
         await self._write(delete(usage).where(usage.c.hour < before))
         await self._write(delete(audit).where(audit.c.at < before))
 
 
 async def write_along(connection: AsyncConnection, along: Along) -> None:
-    """In a transaction that has changed what they tell of."""
+    """Write usage and audit entries in the transaction of the change that they describe."""
     await _add_usage(connection, [one for one in along if isinstance(one, Usage)])
     entries = [values(one) for one in along if isinstance(one, AuditEntry)]
     for entry in entries:
-        # The row has its number from the database.
+        # The database assigns the number.
         del entry["entry_id"]
         await connection.execute(audit.insert().values(entry))
 
 
 async def _add_usage(connection: AsyncConnection, rows: Collection[Usage]) -> None:
-    """Rows have different keys. In one order for all: replicas that add to the same ones crosswise would block."""
+    """Add the amounts, in one order at all replicas: otherwise two that add to the same rows could deadlock."""
     ordered = sorted(rows, key=lambda one: (one.tenant, one.hour, one.session_id, one.base_model, one.kind))
     for first in range(0, len(ordered), ROWS_AT_ONCE):
         insert = insert_into(connection, usage, [values(one) for one in ordered[first : first + ROWS_AT_ONCE]])
@@ -134,7 +136,7 @@ async def _add_usage(connection: AsyncConnection, rows: Collection[Usage]) -> No
 
 
 async def _last_round(connection: AsyncConnection, now: datetime) -> datetime | None:
-    """When storage was counted last, by any replica; None: never before. Its row is locked."""
+    """Return the time of the last storage round of any replica, and lock its row; None before the first round."""
     first = {"name": _STORAGE, "since": now, "last_at": now}
     if await insert_unless_there(connection, rounds, first):
         return None
@@ -149,13 +151,13 @@ def _held_bytes(now: datetime) -> Select[Any]:
 
 
 def _is_stored(now: datetime) -> ColumnElement[bool]:
-    """With a name, and its time is not over."""
+    """Return the condition for a named checkpoint that has not expired."""
     unexpired = checkpoints.c.expires_at.is_(None) | (checkpoints.c.expires_at > now)
     return checkpoints.c.deleted_at.is_(None) & (checkpoints.c.type != "ephemeral") & unexpired
 
 
 def _by_hour(start: datetime, end: datetime) -> Iterator[tuple[datetime, int]]:
-    """The hours that begin before `end` and end behind `start`, and how many seconds of each lie between the two."""
+    """Yield the hours that overlap the period, with the seconds of the overlap."""
     hour = start.replace(minute=0, second=0, microsecond=0)
     while hour < end:
         seconds = (min(end, hour + HOUR) - max(start, hour)).total_seconds()

@@ -1,4 +1,4 @@
-"""What the areas of the store share: records to rows and back, and one transaction per call."""
+"""What the queries share: the conversion between records and rows, and one transaction per call."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="DataclassInstance")
 
 Given: TypeAlias = Mapping[str, Any] | None
-"""What the parameters of a statement are, that was made once: making one takes longer than the database."""
+"""The parameters of a statement that was made once: making one takes longer than the database."""
 
 _INSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
 class Queries:
-    """Base of each area: one transaction per call."""
+    """The base of each group of queries: one transaction per call."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def _look_up(self, record: type[R], query: Select[Any], given: Given = None) -> R | None:
-        """The one row that has the key."""
+        """Return the row that the key selects, or None."""
         return await self._database.look_up(lambda connection: fetch_one(connection, record, query, given))
 
     async def _read_all(self, record: type[R], query: Select[Any]) -> list[R]:
         return await self._database.read(lambda connection: fetch_all(connection, record, query))
 
     async def _read_ids(self, query: Select[Any]) -> Sequence[str]:
-        """Of its only column."""
+        """Return the values of the only column."""
 
         async def read(connection: AsyncConnection) -> Sequence[str]:
             return [str(row[0]) for row in await connection.execute(query)]
@@ -65,13 +65,13 @@ class Queries:
         return await self._database.read(lambda connection: count(connection, query, given))
 
     async def _write(self, statement: Update | Delete, given: Given = None) -> bool:
-        """False when the statement touched no row."""
+        """Run the statement. False: it changed no row."""
         return await self._database.write(lambda connection: changes_rows(connection, statement, given))
 
     async def _insert_or_find(
         self, record: type[R], table: Table, row: Mapping[str, Any], query: Select[Any], given: Given = None
     ) -> R:
-        """Inserts `row` unless a constraint of the table knows it already, and returns what `query` then finds."""
+        """Insert `row` unless a constraint refuses it as present, and return what `query` then finds."""
 
         async def insert_or_find(connection: AsyncConnection) -> R:
             await insert_unless_there(connection, table, row)
@@ -81,18 +81,18 @@ class Queries:
 
 
 def values(record: DataclassInstance) -> dict[str, Any]:
-    """One value per field, not copied."""
+    """Return the record's values by field, not copied."""
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def to_record(record: type[R], row: Row[Any]) -> R:
-    """`row` has a column for every field, more are ignored."""
+    """Return the record. `row` has a column for every field; others are ignored."""
     return record(**{field.name: row._mapping[field.name] for field in fields(record)})
 
 
 @cache
 def select_records(table: Table, record: type[R]) -> Select[Any]:
-    """Selects the columns of `table` that hold the record's fields. Made once: it takes longer than the database."""
+    """Return a select of the columns of the record's fields, made once: that takes longer than the database."""
     return select(*(table.c[field.name] for field in fields(record)))
 
 
@@ -102,7 +102,7 @@ async def fetch_one(connection: AsyncConnection, record: type[R], query: Select[
 
 
 async def fetch_made(connection: AsyncConnection, record: type[R], query: Select[Any], given: Given = None) -> R:
-    """The row that must be there, because this transaction inserted it or was told that it exists."""
+    """Return the one row, which this transaction inserted or found."""
     return to_record(record, (await connection.execute(query, given)).one())
 
 
@@ -117,31 +117,31 @@ async def fetch_all(connection: AsyncConnection, record: type[R], query: Select[
 async def fetch_page(
     connection: AsyncConnection, record: type[R], query: Select[Any], limit: int, offset: int
 ) -> Page[R]:
-    """`query` is ordered and without limit; `total` counts all of its rows."""
+    """Return a page. `query` is ordered and has no limit; `total` counts all of its rows."""
     total = await connection.scalar(select(func.count()).select_from(query.order_by(None).subquery()))
     rows = await fetch_all(connection, record, query.limit(limit).offset(offset))
     return Page(rows=tuple(rows), total=total or 0)
 
 
 def newest_first(time: Column[Any], *ties: Column[Any]) -> list[ColumnElement[Any]]:
-    """A total order: rows of equal times must not appear twice or never across pages."""
+    """Return a total order: rows of equal times must not appear twice or never across pages."""
     return [time.desc(), *(column.desc() for column in ties)]
 
 
 def insert_into(
     connection: AsyncConnection, table: Table, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]
 ) -> postgresql.Insert:
-    """The dialect's own insert, which has ON CONFLICT. SQLite's class has the same methods as PostgreSQL's."""
+    """Return the dialect's own insert, which has ON CONFLICT. Both dialects' classes have the same methods."""
     insert: Any = _INSERT[connection.dialect.name]
     statement: postgresql.Insert = insert(table).values(rows)
     return statement
 
 
 async def insert_unless_there(connection: AsyncConnection, table: Table, row: Mapping[str, Any]) -> bool:
-    """Inserts, or returns False where any unique constraint of the table has such a row.
+    """Insert the row. False: a unique constraint of the table has such a row.
 
-    Of two that insert at once one waits for the other's commit and then sees False, so a select that
-    follows in the same transaction finds the winner's row.
+    Of two concurrent inserts one waits for the other's commit and then returns False, so a select that follows in the
+    same transaction finds the other's row.
     """
     statement = _insert_unless_there(connection.dialect.name, table)
     return (await connection.execute(statement, row)).one_or_none() is not None
@@ -149,12 +149,12 @@ async def insert_unless_there(connection: AsyncConnection, table: Table, row: Ma
 
 @cache
 def _insert_unless_there(dialect: str, table: Table) -> Executable:
-    """By RETURNING: SQLAlchemy promises a rowcount for UPDATE and DELETE only."""
+    """Return the insert with RETURNING: SQLAlchemy guarantees a rowcount for UPDATE and DELETE only."""
     insert: Any = _INSERT[dialect](table)
     statement: Executable = insert.on_conflict_do_nothing().returning(literal(1))
     return statement
 
 
 async def changes_rows(connection: AsyncConnection, statement: Update | Delete, given: Given = None) -> bool:
-    """Runs an update or delete; False when it touched no row."""
+    """Run an update or delete. False: it changed no row."""
     return (await connection.execute(statement, given)).rowcount > 0

@@ -1,4 +1,4 @@
-"""Checkpoints: names that point to immutable directories, and move only forwards."""
+"""Queries about checkpoints: names of immutable directories, which only move forwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tinsmith_server.store.tables import (
     workers,
 )
 
-# So many that nobody waits long for the write lock of SQLite.
+# A batch must not block SQLite's write lock for long.
 TOMBSTONES_AT_ONCE = 1000
 
 _NOT_DELETED = checkpoints.c.deleted_at.is_(None)
@@ -42,33 +42,35 @@ _AGE = (checkpoints.c.created_at, checkpoints.c.epoch, checkpoints.c.event_id, c
 
 
 class CheckpointQueries(Queries):
-    """The part of `Store` about checkpoints."""
+    """The queries about checkpoints."""
 
     async def put_checkpoint(self, checkpoint: Checkpoint, along: Along = ()) -> Checkpoint | None:
-        """Points the name at a new directory unless the present or deleted one is as new or newer
-        by (epoch, event_id). Returns the record that it replaced, whose files are garbage now; None
-        where nothing was replaced, or both point to the same directory. The new directory is garbage no more."""
+        """Point the name at a new directory, unless its record, even a deleted one, is as new by (epoch, event_id).
+
+        Returns the replaced record, whose files become garbage; None if nothing was replaced, or both have the same
+        directory. The new directory stops being garbage.
+        """
         return await self._database.write(lambda connection: _put(connection, checkpoint, along))
 
     async def get_checkpoint(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None:
         return await self._look_up(Checkpoint, _select().where(_named(run_id, type, name)))
 
     async def checkpoints_of_run(self, run_id: str) -> Sequence[Checkpoint]:
-        """Newest first, without ephemeral ones."""
+        """Return the run's named checkpoints, newest first."""
         query = _select().where(checkpoints.c.run_id == run_id, ~_EPHEMERAL)
         return await self._read_all(Checkpoint, query.order_by(*newest_first(*_AGE)))
 
     async def list_checkpoints(
         self, tenant: str, limit: int, offset: int, types: Collection[CheckpointType] | None = None
     ) -> Page[Checkpoint]:
-        """Newest first, without ephemeral ones; those of these types alone, where some are given."""
+        """Return a page of named checkpoints, newest first, optionally of some types only."""
         query = _select().where(checkpoints.c.tenant == tenant, ~_EPHEMERAL).order_by(*newest_first(*_AGE))
         if types is not None:
             query = query.where(checkpoints.c.type.in_(sorted(types)))
         return await self._read_page(Checkpoint, query, limit, offset)
 
     async def kept_of_sessions(self, session_ids: Collection[str]) -> Mapping[str, Kept]:
-        """Named checkpoints of each session's models; sessions without any are missing."""
+        """Return the named checkpoints of each session's models; sessions without any are missing."""
         query = (
             select(models.c.session_id, func.count(), func.sum(checkpoints.c.size_bytes))
             .join_from(checkpoints, models, checkpoints.c.run_id == models.c.model_id)
@@ -82,7 +84,7 @@ class CheckpointQueries(Queries):
         return await self._database.read(read)
 
     async def checkpoint_bytes(self, tenant: str) -> int:
-        """Of all that it has, without ephemeral ones."""
+        """Return the bytes of all named checkpoints."""
         held = (checkpoints.c.tenant == tenant) & _NOT_DELETED & ~_EPHEMERAL
         return await self._count(select(func.coalesce(func.sum(checkpoints.c.size_bytes), 0)).where(held))
 
@@ -95,14 +97,16 @@ class CheckpointQueries(Queries):
         along: Along = (),
         unless_promoted: PromotedPath | None = None,
     ) -> Checkpoint | None:
-        """Leaves a tombstone, so that a replayed event does not bring it back. Returns what it was, and None where
-        nothing is deleted: there is none, or a name stands for it."""
+        """Delete the record, and leave a tombstone, so that a replayed event does not restore it.
+
+        Returns the deleted record; None: there is none, or a promoted name refers to it.
+        """
         return await self._entomb(_named(run_id, type, name), now, along, unless_promoted)
 
     async def delete_expired_checkpoint(
         self, run_id: str, type: CheckpointType, name: str, now: datetime
     ) -> Checkpoint | None:
-        """The same, but only if its time is over at `now`: whoever looked earlier may have seen another one."""
+        """Delete the record if it has expired at `now`: it may have changed since the caller read it."""
         return await self._entomb(_named(run_id, type, name) & (checkpoints.c.expires_at <= now), now)
 
     async def _entomb(
@@ -140,7 +144,7 @@ class CheckpointQueries(Queries):
         along: Along = (),
         unless_promoted: PromotedPath | None = None,
     ) -> bool:
-        """False where nothing is changed: there is none, or a name stands for it."""
+        """Set the expiry. False: there is no record, or a promoted name refers to it."""
         return await self._change(_named(run_id, type, name), {"expires_at": expires_at}, along, unless_promoted)
 
     async def _change(
@@ -163,17 +167,17 @@ class CheckpointQueries(Queries):
         return await self._database.write(change)
 
     async def expired_checkpoints(self, now: datetime) -> Sequence[Checkpoint]:
-        """Those with `expires_at` at or before `now`, of every type."""
+        """Return the records of every type with `expires_at` at or before `now`."""
         query = _select().where(checkpoints.c.expires_at <= now).order_by(checkpoints.c.expires_at)
         return await self._read_all(Checkpoint, query)
 
     async def ephemeral_checkpoints(self, tenant: str) -> Sequence[Checkpoint]:
-        """Oldest first."""
+        """Return the tenant's unnamed checkpoints, oldest first."""
         query = select_records(checkpoints, Checkpoint).where(checkpoints.c.tenant == tenant, UNNAMED)
         return await self._read_all(Checkpoint, query.order_by(*_AGE))
 
     async def ephemeral_of_finished_sessions(self, finished_before: datetime) -> Sequence[Checkpoint]:
-        # By the model and not by the sampling session: its row is missing when nobody asked for the save's result.
+        # By the model, not by the sampling session, whose row is missing if the save's result was never fetched.
         query = (
             _select()
             .join(models, models.c.model_id == checkpoints.c.run_id)
@@ -184,9 +188,9 @@ class CheckpointQueries(Queries):
         return await self._read_all(Checkpoint, query)
 
     async def forget_deleted_checkpoints(self, deleted_before: datetime) -> None:
-        """Removes the tombstones of models that have ended, as far as their worker's events have been heard.
+        """Delete tombstones of ended models, as far as their worker's events are applied.
 
-        The sampling sessions that unnamed saves had opened go with them: a run leaves one with each of its steps.
+        The sampling sessions of unnamed saves are deleted with them: a run leaves one for each of its steps.
         """
         heard = exists().where(
             models.c.model_id == checkpoints.c.run_id,
@@ -232,7 +236,7 @@ async def _put(connection: AsyncConnection, checkpoint: Checkpoint, along: Along
     await connection.execute(update(checkpoints).where(named).values(row))
     await _keep(connection, checkpoint.directory)
     await write_along(connection, along)
-    # A deleted one was handed out at its deletion; a directory that the name still points to is no garbage.
+    # A deleted record's directory became garbage at its deletion; a directory in use is not garbage.
     if present.deleted_at is not None or present.directory == checkpoint.directory:
         return None
     await _discard(connection, present.directory)
@@ -240,10 +244,10 @@ async def _put(connection: AsyncConnection, checkpoint: Checkpoint, along: Along
 
 
 async def _keep(connection: AsyncConnection, directory: str) -> None:
-    """In the transaction that names it: a collection in between would leave a record without files."""
+    """Remove the directory from the garbage, in the transaction that names it: no collection comes in between."""
     await connection.execute(delete(garbage).where(garbage.c.directory == directory))
 
 
 async def _discard(connection: AsyncConnection, directory: str) -> None:
-    """In the transaction that takes the name away: a crash in between would leave files that nobody knows."""
+    """Add the directory to the garbage, in the transaction that removes its name: no crash leaves unknown files."""
     await insert_unless_there(connection, garbage, {"directory": directory})

@@ -1,4 +1,4 @@
-"""What belongs to the whole installation: API keys, garbage, secrets, counts."""
+"""Queries about the whole installation: API keys, garbage, secrets, counts."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _SECRET_BYTES = 32
 
 
 class KeyQueries(Queries):
-    """The part of `Store` about keys and tenants."""
+    """The queries about keys."""
 
     async def add_key(self, tenant: str, name: str, prefix: str, key_hash: str, now: datetime) -> ApiKey:
-        """Inserts, or returns the key that has this hash already, revoked or not."""
+        """Insert a key, or return the existing key of this hash, revoked or not."""
         row = {"tenant": tenant, "name": name, "prefix": prefix, "key_hash": key_hash, "created_at": now}
         by_hash = select_records(api_keys, ApiKey).where(api_keys.c.key_hash == key_hash)
         return await self._insert_or_find(ApiKey, api_keys, row, by_hash)
 
     async def add_first_key(self, tenant: str, name: str, prefix: str, key_hash: str, now: datetime) -> ApiKey | None:
-        """Inserts unless there is any key already; of replicas that start at once, one gets its own."""
+        """Insert the first key; None if there is any key. Of replicas that start at once, one succeeds."""
         row = {"tenant": tenant, "name": name, "prefix": prefix, "key_hash": key_hash, "created_at": now}
         by_hash = select_records(api_keys, ApiKey).where(api_keys.c.key_hash == key_hash)
 
         async def add_first(connection: AsyncConnection) -> ApiKey | None:
-            # Whoever inserts this row second waits for the first one's commit, and then sees its key.
+            # The second insert waits for the first one's commit, and then sees its key.
             await insert_unless_there(connection, secrets, {"name": _FIRST_KEY, "value": b""})
             if await connection.scalar(select(exists().select_from(api_keys))):
                 return None
@@ -43,7 +43,7 @@ class KeyQueries(Queries):
         return await self._database.write(add_first)
 
     async def find_key(self, key_hash: str) -> ApiKey | None:
-        """The key with this hash, unless revoked."""
+        """Return the key with this hash, unless revoked."""
         valid = (api_keys.c.key_hash == key_hash) & api_keys.c.revoked_at.is_(None)
         return await self._look_up(ApiKey, select_records(api_keys, ApiKey).where(valid))
 
@@ -54,7 +54,7 @@ class KeyQueries(Queries):
         return await self._read_all(ApiKey, query)
 
     async def revoke_key(self, key_id: int, now: datetime) -> bool:
-        """False when there is no such key; revoking twice is True."""
+        """Revoke a key, also one that was revoked before. False: there is no such key."""
         first_revoked_at = func.coalesce(api_keys.c.revoked_at, now)
         return await self._write(
             update(api_keys).where(api_keys.c.key_id == key_id).values(revoked_at=first_revoked_at)
@@ -62,10 +62,10 @@ class KeyQueries(Queries):
 
 
 class GarbageQueries(Queries):
-    """The part of `Store` about files that no name points to any more."""
+    """The queries about files without a record."""
 
     async def list_garbage(self, now: datetime) -> Sequence[str]:
-        """Directories without a record, and reserved ones whose time is over."""
+        """Return the directories without a record, and reserved ones that have expired."""
         within = func.substr(checkpoints.c.directory, 1, func.length(garbage.c.directory) + 1)
         is_named = (checkpoints.c.directory == garbage.c.directory) | (within == garbage.c.directory + "/")
         named = exists().where(is_named, checkpoints.c.deleted_at.is_(None))
@@ -73,15 +73,18 @@ class GarbageQueries(Queries):
         return await self._read_ids(select(garbage.c.directory).where(due).order_by(garbage.c.garbage_id))
 
     async def reserve_directory(self, directory: str, until: datetime) -> None:
-        """Notes a directory that is about to be written, or one that will be within it. The record that names it ends
-        the reservation. From `until` on the directory is garbage, unless a record names it or one within it."""
+        """Reserve a directory before it, or one below it, is written.
+
+        The record that names it ends the reservation. From `until` on the directory is garbage, unless a record names
+        it or one below it.
+        """
 
         async def reserve(connection: AsyncConnection) -> None:
             statement = insert_into(connection, garbage, {"directory": directory, "due_at": until})
             later = statement.on_conflict_do_update(
                 index_elements=[garbage.c.directory],
                 set_={"due_at": until},
-                # What lost its record stays garbage at once.
+                # A directory that lost its record stays garbage.
                 where=garbage.c.due_at.is_not(None),
             )
             await connection.execute(later)
@@ -93,10 +96,10 @@ class GarbageQueries(Queries):
 
 
 class InstallationQueries(Queries):
-    """The part of `Store` that every replica must agree on."""
+    """The queries about values that all replicas share."""
 
     async def secret(self, name: str) -> bytes:
-        """32 random bytes, drawn once per name and the same for every replica."""
+        """Return 32 random bytes, drawn once per name and the same for every replica."""
         row = {"name": name, "value": random_secrets.token_bytes(_SECRET_BYTES)}
 
         async def draw_once(connection: AsyncConnection) -> bytes:
@@ -107,11 +110,11 @@ class InstallationQueries(Queries):
         return await self._database.write(draw_once)
 
     async def check(self) -> None:
-        """Returns when the database has answered; does not wait for one that is down to come back."""
+        """Return when the database has answered, without retries."""
         await self._database.answers()
 
     async def counts(self) -> Mapping[str, int]:
-        """Rows by state for metrics: `models.<state>`, `sessions.active`, `checkpoints.<type>`."""
+        """Return the number of rows by state: `models.<state>`, `sessions.active`, `checkpoints.<type>`."""
         return await self._database.read(_count)
 
 
@@ -119,7 +122,7 @@ async def _count(connection: AsyncConnection) -> dict[str, int]:
     states = await _count_by(connection, models.c.state)
     types = await _count_by(connection, checkpoints.c.type, checkpoints.c.deleted_at.is_(None))
     active = select(func.count()).select_from(sessions).where(sessions.c.finished_at.is_(None))
-    # Every state is named: a gauge that vanishes at zero looks like a scrape that failed.
+    # Every state is present: a gauge that vanishes at zero looks like a failed scrape.
     return {
         **{f"models.{state}": states.get(state, 0) for state in get_args(ModelState)},
         "sessions.active": (await connection.execute(active)).scalar_one(),

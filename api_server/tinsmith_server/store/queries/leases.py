@@ -1,4 +1,4 @@
-"""Which replicas there are and what each of them does, by the database's clock: those of replicas may differ."""
+"""Queries about replicas and their leases, by the database's clock: the replicas' clocks may differ."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tinsmith_server.store.columns import UtcTime
 from tinsmith_server.store.queries.base import Queries, insert_into
 from tinsmith_server.store.tables import leases, replicas, rounds
 
-# A row of somebody who is long gone tells nobody anything.
+# A row of a replica that is long gone has no use.
 _FORGET_SECONDS = 3600.0
 
 
 class LeaseQueries(Queries):
-    """The part of `Store` by which replicas share the work that no request does."""
+    """The queries by which replicas share background tasks."""
 
     async def now(self) -> datetime:
-        """The time by the database's clock."""
+        """Return the time of the database's clock."""
 
         async def now(connection: AsyncConnection) -> datetime:
             time: datetime = (await connection.execute(select(from_now(connection, 0)))).scalar_one()
@@ -29,7 +29,7 @@ class LeaseQueries(Queries):
         return await self._database.read(now)
 
     async def attend(self, replica: str, seconds: float) -> Sequence[str]:
-        """Says that the replica is there for so long; returns all that are, in order."""
+        """Announce the replica for so many seconds; return all announced replicas, in order."""
 
         async def attend(connection: AsyncConnection) -> Sequence[str]:
             until = from_now(connection, seconds)
@@ -42,17 +42,17 @@ class LeaseQueries(Queries):
         return await self._database.write(attend)
 
     async def attending(self) -> Sequence[str]:
-        """All replicas that are there, in order."""
+        """Return all announced replicas, in order."""
         return await self._database.read(_attending)
 
     async def hold_leases(self, replica: str, names: Collection[str], seconds: float) -> frozenset[str]:
-        """Takes those that are free, expired or its own, from now for `seconds`; returns which it got."""
+        """Take the leases that are free, expired or the replica's own, for `seconds`; return the leases taken."""
         if not names:
             return frozenset()
 
         async def hold(connection: AsyncConnection) -> frozenset[str]:
             now, until = from_now(connection, 0), from_now(connection, seconds)
-            # In one order for all: two replicas that lock the same rows crosswise would stop each other.
+            # In one order at all replicas: two that lock the same rows crosswise would deadlock.
             rows = [{"name": name, "owner": replica, "expires_at": until} for name in sorted(names)]
             insert = insert_into(connection, leases, rows)
             free = (leases.c.owner == replica) | (leases.c.expires_at <= now)
@@ -63,7 +63,7 @@ class LeaseQueries(Queries):
         return await self._database.write(hold)
 
     async def give_up_leases(self, replica: str, names: Collection[str]) -> None:
-        """Those of `names` that are its own are free."""
+        """Free those of the leases that the replica holds."""
 
         async def give_up(connection: AsyncConnection) -> None:
             own = (leases.c.owner == replica) & leases.c.name.in_(names)
@@ -73,12 +73,12 @@ class LeaseQueries(Queries):
         await self._database.write(give_up)
 
     async def leave(self, replica: str) -> None:
-        """All that it holds is free, and nobody counts on it."""
+        """Free all leases of the replica, and end its announcement."""
         await self._write(delete(leases).where(leases.c.owner == replica))
         await self._write(delete(replicas).where(replicas.c.replica == replica))
 
     async def forget_the_gone(self) -> None:
-        """Removes replicas and leases whose time was over an hour ago."""
+        """Delete replicas and leases that expired more than an hour ago."""
 
         async def forget(connection: AsyncConnection) -> None:
             long_ago = from_now(connection, -_FORGET_SECONDS)
@@ -88,8 +88,10 @@ class LeaseQueries(Queries):
         await self._database.write(forget)
 
     async def note_round(self, name: str, now: datetime, absence: timedelta) -> datetime:
-        """A round is made at `now`, by any replica. Returns since when rounds of this name have come
-        without a gap longer than `absence`."""
+        """Record a round of this name at `now`.
+
+        Returns since when such rounds, of any replica, have come without a gap longer than `absence`.
+        """
         gap = rounds.c.last_at < now - absence
 
         async def note(connection: AsyncConnection) -> datetime:
@@ -113,7 +115,7 @@ async def _attending(connection: AsyncConnection) -> Sequence[str]:
 
 
 def from_now(connection: AsyncConnection, seconds: float) -> ColumnElement[datetime]:
-    """A SQLite file lies on this machine, so this machine's clock is the database's."""
+    """Return the time so many seconds from now. A SQLite file is local, so this machine's clock is the database's."""
     if connection.dialect.name == "sqlite":
         return literal(datetime.now(UTC) + timedelta(seconds=seconds), UtcTime())
     return func.clock_timestamp(type_=UtcTime()) + func.make_interval(0, 0, 0, 0, 0, 0, seconds)

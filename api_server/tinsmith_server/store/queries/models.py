@@ -1,4 +1,4 @@
-"""Models: the adapters that clients train, and the worker each lives at."""
+"""Queries about models, and about the workers that hold them."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _LIVE_OF_TENANT = (
 )
 
 
-# By the text: PostgreSQL's operators on JSON refuse a NUL in any of its strings, which text has escaped. A quote inside
-# a string is escaped as well, so that only a key looks like this one.
+# Searched as text: PostgreSQL's operators on JSON refuse a NUL in any of its strings, which is escaped in text. A quote
+# inside a string is escaped as well, so only a key matches.
 _IS_A_RUN_OF_ITS_OWN = models.c.user_metadata.is_(None) | cast(models.c.user_metadata, Text).not_like(
     '%"tinsmith-purpose": %'
 )
 
 
 class ModelQueries(Queries):
-    """The part of `Store` about models."""
+    """The queries about models."""
 
     async def add_model(self, model: Model) -> Model:
-        """Inserts, or returns the model already made under the same (session_id, model_seq_id)."""
+        """Insert the model, or return the one with the same (session_id, model_seq_id)."""
         row = values(model)
         return await self._insert_or_find(Model, models, row, _BY_NUMBER, row)
 
@@ -56,15 +56,15 @@ class ModelQueries(Queries):
         return await self._look_up(Model, _BY_ID, {"model": model_id})
 
     async def bind_model(self, model_id: str, worker_id: str) -> bool:
-        """Notes that the worker has the model. False when the model is not its, or not any more."""
+        """Mark the model as bound. False: the model is not placed at this worker, or has ended."""
         return await self._write(_BIND, {"model": model_id, "worker": worker_id})
 
     async def end_model(
         self, model_id: str, state: FinalState, failure: str | None = None, *, only_unplaced: bool = False
     ) -> bool:
-        """Frees the model's slot in the same transaction. The first end is final: later ones change nothing.
+        """End the model and free its slot. Only the first end has an effect.
 
-        With `only_unplaced` a model that has been given a place meanwhile lives on. False when nothing changed.
+        With `only_unplaced` a model that has been placed meanwhile is not ended. False: nothing changed.
         """
         living = (models.c.model_id == model_id) & models.c.state.in_(LIVE)
         if only_unplaced:
@@ -83,10 +83,10 @@ class ModelQueries(Queries):
         await self._write(update(models).where(older).values(last_request_at=now))
 
     async def list_models(self, tenant: str, limit: int, offset: int, project_id: str | None = None) -> Page[Model]:
-        """Newest first, without those whose creation failed: nothing was ever trained there.
+        """Return a page of models, newest first, without those whose creation failed.
 
-        Models with `tinsmith-purpose` in their user_metadata are left out, too: a command made them for a moment.
-        With `project_id` only those of sessions in this project.
+        Models with `tinsmith-purpose` in their user_metadata are left out: a command made them for a moment. With
+        `project_id` only models of sessions in this project.
         """
         query = (
             select_records(models, Model)
@@ -94,7 +94,7 @@ class ModelQueries(Queries):
             .order_by(*newest_first(models.c.created_at, models.c.model_id))
         )
         if project_id is not None:
-            # A project is its sessions': found by their tenant's index, and then by the models' key.
+            # A project's sessions are found by their tenant's index, and their models by key.
             in_project = select(sessions.c.session_id).where(
                 sessions.c.tenant == tenant, sessions.c.project_id == project_id
             )
@@ -106,7 +106,7 @@ class ModelQueries(Queries):
         return await self._read_all(Model, select_records(models, Model).where(live).order_by(models.c.model_seq_id))
 
     async def model_ids_of_session(self, session_id: str) -> Sequence[str]:
-        """Without those whose creation failed, of which there may be any number."""
+        """Return the ids of the session's models, without failed creations, of which there may be any number."""
         made = (models.c.session_id == session_id) & (models.c.state != "failed")
         return await self._read_ids(select(models.c.model_id).where(made).order_by(models.c.model_seq_id))
 
@@ -116,16 +116,16 @@ class ModelQueries(Queries):
         return await self._read_all(Model, query)
 
     async def count_live_models(self, tenant: str) -> int:
-        """Those accepted or bound."""
+        """Return the number of accepted and bound models."""
         return await self._count(_LIVE_OF_TENANT, {"tenant": tenant})
 
     async def accepted_models(self) -> Sequence[Model]:
-        """Those that no worker has yet, oldest first."""
+        """Return the accepted models of all tenants, oldest first."""
         query = select_records(models, Model).where(models.c.state == "accepted")
         return await self._read_all(Model, query.order_by(models.c.created_at, models.c.model_id))
 
     async def unbound_models(self, tenant: str, limit: int) -> Sequence[Model]:
-        """The tenant's models that no worker has yet, oldest first."""
+        """Return the tenant's accepted models, oldest first."""
         query = select_records(models, Model).where(models.c.state == "accepted", models.c.tenant == tenant)
         return await self._read_all(Model, query.order_by(models.c.created_at, models.c.model_id).limit(limit))
 
@@ -140,20 +140,20 @@ _ADVANCE = (
 
 
 class WorkerQueries(Queries):
-    """The part of `Store` about workers."""
+    """The queries about workers."""
 
     async def epoch_of(self, worker_id: str) -> int:
-        """The epoch alone, which every acknowledgement asks for; 0 for a worker that was never seen."""
+        """Return the worker's epoch, 0 for an unknown worker. Every acknowledgement reads it."""
         return await self._database.look_up_value(_EPOCH, worker_id) or 0
 
     async def get_worker(self, worker_id: str) -> Worker:
-        """Makes the row at first sight: epoch 0, no instance, cursor 0."""
+        """Return the worker; a new row has epoch 0, no instance, and cursor 0."""
         unseen = unseen_worker(worker_id)
         known = await self._look_up(Worker, _WORKER_BY_ID, unseen)
         return known or await self._insert_or_find(Worker, workers, unseen, _WORKER_BY_ID, unseen)
 
     async def raise_epoch(self, worker_id: str, expected_epoch: int, instance_id: str) -> Worker | None:
-        """Compare-and-swap to expected_epoch + 1; None when another replica was faster."""
+        """Raise the epoch to expected_epoch + 1 by compare-and-swap. None: another replica was faster."""
         unchanged = (workers.c.worker_id == worker_id) & (workers.c.epoch == expected_epoch)
         raised = update(workers).where(unchanged).values(epoch=expected_epoch + 1, instance_id=instance_id)
 
@@ -166,7 +166,7 @@ class WorkerQueries(Queries):
         return await self._database.write(compare_and_swap)
 
     async def advance_cursor(self, worker_id: str, event_id: int) -> None:
-        """Never moves backwards."""
+        """Move the cursor forwards, never backwards."""
         await self._write(_ADVANCE, {"worker": worker_id, "event": event_id})
 
     async def note_home(self, worker_id: str, home: str) -> None:
@@ -174,7 +174,7 @@ class WorkerQueries(Queries):
         await self._write(update(workers).where(elsewhere).values(home=home))
 
     async def workers_with_live_models(self) -> Sequence[Worker]:
-        """Those at which an accepted or bound model is placed."""
+        """Return the workers with accepted or bound models."""
         living = select(models.c.worker_id).where(models.c.state.in_(("accepted", "bound")))
         query = select_records(workers, Worker).where(workers.c.worker_id.in_(living))
         return await self._read_all(Worker, query.order_by(workers.c.worker_id))

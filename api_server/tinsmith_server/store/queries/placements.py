@@ -1,4 +1,4 @@
-"""Capacity: which slot of which worker a model holds from before its creation until its end, and the line for them."""
+"""Queries about slots: each model holds one slot of a worker from its placement until its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tinsmith_server.store.records import Model, PlacementQueue, SlotHolder, Wai
 from tinsmith_server.store.tables import models, placements, sessions, workers
 
 ChooseSlots = Callable[[PlacementQueue], Mapping[str, str]]
-"""Of a line: which models get a place now, and at which worker. It only decides: a transaction waits for it."""
+"""A function that assigns slots to models of a queue. It must only compute: a transaction waits for it."""
 
 _AT_WORKERS = placements.c.worker_id.in_(bindparam("worker_ids"))
 _WAITS = (models.c.state == "accepted") & (models.c.worker_id == "")
@@ -53,20 +53,20 @@ _MODEL_LOCKED = _MODEL.with_for_update()
 
 
 class PlacementQueries(Queries):
-    """The part of `Store` about places at workers."""
+    """The queries about slots."""
 
     async def placement_queue(self, base_models: Collection[str], worker_ids: Collection[str]) -> PlacementQueue:
-        """The models of these base models that wait for a place, and who holds the places of these workers."""
+        """Return the waiting models of these base models, and the holders of these workers' slots."""
         return await self._database.read(lambda connection: _queue(connection, base_models, worker_ids))
 
     async def place_models(
         self, base_models: Collection[str], slots: Mapping[str, int], choose: ChooseSlots
     ) -> Mapping[str, str]:
-        """Gives models of the line the places that `choose` gives them; `slots` says how many a worker has.
+        """Assign slots to waiting models as `choose` decides; `slots` is the number of each worker's slots.
 
-        One at a time for each worker, whichever replica calls: `choose` sees the line as it is, and what it gives
-        holds. What another caller has in hand at that moment, or what would be one too many, is left out. Returns
-        who got a place, and at which worker.
+        Assignments for one worker run one at a time, at all replicas, so `choose` sees the current queue. A model that
+        another transaction is changing at that moment, or one slot too many, is left out. Returns the assigned models,
+        with their workers.
         """
 
         async def place(connection: AsyncConnection) -> Mapping[str, str]:
@@ -84,10 +84,10 @@ class PlacementQueries(Queries):
         return await self._database.write(place)
 
     async def bind_where_made(self, model_id: str, worker_id: str, slots: int) -> bool:
-        """Binds an accepted model to the worker that has made it, wherever it was placed meanwhile.
+        """Bind an accepted model to the worker that has created it, wherever it was placed meanwhile.
 
-        It is at home there even if its slot has been given away since. False when it is bound elsewhere, has
-        ended, or is not known: a bound model never moves, so that of several workers that made it one has it.
+        It is bound even if its slot has been assigned to another model. False: it is bound elsewhere, has ended, or is
+        unknown. A bound model never moves, so of several workers that created it only one has it.
         """
         known = await self._look_up(Model, _MODEL, {"model_id": model_id})
         if known is not None and (known.worker_id, known.state) == (worker_id, "bound"):
@@ -107,7 +107,7 @@ class PlacementQueries(Queries):
         return await self._database.write(bind)
 
     async def displace_model(self, model_id: str, worker_id: str) -> None:
-        """Takes an accepted model away from the worker that refused it. A bound one stays."""
+        """Take an accepted model from the worker that refused it. A bound model stays."""
 
         async def displace(connection: AsyncConnection) -> None:
             model = await _locked_model(connection, model_id)
@@ -118,7 +118,7 @@ class PlacementQueries(Queries):
         await self._database.write(displace)
 
     async def used_slots(self) -> Mapping[str, int]:
-        """By worker; those without any are missing."""
+        """Return the number of used slots by worker; workers without any are missing."""
 
         async def count(connection: AsyncConnection) -> Mapping[str, int]:
             rows = select(placements.c.worker_id, func.count()).group_by(placements.c.worker_id)
@@ -137,7 +137,7 @@ async def _queue(
 
 
 async def _lock_workers(connection: AsyncConnection, worker_ids: Collection[str]) -> None:
-    """In one order for all: two that read the same free slot at once would both want it."""
+    """Lock the workers' rows, in one order at all replicas: two that read the same free slot would both assign it."""
     of_these = {"worker_ids": list(worker_ids)}
     for worker_id in sorted(set(worker_ids) - set(await connection.scalars(_KNOWN, of_these))):
         await insert_unless_there(connection, workers, unseen_worker(worker_id))
@@ -145,9 +145,9 @@ async def _lock_workers(connection: AsyncConnection, worker_ids: Collection[str]
 
 
 async def _free_for_us(connection: AsyncConnection, model_ids: Collection[str]) -> list[str]:
-    """Those that still wait, locked; in the order given.
+    """Return the models that still wait, locked; in the given order.
 
-    Whoever holds a model's row may be about to ask for a worker's, which are ours: so none is waited for.
+    Models locked by others are skipped: their transaction may wait for a worker's row that this one has locked.
     """
     free = set(await connection.scalars(_STILL_WAIT, {"model_ids": list(model_ids)}))
     return [model_id for model_id in model_ids if model_id in free]
@@ -174,12 +174,12 @@ def _of(model_id: str) -> Update:
 
 
 async def _locked_model(connection: AsyncConnection, model_id: str) -> Model | None:
-    """Until the commit nobody else places or ends it. On SQLite the whole transaction holds the write lock."""
+    """Return the model, locked until the commit. On SQLite the whole transaction holds the write lock."""
     return await fetch_one(connection, Model, _MODEL_LOCKED, {"model_id": model_id})
 
 
 async def _take_slot(connection: AsyncConnection, model_id: str, worker_id: str, slots: int) -> None:
-    """The lowest free one, if there is any."""
+    """Take the lowest free slot, if there is one."""
     slot = _lowest_free((await _taken_slots(connection, [worker_id]))[worker_id], slots)
     if slot is not None:
         row = {"worker_id": worker_id, "slot": slot, "model_id": model_id}
@@ -187,7 +187,7 @@ async def _take_slot(connection: AsyncConnection, model_id: str, worker_id: str,
 
 
 def _lowest_free(taken: set[int], slots: int) -> int | None:
-    """None when as many are taken as there are, also above a limit that has been lowered since."""
+    """Return the lowest free slot. None: all are taken, or more than a limit that was lowered."""
     if len(taken) >= slots:
         return None
     return next(slot for slot in range(slots) if slot not in taken)

@@ -1,4 +1,4 @@
-"""Names that stand for saved samplers: each change is a row of its own, and the last one counts."""
+"""Queries about promoted names: each change is a row, and the last one is in force."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tinsmith_server.store.queries.base import (
 from tinsmith_server.store.records import Along, Checkpoint, PromotedPath, Promotion, PromotionBounds
 from tinsmith_server.store.tables import checkpoints, promotions
 
-# Beside the one of migrations, which is of one number.
+# A key of its own kind: the lock of migrations has one number, this one two.
 _ADVISORY_LOCK = 0x70726F6D
 
 
 class PromotionQueries(Queries):
-    """The part of `Store` about promoted names."""
+    """The queries about promoted names."""
 
     async def add_promotion(
         self,
@@ -36,8 +36,11 @@ class PromotionQueries(Queries):
         most: PromotionBounds,
         along: Along = (),
     ) -> bool:
-        """False where the one that counts is not `previous`, the checkpoint that it is to stand for is gone or has an
-        end, or a new name would be one too many: then nothing is changed."""
+        """Add a promotion. False, and nothing is changed, if it is outdated or over a limit.
+
+        That is the case if the present promotion is not `previous`, the checkpoint is gone or expires, or a new name is
+        over the limit.
+        """
         tenant, name = promotion.tenant, promotion.name
         forget = delete(promotions).where(
             _named(tenant, name), promotions.c.number <= promotion.number - most.kept_per_name
@@ -47,7 +50,7 @@ class PromotionQueries(Queries):
             await one_after_the_other(connection, tenant)
             if not await count(connection, _lasting(checkpoint)):
                 return False
-            # Not by its number: that of a name that was removed, and promoted anew, begins again.
+            # Compared as a whole: the numbers of a removed name that is promoted again restart.
             if await fetch_one(connection, Promotion, _newest(tenant, name)) != previous:
                 return False
             if previous is None and await count(connection, _names_of(tenant)) >= most.names:
@@ -61,26 +64,26 @@ class PromotionQueries(Queries):
         return await self._database.write(add)
 
     async def promotion(self, tenant: str, name: str) -> Promotion | None:
-        """The one that counts."""
+        """Return the present promotion of a name."""
         return await self._look_up(Promotion, _newest(tenant, name))
 
     async def promotions_of(self, tenant: str, name: str) -> Sequence[Promotion]:
-        """Newest first."""
+        """Return all promotions of a name, newest first."""
         query = select_records(promotions, Promotion).where(_named(tenant, name))
         return await self._read_all(Promotion, query.order_by(promotions.c.number.desc()))
 
     async def list_promotions(self, tenant: str) -> Sequence[Promotion]:
-        """The one that counts of each name, by name."""
+        """Return the present promotion of each name, by name."""
         query = select_records(promotions, Promotion).where(promotions.c.tenant == tenant, _is_newest())
         return await self._read_all(Promotion, query.order_by(promotions.c.name))
 
     async def names_promoted_to(self, tenant: str, tinker_path: str) -> Sequence[str]:
-        """Those that stand for it now."""
+        """Return the names that refer to the path at present."""
         names = _promoted(PromotedPath(tenant, tinker_path)).order_by(promotions.c.name)
         return await self._read_ids(names)
 
     async def remove_promotions(self, tenant: str, name: str, along: Along = ()) -> bool:
-        """All of a name. False where there is none."""
+        """Remove all promotions of a name. False: there are none."""
 
         async def remove(connection: AsyncConnection) -> bool:
             await one_after_the_other(connection, tenant)
@@ -106,7 +109,7 @@ def _names_of(tenant: str) -> Select[Any]:
 
 
 def _lasting(checkpoint: Checkpoint) -> Select[Any]:
-    """Count the checkpoint, unless it was deleted or was given an end since it was looked at."""
+    """Count the checkpoint, unless it was deleted or was given an expiry since it was read."""
     named = (checkpoints.c.run_id, checkpoints.c.type, checkpoints.c.name)
     lasts = checkpoints.c.deleted_at.is_(None) & checkpoints.c.expires_at.is_(None)
     this = (checkpoint.run_id, checkpoint.type, checkpoint.name)
@@ -119,14 +122,16 @@ def _promoted(path: PromotedPath) -> Select[Any]:
 
 
 async def is_promoted(connection: AsyncConnection, path: PromotedPath) -> bool:
-    """Whether a name stands for the path. No name does so before this transaction ends, if none does now."""
+    """Return whether a name refers to the path. If none does, none will before this transaction ends."""
     await one_after_the_other(connection, path.tenant)
     return (await connection.execute(_promoted(path).limit(1))).one_or_none() is not None
 
 
 async def one_after_the_other(connection: AsyncConnection, tenant: str) -> None:
-    """Until this transaction ends no other one changes the tenant's names: rows that are not there yet cannot be
-    locked, and neither can what is counted. On SQLite one writes at a time anyhow."""
+    """Lock the tenant's names until this transaction ends: absent rows and counts cannot be locked.
+
+    SQLite has only one writer at a time anyway.
+    """
     if connection.dialect.name == "postgresql":
         await connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK, func.hashtext(tenant))))
 

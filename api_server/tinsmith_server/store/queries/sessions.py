@@ -1,4 +1,4 @@
-"""Client sessions, one run of a client program each, and the sampling sessions within them."""
+"""Queries about client sessions, one run of a client program each, and their sampling sessions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinsmith_server.store.queries.base import Queries, fetch_one, newest_first,
 from tinsmith_server.store.records import FinishType, Page, SamplingSession, Session
 from tinsmith_server.store.tables import models, sampling_sessions, sessions
 
-# Others' writes wait for one transaction of it.
+# Other writes wait for a batch.
 SESSIONS_AT_ONCE = 500
 
 _OF_KEY = select_records(sessions, Session).where(
@@ -24,10 +24,10 @@ _BY_ID = select_records(sessions, Session).where(sessions.c.session_id == bindpa
 
 
 class SessionQueries(Queries):
-    """The part of `Store` about sessions."""
+    """The queries about sessions."""
 
     async def create_session(self, session: Session, idempotency_key: str | None) -> Session:
-        """Inserts, or returns the session that this tenant made with the same idempotency key."""
+        """Insert a session, or return the one that this tenant created with the same idempotency key."""
         made = _BY_ID if idempotency_key is None else _OF_KEY
         row = {**values(session), "idempotency_key": idempotency_key}
         return await self._insert_or_find(Session, sessions, row, made, row)
@@ -49,7 +49,7 @@ class SessionQueries(Queries):
     async def sessions_behind(
         self, tenant: str, position: tuple[datetime, str] | None, limit: int
     ) -> Sequence[Session]:
-        """Newest first, those that come after the one with this time of creation and id; None: from the newest on."""
+        """Return the sessions after a position (time of creation and id), newest first; None starts at the newest."""
         age = sessions.c.created_at, sessions.c.session_id
         query = select_records(sessions, Session).where(sessions.c.tenant == tenant)
         if position is not None:
@@ -57,12 +57,12 @@ class SessionQueries(Queries):
         return await self._read_all(Session, query.order_by(*newest_first(*age)).limit(limit))
 
     async def assign_project(self, tenant: str, session_id: str, project_id: str) -> bool:
-        """False when the tenant has no such session."""
+        """Assign the session to a project. False: the tenant has no such session."""
         owned = (sessions.c.session_id == session_id) & (sessions.c.tenant == tenant)
         return await self._write(update(sessions).where(owned).values(project_id=project_id))
 
     async def heartbeat(self, session_id: str, now: datetime) -> Session | None:
-        """Notes a sign of life unless the session is finished; returns the session as it is then."""
+        """Record a sign of life unless the session is finished; return the session."""
         alive = (sessions.c.session_id == session_id) & sessions.c.finished_at.is_(None)
         beat = update(sessions).where(alive, sessions.c.last_heartbeat_at < now).values(last_heartbeat_at=now)
 
@@ -73,23 +73,23 @@ class SessionQueries(Queries):
         return await self._database.write(beat_and_look)
 
     async def finish_session(self, session_id: str, type: FinishType, detail: str | None, now: datetime) -> bool:
-        """First finish wins: False when it was finished before or does not exist."""
+        """Finish the session. False: it was finished before, or does not exist."""
         return await self._write(_finish(session_id, type, detail, now))
 
     async def finish_silent_session(
         self, session_id: str, type: FinishType, detail: str | None, now: datetime, last_heartbeat_before: datetime
     ) -> bool:
-        """Like `finish_session`, but False as well when the last sign of life is not older."""
+        """Finish the session if its last sign of life is older. False: it is not, or the session was finished."""
         return await self._write(_finish(session_id, type, detail, now).where(_silent(last_heartbeat_before)))
 
     async def silent_sessions(self, last_heartbeat_before: datetime) -> Sequence[Session]:
-        """Unfinished sessions whose last sign of life is older."""
+        """Return unfinished sessions whose last sign of life is older."""
         silent = sessions.c.finished_at.is_(None) & _silent(last_heartbeat_before)
         query = select_records(sessions, Session).where(silent).order_by(sessions.c.last_heartbeat_at)
         return await self._read_all(Session, query)
 
     async def finished_sessions_with_live_models(self) -> Sequence[Session]:
-        """Finished sessions that still have a model accepted or bound: their release must be repeated."""
+        """Return finished sessions with accepted or bound models, whose release must be repeated."""
         live = models.c.state.in_(("accepted", "bound"))
         with_live_model = exists().where(models.c.session_id == sessions.c.session_id, live)
         query = (
@@ -100,11 +100,11 @@ class SessionQueries(Queries):
         return await self._read_all(Session, query)
 
     async def forget_sessions_without_models(self, prefix: str, finished_before: datetime) -> int:
-        """Removes finished sessions whose ids begin so, with their idempotency keys and sampling sessions.
+        """Delete finished sessions without models whose ids have this prefix; return their number.
 
-        Those that never had a model, of whatever state, a few hundred in a transaction. Returns how many.
+        Their idempotency keys and sampling sessions are deleted with them, a few hundred sessions in a transaction.
         """
-        # To SQLite, LIKE takes capitals for small letters.
+        # SQLite's LIKE ignores case.
         named = func.substr(sessions.c.session_id, 1, len(prefix)) == prefix
         with_model = exists().where(models.c.session_id == sessions.c.session_id)
         over = sessions.c.finished_at < finished_before
@@ -115,10 +115,10 @@ class SessionQueries(Queries):
 
 
 class SamplingSessionQueries(Queries):
-    """The part of `Store` about sampling sessions."""
+    """The queries about sampling sessions."""
 
     async def add_sampling_session(self, session: SamplingSession) -> SamplingSession:
-        """Inserts, or returns the one already opened under (session_id, sampling_session_seq_id)."""
+        """Insert a sampling session, or return the one with the same (session_id, sampling_session_seq_id)."""
         numbered = (sampling_sessions.c.session_id == session.session_id) & (
             sampling_sessions.c.sampling_session_seq_id == session.sampling_session_seq_id
         )
@@ -131,7 +131,7 @@ class SamplingSessionQueries(Queries):
         return await self._look_up(SamplingSession, query)
 
     async def number_sampling_client(self, sampling_session_id: str) -> int:
-        """1, 2, … of a sampling session that is there."""
+        """Return the next number of a client of an existing sampling session, from 1 on."""
         clients = func.coalesce(sampling_sessions.c.clients, 0) + 1
         one_more = (
             update(sampling_sessions)
@@ -150,14 +150,14 @@ class SamplingSessionQueries(Queries):
         return await self._read_ids(of_session.order_by(sampling_sessions.c.sampling_session_seq_id))
 
     async def newest_inflight(self, model_id: str) -> SamplingSession | None:
-        # By the client's own numbers: clocks of two replicas could turn two saves around.
+        # By the client's numbers: the clocks of two replicas could reverse the order of two saves.
         inflight = (sampling_sessions.c.model_id == model_id) & sampling_sessions.c.inflight
         query = _select_sampling().where(inflight).order_by(sampling_sessions.c.sampling_session_seq_id.desc()).limit(1)
         return await self._look_up(SamplingSession, query)
 
 
 async def _forget(session_ids: Sequence[str], connection: AsyncConnection) -> None:
-    """A finished session gets no model any more, so those without one stay without."""
+    """Delete the sessions. A finished session gets no models any more, so those without models stay without."""
     await connection.execute(delete(sampling_sessions).where(sampling_sessions.c.session_id.in_(session_ids)))
     await connection.execute(delete(sessions).where(sessions.c.session_id.in_(session_ids)))
 

@@ -1,1 +1,1 @@
-"""The dialects of other makers: their requests and answers, and what is asked for in all of them."""
+"""OpenAI's and Anthropic's requests and answers, and what they have in common."""

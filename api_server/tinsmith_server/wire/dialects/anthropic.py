@@ -26,7 +26,7 @@ from tinsmith_server.wire.requests import Finite, NonNegative, Request, Sampling
 Messages = list[dict[str, Any]]
 
 
-# What clients may send though it is not read: it changes no sample.
+# Fields that clients may send and that are ignored: they change no sample.
 WITHOUT_EFFECT = frozenset(
     {
         *("billing_policy", "cache_control", "diagnostics", "fallback_credit_token", "inference_geo", "metadata"),
@@ -36,7 +36,7 @@ WITHOUT_EFFECT = frozenset(
 
 
 class CountTokensRequest(Request):
-    """The parts of a prompt. A field that is not known here is refused, unless it changes no sample."""
+    """The parts of a prompt. An unknown field is refused, unless it changes no sample."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -60,14 +60,14 @@ class CountTokensRequest(Request):
         return self
 
     def _check_unknown(self) -> None:
-        """A prompt is counted with whatever it would be sampled with."""
+        """Refuse the same fields as a message does: the count must be of the prompt that would be sampled."""
         unknown = dict(self.model_extra or {})
         if _edits_nothing(unknown.get("context_management")):
             unknown.pop("context_management", None)
         refuse_unknown(unknown, WITHOUT_EFFECT | MessagesRequest.model_fields.keys())
 
     def conversation(self) -> Messages:
-        """Raises ValueError."""
+        """Return the messages as chat templates know them. Raises ValueError."""
         found: Messages = []
         if self.system:
             found.append({"role": "system", "content": _text("system", self.system)})
@@ -76,13 +76,13 @@ class CountTokensRequest(Request):
         return found
 
     def functions(self) -> list[dict[str, Any]]:
-        """Raises ValueError."""
+        """Return the tools as functions. Raises ValueError."""
         if self.tool_choice is not None and self.tool_choice.get("type") == "none":
             return []
         return [_function(f"tools.{index}", tool) for index, tool in enumerate(self.tools or ())]
 
     def prompt(self) -> Prompt:
-        """An answer that the last message has begun is gone on with."""
+        """Return the prompt. If the last message is the assistant's, it is continued."""
         messages, tools = self.conversation(), self.functions()
         begun = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
         rendered = worker_pb2.RenderPromptRequest(
@@ -94,7 +94,7 @@ class CountTokensRequest(Request):
         return Prompt(rendered)
 
     def _variables(self) -> dict[str, Any]:
-        """As chat templates that can be told whether to think are told; others have no ear for it."""
+        """Return the variables that tell a chat template whether to think; other templates ignore them."""
         kind, effort = (self.thinking or {}).get("type"), (self.output_config or {}).get("effort")
         thinking = {} if kind is None else {"enable_thinking": kind != "disabled"}
         return thinking if effort is None else {**thinking, "reasoning_effort": effort}
@@ -133,7 +133,7 @@ class MessagesRequest(CountTokensRequest):
 
 
 def _edits_nothing(management: Any) -> bool:
-    """Tell whether a context is kept as it is, as Claude Code asks for."""
+    """Return whether the context is unchanged, as Claude Code requests."""
     edits = management.get("edits") if isinstance(management, dict) else None
     return not management or (isinstance(edits, list) and all(_keeps_all(edit) for edit in edits))
 
@@ -143,7 +143,7 @@ def _keeps_all(edit: Any) -> bool:
 
 
 def _messages(where: str, message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Results of tools are messages of their own, before what else their message says."""
+    """Yield the messages: results of tools are separate messages, before the rest of theirs."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise ValueError(f"{where}: role must be user or assistant")
@@ -240,9 +240,9 @@ def _block(part: MessagePart) -> Answer:
 
 
 class MessageEvents:
-    """The events of one stream, whose blocks are those of the whole answer: a text that begins ends what was before it.
+    """The events of one stream, with the blocks of the whole answer.
 
-    An answer without text and calls has an empty text in both: clients read the first one without looking.
+    An answer without text and calls has an empty text in both: clients read the first block without a check.
     """
 
     def __init__(self, model: str) -> None:
@@ -273,7 +273,7 @@ class MessageEvents:
             self._end = _end(piece.end, called=self._called)
 
     def end(self, usage: Usage) -> Iterator[Answer]:
-        """Behind the last piece."""
+        """Yield the events after the last piece."""
         yield {"type": "message_delta", "delta": self._end, "usage": usage_of(usage)}
         yield {"type": "message_stop"}
 
@@ -332,7 +332,7 @@ def model(name: str, created: int) -> Answer:
 
 
 def usage_of(usage: Usage) -> Answer:
-    """Tokens from a cache are counted apart, not among the others."""
+    """Return the usage. Cached tokens are not included in the others."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_read_input_tokens": usage.cached,
@@ -351,7 +351,7 @@ def _tool_use(call: worker_pb2.ToolCall) -> Answer:
 
 
 def _object(text: str) -> Any:
-    """Return a call's arguments as the object that this dialect has. What a model wrote as anything else is in one."""
+    """Return a call's arguments as an object; anything else that a model wrote is put into one."""
     content = orjson.loads(text)
     return content if isinstance(content, dict) else {"arguments": content}
 

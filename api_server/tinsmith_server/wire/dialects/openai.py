@@ -30,18 +30,18 @@ MOST_LIKELIEST = 20
 DEFAULT_COMPLETION_TOKENS = 16
 TOKEN_LIMIT = 2**31
 REASONING_FIELDS = ("reasoning", "reasoning_content")
-"""A newer and an older name of other servers for the same; chat templates read the older one."""
+"""The newer and the older name of this field at other servers; chat templates read the older one."""
 MESSAGE_FIELDS = frozenset(
     {
         *("role", "content", "refusal", "name", "tool_call_id", "tool_calls", *REASONING_FIELDS),
         *("annotations", "cache_control", "provider_specific_fields"),
     }
 )
-"""The last line holds what is not read: notes about an answer, which come back with it (LiteLLM adds some of its own to
-every answer), and about caches.
+"""The fields of a message. The last line has ignored ones: notes about an answer, which clients send back (LiteLLM adds
+some to every answer), and about caches.
 """
 
-# What clients may send though it is not read: it changes no sample.
+# Fields that clients may send and that are ignored: they change no sample.
 WITHOUT_EFFECT = frozenset(
     {
         "cache_salt",
@@ -70,7 +70,7 @@ class StreamOptions(Request):
 class OpenAiRequest(Request):
     """The fields of both calls. `top_k` is an extension that other servers have as well.
 
-    A field that is not known here is refused, unless it changes no sample.
+    An unknown field is refused, unless it changes no sample.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -114,7 +114,7 @@ class OpenAiRequest(Request):
 
 
 class CompletionRequest(OpenAiRequest):
-    """`logprobs` is how many of the likeliest tokens come with each."""
+    """A completion. `logprobs` is how many of the likeliest tokens are returned with each."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     max_tokens: Count | None = None
@@ -150,7 +150,7 @@ class CompletionRequest(OpenAiRequest):
 
 
 class ChatCompletionRequest(OpenAiRequest):
-    """`chat_template_kwargs` is an extension, too: what the model's chat template may ask for."""
+    """A chat completion. `chat_template_kwargs` is an extension: variables of the model's chat template."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_tokens: Positive | None = None
@@ -203,7 +203,7 @@ class ChatCompletionRequest(OpenAiRequest):
 
 
 def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """As chat templates know messages: texts in one piece, arguments of calls as objects. Raises ValueError."""
+    """Return the messages as chat templates know them: joined texts, arguments as objects. Raises ValueError."""
     return [_message(f"messages.{index}", message) for index, message in enumerate(messages)]
 
 
@@ -229,7 +229,7 @@ def _message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_fields(where: str, role: str, message: Mapping[str, Any]) -> None:
-    """Refuse a message that says something which the prompt would not hold."""
+    """Refuse a message with a field that the prompt would not contain."""
     for name in sorted(message.keys() - MESSAGE_FIELDS):
         refuse(f"{where}.{name}", message[name])
     if role != "assistant" and message.get("content") is None:
@@ -296,7 +296,7 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What all chunks of an answer begin with. `prefix` is that of its id."""
+    """The common fields of all chunks of an answer. `prefix` is that of its id."""
 
     model: str
     prefix: str
@@ -318,7 +318,7 @@ def usage_of(usage: Usage) -> Answer:
 
 
 def model_list(models: Iterable[tuple[str, int]]) -> Answer:
-    """Of names, and when each was made, in Unix seconds."""
+    """Return the list of models, given by name and creation time in Unix seconds."""
     return {"object": "list", "data": [model(name, created) for name, created in models]}
 
 
@@ -358,7 +358,7 @@ class CompletionChunks:
 
 
 class CompletionLogprobs:
-    """Of one choice. Offsets are within its text, where tokens without a text of their own are no characters wide."""
+    """The logprobs of one choice. Offsets are in its text; tokens without text have no width."""
 
     def __init__(self) -> None:
         self._offset = 0
@@ -377,7 +377,7 @@ class CompletionLogprobs:
 
 
 def _by_text(likeliest: Iterable[worker_pb2.TokenText]) -> Mapping[str, float]:
-    """Of tokens with one text the likeliest."""
+    """Return the likeliest of the tokens with the same text."""
     found: dict[str, float] = {}
     for one in likeliest:
         found.setdefault(one.text, one.logprob)
@@ -406,7 +406,7 @@ def chat_completion(head: Head, messages: Sequence[Message], usage: Usage) -> An
 
 
 class ChatChunks:
-    """The chunks of one stream, in the pieces' order. A call comes in one: it can be read only when it is whole."""
+    """The chunks of one stream, in the pieces' order. A call is one chunk: it can be parsed only when complete."""
 
     def __init__(self, head: Head) -> None:
         self._head = head
@@ -450,6 +450,6 @@ def _scored(token: worker_pb2.TokenText) -> Answer:
 
 
 def _one(token: worker_pb2.TokenText) -> Answer:
-    """`bytes` None: the token holds a part of a character."""
+    """Return one token. `bytes` is None for a part of a character."""
     whole = None if "\ufffd" in token.text else list(token.text.encode())
     return {"token": token.text, "logprob": token.logprob, "bytes": whole}

@@ -1,4 +1,4 @@
-"""What both chat dialects ask for and are answered, before either has put it into its own words."""
+"""The requests and answers that both dialects have in common."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tinsmith_rpc import wire_pb2, worker_pb2
 from tinsmith_server.wire.json_bodies import Shape
 from tinsmith_server.wire.requests import SamplingParams
 
-# A conversation is one value for each few words of it, and a tool some dozens.
+# A conversation has one value for every few words, and a tool some dozens.
 CONVERSATION = Shape(values=65536, depth=48)
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
@@ -30,14 +30,14 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "verbosity": ("medium",),
 }
-"""Fields of other servers, and the values with which they ask for what is done anyway."""
+"""Fields of other servers, with the values that change nothing."""
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text or a conversation for the model's own tokenizer, or its tokens, as int32."""
+    """A text or a conversation for the model's tokenizer, or tokens as int32."""
 
     rendered: worker_pb2.RenderPromptRequest | None = None
     tokens: bytes = b""
@@ -45,10 +45,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """`choices` sequences are drawn for each prompt. `stops` end them beside the model's own ends.
+    """A text request. `choices` sequences are sampled for each prompt; `stops` end them, as do the model's own ends.
 
-    `logprobs`: so many of the likeliest tokens come with each; None: no logprobs at all. `echo`: the prompt comes
-    before what is drawn.
+    `logprobs` is how many of the likeliest tokens are returned with each; None means no logprobs. `echo` returns the
+    prompt before the answer.
     """
 
     model: str
@@ -64,7 +64,7 @@ class TextRequest:
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens. The cached ones are of the prompt's."""
+    """Numbers of tokens. The cached tokens are a part of the prompt's."""
 
     prompt: int = 0
     sampled: int = 0
@@ -82,7 +82,7 @@ class MessagePart:
 
 @dataclass(slots=True)
 class Message:
-    """One sequence, put together of its pieces. `parts` are in the order in which they were written."""
+    """One sequence, assembled from its pieces. `parts` are in the order of the text."""
 
     parts: list[MessagePart] = field(default_factory=list)
     tokens: list[worker_pb2.TokenText] = field(default_factory=list)
@@ -128,14 +128,14 @@ def refuse(what: str, value: object) -> None:
 
 
 def refuse_unknown(fields: Mapping[str, object], without_effect: Container[str]) -> None:
-    """Raise ValueError for a field that is not known here, unless it changes no sample, as an empty one does not."""
+    """Raise ValueError for an unknown field, unless it is empty or changes no sample."""
     for name, value in fields.items():
         if name not in without_effect and value not in NEUTRAL.get(name, ()):
             refuse(name, value not in (None, [], {}))
 
 
 def checked_stops(stop: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Raises ValueError, in words."""
+    """Return the stop texts. Raises ValueError."""
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOP_STRINGS:
         raise ValueError(f"{len(stops)} strings to stop at; at most {MAX_STOP_STRINGS} are taken")

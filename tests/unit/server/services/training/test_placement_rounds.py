@@ -107,7 +107,7 @@ class Kept:
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RECHECK_SECONDS", "BATCH_DELAY_SECONDS", "CONFLICT_WAIT_SECONDS"):
-        monkeypatch.setattr(f"tinsmith_server.services.training.placement_rounds.{name}", 0.001)
+        monkeypatch.setattr(f"tinsmith_server.services.training.placement.{name}", 0.001)
 
 
 async def test_a_thousand_who_wait_cost_one_look_at_the_store_a_round_and_no_write() -> None:
