@@ -43,7 +43,7 @@ NETWORK = "bench"
 class OneWorker(ActivatedHandle):
     """Reached by its Unix socket, and activated before anything else."""
 
-    def __init__(self, socket: str, epochs: EpochRegistry) -> None:
+    def __init__(self, socket: str, epochs: Store) -> None:
         """Make the client in the event loop that uses it: a channel belongs to one loop."""
         super().__init__(WORKER_ID)
         self._target = f"unix:{socket}"

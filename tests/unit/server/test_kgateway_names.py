@@ -7,9 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from tinsmith_server.configuration import SETTING_OF_NAME, UNAMBIGUOUS_NAMES, WITHOUT_EFFECT, load_settings, notes_on
+from tinsmith_server.configuration import SETTING_OF_NAME, WITHOUT_EFFECT, load_settings, notes_on
 from tinsmith_server.errors import StartupError
-from tinsmith_server.kgateway_names import SETTING_OF_NAME, WITHOUT_EFFECT
 
 MODELS = json.dumps([{"model_name": "org/a", "max_context_length": 512}, {"model_name": "/models/b"}])
 

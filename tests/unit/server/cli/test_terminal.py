@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tinsmith_server.cli.announcing import announce, tell_person, url_at
-from tinsmith_server.cli.serving import listen, quiet_on_a_terminal
+from tinsmith_server.cli.serving import announce, listen, print_progress, quiet_on_a_terminal, url_at
 from tinsmith_server.configuration import load_settings
 from tinsmith_server.services.accounts.keys import NewKey
 from tinsmith_server.store.records import ApiKey
