@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tinsmith_server.services.background import leases
 from tinsmith_server.services.background.leases import LEASE_SECONDS, Leases
-from tinsmith_server.store.errors import StoreUnavailable
+from tinsmith_server.store.connection import StoreUnavailable
 
 TASKS = [f"task {number}" for number in range(60)]
 
