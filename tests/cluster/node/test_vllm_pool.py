@@ -7,8 +7,11 @@ it has one, and nobody looks for it.
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +19,64 @@ import pytest
 import tinker
 import yaml
 from cluster.node.conftest import EXAMPLES, wait_gone
+from package_environment import IMAGE_PYTHON
 from support.client.sdk import adam, exact_logprobs, next_token_datum
 from support.kubernetes.installation import Installation, Object, wait_for
-from support.requirements import require
-from support.token_server.real_vllm import ENVIRONMENT, EXTRA, SHAPE
-from support.token_server.vllm_for_pods import lay_out_vllm
+from support.requirements import InstalledBy, require
+from support.token_server.real_vllm import ENVIRONMENT, EXTRA, PLUGIN, SHAPE, installed_vllm
 from testcluster.cluster import Cluster
 from tinker import types
 from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
+
+_PACKAGES = Path("lib", f"python{IMAGE_PYTHON}", "site-packages")
+# The environment's own script names an interpreter of this machine.
+_PROGRAM = """\
+#!/bin/sh
+exec "${0%/*}/python" -m vllm.entrypoints.cli.main "$@"
+"""
+_SETTINGS = """\
+home = /usr/bin
+include-system-site-packages = false
+"""
+
+
+def lay_out_vllm(folder: Path) -> None:
+    """Makes `folder`, whose `bin/vllm` runs in the trainer's image wherever the folder is seen there.
+
+    Skips the test where vLLM is not installed, or for another Python than the image's.
+    """
+    packages = installed_vllm() / _PACKAGES
+    require(
+        packages.is_dir(),
+        f"Pods have Python {IMAGE_PYTHON}, and vLLM is installed for another: install that Python",
+        InstalledBy.PACKAGE_ENVIRONMENTS,
+    )
+    target = folder / _PACKAGES
+    target.parent.mkdir(parents=True)
+    _link_tree(packages, target.parent)
+    # PyTorch looks for NVIDIA's libraries beside itself.
+    nvidia = find_spec("nvidia")
+    for root in (nvidia.submodule_search_locations if nvidia else None) or ():
+        _link_tree(Path(root), target)
+    shutil.copytree(PLUGIN, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    _add_program(folder)
+
+
+def _link_tree(source: Path, into: Path) -> None:
+    """Beside what is there already. Copies, where `into` is on another disk."""
+    links = ["--link"] if source.stat().st_dev == into.stat().st_dev else []
+    subprocess.run(["cp", "--archive", "--no-clobber", *links, source, into], check=True)
+
+
+def _add_program(folder: Path) -> None:
+    (folder / "pyvenv.cfg").write_text(_SETTINGS)
+    programs = folder / "bin"
+    programs.mkdir()
+    (programs / "python").symlink_to("/usr/bin/python3")
+    vllm = programs / "vllm"
+    vllm.write_text(_PROGRAM)
+    vllm.chmod(0o755)
+
 
 NAME = "vllm"
 MODEL = "demo/vllm"

@@ -12,12 +12,14 @@ import contextlib
 import itertools
 import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from support.engine.reference import ReferenceEngine
-from support.protocol.held_sampler import HeldSampler
 from support.protocol.lines import InProcessClient, Response, WorkerLine, post
+from support.sampler.scripted_sampler import ScriptedSampler
 from support.server.fake_fleet import MODELS, FakeFleet, FakeHandle
 from support.server.http_server import Time, settings_for
 from tinsmith_server.app import create_app
@@ -26,13 +28,51 @@ from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.store.store import Store, open_store
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.errors import SamplerClosed, UserError
 from tinsmith_trainer.oplog.attempts import AttemptPolicy
+from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sequence
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.worker.grpc_server import WorkerServicer
 from tinsmith_trainer.worker.metrics import WorkerName
 from tinsmith_trainer.worker.service import WorkerParts, WorkerService
 from tinsmith_trainer.worker.volume import Volume
 from typing_extensions import override
+
+Done = Callable[[SampleOutcome], None]
+
+
+class HeldSampler(ScriptedSampler):
+    """Called from the worker's event loop alone, since nothing here has a thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running: dict[str, tuple[SampleJob, Done]] = {}
+
+    @override
+    def submit(self, job: SampleJob, done: Done) -> None:
+        self.running[job.request_id] = job, done
+
+    @override
+    def cancel(self, request_id: str) -> None:
+        if request_id in self.running:
+            _, done = self.running.pop(request_id)
+            done(SampleOutcome(error=UserError("The request was cancelled.")))
+
+    def end(self, request_id: str) -> None:
+        job, done = self.running.pop(request_id)
+        assert job.params.seed is not None
+        drawn = Sequence(np.array([job.params.seed], np.int32), np.zeros(1, np.float32), stopped=True)
+        done(SampleOutcome((drawn,), prompt_tokens=len(job.prompt)))
+
+    def sequence_memory(self) -> str:
+        return ""
+
+    @override
+    def close(self) -> None:
+        for _, done in self.running.values():
+            done(SampleOutcome(error=SamplerClosed("The sampler was closed.")))
+        self.running.clear()
+
 
 Death = Literal["worker", "server", "both", "worker's clean stop"]
 POLL_HOLD_SECONDS = 0.02

@@ -1,4 +1,4 @@
-"""`python -m sglang.launch_server`, as far as it is used. Every flag and field is one of `assumptions.py`."""
+"""`python -m sglang.launch_server`, as far as it is used. Every flag and field is one of `assumptions.toml`."""
 
 from __future__ import annotations
 

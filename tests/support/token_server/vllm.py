@@ -1,4 +1,4 @@
-"""`vllm serve`, as far as it is used. Every flag and field that it knows is one of `assumptions.py`."""
+"""`vllm serve`, as far as it is used. Every flag and field that it knows is one of `assumptions.toml`."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from images.sources import GPU_IMAGES, ROOT, version
 from packaging.requirements import Requirement
 from support.base_images import imported_by_the_worker
-from support.token_server.assumptions import VLLM_DOCUMENTS
 
 IMAGE = GPU_IMAGES["trainer-gpu"]
 VERSIONS = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())["gpu"]
 REQUIREMENTS = ROOT / "dev" / "requirements" / "gpu-image.txt"
 TRAINER_LOCK = ROOT / "dev" / "requirements" / "trainer-image.txt"
 TESTS_LOCK = ROOT / "dev" / "requirements" / "dev.txt"
+ASSUMPTIONS = tomllib.loads((ROOT / "tests" / "support" / "token_server" / "assumptions.toml").read_text())
 FOR_GPUS_ALONE = {"liger-kernel"}
 ANOTHER_IMAGES = {"megatron", "miles", "nemo_rl", "ray"}
 """What the engines on many GPUs import, whose images are others."""
@@ -43,7 +43,8 @@ def test_the_tags_of_its_bases_are_the_versions_that_the_assumptions_are_about()
     for kind in ("vllm", "sglang"):
         assert VERSIONS[kind]["image"].endswith(f":v{VERSIONS[kind]['version']}")
         assert len(VERSIONS[kind]["reason"]) > 40
-    assert VLLM_DOCUMENTS.endswith(f"/v{VERSIONS['vllm']['version']}")
+    documents = [each["where"] for each in ASSUMPTIONS["vllm"] if "docs.vllm.ai" in each["where"]]
+    assert all(f"/v{VERSIONS['vllm']['version']}/" in where for where in documents)
     assert ROOT / "trainer_image" / VERSIONS["dockerfile"] == IMAGE.dockerfile
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.token_server import sglang, vllm
-from support.token_server.assumptions import ASSUMPTIONS, Assumption
 from tinsmith_trainer.sampling.token_server.base import GenerationRequest
 from tinsmith_trainer.sampling.token_server.sglang import sglang_request
 from tinsmith_trainer.sampling.token_server.vllm import vllm_request
 
+_FILE = Path(vllm.__file__).with_name("assumptions.toml")
+ASSUMPTIONS = [each for server in tomllib.loads(_FILE.read_text()).values() for each in server]
 EVERYTHING = GenerationRequest(
     adapter="version",
     prompt=np.array([1, 2], np.int32),
@@ -38,9 +41,9 @@ def test_every_field_of_a_request_is_known_and_no_other() -> None:
     assert request["sampling_params"].keys() == sglang.SAMPLING_FIELDS
 
 
-@pytest.mark.parametrize("assumption", ASSUMPTIONS, ids=lambda assumption: assumption.what[:50])
-def test_an_assumption_says_where_it_is_written(assumption: Assumption) -> None:
-    if assumption.ground == "documented":
-        assert re.match(r"https://|sgl-project/sglang: docs/", assumption.where)
-    if assumption.ground == "read in the source":
-        assert re.match(r"[\w-]+/[\w-]+: \S+\.py", assumption.where)
+@pytest.mark.parametrize("assumption", ASSUMPTIONS, ids=lambda assumption: assumption["what"][:50])
+def test_an_assumption_says_where_it_is_written(assumption: dict[str, str]) -> None:
+    if assumption["ground"] == "documented":
+        assert re.match(r"https://|sgl-project/sglang: docs/", assumption["where"])
+    if assumption["ground"] == "read in the source":
+        assert re.match(r"[\w-]+/[\w-]+: \S+\.py", assumption["where"])
