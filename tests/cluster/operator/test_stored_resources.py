@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from support.kubernetes.crds import fill_defaults, root_schema
 from support.kubernetes.kubectl import KubectlUser, Kubelet
-from support.kubernetes.revisions import unpack
 from support.operator.operators import (
-    IMAGE,
-    OperatorProgram,
     comes_to_rest,
     condition_of,
     eventually,
@@ -40,40 +31,9 @@ async def test_todays_definition_takes_each_with_its_status(hands: KubectlUser) 
         await hands.patch(SESSIONS, name, {"metadata": {"labels": {"touched": "true"}}})
 
 
-@asynccontextmanager
-async def first_revision(sources: Path, namespace: str) -> AsyncIterator[OperatorProgram]:
-    """Its operator, from its own sources, until the end of the block."""
-    path = os.pathsep.join(str(sources / package) for package in ("operator", "rpc"))
-    told = {
-        "NAMESPACE": namespace,
-        "TRAINER_IMAGE": IMAGE,
-        "CHECKPOINT_ROOT": "s3://bucket/checkpoints",
-        "HEALTH_PORT": "0",
-        "METRICS_PORT": "0",
-        "LEASE_SECONDS": "3",
-    }
-    environment = {f"TINSMITH_OPERATOR_{name}": value for name, value in told.items()}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tinsmith_operator",
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        stderr=asyncio.subprocess.PIPE,
-    )
-    program = OperatorProgram(process)
-    try:
-        yield program
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await program.ended()
-
-
 async def test_a_worker_runs_on_through_an_upgrade_of_the_operator_and_back(
-    hands: KubectlUser, kubelet: Kubelet, tmp_path: Path
+    hands: KubectlUser, kubelet: Kubelet
 ) -> None:
-    sources = unpack(1, tmp_path).sources
-
     async def pod_uids() -> set[str]:
         return {pod["metadata"]["uid"] for pod in await hands.all(PODS)}
 
@@ -81,7 +41,7 @@ async def test_a_worker_runs_on_through_an_upgrade_of_the_operator_and_back(
         session = await hands.get(SESSIONS, "tiny")
         return session if condition_of(session, "UpgradeAvailable").get("status") == "True" else None
 
-    async with first_revision(sources, hands.namespace):
+    async with operator_program(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())
         await comes_to_rest(hands, "WorkerReady")
     before = await pod_uids()
@@ -93,7 +53,7 @@ async def test_a_worker_runs_on_through_an_upgrade_of_the_operator_and_back(
         # So that the operator before it has something to look at, too.
         await hands.patch(SESSIONS, "tiny", {"spec": {"storage": {"size": "11Gi"}}})
         await comes_to_rest(hands, "WorkerReady")
-    async with first_revision(sources, hands.namespace):
+    async with operator_program(settings_for(hands.namespace)):
         await hands.patch(SESSIONS, "tiny", {"spec": {"storage": {"size": "12Gi"}}})
         session = await comes_to_rest(hands, "WorkerReady")
     assert await pod_uids() == before, json.dumps(session["status"])

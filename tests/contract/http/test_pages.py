@@ -12,7 +12,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 import pytest
 from support.server.http_server import TestedServer, one_server
-from tinsmith_server.routes.about.pages import DOCS_PATHS, prefers_html
+from tinsmith_server.routes.pages import DOCS_PATHS, prefers_html
 from typing_extensions import override
 
 pytestmark = pytest.mark.core
