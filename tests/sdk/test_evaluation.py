@@ -159,7 +159,7 @@ def test_the_command_takes_all_that_a_server_has_of_a_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A sampler in place of the state by its name, and a base model beside; what is gone is passed over."""
+    """A sampler in place of the state by its name, and a base model beside; what is gone is skipped."""
     monkeypatch.setenv("TINKER_API_KEY", API_KEY)
     (tmp_path / "few.jsonl").write_text('{"prompt": [5, 9, 2], "answer": 7}')
     model = new_model(client)
@@ -184,7 +184,7 @@ def test_the_command_takes_all_that_a_server_has_of_a_run(
         ["000001", "1"],
         ["000002", "2"],
     ]
-    assert f"passed over: the server has no tinker://{model.model_id}/weights/gone" in said.err
+    assert f"skipped: the server has no tinker://{model.model_id}/weights/gone" in said.err
     left = {one.tinker_path.rpartition("/")[2] for one in rest.list_checkpoints(model.model_id).result().checkpoints}
     assert left == {"000001", "000002"}
 

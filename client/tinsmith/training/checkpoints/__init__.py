@@ -1,1 +1,1 @@
-"""Directories of a run, one per step, from which it goes on."""
+"""Checkpoints of a run, on disk or in an object store."""

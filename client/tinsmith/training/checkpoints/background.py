@@ -1,4 +1,4 @@
-"""Saves in a thread, one after the other, whose failures come to light at the next call."""
+"""Saves in a background thread, one at a time, whose failures are raised by the next call."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tinsmith.training.errors import CheckpointError, SaveFailed
 
 
 class BackgroundSaves:
-    """At most one save is under way. The interpreter waits for it at its end, unless it was left."""
+    """A runner of at most one save at a time. The interpreter waits for it on exit, unless it was abandoned."""
 
     def __init__(self) -> None:
         self._under_way: Future[None] | None = None
         self._step = 0
-        # Two threads that save at once would each see the other's failure, or neither.
+        # Two threads that save at once could each see the other's failure, or neither.
         self._lock = Lock()
         self.is_abandoned = False
-        # Python joins the threads of an executor at its end, whatever they wait for: these are left where they are.
+        # Python would join the threads of an executor on exit, even after an interrupt.
         self._at_end = partial(_wait, weakref.ref(self))
         atexit.register(self._at_end)
 
     def start(self, step: int, save: Callable[[], None]) -> None:
-        """Waits for the save before this one. Raises SaveFailed for it, and then starts nothing."""
+        """Wait for the previous save, then start this one. If the previous one failed, raise SaveFailed instead."""
         with self._lock:
             self._finish()
             self._step = step
@@ -35,18 +35,18 @@ class BackgroundSaves:
             Thread(target=work, name=f"tinsmith-checkpoint-{step}", daemon=True).start()
 
     def wait(self) -> None:
-        """Returns when nothing is under way. Raises SaveFailed, once for each failure."""
+        """Wait for the save in progress. Raises SaveFailed, once for each failure."""
         with self._lock:
             self._finish()
 
     def raise_failure(self) -> None:
-        """Waits for nothing. Raises SaveFailed for a save that has failed since the last call."""
+        """Raise SaveFailed for a save that has failed since the last call, without waiting."""
         with self._lock:
             if self._under_way is not None and self._under_way.done():
                 self._finish()
 
     def close(self) -> None:
-        """Waits, and raises SaveFailed. Somebody who does not want to wait, and interrupts it, leaves the save."""
+        """Wait for the save in progress. Raises SaveFailed. A KeyboardInterrupt abandons the save."""
         try:
             self.wait()
         except KeyboardInterrupt:
@@ -56,11 +56,11 @@ class BackgroundSaves:
             atexit.unregister(self._at_end)
 
     def abandon(self) -> int | None:
-        """Who waits for the save that is under way is told that it failed. Returns its step; None without one."""
+        """Abandon the save in progress, and return its step or None. Waiters get SaveFailed."""
         self.is_abandoned = True
         atexit.unregister(self._at_end)
         under_way = self._under_way
-        if under_way is None or not _settle(under_way, CheckpointError("it was left when the program was interrupted")):
+        if under_way is None or not _settle(under_way, CheckpointError("the program was interrupted")):
             return None
         return self._step
 
@@ -68,14 +68,14 @@ class BackgroundSaves:
         if self._under_way is None:
             return
         failure = self._under_way.exception()
-        # Not before: who is interrupted while it waits has not seen what became of the save.
+        # Not earlier: a caller that is interrupted while waiting has not seen the outcome.
         self._under_way = None
         if failure is not None:
             raise SaveFailed(self._step, failure) from failure
 
 
 def _run(save: Callable[[], None], became: Future[None]) -> None:
-    """In the thread."""
+    """Run the save in its thread."""
     try:
         save()
     except BaseException as error:
@@ -85,7 +85,7 @@ def _run(save: Callable[[], None], became: Future[None]) -> None:
 
 
 def _settle(became: Future[None], failure: BaseException | None) -> bool:
-    """False where it was settled before: a save ends, or is left."""
+    """Settle the future. Return False if it was settled before, because the save ended or was abandoned."""
     try:
         became.set_exception(failure) if failure is not None else became.set_result(None)
     except InvalidStateError:
@@ -94,7 +94,7 @@ def _settle(became: Future[None], failure: BaseException | None) -> bool:
 
 
 def _wait(saves: weakref.ref[BackgroundSaves]) -> None:
-    """At the end of a program without a `with`, whose last save is nobody else's to wait for."""
+    """Wait on exit, for a program that does not use the manager as a context."""
     left = saves()
     if left is not None and left._under_way is not None:
         left._under_way.exception()

@@ -1,4 +1,4 @@
-"""`tinsmith checkpoints`: what a run has saved, whether it is whole, and how the run goes on."""
+"""`tinsmith checkpoints`: list, verify, prune and export the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def list_(root: Root, as_json: AsJson = False) -> None:
         table.add_row(str(metadata.step), _when(metadata), megabytes, _scores(metadata.metrics))
     _print(table)
     for step in damaged:
-        _warn(f"step {step} is damaged; `tinsmith checkpoints verify` says how")
+        _warn(f"step {step} is damaged; run `tinsmith checkpoints verify` for details")
 
 
 @checkpoints.command()
 def show(root: Root, step: Step, as_json: AsJson = False) -> None:
-    """Show one checkpoint: its files, where the loop was, and its config."""
+    """Show one checkpoint: its files, the position of the loop, and its config."""
     with errors_as_sentences():
         store = CheckpointStore(root)
         metadata, state = store.metadata(step), _trainer_state(store, step)
@@ -88,7 +88,7 @@ def show(root: Root, step: Step, as_json: AsJson = False) -> None:
 
 @checkpoints.command()
 def verify(root: Root, step: AllOr = None, as_json: AsJson = False) -> None:
-    """Read every file and compare digests; exit status 1 if one is damaged, or there is none."""
+    """Read every file and compare digests. Exit status 1 if a checkpoint is damaged, or there is none."""
     with errors_as_sentences():
         store = CheckpointStore(root)
         steps = store.steps() if step is None else [step]
@@ -105,7 +105,7 @@ def verify(root: Root, step: AllOr = None, as_json: AsJson = False) -> None:
             table.add_row(str(checked), reason or "whole")
         _print(table)
         for name in leftovers:
-            _warn(f"{name} was cut off; the next save of a run in {store.url} removes it")
+            _warn(f"{name} is incomplete; the next save to {store.url} removes it")
     if any(damage.values()):
         raise typer.Exit(1)
 
@@ -143,7 +143,7 @@ def prune(
     for metadata in removable:
         print(f"{'would remove' if dry_run else 'removed'} {store.address(metadata.step)}")
         if not (delete_states or dry_run):
-            _warn(f"its state stays at the server: {metadata.state_path}")
+            _warn(f"its state stays on the server: {metadata.state_path}")
 
 
 @checkpoints.command()
@@ -184,14 +184,14 @@ def resume(
         print(json.dumps(facts | {"loop_state": state.loop_state}, default=str))
         return
     print(f"step {chosen}, {dict(state.loop_state)}, from {store.address(chosen)}")
-    print("the server was not asked" if offline else f"the server has {state.state_path}")
+    print("the server was not contacted" if offline else f"the server has {state.state_path}")
     print(f"\nmanager = CheckpointManager({root!r}, service, config=config)")
     print(f"resumed = manager.resume({'' if step is None else step})")
 
 
 @contextmanager
 def errors_as_sentences() -> Iterator[None]:
-    """Exit status 1, or 2 for rules that cannot be meant."""
+    """Print an error and exit: status 2 for invalid rules, 1 for all others."""
     try:
         yield
     except ValueError as error:
@@ -225,7 +225,7 @@ def _server(base_url: str | None) -> ServerStates:
 
 
 def _leave_state(state_path: str) -> None:
-    """Some other program may go on from it."""
+    """Keep the state, which another program may use."""
 
 
 def _described(metadata: Metadata) -> dict[str, Any]:

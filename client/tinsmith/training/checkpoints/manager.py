@@ -1,4 +1,4 @@
-"""Saves a run every so many steps without holding it up, and lets it go on where it was."""
+"""`CheckpointManager`: saves a run in the background, and resumes it."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from tinsmith.training.errors import CheckpointDamaged, CheckpointError, NotOffe
 
 logger = logging.getLogger(__name__)
 
-UNFINISHED = "the save of step {step} was under way, and is no checkpoint"
+UNFINISHED = "the save of step {step} was not finished and is discarded"
 
 
 class FastTokenizer(Protocol):
-    """Of transformers, or whatever else has a `tokenizers.Tokenizer` inside."""
+    """A tokenizer of transformers, or any object that contains a `tokenizers.Tokenizer`."""
 
     @property
     def backend_tokenizer(self) -> Any: ...
@@ -50,7 +50,7 @@ class FastTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A run at the end of `step`. `skipped` are newer checkpoints that are damaged, and why."""
+    """A run resumed at the end of `step`. `skipped` lists newer checkpoints that are damaged, with reasons."""
 
     step: int
     training_client: tinker.TrainingClient
@@ -61,7 +61,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class _Save:
-    """All that a save is made of, as it was when it was asked for."""
+    """The content of a save at the time of the request."""
 
     step: int
     started: StartedSave
@@ -71,17 +71,22 @@ class _Save:
 
 
 class CheckpointManager:
-    """One directory per step below `root`, a path or any URL of fsspec; see docs/how-to/training.md for what is in it.
+    """A manager of a run's checkpoints: one directory for each step below `root`, a path or fsspec URL.
 
-    `save_every` counts steps, for `maybe_save`; 0 never saves there. `config` goes to `config.yaml` as it is.
-    `adapter=False` leaves the weights to the server. `optimizer=True` fetches the optimizer's moments as well, from a
-    server that gives them. `tokenizer` is the training client's own if None, and no file if False.
-    `ttl_seconds` ends the states at the server, from one hour on; None keeps them as long as their directory.
-    `delete_states` deletes a directory's state at the server when `retention` removes the directory.
-    `user_metadata` is that of the training run that `resume` makes.
+    docs/how-to/training.md lists the files of a checkpoint.
 
-    One manager at a time writes below a root. As a context it waits for the last save, and raises what became of it;
-    a KeyboardInterrupt does not wait, and the save that is under way is no checkpoint then.
+    - `config`: written to `config.yaml`.
+    - `save_every`: the interval of `maybe_save` in steps; 0 never saves there.
+    - `adapter`: if False, the weights stay on the server.
+    - `optimizer`: if True, the optimizer's moments are downloaded, from a server that offers them.
+    - `tokenizer`: the training client's tokenizer if None; no file if False.
+    - `ttl_seconds`: the lifetime of the states on the server, an hour or more; None keeps them as long as their
+      directory.
+    - `delete_states`: if True, the state of a directory that `retention` removes is deleted on the server.
+    - `user_metadata`: of the training run that `resume` creates.
+
+    Only one manager at a time may write below a root. As a context it waits for the last save, and raises its failure.
+    A KeyboardInterrupt does not wait; the save in progress is then discarded.
     """
 
     def __init__(
@@ -118,7 +123,7 @@ class CheckpointManager:
 
     @property
     def store(self) -> CheckpointStore:
-        """To list, read and verify what is there."""
+        """Return the store, to list, read and verify checkpoints."""
         return self._store
 
     def maybe_save(
@@ -129,7 +134,7 @@ class CheckpointManager:
         loop_state: Mapping[str, Any],
         metrics: Mapping[str, float] | None = None,
     ) -> bool:
-        """Saves if `save_every` divides `step`; whether it does. Raises what `save` raises, at any step."""
+        """Save if `save_every` divides `step`, and return whether it does. Raises as `save` does, at any step."""
         if self._save_every < 1 or step < 1 or step % self._save_every:
             self._saves.raise_failure()
             return False
@@ -144,14 +149,14 @@ class CheckpointManager:
         loop_state: Mapping[str, Any],
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """What the calls made so far come to, as the checkpoint of `step`; written while the loop goes on.
+        """Save the result of all calls so far as the checkpoint of `step`, while the loop continues.
 
-        `loop_state` says where the loop is, for example `{"epoch": 1, "batch": 30}`; it is copied. Waits for a save
-        that is still under way. Raises SaveFailed for that one, CheckpointExists, and UnfitLoopState.
+        `loop_state` is the position of the loop, for example `{"epoch": 1, "batch": 30}`; it is copied. Waits for a
+        save in progress. Raises SaveFailed for that one, CheckpointExists, and UnfitLoopState.
         """
         self._saves.wait()
         if self._saves.is_abandoned:
-            raise CheckpointError("this manager was interrupted: resume with another one")
+            raise CheckpointError("this manager was interrupted; create another one to resume")
         if self._went_back_to is None or step <= self._went_back_to:
             self._store.require_free(step)
         copied = frozen_copy(loop_state)
@@ -162,24 +167,24 @@ class CheckpointManager:
         self._saves.start(step, partial(self._write, _Save(step, started, training_client, copied, scores)))
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """What was measured after a save, such as an evaluator's scores, among the metrics of the checkpoint of `step`.
+        """Add later measurements, such as evaluation scores, to the metrics of the checkpoint of `step`.
 
-        The next save's `retention` counts them. Waits for a save that is under way. Raises SaveFailed for that one,
-        NoCheckpoint where `retention` has removed it meanwhile, and CheckpointDamaged.
+        The next save's `retention` considers them. Waits for a save in progress. Raises SaveFailed for that one,
+        NoCheckpoint if `retention` has removed the checkpoint, and CheckpointDamaged.
         """
         self._saves.wait()
         self._store.add_metrics(step, metrics)
 
     def resume(self, step: int | None = None) -> Resumed | None:
-        """The newest whole checkpoint with a training client that goes on from it, or that of `step`; None without any.
+        """Resume from the newest complete checkpoint, or from that of `step`. Return None if there is none.
 
-        From `step` the run goes another way than before: the next save removes the newer checkpoints, as `retention`
-        removes one. Raises NoCheckpoint and CheckpointDamaged for a `step` of yours, and StateGone.
+        After a resume from `step`, the next save removes the newer checkpoints. Raises NoCheckpoint and
+        CheckpointDamaged for the given `step`, and StateGone.
         """
         self._saves.wait()
         metadata, damaged = self._store.newest_whole() if step is None else (self._store.verify(step), [])
         for damage in damaged:
-            logger.warning("checkpoint of step %d is passed over: %s", damage.step, damage.reason)
+            logger.warning("the checkpoint of step %d is skipped: %s", damage.step, damage.reason)
         if metadata is None:
             return None
         with self._store.open(metadata.step, TRAINER_STATE_FILE) as stream:
@@ -192,18 +197,17 @@ class CheckpointManager:
         return Resumed(metadata.step, client, state.loop_state, metadata.metrics, tuple(damaged))
 
     def wait(self) -> None:
-        """Returns when the save under way is a whole checkpoint. Raises SaveFailed."""
+        """Wait until the save in progress is complete. Raises SaveFailed."""
         self._saves.wait()
 
     def close(self) -> None:
-        """As `wait`, and the last call."""
+        """Wait as `wait` does. This must be the last call."""
         self._saves.close()
 
     def abandon(self) -> int | None:
-        """The last call of a program that is interrupted: waits for nothing.
+        """Discard the save in progress without waiting, and return its step or None.
 
-        The save that is under way is no checkpoint then, and whoever waits for it is told so by SaveFailed. Returns
-        its step; None without one.
+        This is the last call of an interrupted program. Waiters get SaveFailed.
         """
         return self._saves.abandon()
 
@@ -222,20 +226,20 @@ class CheckpointManager:
         except SaveFailed as failure:
             if error is None:
                 raise
-            # What ended the loop is what its writer must see.
+            # The error of the loop is more important.
             error.add_note(str(failure))
 
     def _write(self, save: _Save) -> None:
-        """In the thread."""
+        """Write the checkpoint, in the background thread."""
         self._sweep()
         state_path = save.started.state.result().path
         try:
             self._retire_newer()
-            if save.step in self._store.steps():  # damaged: a whole one was refused
+            if save.step in self._store.steps():  # damaged: a complete one was refused
                 self._discard(directory_name(save.step))
             self._store.write(save.step, partial(self._fill, save, state_path))
         except BaseException:
-            # No directory refers to it.
+            # No directory refers to the state.
             self._server.delete(state_path)
             raise
         self._rotate(save.step)
@@ -256,7 +260,7 @@ class CheckpointManager:
                 _tokenizer_json(self._tokenizer or save.training_client.get_tokenizer())
             )
         if self._saves.is_abandoned:
-            # In a notebook the process goes on, and may have gone on from the checkpoint before this one.
+            # In a notebook the process may have resumed from the previous checkpoint by now.
             raise CheckpointError(UNFINISHED.format(step=save.step))
         return Metadata(
             step=save.step,
@@ -269,9 +273,10 @@ class CheckpointManager:
         )
 
     def _retire_newer(self) -> None:
-        """Of the way that the run took before it went back. The newest first: what a kill leaves are steps of one way.
+        """Remove the checkpoints that are newer than the one that was resumed, newest first.
 
-        When the server has the new state, so that one that is away costs nothing.
+        A kill in between leaves a consistent sequence of steps. Called after the server has the new state, so that an
+        unreachable server loses nothing.
         """
         if self._went_back_to is None:
             return
@@ -292,7 +297,7 @@ class CheckpointManager:
             raise CheckpointError(f"step {step} was saved, and an older one was not removed: {error}") from error
 
     def _sweep(self) -> None:
-        """What a run that was killed left behind, once: a cut-off write, or a removal without its end."""
+        """Remove, once, what a killed run left behind: an incomplete write or removal."""
         if self._swept:
             return
         for name in self._store.leftovers():
@@ -300,7 +305,7 @@ class CheckpointManager:
         self._swept = True
 
     def _discard(self, name: str) -> None:
-        """A directory that is no whole checkpoint, and the state that it names."""
+        """Remove an incomplete directory, and the state that it names."""
         content = self._store.read_leftover(name, TRAINER_STATE_FILE)
         if content is not None and (state_path := _state_path_in(content)) is not None:
             self._delete_state(state_path)
@@ -312,7 +317,7 @@ class CheckpointManager:
 
 
 def _state_path_in(trainer_state: bytes) -> str | None:
-    """None where the file was cut off."""
+    """Return the state's path, or None if the file is incomplete."""
     try:
         return read_trainer_state(trainer_state).state_path
     except CheckpointDamaged:
@@ -320,13 +325,11 @@ def _state_path_in(trainer_state: bytes) -> str | None:
 
 
 def has_tokenizer_json(tokenizer: Any) -> bool:
-    """A slow one of transformers has none."""
+    """Return whether the tokenizer has a tokenizer.json. Slow tokenizers of transformers have none."""
     return getattr(tokenizer, "backend_tokenizer", None) is not None
 
 
 def _tokenizer_json(tokenizer: Any) -> str:
     if not has_tokenizer_json(tokenizer):
-        raise NotOffered(
-            f"{type(tokenizer).__name__} has no tokenizer.json: give the manager a fast tokenizer, or tokenizer=False"
-        )
+        raise NotOffered(f"{type(tokenizer).__name__} has no tokenizer.json: pass a fast tokenizer, or tokenizer=False")
     return str(tokenizer.backend_tokenizer.to_str())

@@ -1,4 +1,4 @@
-"""What is in a checkpoint's directory, and `metadata.json`, which describes it and whose presence makes it whole."""
+"""The files of a checkpoint's directory, and `metadata.json`, whose presence marks a complete checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEP_DIRECTORY = re.compile(r"step-(\d{6,})")
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """Of a file's content: SHA-256 in hexadecimal digits, and its length in bytes."""
+    """A file's SHA-256 in hexadecimal, and its length in bytes."""
 
     sha256: str
     size_bytes: int
@@ -34,9 +34,10 @@ class FileDigest:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """`state_path` is the `tinker://` path of weights and optimizer at the server.
+    """The content of `metadata.json`.
 
-    `adapter_config` is PEFT's, None where the directory has no adapter. `files` has all files but `metadata.json`.
+    `state_path` is the `tinker://` path of weights and optimizer on the server. `adapter_config` is PEFT's, or None
+    without an adapter. `files` lists all files except `metadata.json`.
     """
 
     step: int
@@ -49,25 +50,25 @@ class Metadata:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files together, without `metadata.json`."""
+        """Return the size of all files except `metadata.json`."""
         return sum(file.size_bytes for file in self.files.values())
 
 
 def directory_name(step: int) -> str:
-    """Raises ValueError for a negative step."""
+    """Return the directory's name for a step. Raises ValueError for a negative step."""
     if step < 0:
         raise ValueError(f"step is {step}; steps are counted from 0")
     return f"step-{step:06d}"
 
 
 def step_of(name: str) -> int | None:
-    """None for a directory of something else."""
+    """Return the step of a directory's name, or None for another directory."""
     matched = STEP_DIRECTORY.fullmatch(name)
     return int(matched[1]) if matched else None
 
 
 def digest_of(stream: BinaryIO) -> FileDigest:
-    """Reads it to its end."""
+    """Read the stream to its end and return its digest."""
     sha256, size = hashlib.sha256(), 0
     while part := stream.read(2**20):
         sha256.update(part)
@@ -81,14 +82,14 @@ def digest_of_file(path: Path) -> FileDigest:
 
 
 def to_json(metadata: Metadata) -> bytes:
-    """With a digest of itself: a changed metric would otherwise go unseen."""
+    """Return the metadata as JSON with a digest of itself, which reveals changes."""
     described = {
         "format": FORMAT,
         "step": metadata.step,
         "created_at": metadata.created_at.isoformat(),
         "base_model": metadata.base_model,
         "state_path": metadata.state_path,
-        # JSON has no NaN and no infinities; their words are read back by float().
+        # JSON has no NaN and no infinities; float() parses their names.
         "metrics": {name: value if _is_json(value) else str(value) for name, value in metadata.metrics.items()},
         "adapter_config": metadata.adapter_config,
         "files": {
@@ -99,14 +100,14 @@ def to_json(metadata: Metadata) -> bytes:
 
 
 def from_json(content: bytes) -> Metadata:
-    """Raises CheckpointDamaged for what `to_json` did not write."""
+    """Parse what `to_json` wrote. Raises CheckpointDamaged for anything else."""
     try:
         described = json.loads(content)
         if described.pop("sha256") != _digest(described):
             raise CheckpointDamaged(f"{METADATA_FILE} was changed after it was written")
         if described["format"] != FORMAT:
             raise CheckpointDamaged(
-                f"{METADATA_FILE} has format {described['format']}, and this release reads {FORMAT}"
+                f"{METADATA_FILE} has format {described['format']}; this release reads format {FORMAT}"
             )
         return Metadata(
             step=described["step"],

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the last ones, the best ones by a metric, and one every so many steps."""
+"""The rules that decide which checkpoints are kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 
 class Scored(Protocol):
-    """A step and its metrics by name."""
+    """A checkpoint's step and metrics."""
 
     @property
     def step(self) -> int: ...
@@ -20,11 +20,11 @@ class Scored(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """A checkpoint stays that any of the three rules wants, and the newest one always: a run goes on from it.
+    """Rules for keeping checkpoints. A checkpoint is kept if any rule selects it; the newest is always kept.
 
-    `keep_last=None` keeps all. `keep_best` counts those whose `metric` is the smallest (`mode="min"`) or the largest;
-    of equal ones the newer is better. One without that metric, or with NaN for it, is never among the best.
-    `keep_every=n` keeps each step that n divides. Raises ValueError for what cannot be meant.
+    `keep_last=None` keeps all. `keep_best` counts those with the smallest `metric` (`mode="min"`) or the largest; among
+    equals the newer one is better. A checkpoint without the metric, or with NaN, is never among the best.
+    `keep_every=n` keeps each step that n divides. Raises ValueError for inconsistent rules.
     """
 
     keep_last: int | None = None
@@ -35,18 +35,18 @@ class Retention:
 
     def __post_init__(self) -> None:
         if self.keep_last is not None and self.keep_last < 1:
-            raise ValueError(f"keep_last is {self.keep_last}; the newest checkpoint always stays: 1, or None for all")
+            raise ValueError(f"keep_last is {self.keep_last}; it must be 1 or more, or None to keep all")
         if self.keep_best < 0:
-            raise ValueError(f"keep_best is {self.keep_best}; 0 keeps none for its metric")
+            raise ValueError(f"keep_best is {self.keep_best}; it must be 0 or more")
         if (self.keep_best > 0) != (self.metric is not None):
-            raise ValueError("keep_best and metric come together: how many of the best, and by what")
+            raise ValueError("keep_best and metric must be set together")
         if self.mode not in ("min", "max"):
-            raise ValueError(f"mode is {self.mode!r}; it is 'min' or 'max'")
+            raise ValueError(f"mode is {self.mode!r}; it must be 'min' or 'max'")
         if self.keep_every is not None and self.keep_every < 1:
-            raise ValueError(f"keep_every is {self.keep_every}; it is a number of steps, or None")
+            raise ValueError(f"keep_every is {self.keep_every}; it must be 1 or more, or None")
 
     def kept(self, checkpoints: Collection[Scored]) -> frozenset[int]:
-        """The steps that stay."""
+        """Return the steps to keep."""
         by_step = sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
         if self.keep_last is None:
             return frozenset(checkpoint.step for checkpoint in by_step)

@@ -1,4 +1,4 @@
-"""What checkpoints ask of a server, by the `tinker` SDK alone."""
+"""The server's part of checkpoints, through the `tinker` SDK."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tinsmith.training.errors import NotOffered, StateGone
 from tinsmith.training.server_files import CONFIG_FILE, WEIGHTS_FILE, fetch_export, fetch_from_archive
 
 EXPORT_TTL_SECONDS = 3600
-"""The shortest that the protocol has; an export is deleted as soon as it is here."""
+"""The shortest lifetime that the protocol allows. An export is deleted as soon as it is downloaded."""
 OPTIMIZER_IN_ARCHIVE = "optimizer.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class StartedSave:
-    """Saves that have their place among the calls of a training client: later calls change nothing about them."""
+    """Saves that are queued among a training client's calls. Later calls do not affect them."""
 
     state: Any
     adapter: Any | None
@@ -29,7 +29,7 @@ class StartedSave:
 def start_save(
     training_client: tinker.TrainingClient, name: str, *, adapter: bool, ttl_seconds: int | None
 ) -> StartedSave:
-    """Returns at once. A run may save one step twice, after the first save failed: names are of their own."""
+    """Start the saves and return at once. Names are unique, because a run may save a step again after a failure."""
     unique = f"{name}-{secrets.token_hex(4)}"
     state = training_client.save_state(unique, ttl_seconds=ttl_seconds)
     exported = training_client.save_weights_external(unique, ttl_seconds=EXPORT_TTL_SECONDS) if adapter else None
@@ -37,36 +37,36 @@ def start_save(
 
 
 class ServerStates:
-    """Errors of the SDK pass through, except where the server has not what is asked for."""
+    """The states of one server. The SDK's errors pass through, except for missing states."""
 
     def __init__(self, rest: tinker.RestClient) -> None:
         self._rest = rest
 
     @classmethod
     def of(cls, service: tinker.ServiceClient) -> Self:
-        """Of the server that this client speaks to, wherever the environment leads."""
+        """Return the states of the server that this client uses."""
         return cls(tinker.RestClient(service.holder))
 
     def require(self, state_path: str) -> None:
-        """Raises StateGone."""
+        """Raise StateGone if the server does not have the state."""
         try:
             self._rest.get_weights_info_by_tinker_path(state_path).result()
         except tinker.NotFoundError as error:
             raise StateGone(
-                f"the server has no {state_path}: it was deleted, its time has passed, or it is another server's"
+                f"the server has no {state_path}: it was deleted or has expired, or it is on another server"
             ) from error
 
     def delete(self, path: str) -> None:
-        """One that is gone already is fine."""
+        """Delete a state, unless it is gone already."""
         try:
             self._rest.delete_checkpoint_from_tinker_path(path).result()
         except tinker.NotFoundError:
             return
 
     def fetch_adapter(self, export_path: str, target: Path) -> dict[str, Any]:
-        """Writes the weights to `target`, deletes the export, and returns PEFT's `adapter_config`.
+        """Download the weights to `target`, delete the export, and return PEFT's `adapter_config`.
 
-        Raises NotOffered where the export has no such files.
+        Raises NotOffered if the export lacks these files.
         """
         config = target.with_name(CONFIG_FILE)
         try:
@@ -79,14 +79,14 @@ class ServerStates:
             self.delete(export_path)
 
     def fetch_optimizer(self, state_path: str, target: Path) -> None:
-        """Writes the optimizer's tensors to `target`, as safetensors.
+        """Download the optimizer's tensors to `target`, as safetensors.
 
-        Raises NotOffered: no call of the protocol is for them, and a server's archive of a state may have them or not.
+        Raises NotOffered: the protocol has no call for them, and not every server includes them in its archives.
         """
         try:
             fetch_from_archive(self._rest, state_path, {OPTIMIZER_IN_ARCHIVE: target})
         except NotOffered as error:
             raise NotOffered(
-                f"this server does not give an optimizer away. Save with optimizer=False: {state_path} holds it, "
-                "and a resumed run has it"
+                f"this server does not offer the optimizer's state. Save with optimizer=False: {state_path} has it, "
+                "so a resumed run has it"
             ) from error

@@ -1,7 +1,7 @@
-"""Where checkpoints lie: a directory of this machine, or a prefix on an object store; and how one becomes whole there.
+"""Storage of checkpoints: a local directory, or a prefix in an object store.
 
-In a directory of this machine a checkpoint is made beside the others, synced to the disk, and renamed. An object store
-renames nothing: there `metadata.json` is written last, and removed first.
+Locally, a checkpoint is made in a temporary directory, synced to disk, and renamed. An object store cannot rename:
+there `metadata.json` is written last, and removed first.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ WRITING, DELETED = ".writing-", ".deleted-"
 
 
 class Storage(Protocol):
-    """Directories of one level, by name. A whole one has a step's name and a `metadata.json`."""
+    """Directories of one level, by name. A complete checkpoint has a step's name and a `metadata.json`."""
 
     @property
     def url(self) -> str: ...
 
     def names(self) -> list[str]:
-        """Of checkpoints, and of what cut-off writes and removals left; of nothing else that may lie there."""
+        """Return the names of checkpoints and of the remains of interrupted writes and removals, no others."""
         ...
 
     def files(self, name: str) -> Mapping[str, int]:
-        """Sizes in bytes; empty where there is no such directory."""
+        """Return the files' sizes in bytes; empty if there is no such directory."""
         ...
 
     def open(self, name: str, file: str) -> BinaryIO:
-        """Raises FileNotFoundError."""
+        """Open a file. Raises FileNotFoundError."""
         ...
 
     def staging(self, step: int) -> Any:
-        """A context with the empty folder of this machine in which a checkpoint is put together."""
+        """Return a context with an empty local folder in which a checkpoint is prepared."""
         ...
 
     def publish(self, folder: Path, step: int) -> None:
-        """Makes a whole checkpoint of a staged folder, in one moment. Nothing is at that step."""
+        """Turn a staged folder into a complete checkpoint in one step. The checkpoint must not exist."""
         ...
 
     def replace(self, name: str, file: str, content: bytes) -> None:
-        """A file that is there, in one moment: whoever reads it has the old or the new one."""
+        """Replace a file in one step: a reader sees the old or the new content."""
         ...
 
     def retire(self, name: str) -> str:
-        """Makes a whole one not whole, in one moment. Returns under which name the rest is to be removed."""
+        """Make a complete checkpoint incomplete in one step. Return the name of the directory to remove."""
         ...
 
     def remove(self, name: str) -> None: ...
 
 
 def open_storage(url: str, **storage_options: Any) -> Storage:
-    """A path, or any URL of fsspec; options go to its file system. Raises what fsspec raises for an unknown one."""
+    """Open a path or fsspec URL. Options are passed to the file system. Raises fsspec's error for an unknown one."""
     filesystem, root = fsspec.core.url_to_fs(url, **storage_options)
     if isinstance(filesystem, LocalFileSystem):
         return LocalStorage(Path(root))
@@ -69,7 +69,7 @@ def open_storage(url: str, **storage_options: Any) -> Storage:
 
 
 class LocalStorage:
-    """On this machine."""
+    """Storage in a local directory."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -94,7 +94,7 @@ class LocalStorage:
 
     @contextmanager
     def staging(self, step: int) -> Iterator[Path]:
-        """Beside the others: a rename does not leave its file system."""
+        """Use a folder next to the others, because a rename cannot leave its file system."""
         folder = self._root / f"{WRITING}{directory_name(step)}"
         self.remove(folder.name)
         folder.mkdir(parents=True)
@@ -134,7 +134,7 @@ class LocalStorage:
 
 
 class BucketStorage:
-    """A prefix of any file system that fsspec knows."""
+    """Storage in a prefix of any fsspec file system."""
 
     def __init__(self, filesystem: Any, root: str, url: str) -> None:
         self._filesystem = filesystem
@@ -162,9 +162,7 @@ class BucketStorage:
 
     def publish(self, folder: Path, step: int) -> None:
         name = directory_name(step)
-        if (
-            not self._filesystem.async_impl
-        ):  # an object store has no folders, and to s3fs making one is making the bucket
+        if not self._filesystem.async_impl:  # an object store has no folders, and s3fs would create the bucket
             self._filesystem.makedirs(self._path(name), exist_ok=True)
         for path in sorted(folder.iterdir(), key=_upload_order):
             self._filesystem.put_file(str(path), self._path(name, path.name))
@@ -179,12 +177,12 @@ class BucketStorage:
     def remove(self, name: str) -> None:
         path = self._path(name)
         self._filesystem.invalidate_cache(path)
-        # Empty folders too, where there are folders.
+        # Also removes empty folders on file systems that have folders.
         if self._filesystem.exists(path):
             self._filesystem.rm(path, recursive=True)
 
     def _listed(self, path: str) -> list[dict[str, Any]]:
-        # Others may write there, and a listing that was kept would not show it.
+        # Another process may write there, which a cached listing would not show.
         self._filesystem.invalidate_cache(path)
         try:
             return cast(list[dict[str, Any]], self._filesystem.ls(path, detail=True))
@@ -196,7 +194,7 @@ class BucketStorage:
 
 
 def _upload_order(path: Path) -> tuple[bool, bool, str]:
-    """What says which state at the server is this checkpoint's goes first, and what makes it whole last."""
+    """Sort the file that names the server's state first, and the file that completes the checkpoint last."""
     return path.name == METADATA_FILE, path.name != TRAINER_STATE_FILE, path.name
 
 
@@ -209,7 +207,7 @@ def _is_checkpoint(name: str) -> bool:
 
 
 def _sync(path: Path) -> None:
-    """Folders too: their entries are lost in a crash of the machine otherwise."""
+    """Sync a file or folder. A crash of the machine could lose a folder's entries."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

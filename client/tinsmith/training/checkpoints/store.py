@@ -1,4 +1,4 @@
-"""The checkpoints of one run: listed, read, verified, written whole, removed. Knows no server."""
+"""The checkpoints of one run: list, read, verify, write and remove them. Uses no server."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from tinsmith.training.checkpoints.storage import Storage, open_storage
 from tinsmith.training.errors import CheckpointDamaged, CheckpointError, CheckpointExists, NoCheckpoint
 
 Fill = Callable[[Path], Metadata]
-"""Writes the files of a checkpoint into a folder, and describes them; `files` is filled in afterwards."""
+"""A function that writes a checkpoint's files to a folder and describes them, except `files`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A checkpoint that is not to be used, and why."""
+    """A checkpoint that must not be used, and the reason."""
 
     step: int
     reason: str
 
 
 class CheckpointStore:
-    """At a path, or at any URL of fsspec, whose file system takes `storage_options`. Many may read, one writes."""
+    """The checkpoints at a path or fsspec URL. Several processes may read, one may write."""
 
     def __init__(self, url: str, **storage_options: Any) -> None:
         self._storage: Storage = open_storage(url, **storage_options)
-        # On an object store metrics that are written during a removal would make a checkpoint of what is left.
+        # In an object store, metrics written during a removal would turn the remains into a checkpoint.
         self._one_at_a_time = Lock()
 
     @property
@@ -52,11 +52,11 @@ class CheckpointStore:
         return self._storage.url
 
     def address(self, step: int) -> str:
-        """Of that step's directory, for people."""
+        """Return the address of the step's directory, for people."""
         return f"{self.url.rstrip('/')}/{directory_name(step)}"
 
     def steps(self) -> list[int]:
-        """Of the checkpoints that were written to their end, ascending; damaged ones are among them."""
+        """Return the steps of complete checkpoints in ascending order, including damaged ones."""
         steps = {name: step_of(name) for name in self._storage.names()}
         whole = (
             step for name, step in steps.items() if step is not None and METADATA_FILE in self._storage.files(name)
@@ -64,41 +64,41 @@ class CheckpointStore:
         return sorted(whole)
 
     def metadata(self, step: int) -> Metadata:
-        """Raises NoCheckpoint, and CheckpointDamaged."""
+        """Return the metadata. Raises NoCheckpoint, and CheckpointDamaged."""
         try:
             with self._storage.open(directory_name(step), METADATA_FILE) as stream:
                 metadata = from_json(stream.read())
         except FileNotFoundError:
             raise NoCheckpoint(f"there is no checkpoint of step {step} in {self.url}") from None
         if metadata.step != step:
-            raise CheckpointDamaged(f"{self.address(step)} holds the checkpoint of step {metadata.step}")
+            raise CheckpointDamaged(f"{self.address(step)} contains the checkpoint of step {metadata.step}")
         return metadata
 
     def open(self, step: int, file: str) -> BinaryIO:
-        """Raises NoCheckpoint where this checkpoint has no such file."""
+        """Open a file. Raises NoCheckpoint if the checkpoint does not have it."""
         try:
             return self._storage.open(directory_name(step), file)
         except FileNotFoundError:
             raise NoCheckpoint(f"{self.address(step)} has no {file}") from None
 
     def verify(self, step: int) -> Metadata:
-        """Reads each file to its end. Raises NoCheckpoint, and CheckpointDamaged with what is wrong."""
+        """Read every file to its end. Raises NoCheckpoint, and CheckpointDamaged with the reason."""
         metadata = self.metadata(step)
         for name, expected in metadata.files.items():
             try:
                 with self._storage.open(directory_name(step), name) as stream:
                     found = digest_of(stream)
             except FileNotFoundError:
-                raise CheckpointDamaged(f"{self.address(step)} has lost {name}") from None
+                raise CheckpointDamaged(f"{self.address(step)} lacks {name}") from None
             if found.size_bytes != expected.size_bytes:
-                sizes = f"{found.size_bytes} bytes long, and {expected.size_bytes} were written"
+                sizes = f"{found.size_bytes} bytes long, but {expected.size_bytes} were written"
                 raise CheckpointDamaged(f"{self.address(step)}/{name} is {sizes}")
             if found != expected:
-                raise CheckpointDamaged(f"{self.address(step)}/{name} has another content than was written")
+                raise CheckpointDamaged(f"{self.address(step)}/{name} differs from what was written")
         return metadata
 
     def newest_whole(self) -> tuple[Metadata | None, list[Damage]]:
-        """The newest one that verifies, and the newer ones that do not."""
+        """Return the newest undamaged checkpoint, and the newer ones that are damaged."""
         damaged: list[Damage] = []
         for step in reversed(self.steps()):
             try:
@@ -108,7 +108,7 @@ class CheckpointStore:
         return None, damaged
 
     def readable(self) -> list[Metadata]:
-        """Those whose `metadata.json` can be read, ascending; their files are not looked at."""
+        """Return the checkpoints with readable metadata, ascending, without reading their files."""
         readable = []
         for step in self.steps():
             try:
@@ -118,17 +118,15 @@ class CheckpointStore:
         return readable
 
     def require_free(self, step: int) -> None:
-        """Raises CheckpointExists where a whole one is; what is damaged may be replaced."""
+        """Raise CheckpointExists if the step has an undamaged checkpoint. A damaged one may be replaced."""
         try:
             self.verify(step)
         except (NoCheckpoint, CheckpointDamaged):
             return
-        raise CheckpointExists(
-            f"{self.address(step)} exists already: prune it, or give this run a directory of its own"
-        )
+        raise CheckpointExists(f"{self.address(step)} exists already: prune it, or use another directory for this run")
 
     def write(self, step: int, fill: Fill) -> Metadata:
-        """A whole checkpoint, or none: whatever ends this half-way leaves all others as they were.
+        """Write a complete checkpoint or none. An interruption does not affect the others.
 
         Raises CheckpointExists, and what `fill` raises.
         """
@@ -143,7 +141,7 @@ class CheckpointStore:
         return metadata
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> Metadata:
-        """Beside those that a whole checkpoint has; of one name the new value stays. All are there, or none.
+        """Add metrics to a checkpoint, all or none. A metric of the same name is replaced.
 
         Raises NoCheckpoint and CheckpointDamaged.
         """
@@ -155,9 +153,9 @@ class CheckpointStore:
         return metadata
 
     def remove(self, step: int, then: Callable[[], None] = lambda: None) -> None:
-        """From its first moment on there is no checkpoint of that step. `then` runs before its files are gone.
+        """Remove a checkpoint. It is gone from the first moment; `then` runs before its files are removed.
 
-        What of it is left when this or `then` fails is among the `leftovers`.
+        If this or `then` fails, the rest is among the `leftovers`.
         """
         with self._one_at_a_time:
             rest = self._storage.retire(directory_name(step))
@@ -165,18 +163,18 @@ class CheckpointStore:
         self._storage.remove(rest)
 
     def removable(self, retention: Retention) -> list[Metadata]:
-        """Those that no rule wants. Damaged ones count for no rule and stay, for somebody to look at."""
+        """Return the checkpoints that no rule keeps. Damaged ones are ignored and stay, to be inspected."""
         readable = self.readable()
         kept = retention.kept(readable)
         return [metadata for metadata in readable if metadata.step not in kept]
 
     def leftovers(self) -> list[str]:
-        """Names of directories that a cut-off write or removal left."""
+        """Return the names of directories that interrupted writes and removals left."""
         whole = {directory_name(step) for step in self.steps()}
         return [name for name in self._storage.names() if name not in whole]
 
     def read_leftover(self, name: str, file: str) -> bytes | None:
-        """None where that file was not written, or is gone."""
+        """Return the file's content, or None if it does not exist."""
         try:
             with self._storage.open(name, file) as stream:
                 return stream.read()
@@ -191,13 +189,13 @@ FILES_OF_PEFT = {ADAPTER_FILE: "adapter_model.safetensors", TOKENIZER_FILE: TOKE
 
 
 class TargetTaken(CheckpointError):
-    """Something is where the folder is to be made."""
+    """An error if the folder to create exists already."""
 
 
 def export_adapter(store: CheckpointStore, step: int, target: Path) -> list[str]:
-    """Makes `target`, whole or not at all, and returns the names of its files.
+    """Create `target`, completely or not at all, and return the names of its files.
 
-    Raises NoCheckpoint where there is no checkpoint or it has no adapter, CheckpointDamaged, and TargetTaken.
+    Raises NoCheckpoint if there is no checkpoint or it has no adapter, CheckpointDamaged, and TargetTaken.
     """
     metadata = store.verify(step)
     if metadata.adapter_config is None:
@@ -216,7 +214,7 @@ def export_adapter(store: CheckpointStore, step: int, target: Path) -> list[str]
 
 
 def newest_step(store: CheckpointStore) -> int:
-    """Of the newest whole checkpoint. Raises NoCheckpoint."""
+    """Return the step of the newest undamaged checkpoint. Raises NoCheckpoint."""
     metadata, damaged = store.newest_whole()
     if metadata is None:
         raise NoCheckpoint(

@@ -1,6 +1,6 @@
-"""`trainer_state.pt` and `optimizer.pt`: PyTorch's files, which are read without running anything they hold.
+"""`trainer_state.pt` and `optimizer.pt`: PyTorch files, which are read without executing code in them.
 
-PyTorch is imported when it is needed: to list checkpoints takes no seconds.
+PyTorch is imported when it is needed, because that takes seconds.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from tinsmith.training.errors import CheckpointDamaged, UnfitLoopState
 
 PLAIN = (type(None), bool, int, float, str, bytes)
-MAY_HOLD = "loop_state may hold numbers, strings, None, tensors, and lists, tuples and dicts of them"
+MAY_HOLD = "loop_state may contain numbers, strings, None, tensors, and lists, tuples and dicts of these"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """What a loop needs to go on: where it was, and the `tinker://` path of weights and optimizer."""
+    """The state that a loop needs to resume: its position, and the `tinker://` path of weights and optimizer."""
 
     step: int
     state_path: str
@@ -29,9 +29,9 @@ class TrainerState:
 
 
 def frozen_copy(loop_state: Mapping[str, Any]) -> dict[str, Any]:
-    """As it is now, whatever the loop does to it later.
+    """Return a copy of the state.
 
-    Raises UnfitLoopState for other things than numbers, strings, None, tensors, and lists, tuples and dicts of them.
+    Raises UnfitLoopState for values other than numbers, strings, None, tensors, and lists, tuples and dicts of these.
     """
     import torch
 
@@ -47,7 +47,7 @@ def frozen_copy(loop_state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_plain(value: Any, where: str) -> None:
-    """By their types: what PyTorch reads back depends on what else a process has imported, and allowed it to."""
+    """Check by type: what PyTorch can load depends on what the process has imported and allowed."""
     import torch
 
     if type(value) in PLAIN or isinstance(value, torch.Tensor):
@@ -70,7 +70,7 @@ def write_trainer_state(path: Path, state: TrainerState) -> None:
 
 
 def read_trainer_state(content: bytes) -> TrainerState:
-    """Raises CheckpointDamaged."""
+    """Parse the file's content. Raises CheckpointDamaged."""
     import torch
 
     try:
@@ -81,7 +81,7 @@ def read_trainer_state(content: bytes) -> TrainerState:
 
 
 def write_optimizer(moments: Path, path: Path) -> None:
-    """From tensors in a file of safetensors, under the names that they have there."""
+    """Write the tensors of a safetensors file under the same names."""
     import torch
     from safetensors.torch import load_file
 

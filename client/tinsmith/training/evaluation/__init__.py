@@ -1,1 +1,1 @@
-"""What saved weights are worth: tasks, evaluations beside a loop, and sweeps over checkpoints."""
+"""Evaluations of saved weights: tasks, evaluations during training, and sweeps over checkpoints."""

@@ -1,4 +1,4 @@
-"""`tinsmith eval`: what checkpoints are worth, and which of two runs is better."""
+"""`tinsmith eval`: evaluate checkpoints, and compare runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PICTURE_FILE, TABLE_FILE = "comparison.png", "comparison.csv"
 
 
 class _RunByDefault(TyperGroup):
-    """`tinsmith eval TASK…` is `tinsmith eval run TASK…`."""
+    """A group in which `tinsmith eval TASK…` means `tinsmith eval run TASK…`."""
 
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -75,13 +75,15 @@ def run(
     *,
     checkpoints: Annotated[list[str], typer.Option(help="A run's checkpoints: a directory or an fsspec URL.")] = [],  # noqa: B006
     path: Annotated[list[str], typer.Option(help="A tinker:// path of a sampler or a state.")] = [],  # noqa: B006
-    run_id: Annotated[list[str], typer.Option("--run", help="All checkpoints that the server has of this run.")] = [],  # noqa: B006
+    run_id: Annotated[list[str], typer.Option("--run", help="All checkpoints of this run on the server.")] = [],  # noqa: B006
     model: Annotated[list[str], typer.Option(help="A base model, without an adapter.")] = [],  # noqa: B006
     grader: Annotated[
         str | None, typer.Option(help=f"Grader for files of examples: {', '.join(GRADER_NAMES)}.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = DEFAULT_MAX_TOKENS,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Sampling temperature; 0 always takes the most probable token.")
+    ] = 0.0,
     num_samples: Annotated[int, typer.Option(min=1, help="Answers sampled for each example.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed for sampling.")] = DEFAULT_SEED,
     limit: Annotated[
@@ -98,12 +100,12 @@ def run(
     base_url: BaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate checkpoints; the default command. A run that was killed resumes without repeating samples."""
+    """Evaluate checkpoints; the default command. After a kill it resumes without repeating samples."""
     # Here, so that help does not wait for the cookbook.
     from tinsmith.training.evaluation.loading import TaskOptions, find_tasks
 
     if not (checkpoints or path or run_id or model):
-        raise typer.BadParameter("say what to evaluate: --checkpoints, --path, --run or --model")
+        raise typer.BadParameter("use --checkpoints, --path, --run or --model to say what to evaluate")
     server = _Server(base_url or base_url_from_environment(), api_key_from_environment())
     # Tasks ask the same server for the tokenizer.
     os.environ[BASE_URL_VARIABLE] = server.base_url
@@ -183,11 +185,11 @@ def _report(sweep: Sweep, out: Path, *, as_json: bool) -> None:
         table.add_row(summary.label, _step(summary), summary.name, *_estimate(summary))
     _print(table)
     for reason in sweep.gone.values():
-        _warn(f"passed over: {reason}")
+        _warn(f"skipped: {reason}")
     for failure in sweep.failures:
         _warn(failure)
     if sweep.failures:
-        _warn("the same command asks again for what failed")
+        _warn("run the same command again to retry what failed")
 
 
 def _tokenizer(name: str | None) -> Any:

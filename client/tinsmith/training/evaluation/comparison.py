@@ -1,4 +1,4 @@
-"""Several evaluations beside each other, and how much of a difference is more than chance."""
+"""Comparisons of evaluations, with intervals for the differences."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A metric of `run` at a step, and its paired difference from the first run there.
+    """A metric of `run` at a step, and its paired difference from the first run.
 
-    `difference` is None for the first run itself, and where there is nothing to pair; then `reason` says why.
+    `difference` is None for the first run itself, and if there is nothing to pair; `reason` then says why.
     """
 
     run: str
@@ -43,19 +43,19 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The results of one directory. `fingerprints` tell its tasks from others of their names."""
+    """The results of one directory. `fingerprints` distinguish tasks that have the same name."""
 
     summaries: Sequence[Summary]
     fingerprints: Mapping[str, str]
 
 
 def read_runs(directories: Sequence[Path]) -> dict[str, Run]:
-    """By their directories' names, or by paths where names are the same.
+    """Read the results by the names of their directories, or by their paths if names repeat.
 
-    Raises ResultsUnfit, and EvaluationError for fewer than two.
+    Raises ResultsUnfit, and EvaluationError for fewer than two directories.
     """
     if len({directory.resolve() for directory in directories}) < 2:
-        raise EvaluationError("a comparison is of two directories at least")
+        raise EvaluationError("a comparison needs at least two directories")
     names = [directory.resolve().name for directory in directories]
     unique = len(set(names)) == len(names)
     return {
@@ -65,7 +65,7 @@ def read_runs(directories: Sequence[Path]) -> dict[str, Run]:
 
 
 def compare(runs: Mapping[str, Run]) -> list[Compared]:
-    """By metric and step; the first run is what the others are held against."""
+    """Return the rows by metric and step. The other runs are compared with the first one."""
     first = next(iter(runs))
     reference = {_place(summary): summary for summary in runs[first].summaries}
     compared = [
@@ -81,7 +81,7 @@ def compare(runs: Mapping[str, Run]) -> list[Compared]:
 
 
 def csv_of_comparison(compared: Sequence[Compared]) -> str:
-    """With a line of names; what is unknown is an empty field."""
+    """Return the rows as CSV with a header. Unknown values are empty."""
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
     table.writerow(COLUMNS)
@@ -95,16 +95,16 @@ def csv_of_comparison(compared: Sequence[Compared]) -> str:
 
 def _difference(reference: Summary | None, summary: Summary, first: Run, run: Run) -> tuple[Estimate | None, str]:
     if reference is None:
-        return None, "the first run has no such step"
+        return None, "the first run does not have this step"
     if first.fingerprints.get(summary.task) != run.fingerprints.get(summary.task):
-        return None, "another task: its examples or sampling are others"
+        return None, "another task: its examples or sampling differ"
     if not reference.values.keys() & summary.values.keys():
         return None, "no examples to pair"
     return paired_difference(reference.values, summary.values), ""
 
 
 def _place(summary: Summary) -> tuple[str, int | str]:
-    """What is held against each other: the same metric at the same step, or of the same base model."""
+    """Return what identifies comparable summaries: the metric and the step, or the base model."""
     return summary.name, summary.label if summary.step is None else summary.step
 
 

@@ -16,16 +16,16 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A text, tokens, or a conversation of messages with `role` and `content`."""
 Scores = Mapping[str, float]
 SCORE = "score"
-"""The metric of a grader that gives a number alone."""
+"""The metric's name if a grader returns only a number."""
 DEFAULT_SEED = 0
 DEFAULT_MAX_TOKENS = 256
 DEFAULT_CONCURRENCY = 32
-"""Examples under way at a time: a server refuses floods, and the SDK waits then."""
+"""The examples evaluated at once. The server refuses too many, and the SDK then waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """`answer` is what a grader compares with. `id` tells it from the others of its task; its place, if empty."""
+    """An example of a task. Graders use `answer`. `id` identifies it in the task; by default it is its position."""
 
     prompt: Prompt
     answer: Any = None
@@ -34,14 +34,17 @@ class Example:
 
     @property
     def digest(self) -> str:
-        """Of its content: 64 hexadecimal digits."""
+        """Return the SHA-256 of its content, in hexadecimal."""
         return digest_of(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`logprob` is the sum over its tokens, in nats; None where the server gave none. `text` is empty without a
-    tokenizer."""
+    """An answer to an example.
+
+    `logprob` is the sum over its tokens in nats, or None if the server returned none. `text` is empty without a
+    tokenizer.
+    """
 
     text: str
     tokens: Sequence[int] = ()
@@ -52,7 +55,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ExampleResult:
-    """`scores` are means over its answers."""
+    """The result of an example. `scores` are means over its answers."""
 
     example: str
     scores: Scores
@@ -63,13 +66,13 @@ Grade = Callable[[Example, Answer], float | Scores | Awaitable[float | Scores]]
 
 
 def numbered(examples: Iterable[Example]) -> tuple[Example, ...]:
-    """With an id each. Raises EvaluationError where two have the same, or there are none."""
+    """Return the examples with ids. Raises EvaluationError for a repeated id, and for no examples."""
     given = [
         Example(example.prompt, example.answer, example.id or str(place), example.choices)
         for place, example in enumerate(examples)
     ]
     if not given:
-        raise EvaluationError("a task without examples")
+        raise EvaluationError("a task needs at least one example")
     seen: set[str] = set()
     for example in given:
         if example.id in seen:
@@ -79,58 +82,58 @@ def numbered(examples: Iterable[Example]) -> tuple[Example, ...]:
 
 
 def scores_of(graded: Any, example: str) -> dict[str, float]:
-    """Raises GradeFailed for what is neither a number nor numbers by name: NaN would spoil a mean."""
+    """Return the scores by name. Raises GradeFailed for values other than finite numbers: NaN would spoil a mean."""
     named = graded if isinstance(graded, Mapping) else {SCORE: graded}
     try:
         scores = {str(name): float(value) for name, value in named.items()}
     except (TypeError, ValueError):
-        raise GradeFailed(f"example {example}: the grader gave {graded!r}, which is no number") from None
+        raise GradeFailed(f"example {example}: the grader returned {graded!r}, which is not a number") from None
     unfit = [name for name, value in scores.items() if not math.isfinite(value)]
     if unfit or not scores:
-        raise GradeFailed(f"example {example}: the grader gave {graded!r}, which has no mean")
+        raise GradeFailed(f"example {example}: the grader returned {graded!r}, which is not finite")
     return scores
 
 
 def mean_scores(answers: Sequence[Answer]) -> dict[str, float]:
-    """Raises GradeFailed where the answers to one example have other metrics."""
+    """Return the mean scores. Raises GradeFailed if the answers have different metrics."""
     names = answers[0].scores.keys()
     if any(answer.scores.keys() != names for answer in answers):
-        raise GradeFailed("a grader gave other metrics for one answer than for the next")
+        raise GradeFailed("the grader returned different metrics for different answers")
     return {name: math.fsum(answer.scores[name] for answer in answers) / len(answers) for name in names}
 
 
 def seed_for(seed: int, example: Example) -> int:
-    """Of its own for each example, and the same at every checkpoint: differences between those are theirs."""
+    """Return a seed for the example. It is the same at every checkpoint, so that only the weights differ."""
     return int(digest_of([seed, example.id])[:7], 16)
 
 
 def digest_of(content: Any) -> str:
-    """Of anything that JSON can hold, or `str`; the order of keys does not count."""
+    """Return a digest of anything that JSON or `str` can represent. The order of keys does not matter."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 CHOICE = "choice"
-"""By logprobs of the choices, without sampling: `ChoiceTask`."""
+"""The grader that compares logprobs of the choices without sampling: `ChoiceTask`."""
 NUMBER = re.compile(r"(?:(?<![\d.])[-+])?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 RELATIVE_TOLERANCE = 1e-6
 
 
 def exact(example: Example, answer: Answer) -> float:
-    """1 where the text is an expected one, but for white space around it."""
+    """Return 1 if the text equals an expected text, apart from surrounding white space."""
     return float(any(answer.text.strip() == expected.strip() for expected in expected_texts(example)))
 
 
 def contains(example: Example, answer: Answer) -> float:
-    """1 where an expected text is part of the answer's, in any case of letters."""
+    """Return 1 if the text contains an expected text, ignoring case."""
     text = answer.text.casefold()
     return float(any(expected.casefold() in text for expected in expected_texts(example)))
 
 
 def number(example: Example, answer: Answer) -> float:
-    """1 where the last number of the text is an expected one: that of the last `\\boxed{}`, if there is any.
+    """Return 1 if the last number in the text, or in its last `\boxed{}`, is an expected number.
 
-    Within 1e-6 of its size; commas between thousands are none of the number.
+    The relative tolerance is 1e-6. Commas between thousands are ignored.
     """
     found = last_number(answer.text)
     expected = [float(text.replace(",", "")) for text in expected_texts(example)]
@@ -140,7 +143,7 @@ def number(example: Example, answer: Answer) -> float:
 
 
 def regex(example: Example, answer: Answer) -> float:
-    """1 where an expected pattern of Python's `re` is found in the text."""
+    """Return 1 if an expected pattern of Python's `re` is found in the text."""
     return float(any(re.search(pattern, answer.text) for pattern in expected_texts(example)))
 
 
@@ -150,28 +153,28 @@ GRADER_NAMES = (*GRADERS, CHOICE)
 
 
 def require_fit(grader: str, example: Example) -> None:
-    """Raises EvaluationError for an example whose answer this grader cannot compare, before anything is sampled."""
+    """Raise EvaluationError if the grader cannot use the example's answer, before anything is sampled."""
     for text in expected_texts(example):
         if grader == number.__name__:
             try:
                 float(text.replace(",", ""))
             except ValueError:
-                raise EvaluationError(f"the answer {text!r} is no number") from None
+                raise EvaluationError(f"the answer {text!r} is not a number") from None
         if grader == regex.__name__:
             try:
                 re.compile(text)
             except re.error as error:
-                raise EvaluationError(f"the answer {text!r} is no pattern: {error}") from None
+                raise EvaluationError(f"the answer {text!r} is not a valid pattern: {error}") from None
 
 
 def expected_texts(example: Example) -> Sequence[str]:
-    """One, or several of which each is right. Raises EvaluationError for an example without."""
+    """Return the expected answer, or several correct ones. Raises EvaluationError for an example without an answer."""
     answer = example.answer
     if isinstance(answer, str | int | float) and not isinstance(answer, bool):
         return [str(answer)]
     if isinstance(answer, Sequence) and answer and all(isinstance(item, str | int | float) for item in answer):
         return [str(item) for item in answer]
-    raise EvaluationError(f"`answer` is to be a text, a number or a list of them, and is {answer!r}")
+    raise EvaluationError(f"`answer` must be a text, a number or a list of these, not {answer!r}")
 
 
 def last_number(text: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Evaluations of a run that goes on meanwhile: weights are saved in their turn, and sampled from beside the steps."""
+"""Evaluations during training: weights are saved in call order, and sampled from while training continues."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ Returned = TypeVar("Returned")
 
 @dataclass(slots=True)
 class Evaluated:
-    """The weights after `step`. `metrics` are what is logged; `estimates` have the intervals, by the same names.
+    """The evaluation of the weights after `step`.
 
-    `failures` say why a task has no metrics. `results` are by task, where its examples are scored one by one.
+    `metrics` are logged; `estimates` have their intervals by the same names. `failures` say why a task has no metrics.
+    `results` are by task, for tasks that score examples one by one.
     """
 
     step: int
@@ -48,18 +49,18 @@ class Evaluated:
 
 
 class InlineEvaluator:
-    """Evaluates every so many steps, and lets the steps go on.
+    """An evaluator that runs every so many steps while training continues.
 
-    `maybe_evaluate` saves the weights by a call that has its place among the training client's, and returns. All else
-    is done in a thread: samples, graders too. At most `at_once` evaluations are under way and `waiting` more wait, each
-    with weights saved at the server; one that is due beyond that is left out, logged, and in `skipped`. What has come
-    to its end is logged, to the step it belongs to, in the thread of the caller: at the next call, and in `wait`.
+    `maybe_evaluate` saves the weights in the training client's call order, and returns. Sampling and grading run in a
+    thread. At most `at_once` evaluations run and `waiting` more wait, each with weights saved on the server. A further
+    one is skipped, logged, and listed in `skipped`. Finished evaluations are logged for their step in the caller's
+    thread: at the next call, and in `wait`.
 
-    A TrainingClientEvaluator's calls are the training client's own, between those of two steps: it is waited for, and
-    steps with it. In a program of asyncio, call `await asyncio.to_thread(evaluator.maybe_evaluate, …)` with one.
+    A TrainingClientEvaluator makes calls of the training client between two steps, so training waits for it. In an
+    asyncio program with such an evaluator, call `await asyncio.to_thread(evaluator.maybe_evaluate, …)`.
 
-    `directory` takes each example's answers and scores, as an OfflineEvaluator writes them. `on_result` is called after
-    the logger. As a context, of `with` or `async with`, it waits for what is under way; an error in it cancels that.
+    `directory` receives each example's answers and scores, as from an OfflineEvaluator. `on_result` is called after the
+    logger. As a context (`with` or `async with`) it waits for running evaluations; an error in the block cancels them.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class InlineEvaluator:
         on_result: Callable[[Evaluated], None] | None = None,
     ) -> None:
         if every < 1 or at_once < 1 or waiting < 0:
-            raise EvaluationError(f"every is {every}, at_once {at_once}, waiting {waiting}: they count from 1, 1 and 0")
+            raise EvaluationError(f"every is {every}, at_once {at_once}, waiting {waiting}; the minimum is 1, 1 and 0")
         self._tasks: Mapping[str, Evaluator] = by_name(tasks)
         self._every = every
         self._logger = logger
@@ -88,20 +89,20 @@ class InlineEvaluator:
         self._under_way: list[Future[Evaluated]] = []
         self.skipped: list[int] = []
         self.finished: list[Evaluated] = []
-        # W&B takes no step that is behind another, unless it is told before the first that some will be.
+        # W&B accepts metrics of earlier steps only if this is announced before the first metrics.
         getattr(logger, "enable_event_steps", lambda: None)()
 
     def maybe_evaluate(self, training_client: tinker.TrainingClient, step: int) -> bool:
-        """Evaluates what the calls made so far come to, if `every` divides `step`; whether it does. Step 0 counts.
+        """Evaluate the current weights if `every` divides `step`, also at step 0. Return whether it does.
 
-        No failure of an evaluation is raised here: it is logged, and in `finished`. Raises what the logger and
+        A failed evaluation is not raised: it is logged, and listed in `finished`. Raises what the logger and
         `on_result` raise.
         """
         self.report()
         if step % self._every:
             return False
         if len(self._under_way) >= self._most:
-            logger.warning("the evaluation of step %d is left out: %d are under way", step, len(self._under_way))
+            logger.warning("the evaluation of step %d is skipped: %d others are running", step, len(self._under_way))
             self.skipped.append(step)
             return False
         evaluated = Evaluated(step)
@@ -112,25 +113,25 @@ class InlineEvaluator:
         return True
 
     def report(self) -> None:
-        """Logs what has come to its end since the last call. Waits for nothing."""
+        """Log the evaluations that have finished since the last call, without waiting."""
         ended = [future for future in self._under_way if future.done()]
         self._under_way = [future for future in self._under_way if future not in ended]
         for future in ended:
             self._log(future.result())
 
     def wait(self) -> None:
-        """Returns when nothing is under way, and all is logged."""
+        """Wait until all evaluations are finished and logged."""
         for future in list(self._under_way):
             future.exception()
         self.report()
 
     async def drain(self) -> None:
-        """`wait`, for programs of asyncio."""
+        """Wait as `wait` does, in an asyncio program."""
         await asyncio.gather(*map(asyncio.wrap_future, self._under_way), return_exceptions=True)
         self.report()
 
     def close(self) -> None:
-        """`wait`, and the last call."""
+        """Wait, then end the thread."""
         try:
             self.wait()
         finally:
@@ -160,7 +161,7 @@ class InlineEvaluator:
             self._thread.end()
 
     def _follow(self, evaluated: Evaluated, training_client: tinker.TrainingClient) -> None:
-        """Those whose calls must come before the next step's."""
+        """Evaluate the tasks whose calls must come before the next step's."""
         for name, task in self._tasks.items():
             if isinstance(task, TrainingClientEvaluator):
                 work = self._plain(evaluated, name, task(training_client))
@@ -175,7 +176,7 @@ class InlineEvaluator:
             try:
                 client = await saved
             except Exception as error:
-                evaluated.failures |= dict.fromkeys(tasks, f"its weights were not saved: {error}")
+                evaluated.failures |= dict.fromkeys(tasks, f"the weights could not be saved: {error}")
                 return evaluated
             await asyncio.gather(*(self._task(evaluated, name, task, client) for name, task in tasks.items()))
             self._keep(evaluated)
@@ -211,7 +212,7 @@ class InlineEvaluator:
                         row = Row(label, label, evaluated.step, name, result.example, result.scores, described(result))
                         _add(kept, row, evaluated)
         except (EvaluationError, OSError) as error:
-            evaluated.failures["answers"] = f"they were not written: {error}"
+            evaluated.failures["answers"] = f"the answers could not be written: {error}"
 
     def _log(self, evaluated: Evaluated) -> None:
         for name, reason in evaluated.failures.items():
@@ -224,7 +225,7 @@ class InlineEvaluator:
 
 
 def _add(kept: Results, row: Row, evaluated: Evaluated) -> None:
-    """One that JSON has no words for, as a logprob of minus infinity, costs its row alone."""
+    """Write a row. A value that JSON cannot represent, such as minus infinity, loses only its row."""
     try:
         kept.add(row)
     except (ValueError, TypeError) as error:
@@ -233,7 +234,7 @@ def _add(kept: Results, row: Row, evaluated: Evaluated) -> None:
 
 
 def _log_event(log: ml_log.Logger, evaluated: Evaluated) -> None:
-    """Steps have gone on: loggers of newer cookbooks have a call for metrics of an earlier one."""
+    """Log metrics of a past step. Newer cookbooks have a separate call for that."""
     if hasattr(log, "log_metrics_event"):
         log.log_metrics_event(evaluated.metrics, evaluated.step, STEP_METRIC)
     else:
@@ -248,7 +249,7 @@ async def _recording_failure(evaluated: Evaluated, name: str, work: Coroutine[An
 
 
 class _LoopThread:
-    """An event loop beside the caller's, or in place of one. It ends with the program, whatever it does."""
+    """An event loop in a daemon thread, independent of the caller's loop."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -260,7 +261,7 @@ class _LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def end(self) -> None:
-        """Cancels what is under way."""
+        """Cancel what is running."""
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)

@@ -1,9 +1,9 @@
-"""Means over examples with their 95 % intervals, and paired differences.
+"""Means over examples with 95 % intervals, and paired differences.
 
-Where every example has 0 or 1 the interval is Wilson's score interval (Wilson 1927; Brown, Cai and DasGupta 2001,
-equation 4), which is right for few examples and for shares near 0 and 1. Otherwise it is Student's: mean and standard
-error of the examples, as in Miller 2024 (arXiv 2411.00640), with the quantile of t for their number. Several answers to
-one example are one value, their mean: they are not independent.
+If every value is 0 or 1, the interval is Wilson's score interval (Wilson 1927; Brown, Cai and DasGupta 2001, equation
+4), which is accurate for few examples and for shares near 0 and 1. Otherwise it is Student's: mean and standard error
+as in Miller 2024 (arXiv 2411.00640), with the quantile of t for the number of examples. Several answers to one example
+count as one value, their mean, because they are not independent.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from statistics import NormalDist, fmean, stdev
 CONFIDENCE = 0.95
 Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 EXACT_DEGREES = 1000
-"""Above it, t differs from its expansion by less than 1e-6, and the exact series has a thousand terms."""
+"""The limit of the exact series, which has as many terms. Above it, an expansion is accurate to 1e-6."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over `examples` and its 95 % interval; `low` and `high` are NaN where one graded value says nothing."""
+    """A mean over `examples` and its 95 % interval. `low` and `high` are NaN if there is only one graded value."""
 
     mean: float
     low: float
@@ -31,9 +31,9 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Of one value for each example. Raises ValueError for none."""
+    """Estimate the mean of one value for each example. Raises ValueError for no values."""
     if not values:
-        raise ValueError("a mean of no examples")
+        raise ValueError("a mean needs at least one value")
     if all(value in (0.0, 1.0) for value in values):
         return wilson(round(sum(values)), len(values))
     return student(values)
@@ -56,9 +56,9 @@ def student(values: Sequence[float]) -> Estimate:
 
 
 def paired_difference(first: Mapping[str, float], second: Mapping[str, float]) -> Estimate:
-    """Of `second` minus `first`, over the examples that both have. Raises ValueError where there are none.
+    """Estimate `second` minus `first` over their common examples. Raises ValueError if there are none.
 
-    Student's: the spread of the differences is that of one run against the other, without that of the examples.
+    Uses Student's interval of the differences, which excludes the spread between examples.
     """
     common = sorted(first.keys() & second.keys())
     if not common:
@@ -68,9 +68,10 @@ def paired_difference(first: Mapping[str, float], second: Mapping[str, float]) -
 
 @lru_cache(maxsize=4096)
 def t_quantile(degrees: int) -> float:
-    """Between -t and t lie 95 % of Student's distribution with so many degrees of freedom.
+    """Return t such that 95 % of Student's distribution lies between -t and t.
 
-    By bisection of Abramowitz and Stegun's 26.7.3 and 26.7.4; for many degrees by their 26.7.5, to its first term.
+    Uses bisection of Abramowitz and Stegun's 26.7.3 and 26.7.4, and for many degrees of freedom the first term of
+    26.7.5.
     """
     if degrees > EXACT_DEGREES:
         return Z + (Z**3 + Z) / (4 * degrees)
@@ -85,7 +86,7 @@ def t_quantile(degrees: int) -> float:
 
 
 def _share_within(angle: float, degrees: int) -> float:
-    """P(|T| <= t), with t = sqrt(degrees) tan(angle)."""
+    """Return P(|T| <= t) for t = sqrt(degrees) tan(angle)."""
     sine, cosine2 = math.sin(angle), math.cos(angle) ** 2
     odd = degrees % 2
     term = math.cos(angle) if odd else 1.0

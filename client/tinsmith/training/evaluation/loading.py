@@ -1,4 +1,4 @@
-"""Tasks from files of examples, one JSON object a line, and by the names of things in modules."""
+"""Tasks from JSONL files of examples, and from objects in modules."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ KNOWN = {"id", "prompt", "messages", "answer", "choices"}
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """What a file of examples leaves open; see Task. `grader` of None: "choice" for examples with choices, else
-    "exact". `limit` takes the first so many examples."""
+    """Options for a file of examples; see Task.
+
+    `grader` defaults to "choice" for examples with choices, and to "exact" for others. `limit` uses only the first
+    examples.
+    """
 
     grader: str | None = None
     params: types.SamplingParams | None = None
@@ -35,16 +38,16 @@ class TaskOptions:
 
 
 def load_task(path: str | Path, options: TaskOptions | None = None) -> ExampleTask:
-    """Of a file with `{"prompt" or "messages": …, "answer": …}` a line; its name is the file's, without the suffix.
+    """Load a task from a file with `{"prompt" or "messages": …, "answer": …}` in each line.
 
-    `prompt` is a text or tokens, `choices` are texts, `id` tells an example from the others. Raises TaskFileError,
-    which names file and line.
+    The task's name is the file's, without the suffix. `prompt` is a text or tokens, `choices` are texts, `id`
+    identifies an example. Raises TaskFileError with file and line.
     """
     path, options = Path(path), options or TaskOptions()
     examples = list(_examples(path))[: options.limit]
     grader = options.grader or (CHOICE if any(example.choices for _, example in examples) else exact.__name__)
     if grader not in GRADER_NAMES:
-        raise TaskFileError(f"there is no grader {grader}: {', '.join(GRADER_NAMES)}")
+        raise TaskFileError(f"there is no grader {grader}; use one of {', '.join(GRADER_NAMES)}")
     for line, example in examples:
         try:
             right_choice(example) if grader == CHOICE else require_fit(grader, example)
@@ -57,9 +60,10 @@ def load_task(path: str | Path, options: TaskOptions | None = None) -> ExampleTa
 
 
 def find_tasks(name: str, options: TaskOptions | None = None) -> list[SamplingClientEvaluator]:
-    """`module:name` of an evaluator, several, or a function that makes them; anything else is a file of examples.
+    """Return the tasks of `module:name` or of a file of examples.
 
-    Modules are looked for in the working directory, too. Raises TaskFileError.
+    The name refers to an evaluator, to several, or to a function that makes them. Modules are also searched in the
+    working directory. Raises TaskFileError.
     """
     if name.endswith(".jsonl") or ":" not in name:
         return [load_task(name, options)]
@@ -74,7 +78,7 @@ def find_tasks(name: str, options: TaskOptions | None = None) -> list[SamplingCl
         found = found()
     several = [found] if isinstance(found, SamplingClientEvaluator) else found
     if not isinstance(several, Sequence) or not all(isinstance(task, SamplingClientEvaluator) for task in several):
-        raise TaskFileError(f"{name} is {type(found).__name__}: no task, and no evaluator that samples")
+        raise TaskFileError(f"{name} has type {type(found).__name__}; it must be a task or a SamplingClientEvaluator")
     return list(several)
 
 
@@ -86,7 +90,7 @@ def _task(name: str, examples: Sequence[Example], grader: str, options: TaskOpti
 
 
 def _examples(path: Path) -> Iterator[tuple[int, Example]]:
-    """With the number of its line. Empty lines are none."""
+    """Yield the examples with their line numbers, without empty lines."""
     try:
         lines = numbered_lines(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -100,18 +104,18 @@ def _examples(path: Path) -> Iterator[tuple[int, Example]]:
 
 def _example(row: Any) -> Example:
     if not isinstance(row, Mapping):
-        raise TaskFileError("a line is to be an object with prompt (or messages) and answer")
+        raise TaskFileError("a line must be an object with prompt (or messages) and answer")
     row = without_empty(dict(row), *KNOWN)
     if unknown := sorted(row.keys() - KNOWN):
-        raise TaskFileError(f"{unknown[0]} is nothing that an example has: {', '.join(sorted(KNOWN))}")
+        raise TaskFileError(f"unknown key {unknown[0]}; an example may have {', '.join(sorted(KNOWN))}")
     if ("prompt" in row) == ("messages" in row):
-        raise TaskFileError("an example has either prompt or messages")
+        raise TaskFileError("an example must have either prompt or messages")
     if "answer" not in row:
         raise TaskFileError("answer is missing")
     prompt = _messages(row["messages"]) if "messages" in row else _prompt(row["prompt"])
     choices = row.get("choices", [])
     if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
-        raise TaskFileError("choices is to be a list of texts")
+        raise TaskFileError("choices must be a list of texts")
     return Example(prompt, row["answer"], str(row.get("id", "")), tuple(choices))
 
 
@@ -120,13 +124,13 @@ def _prompt(prompt: Any) -> str | list[int]:
         return prompt
     if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
         return prompt
-    raise TaskFileError("prompt is to be a text or a list of tokens; a conversation is in messages")
+    raise TaskFileError("prompt must be a text or a list of tokens; use messages for a conversation")
 
 
 def _messages(messages: Any) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
-        raise TaskFileError("messages is to be a list of objects with role and content")
+        raise TaskFileError("messages must be a list of objects with role and content")
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-            raise TaskFileError("messages is to be a list of objects with role and content")
+            raise TaskFileError("messages must be a list of objects with role and content")
     return messages

@@ -1,4 +1,4 @@
-"""A sweep over saved weights: each example once at each checkpoint, however often the sweep is killed."""
+"""Sweeps over saved weights, which evaluate each example once at each checkpoint even if they are killed."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Failure = (EvaluationError, tinker.TinkerError)
 
 @dataclass(slots=True)
 class Sweep:
-    """What came of it. `gone` are checkpoints that the server has not any more; `failures` say task, example and why.
+    """The result of a sweep. `failures` say task, example and reason; the next sweep of the directory retries them.
 
-    What failed is asked again by the next sweep of the same directory.
+    `gone` lists checkpoints that the server no longer has.
     """
 
     summaries: Sequence[Summary] = ()
@@ -44,11 +44,12 @@ class Sweep:
 
 
 class OfflineEvaluator:
-    """Evaluates checkpoints into `directory`: `results.jsonl`, `results.csv` and `curves.png`.
+    """An evaluator of checkpoints that writes `results.jsonl`, `results.csv` and `curves.png` to `directory`.
 
-    `tasks` are ours or any SamplingClientEvaluator of tinker-cookbook, which is asked once a checkpoint. `connect`
-    makes a session at the server for each checkpoint. At most `concurrency` examples are under way, of at most
-    `checkpoints_at_once` checkpoints. Started again over the same directory, it asks what is not there yet.
+    `tasks` are tasks of this library or any SamplingClientEvaluator of tinker-cookbook, which is called once for each
+    checkpoint. `connect` opens a session on the server for each checkpoint. At most `concurrency` examples of at most
+    `checkpoints_at_once` checkpoints are evaluated at once. A second run over the same directory evaluates only what is
+    missing.
     """
 
     def __init__(
@@ -69,11 +70,11 @@ class OfflineEvaluator:
         self._progress = progress
 
     def run(self, checkpoints: Sequence[Checkpoint]) -> Sweep:
-        """`sweep`, for programs without an event loop."""
+        """Call `sweep` from a program without an event loop."""
         return asyncio.run(self.sweep(checkpoints))
 
     async def sweep(self, checkpoints: Sequence[Checkpoint]) -> Sweep:
-        """Raises ResultsUnfit; what fails of a checkpoint, task or example costs that alone, and is in the Sweep."""
+        """Evaluate the checkpoints. A failure affects only its checkpoint, task or example. Raises ResultsUnfit."""
         chosen = require_different(checkpoints)
         fingerprints = {name: fingerprint_of(task) for name, task in self._tasks.items()}
         sweep = Sweep()
@@ -86,7 +87,7 @@ class OfflineEvaluator:
                     under_way = _CheckpointSweep(checkpoint, self._tasks, results, sweep, limit, bar)
                     group.create_task(_with_slot(places, under_way.run(self._connect)))
             paths = {checkpoint.path for checkpoint in chosen}
-            # Tasks end in any order; who reads them gets them in the order in which they were given.
+            # Tasks end in any order; report them in the given order.
             rows = [row for task in self._tasks for row in results.rows if row.task == task]
             every = summaries_of([*rows, *(row for row in results.rows if row.task not in self._tasks)])
         sweep.summaries = summaries_of(row for row in rows if row.checkpoint in paths)
@@ -97,12 +98,12 @@ class OfflineEvaluator:
 
 
 def units_of(task: SamplingClientEvaluator) -> Sequence[Example | None]:
-    """What is asked on its own: examples, or None for an evaluator that has none to see."""
+    """Return what is evaluated separately: examples, or None for an evaluator without visible examples."""
     return task.examples if isinstance(task, ExampleTask) else [None]
 
 
 def fingerprint_of(task: SamplingClientEvaluator) -> str:
-    """Of an evaluator of others no more than its class is known."""
+    """Return the task's fingerprint. Of other evaluators only the class is known."""
     return task.fingerprint if isinstance(task, ExampleTask) else digest_of(type(task).__qualname__)
 
 
@@ -144,7 +145,7 @@ class _CheckpointSweep:
                 for name, unit in missing:
                     group.create_task(self._one(client, name, unit))
         except StateGone as error:
-            logger.warning("%s is passed over: %s", self._checkpoint.label, error)
+            logger.warning("%s is skipped: %s", self._checkpoint.label, error)
             self._sweep.gone[self._checkpoint.path] = str(error)
             self._bar.advance(len(missing))
         except Failure as error:
@@ -173,7 +174,7 @@ class _CheckpointSweep:
 
 
 def plain_metrics(task: str, metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Those of another's evaluator that are numbers, without the words that loops or its own name put before them."""
+    """Return the numeric metrics of another evaluator, without the prefixes of loops or its own name."""
     return {
         name.removeprefix("eval/").removeprefix("test/").removeprefix(f"{task}/"): float(value)
         for name, value in metrics.items()

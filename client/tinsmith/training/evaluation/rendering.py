@@ -1,4 +1,4 @@
-"""How prompts become tokens, and tokens texts: by a renderer, by the model's own chat template, as they are."""
+"""Conversions between prompts, tokens and texts: by a renderer, by a chat template, or raw."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ RAW = "raw"
 class Rendering(Protocol):
     @property
     def stop(self) -> list[str] | list[int] | None:
-        """None leaves the end of an answer to the server."""
+        """Return the stop sequences, or None to leave the end of an answer to the server."""
         ...
 
     def prompt(self, prompt: Prompt) -> types.ModelInput:
-        """Raises EvaluationError for a prompt that it cannot render."""
+        """Return the prompt's tokens. Raises EvaluationError if it cannot be rendered."""
         ...
 
     def continued(self, prompt: Prompt, text: str) -> tuple[types.ModelInput, int]:
-        """The prompt with `text` as the answer, and how many of its last tokens are the answer's."""
+        """Return the prompt with `text` as its answer, and the number of the answer's tokens."""
         ...
 
     def text(self, tokens: Sequence[int]) -> str: ...
 
 
 def rendering_by(renderer: Renderer | str | None, tokenizer: Any) -> Rendering:
-    """`renderer`: one of the cookbook's or its name, "raw", or None for the model's chat template, raw without one.
+    """Return a rendering.
 
-    `tokenizer`: False where the prompts are tokens and texts are of no interest.
+    `renderer` is a cookbook renderer or its name, "raw", or None for the model's chat template (raw if it has none).
+    `tokenizer` is False if prompts are tokens and texts are not needed.
     """
     if tokenizer is False:
         return TokensAlone()
@@ -59,18 +60,18 @@ class TokensAlone:
 
     def prompt(self, prompt: Prompt) -> types.ModelInput:
         if not is_tokens(prompt):
-            raise EvaluationError("a prompt of words needs a tokenizer: this task has tokenizer=False")
+            raise EvaluationError("a text prompt needs a tokenizer, but this task has tokenizer=False")
         return types.ModelInput.from_ints(list(cast(Sequence[int], prompt)))
 
     def continued(self, prompt: Prompt, text: str) -> tuple[types.ModelInput, int]:
-        raise EvaluationError("choices are words, and need a tokenizer: this task has tokenizer=False")
+        raise EvaluationError("choices need a tokenizer, but this task has tokenizer=False")
 
     def text(self, tokens: Sequence[int]) -> str:
         return ""
 
 
 class RawTexts:
-    """A text is gone on with as it is."""
+    """A rendering that continues a text as it is."""
 
     stop: list[str] | list[int] | None = None
 
@@ -81,7 +82,10 @@ class RawTexts:
         return types.ModelInput.from_ints(self._tokens(prompt))
 
     def continued(self, prompt: Prompt, text: str) -> tuple[types.ModelInput, int]:
-        """Where a token would span the border, it is the answer's, as lm-evaluation-harness has it."""
+        """Return the prompt with `text` as its answer.
+
+        A token across the border belongs to the answer, as in lm-evaluation-harness.
+        """
         context = self._tokens(prompt)
         whole = self._tokens(prompt + text) if isinstance(prompt, str) else context + self._encoded(text)
         return types.ModelInput.from_ints(whole), max(1, len(whole) - len(context))
@@ -92,19 +96,19 @@ class RawTexts:
     def _tokens(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             begin = getattr(self._tokenizer, "bos_token", None)
-            if begin is not None and prompt.startswith(begin):  # a tokenizer would put a second one before it
+            if begin is not None and prompt.startswith(begin):  # the tokenizer would add a second one
                 return self._encoded(prompt)
             return [int(token) for token in self._tokenizer.encode(prompt)]
         if is_tokens(prompt):
             return list(cast(Sequence[int], prompt))
-        raise EvaluationError("a conversation needs a chat template or a renderer, and this model has no template")
+        raise EvaluationError("a conversation needs a renderer, because this model has no chat template")
 
     def _encoded(self, text: str) -> list[int]:
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
 
 class ByChatTemplate(RawTexts):
-    """The one among the model's own files; a text is what the user says."""
+    """A rendering by the model's chat template, in which a text is a user message."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
@@ -126,7 +130,7 @@ class ByChatTemplate(RawTexts):
 
 
 class ByRenderer:
-    """The cookbook's; a text is what the user says, and what a model thought is no part of its answer's text."""
+    """A rendering by a cookbook renderer, in which a text is a user message. An answer's text excludes thoughts."""
 
     def __init__(self, renderer: Renderer, tokenizer: Any) -> None:
         self._renderer = renderer
@@ -164,4 +168,4 @@ def _renderer(renderer: Renderer | str, tokenizer: Any) -> Renderer:
     try:
         return renderers.get_renderer(renderer, tokenizer)
     except Exception as error:
-        raise EvaluationError(f"tinker-cookbook gives no renderer {renderer} here: {error}") from error
+        raise EvaluationError(f"tinker-cookbook has no renderer {renderer} for this model: {error}") from error

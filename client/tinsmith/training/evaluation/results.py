@@ -1,4 +1,4 @@
-"""What a sweep has found, a line of JSON for each example at each checkpoint, from which it goes on after a kill."""
+"""The results of a sweep: a line of JSON for each example at each checkpoint, from which a killed sweep resumes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ RESULTS_FILE, TASKS_FILE = "results.jsonl", "tasks.json"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`example` is None for an evaluator that gives metrics alone, of all its examples together.
+    """The result of an example at a checkpoint.
 
-    `checkpoint` is the `tinker://` path of the weights, or a base model's name; `label` is for people.
+    `example` is None for an evaluator that returns only metrics over all examples. `checkpoint` is the `tinker://` path
+    of the weights, or a base model's name; `label` is its name for people.
     """
 
     checkpoint: str
@@ -38,10 +39,10 @@ class Row:
 
 
 class Results:
-    """Of one directory; a context that one process at a time has. Raises ResultsUnfit at its start.
+    """A context for the results of one directory, which one process at a time may hold. Raises ResultsUnfit on entry.
 
-    A line is written with one call when its example is done: what a kill leaves is whole lines, and perhaps one that
-    is cut off, which counts for nothing and is taken away. A crash of the machine may lose the last lines.
+    Each line is written in one call when its example is done. A kill leaves complete lines and at most one incomplete
+    line, which is removed. A crash of the machine may lose the last lines.
     """
 
     def __init__(self, directory: Path, fingerprints: Mapping[str, str]) -> None:
@@ -82,14 +83,14 @@ class Results:
             raise ResultsUnfit(f"another evaluation is writing to {self._directory}") from None
 
     def _require_same_tasks(self) -> None:
-        """Scores of other examples under the same name would be taken for these."""
+        """Raise ResultsUnfit if the directory has results of another task with the same name."""
         path = self._directory / TASKS_FILE
         known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
         for name, fingerprint in self._fingerprints.items():
             if known.get(name, fingerprint) != fingerprint:
                 raise ResultsUnfit(
-                    f"{self._directory} has results of another task {name}: its examples, sampling or rendering were "
-                    "others. Give this evaluation a directory of its own"
+                    f"{self._directory} has results of another task {name}: examples, sampling or rendering differ. "
+                    "Use another directory for this evaluation"
                 )
         merged = known | self._fingerprints
         if merged != known:
@@ -99,7 +100,7 @@ class Results:
 
 
 def read_rows(directory: Path) -> Iterator[Row]:
-    """A line that is cut off at the end is passed over. Raises ResultsUnfit for other damage, or no results at all."""
+    """Yield the rows. An incomplete last line is skipped. Raises ResultsUnfit for other damage, and for no results."""
     path = directory / RESULTS_FILE
     if not path.exists():
         raise ResultsUnfit(f"there are no results in {directory}")
@@ -108,7 +109,7 @@ def read_rows(directory: Path) -> Iterator[Row]:
         try:
             yield Row(**json.loads(line))
         except (ValueError, TypeError) as error:
-            raise ResultsUnfit(f"{path}:{number}: no result of an example: {error}") from error
+            raise ResultsUnfit(f"{path}:{number}: not the result of an example: {error}") from error
 
 
 def fingerprints_in(directory: Path) -> dict[str, str]:
@@ -118,7 +119,7 @@ def fingerprints_in(directory: Path) -> dict[str, str]:
 
 
 def described(result: ExampleResult) -> list[dict[str, Any]]:
-    """Its answers, for a row."""
+    """Return the answers for a row."""
     return [asdict(answer) for answer in result.answers]
 
 

@@ -1,4 +1,4 @@
-"""Which weights a sweep is over, and how a server samples from each of them."""
+"""The checkpoints of a sweep, and sampling clients for them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tinsmith.training.server_files import PURPOSE
 
 CheckpointKind = Literal["sampler", "training", "base"]
 STEP_AT_START = re.compile(r"step-(\d+)")
-"""Of a state that a CheckpointManager saved; hexadecimal digits follow."""
+"""The name of a state saved by a CheckpointManager; hexadecimal digits follow."""
 NUMBER_AT_END = re.compile(r"(\d+)\D*$")
 
 Connect = Callable[[], tinker.ServiceClient]
-"""A session at the server; each checkpoint has one, and what it holds there ends with it."""
+"""A function that opens a session on the server. The session of a checkpoint ends when it is evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`path` is a `tinker://` path, or the name of a base model. `step` is None where no number says it."""
+    """The weights to evaluate. `path` is a `tinker://` path or a base model's name. `step` is None if it is unknown."""
 
     path: str
     label: str
@@ -36,27 +36,29 @@ class Checkpoint:
 
 
 def at_path(path: str) -> Checkpoint:
-    """The step is that of a name `step-N…`, and else the last number in it.
+    """Return the checkpoint at a path. Its step is N of a name `step-N…`, or else the last number in the name.
 
-    Raises EvaluationError for a path of no weights.
+    Raises EvaluationError for a path without weights.
     """
     try:
         parsed = tinker.ParsedCheckpointTinkerPath.from_tinker_path(path)
     except ValueError as error:
         raise EvaluationError(str(error)) from error
     if parsed.checkpoint_type == "external":
-        raise EvaluationError(f"{path} is an export, and no server samples from it: `tinsmith import` takes its files")
+        raise EvaluationError(
+            f"{path} is an export, which cannot be sampled from; upload its files with `tinsmith import`"
+        )
     name = path.rpartition("/")[2]
     return Checkpoint(path, name, _number_in(name), parsed.checkpoint_type)
 
 
 def of_base_model(name: str) -> Checkpoint:
-    """Without an adapter: what training is to be better than."""
+    """Return the base model without an adapter, as the baseline."""
     return Checkpoint(name, name, None, "base")
 
 
 def in_root(url: str) -> list[Checkpoint]:
-    """Those of a CheckpointManager, by step. Raises EvaluationError where there are none."""
+    """Return the checkpoints of a CheckpointManager by step. Raises EvaluationError if there are none."""
     found = [
         Checkpoint(metadata.state_path, f"step {metadata.step}", metadata.step, "training")
         for metadata in CheckpointStore(url).readable()
@@ -67,9 +69,9 @@ def in_root(url: str) -> list[Checkpoint]:
 
 
 def of_run(rest: tinker.RestClient, run_id: str) -> list[Checkpoint]:
-    """All that a server has of a run, oldest first; of a state and a sampler by the same name the sampler.
+    """Return the run's checkpoints on the server, oldest first. A sampler replaces a state of the same name.
 
-    Raises EvaluationError where it has none.
+    Raises EvaluationError if there are none.
     """
     try:
         listed = sorted(rest.list_checkpoints(run_id).result().checkpoints, key=lambda checkpoint: checkpoint.time)
@@ -84,16 +86,16 @@ def of_run(rest: tinker.RestClient, run_id: str) -> list[Checkpoint]:
 
 
 def require_different(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Each once, in the order given."""
+    """Return each checkpoint once, in the given order."""
     return list({checkpoint.path: checkpoint for checkpoint in checkpoints}.values())
 
 
 @asynccontextmanager
 async def sampler_of(connect: Connect, checkpoint: Checkpoint) -> AsyncIterator[tinker.SamplingClient]:
-    """Raises StateGone, and the SDK's errors.
+    """Yield a sampling client for the checkpoint. Raises StateGone, and the SDK's errors.
 
-    A training state has no sampler: a training client is made from it, and its weights are saved without a name. Both
-    end with the session, which is this context's own.
+    A training state has no sampler, so a training client is created and its weights are saved without a name. Both end
+    with the session.
     """
     service = await asyncio.to_thread(connect)
     try:
@@ -114,7 +116,7 @@ async def _sampling_client(service: tinker.ServiceClient, checkpoint: Checkpoint
     try:
         return cast(tinker.SamplingClient, await service.create_sampling_client(model_path=checkpoint.path))
     except tinker.NotFoundError as error:
-        raise StateGone(f"the server has no {checkpoint.path}: it was deleted, or its time has passed") from error
+        raise StateGone(f"the server has no {checkpoint.path}: it was deleted or has expired") from error
 
 
 def _number_in(name: str) -> int | None:

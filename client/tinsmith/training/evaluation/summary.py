@@ -23,9 +23,9 @@ COLUMNS = ("checkpoint", "label", "step", "task", "metric", "mean", "low", "high
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One metric of one task at one checkpoint. `values` are those of its examples, by their ids.
+    """One metric of one task at one checkpoint. `values` are the examples' values by id.
 
-    Without examples, as evaluators of others give them, `values` is empty and the interval unknown.
+    For other evaluators, without examples, `values` is empty and the interval is unknown.
     """
 
     checkpoint: str
@@ -42,7 +42,7 @@ class Summary:
 
 
 def summaries_of(rows: Iterable[Row]) -> list[Summary]:
-    """By task and metric in the order of their first rows, then by step; base models first."""
+    """Return summaries by task and metric in order of first appearance, then by step, base models first."""
     grouped: dict[tuple[str, str, str], dict[str | None, float]] = defaultdict(dict)
     of_checkpoint: dict[str, Row] = {}
     for row in rows:
@@ -58,7 +58,7 @@ def summaries_of(rows: Iterable[Row]) -> list[Summary]:
 
 
 def csv_of(summaries: Iterable[Summary]) -> str:
-    """With a line of names; an unknown step or bound is an empty field."""
+    """Return the summaries as CSV with a header. An unknown step or bound is empty."""
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
     table.writerow(COLUMNS)
@@ -72,7 +72,7 @@ def csv_of(summaries: Iterable[Summary]) -> str:
 
 
 def by_metric(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
-    """`task/metric` to its summaries."""
+    """Group the summaries by `task/metric`."""
     grouped: dict[str, list[Summary]] = {}
     for summary in summaries:
         grouped.setdefault(summary.name, []).append(summary)
@@ -80,7 +80,7 @@ def by_metric(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
 
 
 def shown(estimated: Estimate) -> str:
-    """For people: the mean and its interval."""
+    """Format the mean and its interval for people."""
     if math.isnan(estimated.low):
         return f"{estimated.mean:.3g}"
     return f"{estimated.mean:.3g} [{estimated.low:.3g}, {estimated.high:.3g}]"
@@ -103,10 +103,10 @@ DOTS_PER_INCH = 120
 
 
 def draw_curves(runs: Mapping[str, Sequence[Summary]], path: Path) -> None:
-    """A panel for each `task/metric`; of each run a curve, its intervals as a band.
+    """Draw a panel for each `task/metric`, with a curve and an interval band for each run.
 
-    A base model is the point at step 0 if the run has one; several, and samplers without a step, are dashed lines.
-    `runs` are by name; a single one may have none. Raises ValueError where there is nothing to draw.
+    A run's base model is the point at step 0. Several base models, and samplers without a step, are dashed lines.
+    `runs` are by name; the name of a single run may be empty. Raises ValueError if there is nothing to draw.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -117,7 +117,7 @@ def draw_curves(runs: Mapping[str, Sequence[Summary]], path: Path) -> None:
         raise ValueError("no results to draw")
     columns = min(PANEL_COLUMNS, len(names))
     rows = math.ceil(len(names) / columns)
-    # Not pyplot, which would take a window system, and keep the figure.
+    # pyplot would need a window system and would keep the figure in memory.
     figure = Figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(rows, columns, squeeze=False)
@@ -162,7 +162,7 @@ def _draw_run(panel: Axes, run: str, summaries: Sequence[Summary], colour: str) 
 
 
 def base_model_at_start(summaries: Sequence[Summary]) -> Summary | None:
-    """Return the only base model beside checkpoints with steps, of which none is at step 0: training began with it."""
+    """Return the base model with which training began: the only one, if no checkpoint is at step 0."""
     base_models = [
         summary for summary in summaries if summary.step is None and not summary.checkpoint.startswith(TINKER)
     ]

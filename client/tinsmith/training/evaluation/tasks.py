@@ -1,4 +1,4 @@
-"""Tasks: examples with a way to score their answers, which are evaluators of tinker-cookbook as well."""
+"""Tasks: examples and a way to score answers. They are also evaluators of tinker-cookbook."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _FINDING = threading.Lock()
 
 
 class ExampleTask(SamplingClientEvaluator, ABC):
-    """Examples that are scored one by one, so that intervals can be computed and a sweep can go on where it was.
+    """A task that scores examples one by one, so that intervals can be computed and a sweep can resume.
 
-    `renderer` and `tokenizer`: see `rendering_by`; a tokenizer of None is the sampling client's own.
+    See `rendering_by` for `renderer` and `tokenizer`. A tokenizer of None uses the sampling client's.
     """
 
     def __init__(
@@ -64,23 +64,23 @@ class ExampleTask(SamplingClientEvaluator, ABC):
 
     @abstractmethod
     async def result(self, sampling_client: tinker.SamplingClient, example: Example) -> ExampleResult:
-        """Asks and scores. Raises GradeFailed, EvaluationError, and the SDK's errors."""
+        """Evaluate one example. Raises GradeFailed, EvaluationError, and the SDK's errors."""
 
     @property
     def fingerprint(self) -> str:
-        """Of all that results depend on beside the weights and the grader's code: 64 hexadecimal digits."""
+        """Return a hexadecimal digest of everything that affects results except the weights and the grader's code."""
         renderer = self._renderer if isinstance(self._renderer, str | None) else type(self._renderer).__name__
         return digest_of([[example.digest for example in self.examples], renderer, self._settings()])
 
     @override
     async def __call__(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
-        """`eval/<task>/<metric>`, as loops of tinker-cookbook log it."""
+        """Return the metrics as `eval/<task>/<metric>`, as tinker-cookbook's loops log them."""
         return metrics_of(self.name, estimates_of(await self.results(sampling_client)))
 
     async def results(
         self, sampling_client: tinker.SamplingClient, limit: asyncio.Semaphore | None = None
     ) -> list[ExampleResult]:
-        """Of all examples, in their order; at most so many under way as `limit` lets through."""
+        """Return the results of all examples, in order. `limit` bounds how many run at once."""
         limit = limit or asyncio.Semaphore(DEFAULT_CONCURRENCY)
 
         async def one(example: Example) -> ExampleResult:
@@ -92,12 +92,12 @@ class ExampleTask(SamplingClientEvaluator, ABC):
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one(example)) for example in self.examples]
         except BaseExceptionGroup as several:
-            # The others were cancelled for it.
+            # The others were cancelled.
             raise several.exceptions[0] from None
         return [task.result() for task in tasks]
 
     async def rendering(self, sampling_client: tinker.SamplingClient) -> Rendering:
-        """For the base model of this client; a tokenizer is read once."""
+        """Return the rendering for the client's base model. A tokenizer is loaded once."""
         base_model = sampling_client.get_base_model()
         if base_model not in self._renderings:
             # It may be read from a disk, or a hub.
@@ -108,7 +108,7 @@ class ExampleTask(SamplingClientEvaluator, ABC):
         return self._renderings[base_model]
 
     def _find_tokenizer_once(self, sampling_client: tinker.SamplingClient) -> Any:
-        """All examples begin at once, each in a thread, and two threads cannot import transformers at a time."""
+        """Find the tokenizer under a lock: examples start in threads, and transformers cannot be imported by two."""
         base_model = sampling_client.get_base_model()
         with _FINDING:
             if base_model not in self._tokenizers:
@@ -122,18 +122,19 @@ class ExampleTask(SamplingClientEvaluator, ABC):
             found = load_tokenizer(base_model, base_url_from_environment(), api_key) if api_key else None
             return sampling_client.get_tokenizer() if found is None else found
         except (OSError, ValueError, TokenizerError, ApiError) as error:
-            needed = "give the task a tokenizer, or tokenizer=False if its prompts are tokens"
-            raise EvaluationError(f"the tokenizer of {base_model} is not found ({error}): {needed}") from error
+            needed = "set the task's tokenizer, or tokenizer=False if its prompts are tokens"
+            raise EvaluationError(f"the tokenizer of {base_model} was not found ({error}): {needed}") from error
 
     def _settings(self) -> Any:
         return None
 
 
 class Task(ExampleTask):
-    """Samples answers, and scores each by `grade(example, answer)`: a number, or several by name; it may be async.
+    """A task that samples answers and scores each with `grade(example, answer)`.
 
-    `params` are those of sampling, by default 256 tokens at temperature 0; without `stop` answers end as the renderer
-    or the chat template says. Each example draws from a seed of its own, made of `params.seed`.
+    `grade` returns a number or several by name, and may be async. `params` defaults to 256 tokens at temperature 0.
+    Without `stop`, answers end as the renderer or the chat template defines. Each example has its own seed, derived
+    from `params.seed`.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class Task(ExampleTask):
     ) -> None:
         super().__init__(name, examples, renderer=renderer, tokenizer=tokenizer)
         if num_samples < 1:
-            raise EvaluationError(f"task {name} asks for {num_samples} samples")
+            raise EvaluationError(f"task {name}: num_samples is {num_samples}; it must be 1 or more")
         self._grade = grade
         self._params = params or types.SamplingParams(max_tokens=DEFAULT_MAX_TOKENS, temperature=0.0)
         self._num_samples = num_samples
@@ -190,10 +191,10 @@ class Task(ExampleTask):
 
 
 class ChoiceTask(ExampleTask):
-    """Which of an example's `choices` the model finds most probable; nothing is sampled.
+    """A task that finds the most probable of an example's `choices`, without sampling.
 
-    `answer` is the right one's place or text. `acc` takes the sum of the logprobs of a choice's tokens, `acc_norm`
-    that sum for each of its characters: what lm-evaluation-harness calls by these names.
+    `answer` is the right choice's position or text. `acc` compares the sums of the tokens' logprobs, `acc_norm` those
+    sums per character, as in lm-evaluation-harness.
     """
 
     @override
@@ -222,18 +223,18 @@ class ChoiceTask(ExampleTask):
 
 
 def right_choice(example: Example) -> int:
-    """Raises EvaluationError where there is nothing to choose from, or the answer is none of the choices."""
+    """Return the right choice's position. Raises EvaluationError for fewer than two choices or a wrong answer."""
     if len(example.choices) < 2:
-        raise EvaluationError(f"example {example.id} has {len(example.choices)} choices, and two are the fewest")
+        raise EvaluationError(f"example {example.id} has {len(example.choices)} choices; it must have two or more")
     if isinstance(example.answer, int) and 0 <= example.answer < len(example.choices):
         return example.answer
     if example.answer in example.choices:
         return list(example.choices).index(example.answer)
-    raise EvaluationError(f"example {example.id}: the answer {example.answer!r} is none of its choices")
+    raise EvaluationError(f"example {example.id}: the answer {example.answer!r} is not one of its choices")
 
 
 def estimates_of(results: Sequence[ExampleResult]) -> dict[str, Estimate]:
-    """Each metric's mean over the examples that have it, with its interval."""
+    """Return each metric's mean over the examples that have it, with its interval."""
     names = dict.fromkeys(name for result in results for name in result.scores)
     return {name: estimate([result.scores[name] for result in results if name in result.scores]) for name in names}
 
@@ -243,16 +244,16 @@ def metrics_of(task: str, estimates: Mapping[str, Estimate]) -> dict[str, float]
 
 
 def name_of(evaluator: SamplingClientEvaluator) -> str:
-    """Its `name`, or its class's."""
+    """Return the evaluator's `name`, or the name of its class."""
     return str(getattr(evaluator, "name", "") or type(evaluator).__name__)
 
 
 def by_name(evaluators: Iterable[Any]) -> dict[str, Any]:
-    """Raises EvaluationError where two have the same, or there are none."""
+    """Return the evaluators by name. Raises EvaluationError for a repeated name, and for no evaluators."""
     named: dict[str, Any] = {}
     for evaluator in evaluators:
         if (name := name_of(evaluator)) in named:
-            raise EvaluationError(f"two tasks are called {name}: give one another name")
+            raise EvaluationError(f"two tasks are named {name}; rename one of them")
         named[name] = evaluator
     if not named:
         raise EvaluationError("there are no tasks")

@@ -93,7 +93,7 @@ def test_who_waits_for_a_save_that_is_left_is_told(saves: BackgroundSaves) -> No
     waits.start()
     assert saves.abandon() == 4
     waits.join(LIMIT_SECONDS)
-    assert told == ["saving step 4: it was left when the program was interrupted"]
+    assert told == ["saving step 4: the program was interrupted"]
     go_on.set()
     assert saves.abandon() is None
 
@@ -113,7 +113,7 @@ def test_who_interrupts_the_wait_at_the_end_leaves_the_save(
         with pytest.raises(KeyboardInterrupt):
             saves.close()
     assert saves.is_abandoned
-    with pytest.raises(SaveFailed, match="it was left"):
+    with pytest.raises(SaveFailed, match="the program was interrupted"):
         saves.wait()
     go_on.set()
 

@@ -78,7 +78,7 @@ def test_verify_fails_for_a_damaged_file(run: Run, root: Path) -> None:
     (root / "step-000020" / "config.yaml").write_text("lr: 0.02\n")
     status, shown, _ = run("verify", root)
     assert status == 1
-    assert "config.yaml has another content" in shown.replace("\n", "")
+    assert "config.yaml differs from what was written" in shown.replace("\n", "")
     assert run("verify", root, 30)[0] == 0
     verified = json.loads(run("verify", root, "--json")[1])["checkpoints"]
     assert [(one["step"], one["whole"]) for one in verified] == [(10, True), (20, False), (30, True)]
@@ -86,7 +86,7 @@ def test_verify_fails_for_a_damaged_file(run: Run, root: Path) -> None:
 
 def test_verify_names_what_was_cut_off(run: Run, root: Path) -> None:
     (root / ".writing-step-000040").mkdir()
-    assert ".writing-step-000040 was cut off" in run("verify", root)[2]
+    assert ".writing-step-000040 is incomplete" in run("verify", root)[2]
 
 
 def test_prune_removes_what_no_rule_keeps(run: Run, root: Path, server: FakeServer) -> None:
@@ -95,7 +95,7 @@ def test_prune_removes_what_no_rule_keeps(run: Run, root: Path, server: FakeServ
     assert (root / "step-000010").exists()
     status, shown, said = run("prune", root, *rules)
     assert (status, shown) == (0, f"removed {root}/step-000010\n")
-    assert "its state stays at the server: tinker://" in said
+    assert "its state stays on the server: tinker://" in said
     assert sorted(path.name for path in root.iterdir()) == ["step-000020", "step-000030"]
     assert len(server.states) == 3
 

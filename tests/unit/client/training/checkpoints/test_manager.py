@@ -155,10 +155,10 @@ def test_an_interrupt_waits_for_no_save_and_what_was_under_way_is_no_checkpoint(
     manager = manage()
     with pytest.raises(KeyboardInterrupt) as interrupt:
         save_and_fail(manager, model, KeyboardInterrupt)
-    assert interrupt.value.__notes__ == ["the save of step 1 was under way, and is no checkpoint"]
-    with pytest.raises(SaveFailed, match="it was left"):
+    assert interrupt.value.__notes__ == ["the save of step 1 was not finished and is discarded"]
+    with pytest.raises(SaveFailed, match="the program was interrupted"):
         manager.wait()
-    with pytest.raises(CheckpointError, match="resume with another one"):
+    with pytest.raises(CheckpointError, match="create another one to resume"):
         manager.save(model, 2, loop_state={})
     go_on.set()
     assert ended.wait(LIMIT_SECONDS)
@@ -213,7 +213,7 @@ def test_a_run_goes_on_from_the_newest_whole_one_and_names_what_it_passed_over(
     resumed = manage().resume()
     assert resumed is not None
     assert (resumed.step, [damage.step for damage in resumed.skipped]) == (2, [3])
-    assert "step 3 is passed over" in caplog.text
+    assert "step 3 is skipped" in caplog.text
     earlier = manage().resume(1)
     assert earlier is not None
     assert earlier.training_client.weights == bytes([1])  # type: ignore[attr-defined]
@@ -306,7 +306,7 @@ def test_a_loop_state_that_would_run_code_to_be_read_is_refused_at_once(
     """Also where PyTorch would read it in this process, since another library has allowed it to."""
     import torch
 
-    found = r"loop_state may hold numbers, strings.*: loop_state\['data'\]\[1\] is of "
+    found = r"loop_state may contain numbers, strings.*: loop_state\['data'\]\[1\] is of "
     with (
         torch.serialization.safe_globals([type(value)]),
         manage() as manager,

@@ -81,12 +81,12 @@ def test_the_newest_stays_and_what_stayed_once_stays_again(run: list[Saved], ret
 @pytest.mark.parametrize(
     ("rules", "sentence"),
     [
-        ({"keep_last": 0}, "the newest checkpoint always stays"),
+        ({"keep_last": 0}, "it must be 1 or more"),
         ({"keep_best": -1, "metric": "loss"}, "keep_best is -1"),
-        ({"keep_best": 1}, "come together"),
-        ({"metric": "loss"}, "come together"),
+        ({"keep_best": 1}, "must be set together"),
+        ({"metric": "loss"}, "must be set together"),
         ({"mode": "lowest"}, "'min' or 'max'"),
-        ({"keep_every": 0}, "a number of steps"),
+        ({"keep_every": 0}, "it must be 1 or more"),
     ],
     ids=str,
 )

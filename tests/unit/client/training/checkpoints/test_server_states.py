@@ -198,7 +198,7 @@ def test_a_server_that_gives_no_optimizer_is_one_sentence(
 ) -> None:
     if body is not None:
         server.bodies[ARCHIVE] = body
-    with pytest.raises(NotOffered, match=f"Save with optimizer=False: {STATE} holds it"):
+    with pytest.raises(NotOffered, match=f"Save with optimizer=False: {STATE} has it"):
         states.fetch_optimizer(STATE, tmp_path / "moments")
 
 

@@ -69,9 +69,9 @@ def test_a_damaged_one_may_be_written_again(store: CheckpointStore, url: str) ->
 @pytest.mark.parametrize(
     ("file", "content", "sentence"),
     [
-        ("config.yaml", b"lr: 0.02\n", "another content than was written"),
-        ("config.yaml", b"lr", "2 bytes long, and 9 were written"),
-        ("config.yaml", None, "has lost config.yaml"),
+        ("config.yaml", b"lr: 0.02\n", "differs from what was written"),
+        ("config.yaml", b"lr", "2 bytes long, but 9 were written"),
+        ("config.yaml", None, "lacks config.yaml"),
         ("metadata.json", b"{}", "cannot be read"),
         ("metadata.json", b"\xff", "cannot be read"),
     ],

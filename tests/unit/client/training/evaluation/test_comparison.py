@@ -47,7 +47,7 @@ def test_the_same_examples_at_the_same_step_are_paired(tmp_path: Path) -> None:
     assert paired is not None
     assert (paired.mean, paired.examples) == (0.5, 4)
     assert shown(paired) == "0.5 [-0.419, 1.42]"
-    assert (compared[3].difference, compared[3].reason) == (None, "the first run has no such step")
+    assert (compared[3].difference, compared[3].reason) == (None, "the first run does not have this step")
     assert csv_of_comparison(compared).splitlines()[2].startswith("sums/score,5,second,0.75,")
 
 
@@ -55,7 +55,7 @@ def test_other_examples_under_the_same_name_are_not_paired(tmp_path: Path) -> No
     first = evaluation(tmp_path / "first", {5: [0, 1]}, "f1")
     second = evaluation(tmp_path / "second", {5: [0, 1]}, "f2")
     [_, compared] = compare(read_runs([first, second]))
-    assert (compared.difference, compared.reason) == (None, "another task: its examples or sampling are others")
+    assert (compared.difference, compared.reason) == (None, "another task: its examples or sampling differ")
 
 
 def test_runs_whose_directories_have_the_same_name_are_told_apart(tmp_path: Path) -> None:

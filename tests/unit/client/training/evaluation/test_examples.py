@@ -51,11 +51,11 @@ def test_the_last_number_of_a_text(text: str, number: float | None) -> None:
 @pytest.mark.parametrize(
     ("grader", "answer", "sentence"),
     [
-        ("number", "seven", "is no number"),
-        ("regex", "(", "is no pattern"),
-        ("exact", None, "a text, a number or a list of them"),
-        ("contains", [], "a text, a number or a list of them"),
-        ("exact", {"a": 1}, "a text, a number or a list of them"),
+        ("number", "seven", "is not a number"),
+        ("regex", "(", "is not a valid pattern"),
+        ("exact", None, "a text, a number or a list of these"),
+        ("contains", [], "a text, a number or a list of these"),
+        ("exact", {"a": 1}, "a text, a number or a list of these"),
     ],
 )
 def test_an_answer_that_no_text_can_match_is_refused_before_anything_is_sampled(

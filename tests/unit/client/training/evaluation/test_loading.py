@@ -57,17 +57,17 @@ def test_a_line_is_an_example(tmp_path: Path) -> None:
         ({"answer": "2"}, None, "either prompt or messages"),
         (GOOD | {"messages": []}, None, "either prompt or messages"),
         ({"prompt": "1 + 1"}, None, "answer is missing"),
-        (GOOD | {"anwser": "2"}, None, "anwser is nothing that an example has"),
+        (GOOD | {"anwser": "2"}, None, "unknown key anwser"),
         (GOOD | {"prompt": [1, -2]}, None, "a text or a list of tokens"),
         (GOOD | {"prompt": [True]}, None, "a text or a list of tokens"),
         ({"messages": [{"role": "user"}], "answer": ""}, None, "role and content"),
         ({"messages": [], "answer": ""}, None, "role and content"),
-        (GOOD | {"choices": "ab"}, None, "choices is to be a list of texts"),
-        (CHOOSING | {"answer": 2}, None, "none of its choices"),
+        (GOOD | {"choices": "ab"}, None, "choices must be a list of texts"),
+        (CHOOSING | {"answer": 2}, None, "not one of its choices"),
         (GOOD, "choice", "0 choices"),
-        (GOOD | {"answer": "two"}, "number", "is no number"),
-        (GOOD | {"answer": "("}, "regex", "is no pattern"),
-        (GOOD | {"answer": None}, "exact", "is to be a text"),
+        (GOOD | {"answer": "two"}, "number", "is not a number"),
+        (GOOD | {"answer": "("}, "regex", "is not a valid pattern"),
+        (GOOD | {"answer": None}, "exact", "must be a text"),
     ],
 )
 def test_a_line_that_is_none_is_named(tmp_path: Path, row: object, grader: str | None, sentence: str) -> None:
@@ -82,11 +82,13 @@ def test_a_file_as_a_whole_may_be_wrong(tmp_path: Path) -> None:
     twice = file_of(tmp_path, GOOD | {"id": "a"}, GOOD | {"id": "a"})
     with pytest.raises(TaskFileError, match=r"sums\.jsonl: two examples have the id a"):
         load_task(twice)
-    with pytest.raises(TaskFileError, match="without examples"):
+    with pytest.raises(TaskFileError, match="at least one example"):
         load_task(file_of(tmp_path, ""))
     with pytest.raises(TaskFileError, match="cannot be read"):
         load_task(tmp_path / "nowhere.jsonl")
-    with pytest.raises(TaskFileError, match="there is no grader best: exact, contains, number, regex, choice"):
+    with pytest.raises(
+        TaskFileError, match="there is no grader best; use one of exact, contains, number, regex, choice"
+    ):
         load_task(file_of(tmp_path, GOOD), TaskOptions(grader="best"))
 
 
@@ -99,5 +101,5 @@ def test_tasks_are_found_by_the_names_of_things_in_modules(tmp_path: Path, monke
     for wrong, sentence in (("tasks_of_a_test:none", "none"), ("no_such_module:x", "No module"), (":x", "Empty")):
         with pytest.raises(TaskFileError, match=sentence):
             find_tasks(wrong)
-    with pytest.raises(TaskFileError, match="is int: no task"):
+    with pytest.raises(TaskFileError, match="has type int; it must be a task"):
         find_tasks("tasks_of_a_test:number")

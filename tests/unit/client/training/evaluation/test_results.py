@@ -41,7 +41,7 @@ def test_other_damage_is_named_by_its_line(tmp_path: Path) -> None:
     written(tmp_path, "0")
     path = tmp_path / RESULTS_FILE
     path.write_text("{}\n" + path.read_text())
-    with pytest.raises(ResultsUnfit, match=r"results\.jsonl:1: no result"):
+    with pytest.raises(ResultsUnfit, match=r"results\.jsonl:1: not the result"):
         list(read_rows(tmp_path))
 
 

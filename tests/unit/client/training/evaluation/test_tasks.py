@@ -95,7 +95,7 @@ async def test_each_example_draws_from_a_seed_of_its_own_that_is_the_same_next_t
 
 @pytest.mark.parametrize("graded", [float("nan"), None, "good", {}, {"a": float("inf")}])
 async def test_what_is_no_number_is_not_averaged(graded: Any) -> None:
-    with pytest.raises(GradeFailed, match="the grader gave"):
+    with pytest.raises(GradeFailed, match="the grader returned"):
         await task(lambda *_: graded)(ScriptedSampling().client)
 
 
@@ -125,7 +125,7 @@ async def test_a_model_without_a_template_goes_on_with_the_text_as_it_is() -> No
     sampling = ScriptedSampling()
     await Task("raw", [Example("ab")], length, tokenizer=Letters())(sampling.client)
     assert (sampling.asked, sampling.params[0].stop) == ([[97, 98]], None)
-    with pytest.raises(EvaluationError, match="a conversation needs a chat template"):
+    with pytest.raises(EvaluationError, match="a conversation needs a renderer"):
         await Task("raw", [Example([{"role": "user", "content": "a"}])], length, tokenizer=Letters())(sampling.client)
     await Task("raw", [Example("a")], length, tokenizer=Chatting(), renderer="raw")(sampling.client)
     assert sampling.asked[-1] == [97]
@@ -142,7 +142,7 @@ async def test_a_renderer_of_the_cookbook_renders_and_reads() -> None:
     await Task("colon", [Example("1+1?")], note, tokenizer=Letters(), renderer="role_colon")(sampling.client)
     assert "".join(map(chr, sampling.asked[0])) == "User: 1+1?\n\nAssistant:"
     assert said == ["2"]
-    with pytest.raises(EvaluationError, match="gives no renderer nobodys"):
+    with pytest.raises(EvaluationError, match="has no renderer nobodys"):
         await Task("colon", [Example("a")], note, tokenizer=Letters(), renderer="nobodys")(sampling.client)
 
 
@@ -179,10 +179,10 @@ def test_a_fingerprint_is_of_all_that_scores_depend_on() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Task("none", [], length), "without examples"),
+        (lambda: Task("none", [], length), "at least one example"),
         (lambda: Task("twice", [Example([1], id="a"), Example([2], id="a")], length), "two examples have the id a"),
-        (lambda: task(num_samples=0), "asks for 0 samples"),
-        (lambda: by_name([task(), task()]), "two tasks are called lengths"),
+        (lambda: task(num_samples=0), "num_samples is 0"),
+        (lambda: by_name([task(), task()]), "two tasks are named lengths"),
         (lambda: by_name([]), "there are no tasks"),
     ],
 )
