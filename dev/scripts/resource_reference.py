@@ -29,7 +29,7 @@ WHOLE = frozenset(
 
 
 def field_rows(crd: Path, part: str) -> Iterator[tuple[str, ...]]:
-    """Of `spec` or `status`: field, type, default, meaning."""
+    """Yield the rows of `spec` or `status`: field, type, default and meaning."""
     (version,) = yaml.safe_load(crd.read_text())["spec"]["versions"]
     schema = version["schema"]["openAPIV3Schema"]["properties"][part]
     for place, field, is_required in _walk(schema, part):

@@ -42,7 +42,7 @@ def take_down(places: Places, *, keep_logs: bool = False) -> None:
 
 
 def _stop_agents(places: Places) -> None:
-    """The programs to end, first those that restart pods."""
+    """Stop the agents, first those that restart pods."""
     table = ProcessTable(places)
     agents = [name for name in table.names() if name.startswith(("kubelet-", "kube-proxy-", "provisioner"))]
     table.stop(*agents)
