@@ -116,16 +116,6 @@ def test_of_those_that_shared_a_call_nobody_is_blamed_and_each_runs_by_itself_un
         assert verdict_of(attempts, others, operation()) == "run"
 
 
-def test_work_that_succeeds_after_all_starts_from_nothing(tmp_path: Path) -> None:
-    for _ in range(LIMIT - 1):
-        ends_at(tmp_path, WORKS[2])
-    with life(tmp_path) as (attempts, _, _):
-        attempts.succeeded(WORKS[2])
-    ends_at(tmp_path, WORKS[2])
-    with life(tmp_path) as (attempts, _, _):
-        assert verdict_of(attempts, WORKS[2], operation()) == "run"
-
-
 def test_an_orderly_stop_forgives_all(tmp_path: Path) -> None:
     for _ in range(LIMIT):
         ends_at(tmp_path, WORKS[0])

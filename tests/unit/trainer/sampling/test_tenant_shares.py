@@ -81,21 +81,3 @@ def test_who_had_much_while_alone_owes_it_to_nobody_who_comes_later() -> None:
     turns.enter("late")
     turns.enter("early")
     assert turns.lead("early", "late") <= CREDIT
-
-
-def test_tenants_that_are_gone_are_forgotten() -> None:
-    turns = FairQueue(CREDIT)
-    turns.enter("stays")
-    for number in range(1000):
-        turns.enter(f"tenant-{number}")
-        turns.charge(f"tenant-{number}", 1.0)
-        turns.leave(f"tenant-{number}")
-        turns.charge("stays", 10 * CREDIT)
-    assert len(turns._used) < 5
-
-
-def test_of_equals_the_one_that_came_first_goes_first() -> None:
-    turns = FairQueue(CREDIT)
-    for name in ("b", "a", "c"):
-        turns.enter(name)
-    assert turns.order() == ["b", "a", "c"]
