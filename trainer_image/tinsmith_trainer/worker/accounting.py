@@ -1,4 +1,4 @@
-"""What a worker says of who used it: tokens that nobody has written down yet, and when operations came and ended."""
+"""Usage and timelines: the tokens that no server has recorded yet, and when operations came and ended."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tinsmith_trainer.sampling.sample_queue import Samples
 log = structlog.get_logger(__name__)
 
 META_KEY = "usage"
-"""Of what a clean stop has left, in the journal's `meta`."""
+"""The key of counts that a clean stop has stored in the journal's `meta`."""
 MOST_SPANS = 20_000
-"""The newest: a reply has some megabytes at most."""
+"""The most spans in a reply, the newest: some megabytes."""
 
 _NAMES = {
     worker_pb2.CREATE_MODEL: "create_model",
@@ -37,8 +37,11 @@ _NAMES = {
 
 
 class Accounting:
-    """Numbers are kept in memory, since a write for each operation would cost more than they are worth; a clean stop
-    leaves them in the journal for the next process."""
+    """Counts of used tokens.
+
+    They are kept in memory, since a write for each operation would cost more than they are worth. A clean stop stores
+    them in the journal for the next process.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self.meter = UsageMeter()
@@ -47,11 +50,11 @@ class Accounting:
             self._take_left()
 
     def note_result(self, queue: ModelQueue, result: OperationResult) -> None:
-        """Of an operation that has run for the first time. From any thread."""
+        """Count an operation that has run for the first time. Thread-safe."""
         self.meter.add(queue.model_id, queue.tenant, worker_pb2.TRAINING_TOKENS, result.input_tokens)
 
     def keep(self) -> None:
-        """At a clean stop, when nothing is counted any more."""
+        """Store the counts at a clean stop, when nothing more is counted."""
         left = base64.b64encode(self.meter.take().SerializeToString()).decode()
         if not left:
             return
@@ -63,9 +66,9 @@ class Accounting:
     async def timeline(
         self, session_id: str, queues: Iterable[ModelQueue], samples: Samples | None
     ) -> worker_pb2.TimelineReply:
-        """Of the session's operations and samples, the newest where there are more than a reply holds."""
+        """Return the session's operations and samples, the newest if there are too many for a reply."""
         rows = await asyncio.wrap_future(self._journal.read(lambda db: read_timeline(db, session_id)))
-        # Not in the journal's thread, which submits wait for.
+        # This is not done in the journal's thread, for which submits wait.
         spans = await asyncio.to_thread(lambda: [_span(row) for row in rows])
         own = (queue for queue in queues if queue.model_id.startswith(f"{session_id}:"))
         spans += [_waiting(entry) for queue in own for entry in list(queue.entries.values()) if not entry.is_finished]
@@ -74,7 +77,10 @@ class Accounting:
         return worker_pb2.TimelineReply(spans=sorted(spans, key=lambda span: span.submitted)[-MOST_SPANS:])
 
     def _take_left(self) -> None:
-        """Forgotten before it is counted: a process that is killed between loses it, and none counts it twice."""
+        """Take the stored counts.
+
+        They are deleted first: a process that is killed in between loses them, and none counts them twice.
+        """
         try:
             left = self._journal.write(_take_left).result()
         except JournalFull as error:
@@ -91,7 +97,10 @@ def _take_left(db: journal_tables.Database) -> bytes:
 
 
 def read_timeline(db: journal_tables.Database, session_id: str, most: int = MOST_SPANS) -> list[Any]:
-    """Rows of those that have ended, newest first. Models are told by their ids, `<session>:<...>`."""
+    """Return the rows of operations that have ended, the newest first.
+
+    The IDs of a session's models begin with `<session>:`.
+    """
     return db.execute(
         "SELECT model_id, seq_id, kind, forward_only, accepted_at, started_at, finished_at, status FROM operations"
         " INDEXED BY timeline WHERE finished_at IS NOT NULL AND model_id >= ?1 AND model_id < ?2"
@@ -101,7 +110,7 @@ def read_timeline(db: journal_tables.Database, session_id: str, most: int = MOST
 
 
 def _waiting(entry: Entry) -> worker_pb2.Span:
-    """Or under way."""
+    """Return the span of an operation that waits or runs."""
     operation = entry.operation
     return worker_pb2.Span(
         owner=operation.model_id,

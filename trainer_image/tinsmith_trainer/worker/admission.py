@@ -1,7 +1,7 @@
-"""Which operations a worker accepts, and when: a backlog is answered late, and a full disk is refused.
+"""Admission of operations: a long backlog delays the acknowledgement, and a full disk refuses.
 
-The room of each body is promised to it before the journal has it, so bodies that come at once do not all see the same
-free bytes.
+The space of each body is promised before the journal has it, so bodies that come at once do not all count the same free
+bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BACKLOG_POLL_SECONDS = 0.05
 
 
 class Admission:
-    """Used by the event loop alone."""
+    """The rules of admission. Used by the event loop alone."""
 
     def __init__(self, room: DiskRoom, queues: ModelQueues, directory: Path) -> None:
         self._room = room
@@ -30,10 +30,10 @@ class Admission:
         self._directory = directory
 
     async def claim(self, request: worker_pb2.SubmitRequest, owner: str) -> int:
-        """Promises it the bytes that are returned, which are to be released when it is on disk.
+        """Promise the bytes that are returned; they are to be released when the body is on disk.
 
-        A refusal could hit the very chunk that would drain a backlog, so what waits for others is answered late.
-        Raises JournalFull.
+        A refusal could hit the very chunk that would drain a backlog, so an operation that waits for others is
+        acknowledged late. Raises JournalFull.
         """
         deadline = time.monotonic() + BACKLOG_DELAY_SECONDS
         while self._waits_for_others(request, owner) and time.monotonic() < deadline:
@@ -50,21 +50,20 @@ class Admission:
         return claimed_bytes
 
     def release(self, claimed_bytes: int) -> None:
-        """From any thread."""
+        """Release promised bytes. Thread-safe."""
         self._room.release(claimed_bytes)
 
     def _waits_for_others(self, request: worker_pb2.SubmitRequest, owner: str) -> bool:
-        """Whether operations ahead of this one, of its model or its owner, are too many or take too much."""
+        """Return whether too many or too large operations of the model or its owner are ahead of this one."""
         if self._queues.backlog(request.model_id) >= BACKLOG_OPERATIONS:
             return True
         return self._queues.waiting_bytes(owner) > 0 and not self._leaves_a_share(request, owner)
 
     def _leaves_a_share(self, request: worker_pb2.SubmitRequest, owner: str) -> bool:
-        """Whether others have as much room afterwards as this owner's waiting operations take already. So an owner who
-        sends much leaves room to owners who come later.
+        """Return whether as much space as the owner's waiting operations take remains free for others.
 
-        The number that the waiting ones wait for is exempt: chunks arrive out of order, and without it none of them
-        would ever run and give its room back.
+        So an owner with a long backlog leaves space to later ones. The number that the waiting operations wait for is
+        exempt: chunks arrive out of order, and without it none of them would ever run and free its space.
         """
         if _makes_room(request) or self._queues.is_wanted(request.model_id, request.seq_id):
             return True
@@ -81,10 +80,10 @@ class Admission:
 
 
 def _makes_room(request: worker_pb2.SubmitRequest) -> bool:
-    """It is what the reserve is for."""
+    """Return whether the operation frees space, for which there is the reserve."""
     return request.kind == worker_pb2.RELEASE_MODEL
 
 
 def _disk_bytes(request: worker_pb2.SubmitRequest) -> int:
-    """A body is written to the journal's log, and from there to its file."""
+    """Return the bytes on disk. A body is written to the journal's log, and from there to its file."""
     return 2 * len(request.payload)

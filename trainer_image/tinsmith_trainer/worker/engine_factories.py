@@ -1,4 +1,4 @@
-"""The factories that `--engine` names: an engine, with the built-in sampler beside it or without, or that alone."""
+"""The factories of the built-in engines and of the built-in sampler."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tinsmith_trainer.torch_model.device import choose_device
 from tinsmith_trainer.torch_model.loading import TorchModel, describe_model, load_torch_model
 from tinsmith_trainer.torch_model.stored_weights import checked_config
 
-if TYPE_CHECKING:  # they import Ray
+if TYPE_CHECKING:  # these import Ray
     from tinsmith_trainer.engines.megatron.factory import RanksRequest
     from tinsmith_trainer.engines.megatron.rank_group import RankGroup
 
 
 def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
-    """Loads the base model once for both. Raises ModelNotFound, ModelDirectoryInvalid, ServerError."""
+    """Load the base model once for engine and sampler. Raises ModelNotFound, ModelDirectoryInvalid, ServerError."""
     model = load_base_model(options)
     recompute = options.recompute or "auto"
     assert recompute != "mlp", "the flags are checked"
@@ -50,9 +50,9 @@ def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
 
 
 def build_on_ranks(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
-    """Ranks that hold the model, and a sampler on a copy of its own in this process.
+    """Start ranks that hold the model, and a sampler with its own copy in this process.
 
-    Raises what `build_colocated` does, also where ranks cannot be had.
+    Raises what `build_colocated` raises, also if ranks are not available.
     """
     from tinsmith_trainer.engines.megatron.factory import RanksRequest, build_megatron_engine
     from tinsmith_trainer.engines.megatron.model.ranked_model import ranked_model
@@ -91,13 +91,16 @@ GPU_RANKS = {NEMO_RL: _nemo_ranks, MILES: _miles_ranks}
 
 
 def build_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
-    """The sampler alone. Raises what `build_colocated` does."""
+    """Load the sampler alone. Raises what `build_colocated` raises."""
     model = load_base_model(options)
     return model.info, _sampler(model, options, alone=options.role == "sampler")
 
 
 def load_base_model(options: WorkerOptions) -> TorchModel:
-    """With the limit on its length that the options say. Raises ModelNotFound, ModelDirectoryInvalid, ServerError."""
+    """Load the base model, with the length limit of the options.
+
+    Raises ModelNotFound, ModelDirectoryInvalid, ServerError.
+    """
     device, dtype = choose_device(options.device, options.dtype)
     model = load_torch_model(
         options.model,

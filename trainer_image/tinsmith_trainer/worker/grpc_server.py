@@ -1,4 +1,4 @@
-"""The gRPC door of a worker: parse, call the service, translate errors. No decisions here."""
+"""The gRPC server of a worker: it parses, calls the service, and translates errors. No decisions are made here."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ MAX_MESSAGE_BYTES = 1024**3
 SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),  # else two processes would share a port, and each would get half of the calls
-    # Clients ask every 20 s whether the node still stands; by default that is taken for an attack.
+    ("grpc.so_reuseport", 0),  # otherwise two processes could share a port, and each would get half of the calls
+    # Clients ping every 20 s to detect a lost node; by default gRPC takes that for an attack.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 ]
 TRAINS_NOTHING = "this process only samples; it trains nothing"
@@ -69,11 +69,11 @@ STATUS_OF_ERROR: dict[type[Exception], grpc.StatusCode] = {
     StorageUnavailable: grpc.StatusCode.UNAVAILABLE,
     ServerError: grpc.StatusCode.INTERNAL,
 }
-"""Of the nearest class of an error."""
+"""The status of an error is that of its nearest class."""
 
 
 class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
-    """The sampling calls; without a sampler no sample is taken, and so none is known. And the base model's files."""
+    """The calls for samples, and for files of the base model. A server without a sampler refuses samples."""
 
     def __init__(self, samples: Samples | None, base: BaseModelInfo) -> None:
         self._samples = samples
@@ -172,7 +172,7 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
 
 
 class SamplerServicer(SamplingServicer):
-    """A process that samples and trains nothing: it has no journal, so no epoch fences it."""
+    """A process that samples and does not train. It has no journal, so no epoch fences it."""
 
     def __init__(
         self, samples: Samples, base: BaseModelInfo, capabilities: EngineCapabilities, name: WorkerName
@@ -230,7 +230,7 @@ class SamplerServicer(SamplingServicer):
 
 
 class WorkerServicer(SamplingServicer):
-    """See `worker.proto` for what each call promises."""
+    """The calls of a worker. `worker.proto` says what each promises."""
 
     def __init__(self, service: WorkerService, name: WorkerName) -> None:
         super().__init__(service.samples, service.parts.engine.base_model())
@@ -239,7 +239,8 @@ class WorkerServicer(SamplingServicer):
 
     @override
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.DescribeReply:
-        if not is_operator(context):  # gaps close in time in which clients could reach us, and the operator is no way
+        # gaps close in time in which clients could reach the worker, and the operator's calls do not show that
+        if not is_operator(context):
             self._service.heard_from_server()
         return describe(self._service, self._name)
 
@@ -292,7 +293,10 @@ class WorkerServicer(SamplingServicer):
     async def StreamSave(  # type: ignore[override]  # the stubs know generators alone
         self, request: worker_pb2.StreamSaveRequest, context: Context
     ) -> None:
-        """Written here, where a caller that gives up ends it at once: a generator would be left behind."""
+        """The call writes its stream here, so that it ends at once when the caller gives up.
+
+        A generator would be left running.
+        """
         try:
             async with self._service.parts.offered_saves.given(request.manifest_digest) as offer:
                 await context.write(worker_pb2.SavePart(manifest=offer.manifest))
@@ -319,16 +323,16 @@ class WorkerServicer(SamplingServicer):
 
 
 def tenant_of(context: Context) -> str:
-    """For whom a call is. Empty: the server is of a release that does not say."""
+    """Return the tenant of a call. Empty: unknown."""
     for name, value in context.invocation_metadata() or ():
         if name == TENANT_METADATA:
-            assert isinstance(value, bytes)  # gRPC's rule for names that end so
+            assert isinstance(value, bytes)  # gRPC's rule for names with this ending
             return value.decode(errors="replace")
     return ""
 
 
 async def serve(servicer: SamplingServicer, address: str, tls: TlsDirectory | None = None) -> grpc.aio.Server:
-    """Starts to answer on `unix:/path`, or on `host:port` with `tls`. Raises ServerError when it is taken."""
+    """Start the server on `unix:/path`, or on `host:port` with `tls`. Raises ServerError if the address is taken."""
     server = grpc.aio.server(interceptors=[AdmitPeers()] if tls else [], options=SERVER_OPTIONS)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
     try:

@@ -1,4 +1,4 @@
-"""A worker process, from its arguments to its exit status, and what ends it in between."""
+"""A worker process, from its arguments to its exit status."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tinsmith_trainer.worker.termination_log import tell_reason, write_terminati
 log = structlog.get_logger(__name__)
 
 EXIT_CANNOT_START = 3
-"""Model, volume, image or certificates are at fault; the last line on standard error says what."""
+"""Model, volume, image or certificates are the cause; the last line on standard error names it."""
 EXIT_MAY_PASS = 1
-"""Another start may go well."""
+"""Another start may succeed."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Returns the exit status."""
+    """Run the process and return its exit status."""
     try:
         options = parse_options(arguments)
     except UsageError as error:
@@ -59,7 +59,7 @@ def _run_with(options: WorkerOptions) -> int:
 
 
 async def _live(options: WorkerOptions) -> None:
-    """Raises TrainerError when it cannot start."""
+    """Serve until a signal. Raises TrainerError if the process cannot start."""
     stopping = _stop_on_signals()
     health = Health()
     try:
@@ -92,18 +92,21 @@ async def _start_unless_stopped(options: WorkerOptions, stopping: asyncio.Event)
 
 
 def _leave_the_start() -> NoReturn:
-    """A thread that loads a model cannot be told to stop; what was acknowledged is in the journal."""
+    """Exit at once. A thread that loads a model cannot be stopped; acknowledged operations are in the journal."""
     log.info("stopped before it was ready")
     sys.stderr.flush()
     os._exit(0)
 
 
 def _die_with_parent(descriptor: int) -> None:
-    """The server holds the other end and never writes: end of file means that it is gone, however it died."""
+    """End the process when its server ends.
+
+    The server holds the other end of the pipe and never writes: end of file means that it is gone.
+    """
 
     def watch() -> None:
         os.read(descriptor, 1)
-        # Nothing to save: what was acknowledged is in the journal.
+        # Nothing has to be saved: acknowledged operations are in the journal.
         end_without_blame()
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
@@ -116,14 +119,14 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Health:
-    """What the probes of this process are told."""
+    """gRPC's health service, for the probes of this process."""
 
     def __init__(self) -> None:
         self._servicer = health_aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
 
     async def serve(self, address: str) -> int:
-        """Alive and not ready from now on; returns the port. Raises ServerError when it is taken."""
+        """Serve as alive and not ready, and return the port. Raises ServerError if it is taken."""
         await self._servicer.set(LIVENESS, SERVING)
         await self.set_ready(False)
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])

@@ -1,4 +1,4 @@
-"""What a worker says of itself: identity, models, counters."""
+"""The description of a worker: identity, models, counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tinsmith_trainer.worker.service import WorkerService
 
 @dataclass(frozen=True, slots=True)
 class WorkerName:
-    """What a worker was told of itself; empty where nobody said."""
+    """The names of a worker; empty if unknown."""
 
     worker_id: str = ""
     model_name: str = ""
@@ -54,7 +54,10 @@ def describe(service: WorkerService, name: WorkerName) -> worker_pb2.DescribeRep
 def describe_sampler(
     instance_id: str, name: WorkerName, base: BaseModelInfo, capabilities: EngineCapabilities, samples: Samples
 ) -> worker_pb2.DescribeReply:
-    """A process that only samples: no models, no epoch; its adapter slots are those of its memory."""
+    """Describe a process that only samples.
+
+    It has no models and no epoch; its adapter slots are those of its memory.
+    """
     metrics = worker_pb2.WorkerMetrics(logprob_gap=float("nan"))
     _add_sampling(metrics, samples)
     return worker_pb2.DescribeReply(
@@ -150,7 +153,7 @@ def _add_sampling(metrics: worker_pb2.WorkerMetrics, samples: Samples) -> None:
     metrics.prefix_hit_tokens = stats.prefix_hit_tokens
     metrics.sample_seconds = stats.busy_seconds
     metrics.samples_active = stats.active
-    # Of those that wait for their adapter the sampler has not heard yet.
+    # The sampler does not know samples that wait for their adapter.
     metrics.samples_waiting = max(stats.waiting, samples.unfinished - stats.active)
     metrics.adapters_taken.update(samples.adapters.sources.taken())
     metrics.streams_failed.update(samples.adapters.sources.streams_failed())

@@ -1,7 +1,7 @@
-"""Numerics: all that decides the bits of results. The journal keeps them, so that replays give the same bits.
+"""Numerics: everything that decides the bits of results.
 
-Each has the name that operators know and a value in words. More can be added: a journal that does not know one accepts
-any value of it.
+The journal stores them, so that replays give the same bits. Each has a name that operators know, and a text as its
+value. More can be added: a journal without a value accepts any.
 """
 
 from __future__ import annotations
@@ -35,17 +35,20 @@ FLAGS = (
     *("engine", "dtype", "quantization", "token_budget", "lora_products", "loss_kernel", "recompute"),
     *("map_stable_reinforce", *(name for name in RankFlags.__annotations__ if name != "ray_address")),
 )
-"""Flags of the command line. Where Ray runs decides no bits."""
+"""The flags that decide bits. Where Ray runs does not."""
 THREADS = "threads of PyTorch"
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 NOT_SET = "not set"
 ACCEPT_VARIABLE = "TINSMITH_ACCEPT_NUMERICS"
-"""Its value, which a refusal prints, names the numerics that are accepted: it never accepts a later difference."""
+"""Its value, which a refusal prints, names the accepted numerics. It never accepts a later difference."""
 PACKAGES = {"Tinsmith": "tinsmith", "transformers": "transformers", "numpy": "numpy"}
 
 
 def numerics_of(options: WorkerOptions) -> dict[str, str]:
-    """Return what decides bits in this process, once its engine is loaded: what it imported, and where it computes."""
+    """Return what decides bits in this process, once its engine is loaded.
+
+    That includes imported libraries and the device.
+    """
     flags = {f"--{name.replace('_', '-')}": _in_words(getattr(options, name)) for name in FLAGS}
     torch = sys.modules.get("torch")  # an engine that computes without it loads in a tenth of a second
     place = {"device": options.device} if torch is None else _of_torch(torch, options)
@@ -76,16 +79,16 @@ def _of_torch(torch: ModuleType, options: WorkerOptions) -> dict[str, str]:
 
 
 def _gpu(torch: ModuleType) -> str:
-    """Return the name of the GPU with its memory, from which the size of microbatches follows."""
+    """Return the name of the GPU with its memory, which decides the size of microbatches."""
     found = torch.cuda.get_device_properties(0)
     return f"{found.name} with {counted_gpu_memory(found.total_memory) // 2**30} GiB"
 
 
 def check_numerics(journal: Journal, now: Numerics, volume: Volume) -> None:
-    """Remember what decides bits from now on.
+    """Record what decides bits from now on.
 
-    Raises NumericsChanged, and remembers nothing, where operations whose results were given out would run again under
-    other numerics that ACCEPT_VARIABLE does not name.
+    Raises NumericsChanged, and records nothing, if operations with published results would run again under other
+    numerics that ACCEPT_VARIABLE does not name.
     """
     before, to_replay = journal.read(_remembered).result()
     differing = {name: before[name] for name in before if before[name] != now.get(name, NOT_SET)}
@@ -104,9 +107,9 @@ def name_of(numerics: Numerics) -> str:
 
 
 def keep_threads(journal: Journal) -> None:
-    """Before the engine is imported: as many threads as operations ran with that will be replayed.
+    """Use as many threads as the operations that need a replay, before the engine is imported.
 
-    Their number follows from processors and limits, which change between starts; a replay uses the earlier number.
+    Their number depends on processors and limits, which change between starts.
     """
     before, to_replay = journal.read(_remembered).result()
     threads = before.get(THREADS)
@@ -119,12 +122,12 @@ def keep_threads(journal: Journal) -> None:
 
 
 def _remembered(db: journal_tables.Database) -> tuple[dict[str, str], int]:
-    """Return the numerics that operations ran under, and how many operations only a replay brings back."""
+    """Return the numerics under which operations ran, and how many need a replay."""
     return orjson.loads(journal_tables.get_meta(db, META_KEY) or "{}"), journal_tables.count_to_replay(db)
 
 
 def _refusal(volume: Volume, differing: Numerics, now: Numerics, to_replay: int) -> str:
-    """Name the cures before the differences: a termination log cuts a long message at its end."""
+    """Return the refusal. The remedies come first, since a termination log cuts a long message at its end."""
     changes = "; ".join(f"{name} was {value} and is {now.get(name, NOT_SET)}" for name, value in differing.items())
     return (
         f"{to_replay} operation(s) in the journal in {volume.directory} are in no snapshot, and would be computed "

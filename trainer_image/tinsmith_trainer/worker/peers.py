@@ -1,4 +1,4 @@
-"""Who may call a worker over the network, by the name in the client's certificate."""
+"""The peers that may call a worker over the network, by the name in their certificates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALLS = {
     OPERATOR: frozenset({"/tinsmith.rpc.v1.Worker/Describe", "/tinsmith.rpc.v1.Worker/Snapshot"}),
     SAMPLER: frozenset({"/tinsmith.rpc.v1.Worker/StreamSave"}),
 }
-"""Of those that may not make every call."""
+"""The calls of peers that may not make every call."""
 WHAT_THEY_DO = {
     OPERATOR: "ask how this worker is doing (Describe) and have its adapters saved (Snapshot)",
     SAMPLER: "get a save that an API server has named (StreamSave)",
@@ -29,13 +29,13 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 def names_of_peer(context: Context) -> frozenset[str]:
-    """The names in the certificate of the caller; none on a Unix socket."""
+    """Return the names in the caller's certificate; none on a Unix socket."""
     names = context.auth_context().get("x509_subject_alternative_name", ())
     return frozenset(name.decode(errors="replace") for name in names)
 
 
 def worker_name(worker_id: str) -> str:
-    """In the certificate of that worker."""
+    """Return the name in the certificate of that worker."""
     return f"{worker_id}.worker.tinsmith.internal"
 
 
@@ -44,7 +44,7 @@ def is_operator(context: Context) -> bool:
 
 
 def refusal(names: frozenset[str], call: str) -> str | None:
-    """Why a caller with these names may not make this call, or None."""
+    """Return why a caller with these names may not make this call, or None."""
     if API_SERVER in names or any(call in CALLS[name] for name in names & CALLS.keys()):
         return None
     for name in sorted(names & CALLS.keys()):
@@ -54,7 +54,10 @@ def refusal(names: frozenset[str], call: str) -> str | None:
 
 
 class AdmitPeers(grpc.aio.ServerInterceptor):
-    """Answers PERMISSION_DENIED before a call reaches the worker. A stream is written by its call, and no generator."""
+    """An interceptor that answers PERMISSION_DENIED before a call reaches the worker.
+
+    A stream is written by its call, not by a generator.
+    """
 
     @override
     async def intercept_service(

@@ -1,6 +1,7 @@
-"""One text at a time is made into tokens, by turns of tenants: a long one takes a second, a flood of them minutes.
+"""A queue for rendering prompts, one text at a time, with fair shares of tenants.
 
-Python lets one thread run at a time anyhow, and the sampler's waits for it.
+A long text takes a second. More at once would not help, since Python runs one thread at a time, and the sampler's
+thread waits for it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from tinsmith_trainer.training.fair_shares import Shares
 T = TypeVar("T")
 
 BYTES_A_TOKEN = 4
-"""What a turn is charged by, before anybody knows its tokens."""
+"""The cost of a text in tokens, before its tokens are known."""
 
 
 class RenderingQueue:
-    """Whoever has had least goes first. Of one event loop."""
+    """The queue. The tenant with the least usage is next. Used on one event loop."""
 
     def __init__(self) -> None:
         self._shares = Shares[str]()
@@ -27,9 +28,10 @@ class RenderingQueue:
         self._is_busy = False
 
     async def run(self, tenant: str, nbytes: int, render: Callable[[], T]) -> T:
-        """What `render` returns of a text of so many bytes, in a thread. Raises what it does.
+        """Return what `render` returns, which runs in a thread. Raises what it raises.
 
-        Whoever gives up keeps the turn until the thread has ended: nothing stops a thread.
+        `nbytes`: the size of the text. A cancelled caller keeps its turn until the thread ends, since a thread cannot
+        be stopped.
         """
         await self._wait(tenant)
         self._shares.charge(tenant, nbytes // BYTES_A_TOKEN + 1)
@@ -57,7 +59,7 @@ class RenderingQueue:
         self._is_busy = True
 
     def _give_up(self, tenant: str, turn: asyncio.Future[None]) -> None:
-        """Whose task was cancelled, perhaps in the moment in which the turn became its own."""
+        """Give up a turn after a cancellation, which may coincide with its beginning."""
         if turn.done() and not turn.cancelled():
             self._end(turn)
         else:
@@ -71,6 +73,6 @@ class RenderingQueue:
 
     def _end(self, ended: asyncio.Future[T] | asyncio.Future[None]) -> None:
         if not ended.cancelled():
-            ended.exception()  # whoever gave up does not ask for it
+            ended.exception()  # a cancelled caller does not retrieve the exception
         self._is_busy = False
         self._hand_over()

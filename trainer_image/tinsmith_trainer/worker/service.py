@@ -1,4 +1,4 @@
-"""The worker behind its RPCs: one object that knows journal, scheduler and samples."""
+"""The service of a worker: one object with journal, scheduler and samples, which the RPCs call."""
 
 from __future__ import annotations
 
@@ -51,23 +51,24 @@ SERVER_SILENCE_SECONDS = 30.0
 TICK_SECONDS = 1.0
 SHUTTING_DOWN = "this worker is shutting down"
 PLACES_PER_SLOT = 8
-"""Most models wait for their programs: for samples to be graded, or for a session to be missed."""
+"""Models for each adapter slot. Most models are idle while samples are graded, or until their session times out."""
 SAMPLED_ADAPTERS = 64
 SAMPLED_ADAPTER_BYTES = 4 * 1024**3
-"""Versions that samples are drawn from, in memory beside the adapters in training; the bytes are of those unused."""
+"""The limits of adapter versions for sampling, in addition to the adapters in training. The bytes are of unused
+versions."""
 
 
 class NotActive(Exception):
-    """No epoch yet, or an older one than this worker has seen: another server owns it."""
+    """A call without the current epoch: another server owns this worker, or none does."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """What a worker is made of; `sampler` None where sampling runs elsewhere, `shared_saves` where that is near.
+    """The parts of a worker.
 
-    `offered_saves`: for samplers in other pods.
-
-    `model_places`: models that it takes, in memory or parked; None: so many for each adapter slot.
+    `sampler` is None if it does not sample; `shared_saves` is for a sampler on the same machine. `offered_saves`: for
+    samplers in other pods. `model_places`: models that it takes, in memory or parked; None: a number for each adapter
+    slot.
     """
 
     engine: Engine
@@ -84,12 +85,13 @@ class WorkerParts:
 
 
 class WorkerService:
-    """Everything the RPCs do. Methods run on one event loop; raises the errors named in `worker.proto`."""
+    """The implementation of all RPCs. Used on one event loop. Raises the errors named in `worker.proto`."""
 
     def __init__(self, parts: WorkerParts) -> None:
         self.instance_id = uuid.uuid4().hex
         self.epoch = 0
-        self._recovery: asyncio.Task[None] | None = None  # the index of the journal, shared by all who activate
+        # the reading of the journal, shared by all calls that activate
+        self._recovery: asyncio.Task[None] | None = None
         self.parts = parts
         self._loop = asyncio.get_running_loop()
         self._room = parts.volume.room
@@ -98,7 +100,7 @@ class WorkerService:
         tell_at_the_end(self._marker)
         models = self.journal.read(journal_tables.read_models).result()
         snapshots = SnapshotFolder(parts.volume.snapshots_path, self._room)
-        # Before anything is written: what a process before this one left may be all that fills the disk.
+        # This comes first, since files of an earlier process may fill the disk.
         snapshots.keep_only(model.snapshot_file for model in models if model.snapshot_file)
         live = sum(model.is_open for model in models)
         check_base_model(self.journal, parts.engine.base_model(), parts.volume.directory, live)
@@ -133,11 +135,11 @@ class WorkerService:
     # ---- life
 
     async def activate(self, epoch: int, event_cursor: int = 0) -> None:
-        """Raises NotActive when a higher epoch was here before, Draining, and JournalFull."""
+        """Activate the worker for this epoch. Raises NotActive after a higher epoch, Draining, and JournalFull."""
         self._check_stays()
         raised = self.journal.write(lambda db: journal_tables.raise_epoch(db, epoch, event_cursor), uses_reserve=True)
         seen = await asyncio.wrap_future(raised)
-        self._check_stays()  # what begins now would read a journal that is about to close
+        self._check_stays()  # a start now would read a journal that is about to close
         if epoch < seen:
             raise NotActive(f"epoch {epoch} is over: this worker has seen epoch {seen}")
         self.scheduler.set_epoch(epoch)
@@ -145,7 +147,7 @@ class WorkerService:
         self.epoch = max(self.epoch, epoch)
 
     async def _recovered(self) -> None:
-        """Raises JournalFull, and then the next one who activates tries again."""
+        """Read the journal once. After JournalFull the next call tries again."""
         if self._recovery is None:
             self._recovery = self._loop.create_task(asyncio.to_thread(self.scheduler.start))
         recovery = self._recovery
@@ -157,7 +159,7 @@ class WorkerService:
             raise
 
     async def run_clock(self) -> None:
-        """Ages gaps while server and worker are both up, keeps the reserve, and forgets what is past its time."""
+        """Age gaps while server and worker are both up, keep the reserve, and delete expired data."""
         since_tidy = 0.0
         while True:
             await asyncio.sleep(TICK_SECONDS)
@@ -174,7 +176,7 @@ class WorkerService:
             raise Draining(SHUTTING_DOWN)
 
     async def drain(self) -> None:
-        """Refuses new work, finishes the running turn, snapshots, closes the journal."""
+        """Refuse new work, finish the current turn, take snapshots, and close the journal."""
         if self._draining:
             return
         self._draining = True
@@ -198,7 +200,7 @@ class WorkerService:
 
     @property
     def adapters_used(self) -> int:
-        """Also before a server has come: whoever hears 0 may delete the volume."""
+        """The number of adapters, known also before the activation. If it is 0, the volume may be deleted."""
         if self._recovery is None or not self._recovery.done():
             return self._adapters_in_journal
         return sum(queue.holds_a_place for queue in self.queues.open())
@@ -209,7 +211,7 @@ class WorkerService:
     # ---- operations
 
     async def submit(self, request: worker_pb2.SubmitRequest, tenant: str = "") -> int:
-        """Its number, when it is on disk. Who `tenant` is decides only whose turn comes when.
+        """Accept an operation and return its number when it is on disk. `tenant` only affects fair shares.
 
         Raises NotActive, Draining, UnknownModel, NumbersMixed, JournalFull.
         """
@@ -228,7 +230,7 @@ class WorkerService:
         return number
 
     async def wait_for(self, model_id: str, seq_id: int, timeout_seconds: float) -> OperationResult | None:
-        """None when it is not finished in time. Raises KeyError when the operation is not known."""
+        """Return the result, or None if there is none in time. Raises KeyError for an unknown operation."""
         if self.epoch == 0:
             raise NotActive("this worker has not been activated, and does not know what its journal holds")
         finished = self.queues.is_finished(model_id, seq_id)
@@ -241,7 +243,7 @@ class WorkerService:
         return await self._result(model_id, seq_id)
 
     def pending(self, model_id: str, seq_id: int) -> worker_pb2.Pending:
-        """Why an operation has not run, when it is more than its turn."""
+        """Return why an operation has not run, if it waits for more than its turn."""
         if self.queues.waits_for_a_place(model_id):
             full = f"all {self.model_places} places of this worker are taken; waiting until a session ends"
             return worker_pb2.Pending(reason=full, paused_capacity=True)
@@ -254,7 +256,7 @@ class WorkerService:
         return worker_pb2.Pending(reason=f"waiting for operation {queue.order.applied + 1}, which has not arrived yet")
 
     async def events(self, after: int, timeout_seconds: float) -> list[bytes]:
-        """Events after the cursor; waits for the first."""
+        """Return events after the cursor; wait for the first."""
         self._acknowledged_event_id = max(self._acknowledged_event_id, after)
         deadline = self._loop.time() + timeout_seconds
         while True:
@@ -270,7 +272,7 @@ class WorkerService:
                 return []
 
     async def snapshot(self) -> float:
-        """Saves what changed since its last snapshot, as soon as the running turn ends; when, in Unix seconds.
+        """Save what has changed since its last snapshot, after the current turn. Return the time in Unix seconds.
 
         Raises NotActive, Draining, JournalFull, SnapshotRefused.
         """
@@ -281,7 +283,10 @@ class WorkerService:
         return await asyncio.wrap_future(self.scheduler.snapshot_soon())
 
     async def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
-        """One at a time, since each has its files in memory. Raises TrainerError, NotActive, Draining."""
+        """Import an adapter, one at a time, since each has its files in memory.
+
+        Raises TrainerError, NotActive, Draining.
+        """
         if unknown := unknown_fields_of(request):
             raise ServerError(unknown)
         await self._importing.acquire()
@@ -293,14 +298,15 @@ class WorkerService:
         except Exception:
             self._importing.release()
             raise
-        # A caller may give up, and the thread has its files all the same: its end lets the next one in.
+        # The thread continues if its caller gives up, so the next import waits for the thread.
         reading.add_done_callback(self._imported)
         return await asyncio.shield(reading)
 
     def _imported(self, reading: asyncio.Future[worker_pb2.ImportAdapterReply]) -> None:
         self._importing.release()
         if not reading.cancelled():
-            reading.exception()  # its caller may have given up, and asyncio would complain that it was not looked at
+            # its caller may have given up, and asyncio would report an exception that was not retrieved
+            reading.exception()
 
     def _check_epoch(self, epoch: int) -> None:
         if self._draining:
@@ -328,7 +334,7 @@ class WorkerService:
         return result
 
     def _announce(self, model_id: str, seq_id: int) -> None:
-        """From the journal's thread."""
+        """Wake the calls that wait for the result. Called from the journal's thread."""
         self._loop.call_soon_threadsafe(self._wake, (model_id, seq_id))
 
     def _wake(self, key: tuple[str, int]) -> None:
@@ -349,9 +355,7 @@ class WorkerService:
         return await asyncio.wrap_future(self.journal.read(run))
 
     async def tidy(self) -> None:
-        """Forgets results, operations, events and released models that are past their time, but nothing before the
-        journal was read.
-        """
+        """Delete expired results, operations, events and released models, once the journal has been read."""
         if self._recovery is None or not self._recovery.done():
             return
         await self._tidying.round(self._acknowledged_event_id)
@@ -378,7 +382,7 @@ def _operation(request: worker_pb2.SubmitRequest, now: float) -> tuple[Operation
 
 
 def _with_seed(request: worker_pb2.SubmitRequest) -> bytes:
-    """A model without a seed gets one here, before the journal sees it, so that a replay draws the same weights."""
+    """Give a model without a seed one before the journal has it, so that a replay draws the same weights."""
     if request.kind != worker_pb2.CREATE_MODEL:
         return request.payload
     create = worker_pb2.CreateModel.FromString(request.payload)
@@ -389,14 +393,14 @@ def _with_seed(request: worker_pb2.SubmitRequest) -> bytes:
 
 CACHED_RESULT_BYTES = 64 * 1024**2
 RESULT_ENTRY_BYTES = 512
-"""What a cached result takes beside its payload and its message: its key, its objects, and its place."""
+"""The memory of a cached result in addition to its payload and its message: its key and its objects."""
 
 
 class ResultCache:
     """The latest results, so that a poll right after the finish need not read the journal.
 
-    The very latest is kept however large it is: a client that asks for it again and again would have the journal's
-    thread read it each time, and everybody's submissions wait for that.
+    The very latest is kept whatever its size: otherwise a client that asks for it repeatedly would occupy the journal's
+    thread, for which all submissions wait.
     """
 
     def __init__(self, capacity_bytes: int = CACHED_RESULT_BYTES) -> None:
@@ -419,6 +423,6 @@ class ResultCache:
 
 
 def _cached_bytes(result: OperationResult) -> int:
-    """Never 0: a failure has no payload, and a client may make failures without end."""
+    """Return the size, which is never 0: a failure has no payload, and a client may make many failures."""
     message = result.failure.message if result.failure else ""
     return RESULT_ENTRY_BYTES + len(result.payload or b"") + len(message)

@@ -1,4 +1,4 @@
-"""From flags to a process that serves: volume, image, model, service, address; and how it ends."""
+"""The start of a process from its flags, until it serves: volume, image, model, service, address. And its stop."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ log = structlog.get_logger(__name__)
 STOP_GRACE_SECONDS = 1.0
 
 META_KEY = "image"
-"""Of the image, in the journal's `meta`."""
+"""The key of the image in the journal's `meta`."""
 
 UNIX = "unix:"
 
@@ -67,11 +67,11 @@ class Running(Protocol):
     """A process that serves."""
 
     async def stop(self) -> None:
-        """Takes no more work, finishes what runs, keeps what must be kept."""
+        """Take no more work, finish what runs, and save what must be saved."""
 
 
 async def start(options: WorkerOptions) -> Running:
-    """Returns when it serves. Raises TrainerError."""
+    """Start the process, and return when it serves. Raises TrainerError."""
     tls = TlsDirectory(options.tls_directory) if options.tls_directory is not None else None
     if options.volume is None:
         return await _start_sampler(options, tls)
@@ -100,7 +100,10 @@ class RunningWorker(Running):
 
 
 def _end_unless_cancelled(clock: asyncio.Task[None]) -> None:
-    """Without its clock a worker would close no gap and forget nothing, and would look well."""
+    """End the process if its clock fails.
+
+    Without it a worker would close no gap and delete nothing, and would seem healthy.
+    """
     if not clock.cancelled():
         log.error("the worker's clock stopped", exc_info=clock.exception())
         end_without_blame()
@@ -110,14 +113,14 @@ class RunningSampler(Running):
     """A sampler and its address."""
 
     def __init__(self, samples: Samples, server: grpc.aio.Server, *, drains: bool) -> None:
-        """`drains`: whether somebody may still come for samples after the request to stop."""
+        """Create the sampler. `drains`: clients may still fetch samples after the request to stop."""
         self._samples = samples
         self._server = server
         self._drains = drains
 
     @override
     async def stop(self) -> None:
-        """Clients come for what was taken as before; new samples are refused, and go to another replica."""
+        """Refuse new samples, which go to another replica, and let clients fetch the others."""
         started = time.monotonic()
         self._samples.stop_taking()
         if self._drains:
@@ -135,7 +138,7 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
     await asyncio.to_thread(with_journal, volume, keep_threads)
     engine, sampler = await asyncio.to_thread(load_engine, options)
     await asyncio.to_thread(with_journal, volume, lambda journal: check_numerics(journal, numerics_of(options), volume))
-    # The volume is this process's: whoever had the socket before has ended.
+    # This process owns the volume, so the previous owner of the socket has ended.
     save_socket = SaveSocket(options.saves_socket) if options.saves_socket is not None else None
     root = CheckpointRoot(options.checkpoint_root, reserved_bytes=options.reserved_bytes)
     parts = WorkerParts(
@@ -166,12 +169,15 @@ async def _start_sampler(options: WorkerOptions, tls: TlsDirectory | None) -> Ru
     capabilities = _capabilities(options, images=sampler.takes_images)
     server = await _serve(options, SamplerServicer(samples, base, capabilities, _name(options)), tls)
     log.info("sampler ready", model=options.model, address=_address(options))
-    # The server of this machine stops its sampler when it answers nobody any more.
+    # The server of this machine stops its sampler when it serves no clients any more.
     return RunningSampler(samples, server, drains=options.parent_fd is None)
 
 
 def channel_to(source: worker_pb2.SaveSource, *, tls: TlsDirectory | None) -> grpc.Channel:
-    """To a worker, as this process is reached itself: by mutual TLS, or on this machine. Raises TrainerError."""
+    """Open a channel to a worker, by mutual TLS or on this machine, as this process is reached itself.
+
+    Raises TrainerError.
+    """
     if tls is not None:
         return tls.channel(source.target, worker_name(source.worker_id))
     if not source.target.startswith(UNIX):
@@ -194,11 +200,11 @@ def _capabilities(options: WorkerOptions, *, images: bool) -> EngineCapabilities
 
 
 def pin_image(volume: Volume, image: str) -> None:
-    """Remembers the image under which operations run from now on. Raises ImageChanged, and remembers nothing.
+    """Record the image under which operations run from now on.
 
-    What ran on one image is replayed on the same one: another may compute other bits. Only operations whose results
-    were given out bind a journal to an image. What was accepted and never ran may run anywhere, and after a clean stop
-    a snapshot holds the effect of all that ran.
+    Raises ImageChanged, and records nothing, if operations of another image need a replay, whose bits may differ. Only
+    operations with published results bind a journal to an image. Operations that never ran may run on any image, and
+    after a clean stop a snapshot holds the effect of all that ran.
     """
     with_journal(volume, lambda journal: _pin_image(journal, volume, image))
 
@@ -216,7 +222,7 @@ def _pin_image(journal: Journal, volume: Volume, image: str) -> None:
 
 
 def with_journal(volume: Volume, use: Callable[[Journal], None]) -> None:
-    """Opens the journal for a look before the worker takes it over."""
+    """Open the journal for a look before the worker takes it over."""
     journal = Journal(volume.journal_path, room=volume.room)
     try:
         use(journal)
@@ -225,7 +231,7 @@ def with_journal(volume: Volume, use: Callable[[Journal], None]) -> None:
 
 
 def load_engine(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
-    """What `--engine` names. Off the event loop: importing a framework takes as long as some models do."""
+    """Load the engine of `--engine`. Runs outside the event loop, since importing a framework takes seconds."""
     with explained(options.engine, options.model):
         with gc_pause():
             build = _engine_factory(options.engine)
@@ -238,7 +244,7 @@ def load_engine(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
 
 
 def load_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
-    """In a thread, likewise."""
+    """Load the sampler of `--engine`, in a thread."""
     with explained(options.engine, options.model):
         with gc_pause():
             build = _sampler_factory(options.engine)
@@ -250,8 +256,10 @@ def load_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
 
 @contextlib.contextmanager
 def explained(engine: str, model: str) -> Iterator[None]:
-    """Around whatever builds an engine. Raises ModelCannotLoad for what nobody foresaw, such as a forward that fails;
-    OutOfMemory; and lets through what another process may not meet.
+    """Translate errors while an engine is built.
+
+    Raises OutOfMemory, and ModelCannotLoad for unexpected errors, such as a failing forward. Errors that another
+    process may not meet are passed on.
     """
     try:
         yield
@@ -273,7 +281,7 @@ def explained(engine: str, model: str) -> Iterator[None]:
 
 
 def _may_pass(error: Exception) -> bool:
-    """A network that is away; a device that is lost to this process, while the next one gets it, or another."""
+    """Return whether another start may succeed: a network failure, or a device that is lost to this process only."""
     return isinstance(error, (ConnectionError, TimeoutError)) or BROKEN_DEVICE in str(error)
 
 

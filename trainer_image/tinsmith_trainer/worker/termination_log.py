@@ -1,5 +1,4 @@
-"""Why a worker refused to start, for whoever looks at its container: JSON in the termination log; and for whoever
-started the process: a line on standard error."""
+"""The reason why a worker did not start: JSON in the container's termination log, and a line on standard error."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ REASONS: dict[type[Exception], str] = {
 
 
 def termination_record(error: Exception) -> dict[str, str]:
-    """`reason` and `message`; of ImageChanged also `image`, the one that can replay the journal."""
+    """Return `reason` and `message`; for ImageChanged also `image`, the one that can replay the journal."""
     record = {"reason": REASONS.get(type(error), CANNOT_START), "message": _cut(str(error) or type(error).__name__)}
     if isinstance(error, ImageChanged):
         record["image"] = error.image
@@ -47,7 +46,7 @@ def termination_record(error: Exception) -> dict[str, str]:
 
 
 def write_termination_log(path: Path | None, error: Exception) -> None:
-    """Leaves the record in the file that the kubelet reads when the container has ended."""
+    """Write the record to the file that the kubelet reads when the container has ended."""
     if path is None:
         return
     try:
@@ -57,7 +56,7 @@ def write_termination_log(path: Path | None, error: Exception) -> None:
 
 
 def tell_reason(error: Exception) -> None:
-    """In one line: whoever started this process takes that for the reason why it ended."""
+    """Print the reason in one line, which the parent process reports."""
     sentence = " ".join(str(error).split()) or type(error).__name__
     print(f"tinsmith-trainer: {sentence}", file=sys.stderr, flush=True)
 

@@ -1,7 +1,7 @@
-"""A worker's certificate, its key and the authority of its peers, from files that are replaced while it runs.
+"""A worker's certificate, its key and the authority of its peers, from files that change while it runs.
 
-The kubelet swaps a whole folder at once, by the symlink `..data`. gRPC asks for the files anew at
-every handshake: connections that stand are not touched, new ones see the new files.
+The kubelet replaces a whole folder at once, by the symlink `..data`. gRPC reads the files at every handshake: open
+connections are not affected, new ones use the new files.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ log = structlog.get_logger(__name__)
 
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 SWAPPED = "..data"
-"""The kubelet's name for the folder that holds the files of now."""
+"""The kubelet's name for the folder with the current files."""
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # what is opened anew connects anew, with the certificate of now
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel makes a new connection, with the current certificate
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM contents, of one moment."""
+    """PEM contents of one moment."""
 
     certificate: bytes
     key: bytes = field(repr=False)
@@ -37,16 +37,16 @@ class TlsFiles:
 
 
 def read_tls_files(directory: Path) -> TlsFiles:
-    """Raises TlsInvalid when a file is missing, or when key and certificate do not belong together."""
+    """Read the files. Raises TlsInvalid if a file is missing, or if key and certificate do not match."""
     swapped = directory / SWAPPED
-    # Resolved once: three reads through the symlink could fall on both sides of a swap.
+    # The symlink is resolved once: three reads through it could see files before and after a change.
     folder = swapped.resolve() if swapped.exists() else directory
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
         context.load_verify_locations(folder / AUTHORITY)
         return TlsFiles(*((folder / name).read_bytes() for name in (CERTIFICATE, KEY, AUTHORITY)))
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # including ssl.SSLError
         raise TlsInvalid(
             f"The TLS files in {directory} cannot be used: {error}. "
             f"It must hold {CERTIFICATE}, its {KEY}, and {AUTHORITY} of the authority that signs the clients."
@@ -54,10 +54,13 @@ def read_tls_files(directory: Path) -> TlsFiles:
 
 
 class TlsDirectory:
-    """Of a server that admits only clients with a certificate of the authority, and may be a client of others."""
+    """The files of a server that admits only clients with a certificate of the authority.
+
+    The server may also be a client of other workers.
+    """
 
     def __init__(self, directory: Path) -> None:
-        """Raises TlsInvalid."""
+        """Read the files. Raises TlsInvalid."""
         self._directory = directory
         self._files = read_tls_files(directory)
 
@@ -69,7 +72,10 @@ class TlsDirectory:
         )
 
     def channel(self, target: str, expected_name: str) -> grpc.Channel:
-        """To whoever shows this name. What is shown there must be a client's certificate, too. Raises TlsInvalid."""
+        """Open a channel to the server with this name in its certificate, which must be valid for clients, too.
+
+        Raises TlsInvalid.
+        """
         files = read_tls_files(self._directory)
         credentials = grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
         return grpc.secure_channel(
@@ -77,7 +83,10 @@ class TlsDirectory:
         )
 
     def _replacement(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC, in its own threads, one at a time, before each handshake."""
+        """Return the new files if they changed.
+
+        gRPC calls it in its own threads, one at a time, before each handshake.
+        """
         try:
             files = read_tls_files(self._directory)
         except TlsInvalid as error:

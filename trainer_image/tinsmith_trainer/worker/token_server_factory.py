@@ -1,4 +1,4 @@
-"""The samplers that `--engine vllm` and `--engine sglang` name: a server process, and a sampler that speaks to it."""
+"""The samplers of `--engine vllm` and `--engine sglang`: a server process, and a sampler that uses it."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ log = structlog.get_logger(__name__)
 
 PORTS_TRIED = 1000
 FIRST_PORT, LAST_PORT = 12_000, 29_999
-"""Below what Linux gives to outgoing connections, and below the ports of a cluster's nodes."""
+"""Ports below those that Linux gives to outgoing connections, and below those of a cluster's nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
-    """One maker's server. `connect` is called on the sampler's loop."""
+    """A kind of token server. `connect` is called on the sampler's loop."""
 
     name: str
     command: Callable[[ServerSettings], ServerCommand]
@@ -57,7 +57,7 @@ KINDS = {"vllm": VLLM, "sglang": SGLANG}
 
 
 def build_token_server_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
-    """For the engine that the options name. Raises ModelNotFound, ModelDirectoryInvalid, ServerError."""
+    """Build the sampler of the options' engine. Raises ModelNotFound, ModelDirectoryInvalid, ServerError."""
     _allow_many_connections()
     model = read_model(options.model, options.model_revision, options.max_sequence_length)
     settings = ServerSettings(
@@ -74,7 +74,7 @@ def build_token_server_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, S
     )
 
     def end(reason: ServerError) -> NoReturn:
-        """Everything that was in the server is gone: a new process starts a new one."""
+        """End the process: all state of the server is lost, and a new process starts a new one."""
         log.error("a token server is lost", reason=str(reason))
         write_termination_log(options.termination_log, reason)
         tell_reason(reason)
@@ -95,11 +95,10 @@ def start_token_server(
     start_timeout_seconds: float,
     on_loss: Callable[[ServerError], None],
 ) -> TokenServerSampler:
-    """Returns when it serves. `on_loss` is called, on a thread of the sampler's, if it ends before the sampler does.
+    """Start the server, and return when it serves.
 
-    Removes the private folder of the settings at the end.
-
-    Raises ServerError when it does not start.
+    `on_loss` is called in a thread of the sampler if the server ends first. The private folder of the settings is
+    removed at the end. Raises ServerError if the server does not start.
     """
     command = kind.command(settings)
     folders = AdapterFolders(scratch)
@@ -115,14 +114,14 @@ def start_token_server(
 
 
 def private_folder() -> Path:
-    """Make a folder for this user alone, whose path leaves room for a socket's."""
+    """Make a folder for this user alone, with a path that is short enough for a socket."""
     return Path(tempfile.mkdtemp(prefix="tinsmith-server-"))
 
 
 def free_port() -> int:
-    """Of this machine, which nobody listens on now. Raises ServerError.
+    """Return a free port of this machine. Raises ServerError.
 
-    The server binds it a minute later: a port that the system chose could be an outgoing connection's by then.
+    The server binds it a minute later: a port chosen by the system could be taken by an outgoing connection meanwhile.
     """
     for _ in range(PORTS_TRIED):
         port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT + 1)
@@ -136,13 +135,13 @@ def free_port() -> int:
 
 
 def _dtype(options: WorkerOptions) -> str:
-    """As the engines that train on such a machine have it by themselves, whatever the checkpoint is saved in."""
+    """Return the dtype that training engines use on such a machine, whatever the checkpoint is saved in."""
     _, dtype = choose_device(options.device, options.dtype)
     return str(dtype).removeprefix("torch.")
 
 
 class _Running:
-    """A process, the way to it, and a watch over both. The sampler's thread's."""
+    """A server process with its client and a monitor for both. Used by the sampler's thread."""
 
     def __init__(
         self, process: ServerProcess, server: TokenServer, private: Path, on_loss: Callable[[ServerError], None]
@@ -197,6 +196,6 @@ class _Running:
 
 
 def _allow_many_connections() -> None:
-    """Each generation request has one, and the usual limit on files is below what a server runs at once."""
+    """Raise the limit of open files: each generation request has a connection, and the usual limit is too low."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

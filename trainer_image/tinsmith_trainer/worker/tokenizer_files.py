@@ -1,4 +1,4 @@
-"""The files of a base model's tokenizer, which programs need where the model's files are not."""
+"""The files of a base model's tokenizer, for programs without access to the model's files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FILES = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
-    # It names the tokenizer's class where tokenizer_config.json does not.
+    # It names the tokenizer's class if tokenizer_config.json does not.
     "config.json",
 )
-"""Nothing else is given away: no weights, and no code that a client would run."""
+"""Only these files are served: no weights, and no code that a client would run."""
 MOST_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """`digest` is equal for equal names and contents."""
+    """The tokenizer's files. `digest` is equal for equal names and contents."""
 
     digest: str
     files: Mapping[str, bytes]
@@ -36,8 +36,8 @@ class Tokenizer:
 def read_tokenizer(directory: Path) -> Tokenizer:
     """Read the files that `FILES` allows.
 
-    Raises UserError where there is no tokenizer, where a file is a link to a place outside of the model, and for more
-    than `MOST_BYTES`; ServerError where a file cannot be read.
+    Raises UserError without a tokenizer, for a link to a place outside the model, and for more than `MOST_BYTES`;
+    ServerError if a file cannot be read.
     """
     files: dict[str, bytes] = {}
     room = MOST_BYTES
@@ -78,7 +78,7 @@ def _read(directory: Path, name: str, room: int) -> bytes | None:
 
 
 def _places_of(directory: Path) -> list[Path]:
-    """Return where the model's files may be: a snapshot in the hub's cache holds links to the blobs beside it."""
+    """Return the folders of the model's files: a snapshot in the hub's cache has links to the folder of blobs."""
     real = directory.resolve()
     in_hub_cache = real.parent.name == "snapshots" and real.parent.parent.name.startswith("models--")
     return [real, real.parent.parent / "blobs"] if in_hub_cache else [real]

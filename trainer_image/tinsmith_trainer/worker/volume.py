@@ -1,4 +1,4 @@
-"""A worker's volume: one folder that holds the journal and the snapshots, and one process at a time."""
+"""A worker's volume: one folder for the journal and the snapshots, used by one process at a time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 LOCK_POLL_SECONDS = 0.05
 RESERVED_BYTES = 64 * 1024 * 1024
-"""Kept for results of what was already accepted, for releases, and for the epoch of a start."""
+"""The reserve for results of accepted operations, for releases, and for the epoch of a start."""
 
 
 class Volume:
     """The folder, locked by this process until it ends."""
 
     def __init__(self, directory: Path, *, reserved_bytes: int = RESERVED_BYTES) -> None:
-        """Raises VolumeUnsuitable."""
+        """Open the folder. Raises VolumeUnsuitable."""
         self.directory = directory
         self.room = DiskRoom(directory, reserved_bytes, directory / "reserve")
         try:
@@ -39,10 +39,10 @@ class Volume:
             ) from error
 
     def take(self) -> None:
-        """Returns when no other worker uses this folder, and what a killed one left half-written is gone.
+        """Lock the folder when no other worker uses it, and remove unfinished files of a killed one.
 
-        A predecessor that is dying takes a moment. What it left may be all that fills the disk, so it goes before
-        anything is written to the journal.
+        A predecessor that is dying takes a moment. Its files may fill the disk, so they are removed before anything is
+        written.
         """
         self._wait_for_lock()
         if self.snapshots_path.is_dir():
@@ -72,9 +72,9 @@ class Volume:
 
 
 def check_base_model(journal: Journal, info: BaseModelInfo, directory: Path, models: int) -> None:
-    """Notes the base weights in the journal. Raises ModelChanged where `models` were trained on others.
+    """Record the base weights in the journal.
 
-    Other ones would make a replay a lie, unless nothing depends on the old ones.
+    Raises ModelChanged if `models` were trained on others, since a replay would give other results.
     """
     now = {"base_model_revision": info.revision, "base_model_quantization": info.quantization}
     before = {name: journal.read(partial(journal_tables.get_meta, key=name)).result() for name in now}
@@ -104,7 +104,10 @@ UNSUITABLE = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fu
 
 
 def check_file_system(directory: Path, mountinfo: Path = MOUNTINFO) -> None:
-    """Raises VolumeUnsuitable. Where the kernel does not list its mounts, nothing is checked."""
+    """Refuse an unsuitable file system. Raises VolumeUnsuitable.
+
+    If the kernel does not list its mounts, nothing is checked.
+    """
     try:
         content = mountinfo.read_text(errors="surrogateescape")
     except OSError:
@@ -123,7 +126,7 @@ def is_unsuitable(kind: str) -> bool:
 
 
 def file_system_of(directory: Path, mountinfo: str) -> str | None:
-    """The type of the file system that a directory is on: that of the deepest mount above it, of several the last."""
+    """Return the type of the file system of a directory: that of the deepest mount above it, and the last of several."""
     deepest, found = -1, None
     for line in mountinfo.splitlines():
         before, separator, after = line.partition(" - ")
@@ -138,5 +141,5 @@ def file_system_of(directory: Path, mountinfo: str) -> str | None:
 
 
 def _unescaped(text: str) -> str:
-    """The kernel writes space, tab, newline and backslash as three octal digits."""
+    """Decode the kernel's octal escapes for space, tab, newline and backslash."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
