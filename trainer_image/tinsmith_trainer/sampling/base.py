@@ -1,4 +1,4 @@
-"""What the worker asks of a sampler."""
+"""The interface between worker and samplers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from tinsmith_trainer.torch_model.base_model import Image
 
 EMPTY_TOKEN = 0
 EMPTY_LOGPROB = -99999.0
-"""Together: a cell of `TopkLogprobs` that holds nothing. The SDK shows a row that begins with one as None."""
+"""The values of an empty cell of `TopkLogprobs`. The SDK shows a row that begins with one as None."""
 NO_TARGET = -1
-"""A cell of `SampleJob.target_prompt_logprobs` that asks for nothing, and is answered with 0."""
+"""A cell of `SampleJob.target_prompt_logprobs` without a target; its result is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to draw.
+    """The parameters of a draw.
 
-    `max_tokens` None is as many as the context allows. `stop_tokens` and `stop_strings` None
-    both: the model's end-of-sequence tokens stop, as they do beside strings; ids stop instead of
-    them, and where lists are empty nothing stops.
-    `seed` None is drawn anew. `temperature` 0 is greedy. `top_k` -1 and `top_p` 1 are off.
+    `max_tokens` None: as many as the context allows. `stop_tokens` and `stop_strings` both None: the model's
+    end-of-sequence tokens stop, as they do together with strings; token IDs replace them, and empty lists stop nothing.
+    `seed` None: random. `temperature` 0: greedy. `top_k` -1 and `top_p` 1: off.
     """
 
     max_tokens: int | None = None
@@ -42,9 +41,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TopkLogprobs:
-    """The most likely tokens of N positions, the most likely first and of equals the lower id, `[N, K]` both.
+    """The K most likely tokens of N positions, both arrays `[N, K]`.
 
-    Cells of positions that were not scored are `EMPTY_TOKEN` with `EMPTY_LOGPROB`.
+    The most likely are first, and the lower ID of equals. Cells of positions that were not scored are `EMPTY_TOKEN`
+    with `EMPTY_LOGPROB`.
     """
 
     token_ids: NDArray[np.int32]
@@ -52,13 +52,13 @@ class TopkLogprobs:
 
     @classmethod
     def empty(cls, positions: int, k: int) -> TopkLogprobs:
-        """Nothing scored yet."""
+        """Return an array without scores."""
         return cls(np.full((positions, k), EMPTY_TOKEN, np.int32), np.full((positions, k), EMPTY_LOGPROB, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnToken:
-    """A token of a sequence as it was drawn; `top_logprobs` is of one position, if the job asked for it."""
+    """A token of a sequence as it was drawn. `top_logprobs` is of one position, if the job requests it."""
 
     token: int
     logprob: float
@@ -67,19 +67,21 @@ class DrawnToken:
 
 @dataclass(frozen=True, slots=True)
 class SampleJob:
-    """One `asample`. `adapter_key` "" is the base model; else the key of a loaded adapter version.
+    """The job of one `asample`.
 
-    Logprobs are the model's at temperature 1 over the whole vocabulary, before top-k and top-p, whatever is asked:
-    `topk_*` are the K most likely tokens of each prompt or sampled position, 0 for none; `target_prompt_logprobs`,
-    `[len(prompt) - 1, K]`, names tokens whose logprobs at prompt position i + 1 row i asks for, `NO_TARGET` for none;
-    `prompt_alt_tokens_k` is how many tokens are drawn, independently, with replacement, at the job's temperature and
-    from all tokens, for each prompt position after the first. `prompt_logprobs_last_n` is about `prompt_logprobs` and
-    `topk_prompt_logprobs`: only so many positions at the prompt's end are scored for them.
-    Tenants share the sampler fairly; "" is one, too.
-    `images` stand between the tokens of `prompt`, whose own tokens are placed there by the sampler: all that is said
-    of prompt positions counts them.
-    `drawn` is told each token of each sequence, by its index, as soon as it is there; from the sampler's thread. A
-    sampler that knows tokens only at the end does not call it.
+    `adapter_key` is the key of a loaded adapter version; "" is the base model. Tenants share the sampler fairly; "" is
+    one tenant, too.
+
+    Logprobs are always those of the model at temperature 1 over the whole vocabulary, before top-k and top-p. `topk_*`:
+    the K most likely tokens of each prompt or sampled position, 0 for none. `target_prompt_logprobs`, `[len(prompt) -
+    1, K]`: row i names the tokens whose logprobs at prompt position i + 1 are requested, or `NO_TARGET`.
+    `prompt_alt_tokens_k`: the number of tokens to draw for each prompt position after the first, independently, with
+    replacement, at the job's temperature and from all tokens. `prompt_logprobs_last_n`: for `prompt_logprobs` and
+    `topk_prompt_logprobs` only so many positions at the end of the prompt are scored.
+
+    The sampler inserts its own tokens for `images` into `prompt`; prompt positions count them. `drawn` is called for
+    each token of each sequence, with the sequence's index, in the sampler's thread. A sampler that knows tokens only at
+    the end does not call it.
     """
 
     request_id: str
@@ -100,7 +102,10 @@ class SampleJob:
 
 @dataclass(frozen=True, slots=True)
 class AltTokens:
-    """Draws for each prompt position after the first, `[len(prompt) - 1, k]` both: row i is for position i + 1."""
+    """Draws for each prompt position after the first, both arrays `[len(prompt) - 1, k]`.
+
+    Row i is for position i + 1.
+    """
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -108,25 +113,25 @@ class AltTokens:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Stop tokens, and the tokens that completed a stop string, are part of `tokens`.
+    """A drawn sequence. `tokens` includes the stop token, or the tokens that completed a stop string.
 
-    `logprobs` are those of the model at temperature 1, before top-k and top-p; one per token. So are those of
-    `topk_logprobs`, a row per token, which is there if the job asked for it.
+    `logprobs`, one per token, are those of the model at temperature 1, before top-k and top-p. So are those of
+    `topk_logprobs`, one row per token, if the job requests them.
     """
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
-    stopped: bool  # else it ran to its length
+    stopped: bool  # else it reached its length
     topk_logprobs: TopkLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SampleOutcome:
-    """Either `error`, or `num_samples` sequences and whatever else the job asked for.
+    """The result of a job: either `error`, or `num_samples` sequences and the other requested values.
 
-    `prompt_logprobs` is `[len(prompt)]`, NaN at 0 and where unscored, `topk_prompt_logprobs` `[len(prompt), K]`, empty
-    likewise; `target_prompt_logprobs` has the shape of what was asked, 0 where that is `NO_TARGET`. `prompt_tokens` are
-    those of the job, images included; `started_at`, in Unix seconds, is when the sampler began with it, 0 for never.
+    `prompt_logprobs` is `[len(prompt)]`, NaN at 0 and if unscored; `topk_prompt_logprobs` is `[len(prompt), K]`, empty
+    in the same places; `target_prompt_logprobs` has the shape of the request, with 0 for `NO_TARGET`. `prompt_tokens`
+    counts images; `started_at`, in Unix seconds, is when the sampler began, 0 for never.
     """
 
     sequences: tuple[Sequence, ...] = ()
@@ -151,37 +156,37 @@ class SamplerStats:
 
 
 class Sampler(Protocol):
-    """Draws sequences from a base model with adapters. Methods may be called from any thread."""
+    """A sampler of a base model with adapters. Methods are thread-safe."""
 
     @property
     def takes_images(self) -> bool:
-        """Whether prompts may have them. Jobs with images end with a UserError where they may not."""
+        """Return whether prompts may have images. Otherwise jobs with images fail with a UserError."""
         return False
 
     @property
     def language(self) -> Language | None:
-        """Of its base model; None for a sampler that knows tokens alone."""
+        """The language of the base model; None if the sampler knows only tokens."""
         return None
 
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
-        """Makes an immutable adapter version known under a key. Known keys are left alone."""
+        """Load an immutable adapter version under a key. Known keys are left alone."""
 
     def has_adapter(self, adapter_key: str) -> bool: ...
 
     def drop_adapter(self, adapter_key: str) -> None:
-        """Forgets a version once its running jobs are done, with its cached prefixes."""
+        """Drop a version and its cached prefixes when its running jobs are done."""
 
     def submit(self, job: SampleJob, done: Callable[[SampleOutcome], None]) -> None:
-        """Queues a job among its tenant's. `done` is called once, from the sampler's thread, errors included."""
+        """Queue a job for its tenant. `done` is called once, in the sampler's thread, with the result or an error."""
 
     def cancel(self, request_id: str) -> None:
-        """Ends a job early with an error. Unknown ids are ignored."""
+        """End a job early with an error. Unknown IDs are ignored."""
 
     def stats(self) -> SamplerStats: ...
 
     def sequence_memory(self) -> str:
-        """How sequences are kept while they are drawn, in words; empty where that is another program's affair."""
+        """Return how sequences are kept in memory, as a text; empty if another program keeps them."""
         return ""
 
     def close(self) -> None:
-        """Ends the sampler's thread; running jobs end with an error."""
+        """End the sampler's thread; running jobs end with an error."""

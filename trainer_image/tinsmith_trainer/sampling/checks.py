@@ -1,4 +1,4 @@
-"""Whether a job can run, and how far. The vendor's answers to most of these are unknown; ours are said here."""
+"""Checks of a job before it runs. The vendor's limits are mostly unknown; these are the limits of this server."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import NO_TARGET, SampleJob, SampleOutcome, SamplingParams
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
-MOST_SAMPLES = 4096  # one request must not fill the memory of a worker that keeps other people's journals
+MOST_SAMPLES = 4096  # one request must not fill the memory of a worker that keeps other tenants' journals
 MOST_LOGPROBS = 1 << 24
-"""In an answer, beside those of its own tokens: 128 MiB with the tokens they are of. Workers keep answers a while."""
+"""The most logprobs of an answer besides those of its own tokens: 128 MiB with their tokens. Workers keep answers a
+while."""
 MOST_TOPK = 1024
-"""Per position. Other makers' servers answer in text, where wider rows would take longer than the model does."""
+"""The most per position. Token servers answer in text, and wider rows would take longer than the model."""
 MOST_ECHOED_TEXTS = 1 << 17
-"""Of the prompt's tokens and of the likeliest ones beside them, in all sequences. Each takes 15 µs to decode and 75
-bytes to keep: two seconds and ten megabytes, where a request within the other limits came to minutes and gigabytes."""
+"""The most texts of an echo: the prompt's tokens and the likeliest alternatives, in all sequences. Each takes 15 µs to
+decode and 75 bytes to keep, so this is two seconds and ten megabytes. The other limits would allow minutes and
+gigabytes."""
 
 
 def room_for_tokens(job: SampleJob, info: BaseModelInfo, longest: int | None = None) -> int:
-    """How many tokens each sequence may have: `max_tokens`, cut to what the context leaves, or memory for `longest`.
+    """Return how many tokens each sequence may have: `max_tokens`, limited by the context and by memory for `longest`.
 
-    A prompt that fills the context may be scored, with nothing drawn behind it. Raises UserError for a job that cannot
-    run, with one sentence that says why.
+    A prompt that fills the context may be scored without drawing. Raises UserError, with the reason, for a job that
+    cannot run.
     """
     _check_prompt(job, info)
     _check_params(job.params)
@@ -57,7 +59,7 @@ def _scores_prompt(job: SampleJob) -> bool:
 
 
 def check_echo(job: SampleJob) -> None:
-    """Of a prompt with its logprobs as text, before each of the sequences. Raises UserError where that is too much."""
+    """Check the size of an echo with logprobs, which is repeated for each sequence. Raises UserError."""
     texts = job.num_samples * len(job.prompt) * (1 + job.topk_prompt_logprobs)
     if texts > MOST_ECHOED_TEXTS:
         raise UserError(
@@ -68,9 +70,9 @@ def check_echo(job: SampleJob) -> None:
 
 
 def with_token_behind(request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> SampleOutcome:
-    """Return an error in the place of an echo with logprobs that lacks the drawn token which was asked for.
+    """Return an error instead of an echo with logprobs that lacks the requested drawn token.
 
-    lm-evaluation-harness asks for one token, and leaves out the last one of the answer, whichever that is.
+    lm-evaluation-harness requests one token, and ignores the last one of the answer.
     """
     reading = request.reading
     is_scored = reading.echo and reading.logprobs and outcome.prompt_logprobs is not None
@@ -105,7 +107,7 @@ def _check_params(params: SamplingParams) -> None:
 
 
 def _check_stop_tokens(params: SamplingParams, vocab_size: int) -> None:
-    """Refuse a token that can never be drawn: each sequence would run to its full length, without a word."""
+    """Refuse a stop token that can never be drawn: each sequence would silently run to its full length."""
     outside = [token for token in params.stop_tokens or () if not 0 <= token < vocab_size]
     if outside:
         raise UserError(
@@ -119,7 +121,7 @@ def _check_alternatives(job: SampleJob, vocab_size: int) -> None:
     for name, k, most in (
         ("topk_prompt_logprobs", job.topk_prompt_logprobs, topk),
         ("topk_sample_logprobs", job.topk_sample_logprobs, topk),
-        ("prompt_alt_tokens_k", job.prompt_alt_tokens_k, MOST_TOPK),  # draws repeat tokens, so there is no last one
+        ("prompt_alt_tokens_k", job.prompt_alt_tokens_k, MOST_TOPK),  # draws repeat tokens, so there is no upper limit
     ):
         if not 0 <= k <= most:
             raise UserError(f"{name} is {k}; it must be 0 to {most}.")
@@ -142,7 +144,7 @@ def _check_targets(targets: NDArray[np.int64], prompt_tokens: int, vocab_size: i
 
 
 def _check_room(job: SampleJob, max_tokens: int) -> None:
-    """Of all that a job asks for together."""
+    """Check the size of all requested values together."""
     targets = job.target_prompt_logprobs
     room = MOST_LOGPROBS
     for name, k, positions in (

@@ -1,4 +1,4 @@
-"""A sample's request to the sampler's job, and its outcome to Tinker's protobuf."""
+"""Sample requests as jobs of the sampler, and its outcomes as Tinker's protobuf."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ TARGETS: Final = "target_prompt_logprobs"
 TARGET_BYTES = np.dtype(np.int64).itemsize
 TOKEN_BYTES = np.dtype(np.int32).itemsize
 ASSET_BYTES = 2**20
-"""What an image that is still to be read is taken for."""
+"""The estimated size of an image that is not read yet."""
 CELL_BYTES = 8
-"""Of a named token, and of an id with its logprob."""
+"""The size of a named token, and of an ID with its logprob."""
 TEXT_BYTES = 80
-"""Of a token's text with its logprob, as a message."""
+"""The size of a token's text with its logprob, as a message."""
 
 
 def unpacked_bytes(request: worker_pb2.SampleRequest) -> int:
-    """What the prompt, images and the target tokens of its job take in memory, and its answer's logprobs and echo."""
+    """Return the bytes of the job and its answer in memory: prompt, images, target tokens, logprobs and echo."""
     shape = request.target_prompt_logprobs.shape if request.HasField(TARGETS) else ()
     cells = math.prod(shape) if len(shape) == 2 else 0  # others will be refused
     positions = len(request.prompt_tokens) // TOKEN_BYTES
@@ -50,9 +50,9 @@ def unpacked_bytes(request: worker_pb2.SampleRequest) -> int:
 
 
 def decode_sample(request: worker_pb2.SampleRequest, tenant: str = "") -> SampleJob:
-    """Raises UserError if a tensor in it is none, and ServerError if this release does not know all that it asks for.
+    """Decode a job. The sampler checks whether it can run.
 
-    Whether the job can run is the sampler's to say.
+    Raises UserError for an invalid tensor, and ServerError if this release does not know a field of the request.
     """
     if reason := unknown_fields_of(request):
         raise ServerError(reason)
@@ -77,7 +77,10 @@ def decode_sample(request: worker_pb2.SampleRequest, tenant: str = "") -> Sample
 
 
 def encode_sample(outcome: SampleOutcome, request: worker_pb2.SampleRequest) -> bytes:
-    """A `SampleResponse`. Logprobs are always sent, one per token; target tokens' in the layout they were asked in."""
+    """Encode a `SampleResponse`.
+
+    Logprobs are always sent, one per token; those of target tokens in the layout of the request.
+    """
     message = wire_pb2.SampleResponse(
         sequences=[_sequence(sequence) for sequence in outcome.sequences],
         prompt_cache_hit_tokens=outcome.prompt_cache_hit_tokens,

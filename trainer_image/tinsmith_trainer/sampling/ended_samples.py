@@ -1,4 +1,4 @@
-"""Which samples have ended, by the sampling client that waits for them: one that has thousands in flight asks once."""
+"""Notices of ended samples by sampling client, so that a client with thousands in flight sends one request."""
 
 from __future__ import annotations
 
@@ -12,47 +12,49 @@ from dataclasses import dataclass
 from tinsmith_rpc import SAMPLES_OF_A_CLIENT
 
 MOST_TOLD = 1000
-"""In one answer."""
+"""The most samples in one answer."""
 
 MOST_LOST = 10_000
-"""Lost samples that are remembered until their clients have heard of it."""
+"""The number of lost samples that are remembered until their clients know of them."""
 
 ROUNDS_KEPT = 10_000
-"""Clients whose last round is remembered. Of others the round that is asked for is new, by the clock of who asks."""
+"""The number of clients whose last round is remembered. For others the requested round is used, by the requester's
+clock."""
 
 TOLD_AGAIN_SECONDS = 60.0
-"""What was told and not fetched for so long may never have arrived."""
+"""The time after which a notice is repeated if the result was not fetched: the notice may never have arrived."""
 
 _REQUEST_ID = re.compile(r"(.+):asample:([0-9]{1,19})(?:@[0-9a-f]+)?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class SampleClient:
-    """One of those that share a sampling session; the first one has the number 0."""
+    """A client of a sampling session. The first one has the number 0."""
 
     sampling_session_id: str
     number: int
 
 
 def client_of(request_id: str) -> SampleClient | None:
-    """None for an id of another form than the server's."""
+    """Return the client of a request, or None if the ID does not have the server's form."""
     found = _REQUEST_ID.fullmatch(request_id)
     return SampleClient(found[1], int(found[2]) // SAMPLES_OF_A_CLIENT) if found else None
 
 
 @dataclass(slots=True)
 class _Told:
-    """Round 0: not yet."""
+    """The round of a notice; 0: not sent yet."""
 
     round: int = 0
     at: float = 0.0
 
 
 class EndedSamples:
-    """Each is told in a round, and again until its client has seen that round, or fetched the result.
+    """The ended samples of all clients. Used on one event loop.
 
-    One event loop's. A client's rounds only grow, whoever asks for it: what is told in an answer that was overtaken by
-    another is in a round that the client has not seen. Each has its own: a cursor is what its client says it is.
+    A sample is reported in a round, and again until its client has seen that round or fetched the result. The rounds of
+    a client only grow, whichever server asks: an answer that is overtaken by another is in a round that the client has
+    not seen. Each client has its own rounds, since it names its own cursor.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,7 +65,7 @@ class EndedSamples:
         self._last_round: OrderedDict[SampleClient, int] = OrderedDict()
 
     def note(self, request_id: str) -> None:
-        """It has a result."""
+        """Note that the sample has a result."""
         client = client_of(request_id)
         if client is None:
             return
@@ -72,14 +74,14 @@ class EndedSamples:
             waiter.set()
 
     def note_lost(self, request_id: str) -> None:
-        """It will never have one."""
+        """Note that the sample will never have a result."""
         self._lost[request_id] = None
         if len(self._lost) > MOST_LOST:
             self.forget(next(iter(self._lost)))
         self.note(request_id)
 
     def forget(self, request_id: str) -> None:
-        """Its result was fetched, or is no longer kept."""
+        """Note that the result was fetched, or is no longer kept."""
         self._lost.pop(request_id, None)
         client = client_of(request_id)
         if client is not None and client in self._ended:
@@ -88,7 +90,7 @@ class EndedSamples:
                 del self._ended[client]
 
     async def any(self, client: SampleClient, seen: int, timeout_seconds: float) -> bool:
-        """Whether there is something to tell, as soon as there is."""
+        """Return whether there is something to report, as soon as there is."""
         if self._untold(client, seen):
             return True
         ended = asyncio.Event()
@@ -105,7 +107,7 @@ class EndedSamples:
                 self._waiting.pop(client, None)
 
     def tell(self, client: SampleClient, seen: int, round: int) -> tuple[Sequence[str], int]:
-        """Those that end in this round, and the round that it has become."""
+        """Report the samples that end in this round. Return them and the number of the round."""
         round = self._next_round(client, round)
         for request_id in self._seen_and_lost(client, seen):
             self.forget(request_id)

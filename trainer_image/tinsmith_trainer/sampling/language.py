@@ -1,4 +1,4 @@
-"""What samples need to know of a base model's language, whoever knows it."""
+"""The language of a base model, as samples need it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing_extensions import override
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a message has grown by. Either text, or one whole call: a function's `name` with `arguments` in JSON."""
+    """The growth of a message: a text, or one whole call with a function's `name` and its `arguments` in JSON."""
 
     content: str = ""
     reasoning: str = ""
@@ -22,16 +22,16 @@ class Delta:
 
 
 class TextParser(Protocol):
-    """Takes the text of one sequence piece by piece."""
+    """A parser for the text of one sequence, which comes piece by piece."""
 
     def feed(self, text: str) -> list[Delta]: ...
 
     def finish(self) -> list[Delta]:
-        """What was held back."""
+        """Return the text that was held back."""
 
 
 class PlainText(TextParser):
-    """Of what is no message, or of a model of which nobody says how its messages are read."""
+    """The parser for text that is no message, or of a model without a known message format."""
 
     @override
     def feed(self, text: str) -> list[Delta]:
@@ -43,25 +43,25 @@ class PlainText(TextParser):
 
 
 class Language(Protocol):
-    """Of one base model. Methods may be called from any thread."""
+    """The language of one base model. Methods are thread-safe."""
 
     @property
     def tokenizer(self) -> Any:
-        """transformers' own."""
+        """The tokenizer of transformers."""
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """All ids at which generation ends by default."""
+        """All IDs at which generation ends by default."""
 
     @property
     def special_tokens(self) -> frozenset[int]:
-        """Those that stand for no text."""
+        """Tokens that stand for no text."""
 
     def render(self, request: worker_pb2.RenderPromptRequest) -> list[int]:
-        """The prompt's tokens. Raises UserError with the chat template's own words where it refuses."""
+        """Return the tokens of the prompt. Raises UserError with the message of the chat template if that refuses."""
 
     def message_parser(self, prompt: NDArray[np.int32], tools: str) -> TextParser | None:
-        """Of an answer to this prompt; None where nobody says how this model's answers are read.
+        """Return a parser of answers to this prompt; None if the model's message format is unknown.
 
-        Raises ValueError for tools, or a response template, that are none.
+        Raises ValueError for invalid tools, or an invalid response template.
         """

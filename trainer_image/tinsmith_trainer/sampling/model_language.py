@@ -1,4 +1,4 @@
-"""A base model's language by the files that it came with: conversations to tokens, and answers apart."""
+"""A base model's language, from the model's files: conversations to tokens, and answers to messages."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ from tinsmith_trainer.wire.unknown_fields import unknown_fields_of
 log = structlog.get_logger(__name__)
 
 RESPONSE_PARSER = "transformers.utils.chat_parsing"
-"""The parser's module. transformers before 5.13, which the images of SGLang, NeMo RL and Miles have, lacks it."""
+"""The parser's module. transformers before 5.13, as in the images of SGLang, NeMo RL and Miles, lacks it."""
 
 PREFIX_TOKENS = 4096
-"""Of the prompt, which are enough to hold what a chat template begins an answer with."""
+"""The most tokens of a prompt's end that may contain the beginning of an answer."""
 
 CHARACTERS_A_TOKEN = 32
-"""More than any text has on average: in English there are 4 or 5."""
+"""More than the average of any text: in English there are 4 or 5."""
 
 
 @dataclass(frozen=True)
 class ModelLanguage:
-    """The `Language` of a model; `directory` is that of its files, `context_tokens` what a prompt may have at most."""
+    """The `Language` of a model.
+
+    `directory` is that of its files, `context_tokens` the limit of a prompt.
+    """
 
     tokenizer: Any
     eos_token_ids: tuple[int, ...]
@@ -56,8 +59,11 @@ class ModelLanguage:
 
     @cached_property
     def response_template(self) -> Mapping[str, Any] | None:
-        """How an assistant's message is read, in transformers' form: as the model's files say, else as transformers
-        knows it of the model's type; None: neither says, or this transformers cannot read messages."""
+        """The format of an assistant's message for transformers.
+
+        It comes from the model's files, else from transformers' table of model types; None if neither has it, or this
+        transformers cannot parse messages.
+        """
         if find_spec(RESPONSE_PARSER) is None:
             log.warning("transformers has no parser of answers: reasoning and tool calls stay in the content")
             return None
@@ -66,7 +72,7 @@ class ModelLanguage:
 
     @cached_property
     def special_tokens(self) -> frozenset[int]:
-        """Those that stand for no text."""
+        """Tokens that stand for no text."""
         return frozenset(token for token, added in self.tokenizer.added_tokens_decoder.items() if added.special)
 
     def message_parser(self, prompt: NDArray[np.int32], tools: str) -> TextParser | None:
@@ -98,13 +104,16 @@ class ModelLanguage:
         return self._tokens(self._rendered(messages, options), add_special_tokens=False)
 
     def _rendered(self, messages: list[Any], options: dict[str, Any]) -> str:
-        """Templates disagree on the arguments of a call: most take an object, DeepSeek's and some others a text."""
+        """Render the messages.
+
+        Templates disagree on the arguments of a call: most take an object, some, such as DeepSeek's, a text.
+        """
         refusals: list[Exception] = []
         for form in (messages, _with_arguments_as_texts(messages)):
             try:
                 text: str = self.tokenizer.apply_chat_template(form, **options)
                 return text
-            except Exception as error:  # templates are programs: jinja2's own errors, and any that Python has
+            except Exception as error:  # templates are programs, which raise errors of jinja2 or any of Python's
                 refusals.append(error)
         first = refusals[0]
         raise UserError(
@@ -112,14 +121,18 @@ class ModelLanguage:
         ) from first
 
     def _tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Raises UserError for what is far too long, without making tokens of it: that takes seconds for a few MB."""
+        """Return the tokens.
+
+        Raises UserError for a text that is far too long without tokenizing it, which takes seconds for a few MB.
+        """
         most = CHARACTERS_A_TOKEN * self.context_tokens
         if len(text) > most:
             raise UserError(
                 f"The prompt has {len(text)} characters, and the model's context is {self.context_tokens} tokens; at "
                 f"most {CHARACTERS_A_TOKEN} characters for each of them are looked at. Shorten the prompt."
             )
-        # Twice its first token is a prompt that no model was trained on, and the answer does not show it.
+        # A prompt that begins with its first token twice is unlike any training data, and the answer does not show the
+        # reason.
         has_first = self.tokenizer.bos_token is not None and text.startswith(self.tokenizer.bos_token)
         tokens: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens and not has_first)["input_ids"]
         return tokens
@@ -152,9 +165,10 @@ def _read(what: str, text: str, kind: type[Any]) -> Any:
 
 
 def _known_template(model_type: str) -> Mapping[str, Any] | None:
-    """transformers has them for its own server, under no public name: a test says that they are found there.
+    """Return the format that transformers knows for its own server.
 
-    transformers 5.13 and 5.14 have the parser and no such table.
+    The table has no public name; a test checks that it is there. transformers 5.13 and 5.14 have the parser and no such
+    table.
     """
     from transformers.cli.serving import utils
 
@@ -166,18 +180,23 @@ REASONING_FIELDS = frozenset({"reasoning_content", "reasoning", "thinking"})
 
 
 class MessageParser(TextParser):
-    """Texts of a region come without the white space around it. A call that cannot be read is content, as it is."""
+    """A parser by transformers' response templates.
+
+    White space around a field is removed. A call that cannot be parsed becomes content.
+    """
 
     def __init__(self, template: Mapping[str, Any], prefix: str, tools: Sequence[Mapping[str, Any]]) -> None:
-        """`prefix` is the text of the prompt, which may have begun the message. Raises ValueError for a template that
-        is none."""
+        """Create a parser. `prefix` is the text of the prompt, which may have begun the message.
+
+        Raises ValueError for an invalid template.
+        """
         from transformers.utils.chat_parsing import ResponseParser
 
         self._parser: Any = ResponseParser(dict(template), prefix, tools=[dict(tool) for tool in tools])
         self._edges: dict[str, _Edges] = {}
-        # What was fed and not shown yet; None once the parser has given up.
+        # The text that was fed and not shown yet; None once the parser has given up.
         self._raw: str | None = ""
-        self._body = ""  # of the region that is read only when it is whole
+        self._body = ""  # of a field that is parsed only when it is complete
 
     @override
     def feed(self, text: str) -> list[Delta]:
@@ -186,7 +205,7 @@ class MessageParser(TextParser):
         self._raw += text
         try:
             return self._deltas(self._parser.feed(text))
-        except Exception:  # of what a model writes, parsers have not met everything
+        except Exception:  # parsers do not expect every text that a model writes
             return self._give_up()
 
     @override
@@ -195,11 +214,11 @@ class MessageParser(TextParser):
             return []
         try:
             return self._deltas(self._parser.finalize()[1])
-        except Exception:  # of what a model writes, parsers have not met everything
+        except Exception:  # parsers do not expect every text that a model writes
             return self._give_up()
 
     def _give_up(self) -> list[Delta]:
-        """The model wrote something that is no call; whoever reads it shall see what."""
+        """Return the raw text of a call that is none, so that the reader sees it."""
         raw, self._raw = self._raw or "", None
         return [Delta(content=raw)]
 
@@ -215,7 +234,8 @@ class MessageParser(TextParser):
                     self._body = ""
                 case "region_chunk":
                     self._body += event["text"]
-                case "region_close" if field != "content":  # which a call may just have closed, that is still open
+                # a call may just have closed the content, which is still open
+                case "region_close" if field != "content":
                     self._raw = ""
                     if field == "tool_calls":
                         deltas.extend(_calls(event["value"]) or [Delta(content=self._body)])
@@ -223,7 +243,7 @@ class MessageParser(TextParser):
 
 
 class _Edges:
-    """White space at the ends of a text is held back: between its pieces it comes with the next one."""
+    """A filter that removes white space at both ends of a text. Within the text it comes with the next piece."""
 
     def __init__(self) -> None:
         self._begun = False
@@ -240,14 +260,14 @@ class _Edges:
 
 
 def _text(field: str, text: str) -> Delta:
-    """Fields that no dialect has are shown to nobody."""
+    """Return the text of a field. Fields that no dialect has are left out."""
     if field in REASONING_FIELDS:
         return Delta(reasoning=text)
     return Delta(content=text) if field == "content" else Delta()
 
 
 def _arguments(value: Any) -> Any:
-    """Return the object that some models write as a JSON string, as OpenAI's API has it; anything else as it is."""
+    """Return the object that some models write as a JSON string, as OpenAI's API has it; anything else unchanged."""
     try:
         content = json.loads(value) if isinstance(value, str) else None
     except ValueError:
@@ -256,7 +276,7 @@ def _arguments(value: Any) -> Any:
 
 
 def _calls(value: Any) -> list[Delta]:
-    """None at all where one of them is no call: templates leave a JSON object as the model wrote it."""
+    """Return the calls, or none if one of them is invalid. Templates leave a JSON object as the model wrote it."""
     deltas = []
     for call in value if isinstance(value, list) else [value]:
         function = call.get("function") if isinstance(call, dict) else None

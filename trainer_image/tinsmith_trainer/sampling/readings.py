@@ -1,7 +1,7 @@
-"""Samples as text, while they are drawn: what each of their sequences has grown by, in pieces.
+"""Samples as text while they are drawn: the growth of each sequence, in pieces.
 
-Tokens come one by one from the sampler that says them before the end, and all together from one that does not: the
-pieces are the same, but for their number. With the prompt before them all come at the end, which knows its logprobs.
+A sampler passes tokens one by one, or all at the end; only the number of pieces differs. If the prompt is echoed, all
+pieces come at the end, when its logprobs are known.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tinsmith_trainer.sampling.token_text import IncrementalText, Tokens, TokenT
 
 
 class Reading:
-    """Of one sample. One event loop's, but for its beginning."""
+    """The text of one sample. Used on one event loop, apart from `begin`."""
 
     def __init__(self) -> None:
-        self.tokens = 0  # drawn so far, by all sequences
+        self.tokens = 0  # drawn so far by all sequences
         self._sequences: Items[SequenceReading] = ()
         self._echo: PromptEcho | None = None
         self._pieces: list[worker_pb2.TextPiece] = []
@@ -37,8 +37,11 @@ class Reading:
         self._grown = asyncio.Event()
 
     def begin(self, language: Language, job: SampleJob, request: worker_pb2.Reading) -> None:
-        """Before anything is drawn, in any thread. Raises ValueError for tools, or a template, that are none, and for
-        an echo with logprobs of a prompt whose logprobs nobody asks for."""
+        """Prepare the text before anything is drawn. Thread-safe.
+
+        Raises ValueError for invalid tools or an invalid template, and for an echo with logprobs whose prompt logprobs
+        are not requested.
+        """
         if request.echo and request.logprobs and not job.prompt_logprobs:
             raise ValueError("an echo with logprobs needs prompt_logprobs")
         rule = StopRule.of(job.params, language.eos_token_ids)
@@ -54,35 +57,37 @@ class Reading:
         if self._echo is None:
             self._add(index, self._sequences[index].push(token))
         else:
-            self._grown.set()  # whoever reads hears how many there are: they are charged also if the text never comes
+            self._grown.set()  # readers also see the number of tokens, which are charged even if the text never comes
 
     async def finish(self, outcome: SampleOutcome) -> None:
-        """With what was not said before the end, when nothing more will be drawn. Of a failure there is no text.
+        """Add what was not known before the end. A failure has no text.
 
-        In a thread: 131,072 texts of an echo take two seconds, in which nobody else would be answered.
+        This runs in a thread: 131,072 texts of an echo take two seconds, which would block the event loop.
         """
         for index, pieces in await asyncio.to_thread(self._unsaid, outcome):
             self._add(index, pieces)
         self.tokens = sum(sequence.tokens for sequence in self._sequences)
 
     def ended(self) -> None:
-        """Whoever waits shall look why."""
+        """Wake all readers, so that they look for the reason."""
         self._grown.set()
 
     @property
     def nbytes(self) -> int:
-        """Of what nobody has seen yet."""
+        """The bytes that no reader has seen yet."""
         return sum(piece.ByteSize() for piece in self._pieces)
 
     def behind(self, seen: int) -> Items[worker_pb2.TextPiece]:
-        """Forgets those that were seen."""
+        """Return the pieces after those that were seen, and forget these."""
         del self._pieces[: max(0, seen - self._forgotten)]
         self._forgotten = max(self._forgotten, seen)
         return tuple(self._pieces)
 
     async def grown(self, seen: int, timeout_seconds: float) -> None:
-        """Returns when there is more than was seen, when there will be no more, or when it is time. With an echo also
-        when more was drawn."""
+        """Wait until there is more than was seen, or there will be no more, or the time is over.
+
+        With an echo, also return when more tokens were drawn.
+        """
         if self._forgotten + len(self._pieces) > seen:
             return
         self._grown.clear()
@@ -99,7 +104,7 @@ class Reading:
             reading = self._sequences[index]
             pieces = []
             if echo is not None and self._echo is not None:
-                pieces.append(worker_pb2.TextPiece())  # each sequence marks its own as its own
+                pieces.append(worker_pb2.TextPiece())  # each sequence marks its own pieces
                 pieces[0].CopyFrom(echo)
                 if len(sequence.tokens) == 0:
                     self._echo.end(pieces[0])
@@ -118,7 +123,7 @@ class Reading:
 
 
 class PromptEcho:
-    """A prompt as the beginning of an answer."""
+    """The prompt as the beginning of an answer."""
 
     def __init__(self, language: Language, prompt: Items[int], logprobs: bool) -> None:
         self._language = language
@@ -126,7 +131,7 @@ class PromptEcho:
         self._logprobs = logprobs
 
     def piece(self, outcome: SampleOutcome) -> worker_pb2.TextPiece:
-        """Return the prompt's text up to a character that it does not end: what is drawn behind it may do that."""
+        """Return the prompt's text without an incomplete character at its end, which the drawn text may complete."""
         if not self._logprobs:
             _, rest = last_characters(self._prompt, self._language.tokenizer)
             whole = self._prompt[: len(self._prompt) - len(rest)]
@@ -137,7 +142,7 @@ class PromptEcho:
         return worker_pb2.TextPiece(content="".join(texts), tokens=tokens)
 
     def end(self, piece: worker_pb2.TextPiece) -> None:
-        """Add what `piece` leaves out, where nothing is drawn."""
+        """Add what `piece` leaves out, if no text is drawn."""
         context, rest = last_characters(self._prompt, self._language.tokenizer)
         left = text_of(self._language.tokenizer, context + rest)[len(text_of(self._language.tokenizer, context)) :]
         piece.content += left
@@ -164,10 +169,9 @@ class PromptEcho:
 class SequenceReading:
     """One sequence on its way from tokens to text, up to a stop, and through the parser.
 
-    Stop strings are sought in the text that the sampler seeks them in, which has the texts of special tokens; those
-    are left out afterwards, of what is shown to readers of plain text. `echoed`: the prompt is shown first, and the
-    token that ends is among those that have logprobs. Who reads a prompt's, as lm-evaluation-harness does, counts on
-    one token behind it.
+    Stop strings are searched in the text that the sampler uses, with the texts of special tokens; these are then
+    removed for readers of plain text. `echoed`: the prompt is shown first, and the ending token is among those with
+    logprobs. Readers of a prompt's logprobs, such as lm-evaluation-harness, expect one token after it.
     """
 
     def __init__(
@@ -180,7 +184,7 @@ class SequenceReading:
         self._ends = echoed
         self._text = IncrementalText(language.tokenizer, prompt, echoed=echoed)
         self._cut = StopCut(rule.strings)
-        # What a response template knows the ends of a message by is hidden from those who read plain text.
+        # Readers of plain text do not see the marks that a response template uses.
         self._hidden = language.special_tokens if isinstance(parser, PlainText) else frozenset()
 
     def push(self, drawn: DrawnToken) -> list[worker_pb2.TextPiece]:
@@ -212,13 +216,13 @@ def scored_text(texts: TokenTexts, drawn: DrawnToken) -> worker_pb2.TokenText:
     scored = worker_pb2.TokenText(text=texts(drawn.token), logprob=drawn.logprob)
     if (top := drawn.top_logprobs) is not None:
         for token, logprob in zip(top.token_ids[0].tolist(), top.logprobs[0].tolist(), strict=True):
-            if (token, logprob) != (EMPTY_TOKEN, EMPTY_LOGPROB):  # token 0 alone is one like any other
+            if (token, logprob) != (EMPTY_TOKEN, EMPTY_LOGPROB):  # token 0 alone is a normal token
                 scored.likeliest.append(worker_pb2.TokenText(text=texts(token), logprob=logprob))
     return scored
 
 
 def drawn_tokens(tokens: Items[int], logprobs: Items[float], top: TopkLogprobs | None) -> list[DrawnToken]:
-    """As if they had come one by one."""
+    """Return the tokens as if they had come one by one."""
     rows = [
         None if top is None else TopkLogprobs(top.token_ids[i : i + 1], top.logprobs[i : i + 1])
         for i in range(len(tokens))

@@ -1,4 +1,4 @@
-"""Samples in flight and their results, in memory: a crash forgets them, and clients submit again."""
+"""Samples in flight and their results, in memory. After a crash clients submit them again."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from tinsmith_trainer.sampling.tenant_shares import KeptResults, SharedQuota
 log = structlog.get_logger(__name__)
 
 STORAGE_PAUSE_SECONDS = 2.0
-"""How long a sample is kept whose adapter cannot be read now: its client submits it again at once."""
+"""How long a sample is kept whose adapter cannot be read now. Its client submits it again at once."""
 
 SPANS_KEPT = 10_000
-"""Of samples that have ended, for those who ask when that was: some megabytes."""
+"""The number of ended samples in the timeline: some megabytes."""
 
 UNFETCHED_SECONDS = 60.0
-"""How long results wait for somebody to fetch them. A client that lives asks again every 25 s."""
+"""How long a drain waits for results to be fetched. A live client asks every 25 s."""
 
 
 class TooManySamples(Exception):
-    """The client should hold back for a second and send the same request again."""
+    """A refusal: the client should wait for a second and send the same request again."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Of all tenants together; one alone has half of what may wait.
+    """The limits of all tenants together; a single tenant may use half of what waits.
 
-    `waiting_bytes` are of prompts, target tokens, of which a sparse tensor of a few bytes may make many, and answers.
+    `waiting_bytes` are of prompts, answers, and target tokens, of which a sparse tensor of a few bytes may make many.
     """
 
     waiting_samples: int = 16384
@@ -83,7 +83,7 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What is new of a sample's text; `result` None: more will come. `tokens` were drawn so far."""
+    """The new text of a sample. `result` is None while more will come. `tokens` were drawn so far."""
 
     pieces: Sequence[worker_pb2.TextPiece]
     tokens: int
@@ -91,7 +91,7 @@ class Read:
 
 
 class Samples:
-    """Takes sample requests, gets the adapters they name, keeps the results for an hour. One event loop's."""
+    """The samples of a sampler. Their results are kept for an hour. Used on one event loop."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Samples:
         limits: QueueLimits | None = None,
         usage: UsageMeter | None = None,
     ) -> None:
-        """`usage`: where what samples take is counted beside other things."""
+        """Create the queue. `usage`: the meter in which samples are counted."""
         limits = limits or QueueLimits()
         self.adapters = adapters
         self.sampler = sampler
@@ -117,7 +117,10 @@ class Samples:
         self._draining = False
 
     def submit(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
-        """The same request_id again is the same sample. Raises Draining, and TooManySamples of the tenant's own."""
+        """Submit a sample. The same request_id again is the same sample.
+
+        Raises Draining, and TooManySamples if the tenant has too many.
+        """
         if request.request_id in self._samples:
             return
         if self._draining:
@@ -139,14 +142,14 @@ class Samples:
         self._run(self._start(request))
 
     def prepare(self, adapter: worker_pb2.AdapterRef) -> None:
-        """Samples of it are about to come."""
+        """Load the adapter for samples that are about to come."""
         if not self._draining:
             self.adapters.prepare(adapter)
 
     async def wait(self, request_id: str, timeout_seconds: float) -> bytes | Failure | None:
-        """The result, or None when it is not there in time. Raises KeyError for ids that are not known, or lost."""
+        """Return the result, or None if there is none in time. Raises KeyError for unknown or lost samples."""
         sample = self._samples[request_id]
-        if not sample.finished.is_set():  # also with a timeout of 0, which wait_for would not grant a single look
+        if not sample.finished.is_set():  # wait_for with a timeout of 0 would not check at all
             try:
                 async with asyncio.timeout(timeout_seconds):
                     await sample.finished.wait()
@@ -159,7 +162,7 @@ class Samples:
         return sample.result
 
     async def ended(self, request: worker_pb2.AwaitSamplesRequest) -> worker_pb2.AwaitSamplesReply:
-        """Those that have ended of one client's, as `EndedSamples` tells of them."""
+        """Return one client's ended samples, as `EndedSamples` reports them."""
         client = SampleClient(request.sampling_session_id, request.client)
         lost = [one for one in request.expected if one not in self._samples]
         is_any = bool(lost) or await self._ended.any(client, request.seen, request.timeout_seconds)
@@ -170,9 +173,9 @@ class Samples:
         return worker_pb2.AwaitSamplesReply(any=bool(ended), ended=ended, round=round)
 
     async def read(self, request_id: str, seen: int, timeout_seconds: float) -> Read:
-        """What is behind the pieces that were seen, as soon as there is anything.
+        """Return the pieces after those that were seen, as soon as there are any.
 
-        Raises KeyError for ids that are not known, or lost, or of samples that nobody wanted to read.
+        Raises KeyError for unknown or lost samples, and for samples without a reading.
         """
         sample = self._samples[request_id]
         if sample.reading is None:
@@ -186,7 +189,7 @@ class Samples:
         return Read(sample.reading.behind(seen), sample.reading.tokens, sample.result)
 
     def cancel(self, request_id: str) -> None:
-        """Unknown ids are ignored."""
+        """Cancel a sample. Unknown IDs are ignored."""
         sample = self._samples.get(request_id)
         if sample is not None:
             sample.cancelled = True
@@ -194,11 +197,11 @@ class Samples:
             self.sampler.cancel(request_id)
 
     def stop_taking(self) -> None:
-        """New samples are refused from now on; those that were taken go on, and can be fetched."""
+        """Refuse new samples from now on. Others continue, and can be fetched."""
         self._draining = True
 
     async def drained(self) -> None:
-        """Returns when all that was taken is done and was fetched, or not for so long that nobody will."""
+        """Wait until all samples are done and fetched, or have not been fetched for too long."""
         await self._drain_tracker.complete()
 
     @property
@@ -215,7 +218,10 @@ class Samples:
         task.add_done_callback(self._tasks.discard)
 
     async def _start(self, request: worker_pb2.SampleRequest) -> None:
-        """Whatever goes wrong here is the sample's failure, unless it may pass: nobody else would ever finish it."""
+        """Prepare the sample and submit it.
+
+        Any error that is not temporary becomes its result, since nothing else would end it.
+        """
         request_id = request.request_id
         sample = self._samples[request_id]
 
@@ -265,7 +271,7 @@ class Samples:
             self._run(self._end_in_words(reading, request, with_token_behind(request, outcome)))
 
     async def _end_in_words(self, reading: Reading, request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> None:
-        """What cannot be read has failed: else its place would never be given back."""
+        """Finish the text. If that fails the sample has failed, or its quota would never be returned."""
         try:
             await reading.finish(outcome)
         except Exception as error:
@@ -284,11 +290,11 @@ class Samples:
         self._finish(sample, _as_result(outcome, request))
 
     def timeline(self, session_id: str) -> list[worker_pb2.Span]:
-        """The newest samples that the sampler has ended, of one session."""
+        """Return the newest ended samples of one session."""
         return [span for span in self._timeline if span.owner.startswith(f"{session_id}:")]
 
     def _note(self, request: worker_pb2.SampleRequest, sample: _Sample, outcome: SampleOutcome) -> None:
-        """Who used what, and when. One that failed has used nothing."""
+        """Record the sample in the timeline, and its usage if it did not fail."""
         self._timeline.append(
             worker_pb2.Span(
                 owner=request.sampling_session_id,
@@ -320,17 +326,17 @@ class Samples:
         self._forget_old()
 
     def _note_fetched(self, sample: _Sample) -> None:
-        """Note that no client has to come for the result any more. Repeated calls have no effect."""
+        """Note that no client has to fetch the result any more. Repeated calls have no effect."""
         if sample.state == "ended":
             self._enter(sample, "fetched")
 
     def _forget_old(self) -> None:
-        """Forget results that are too old or too large. Calls that wait for one of them have their record of it."""
+        """Forget results that are too old or too large. A call that waits for one keeps its record."""
         for request_id in self._kept.forget(time.monotonic()):
             self._enter(self._samples[request_id], "forgotten")
 
     def _enter(self, sample: _Sample, state: State) -> None:
-        """Move the sample to its next state, and adapt all that depends on the states of samples."""
+        """Move the sample to its next state, and update everything that depends on the states of samples."""
         before, sample.state = sample.state, state
         if state == "ended":
             unseen_bytes = sample.reading.nbytes if sample.reading is not None else 0
@@ -350,7 +356,7 @@ class Samples:
             self._release(sample)
 
     def _release(self, sample: _Sample) -> None:
-        """Give back what a running sample holds, and wake all that wait for it."""
+        """Release what a running sample holds, and wake all that wait for it."""
         self._sample_quota.give_back(sample.tenant, 1)
         self._byte_quota.give_back(sample.tenant, sample.nbytes)
         sample.finished.set()
@@ -401,7 +407,7 @@ class DrainTracker:
         self._changed.set()
 
     def remaining_seconds(self) -> float:
-        """How much longer this process is needed: 0: no more; infinite while a sample runs."""
+        """Return how much longer the process is needed: 0: no more; infinite while a sample runs."""
         if self.running:
             return math.inf
         if not self._unfetched:
@@ -409,7 +415,7 @@ class DrainTracker:
         return max(0.0, self._last_finish + UNFETCHED_SECONDS - self._clock())
 
     async def complete(self) -> None:
-        """Returns when the process may go. Samples that are taken meanwhile are waited for, too."""
+        """Return when the process may exit. Samples that are submitted meanwhile are waited for, too."""
         while (remaining := self.remaining_seconds()) > 0:
             self._changed.clear()
             try:

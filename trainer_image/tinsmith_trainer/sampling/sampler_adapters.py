@@ -1,9 +1,9 @@
-"""Which adapter versions are in a sampler's memory: at most so many, and none leaves while a sample uses it.
+"""The adapter versions in a sampler's memory: a limited number, none of which is evicted while a sample uses it.
 
-Who needs a version that is not there waits for room: tenants that use fewest go first, and each one's versions in the
-order of arrival. The versions unused for longest go first; where all are in use, those taken longest ago let nobody
-else in until their samples are done, so that programs with more versions than fit take turns instead of one waiting
-for ever.
+A version that is not in memory waits for room: tenants with the fewest versions in use go first, and the versions of a
+tenant in the order of arrival. Unused versions are evicted, the least recently used first. If all are in use, those
+taken longest ago admit no new samples until their samples are done, so that programs with more versions than fit
+alternate, and none waits without end.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ log = structlog.get_logger(__name__)
 
 RECENT_SAVE_BYTES = 1024**3
 MOST_PREPARING = 2
-"""Adapters that are read though no sample has named them yet: more would hold up those that are waited for."""
+"""The number of adapters that load before a sample names them. More would delay adapters for which samples wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """Of a sampler's memory: how many versions, the highest rank of one, and the bytes of those that nobody uses.
+    """The limits of a sampler's memory: the number of versions, the highest rank, and the bytes of unused versions.
 
     Bytes are those of the checkpoint's tensors.
     """
@@ -44,11 +44,11 @@ class AdapterLimits:
 
 @dataclass(slots=True)
 class AdapterInUse:
-    """A version that is in memory or on its way there. Goes back to `SamplerAdapters.give_back`, once."""
+    """A version in memory, or on its way there. Each user returns it once by `SamplerAdapters.give_back`."""
 
     key: str
     loading: asyncio.Task[None]
-    users: int = 0  # its loading is one
+    users: int = 0  # its loading counts as one
     size_bytes: int = 0
     tenants: Counter[str] = field(default_factory=Counter)
 
@@ -60,7 +60,7 @@ class _Waiter:
 
 
 class SamplerAdapters:
-    """The adapters of one sampler, by the digests of their manifests. One event loop's."""
+    """The adapters of one sampler, by the digests of their manifests. Used on one event loop."""
 
     def __init__(self, sampler: Sampler, sources: WeightSources, limits: AdapterLimits) -> None:
         self._sampler = sampler
@@ -68,21 +68,24 @@ class SamplerAdapters:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._recent: OrderedDict[str, AdapterState] = OrderedDict()
-        self._resident: OrderedDict[str, AdapterInUse] = OrderedDict()  # taken longest ago first
+        self._resident: OrderedDict[str, AdapterInUse] = OrderedDict()  # least recently taken first
         self._waiting: OrderedDict[str, list[_Waiter]] = OrderedDict()
         self._preparing: set[str] = set()
-        self._references: dict[str, worker_pb2.AdapterRef] = {}  # of those that wait
+        self._references: dict[str, worker_pb2.AdapterRef] = {}  # of versions with waiting samples
 
     def __len__(self) -> int:
-        """How many are in memory or on their way there."""
+        """Return the number of versions in memory or on their way there."""
         return len(self._resident)
 
     def remember_saved(self, saved: SavedWeights) -> None:
-        """Weights that were just saved need not be read back. Called from any thread."""
+        """Keep weights that were just saved, so that they need not be read. Thread-safe."""
         self._loop.call_soon_threadsafe(self._keep_recent, saved)
 
     async def take(self, reference: worker_pb2.AdapterRef, tenant: str) -> AdapterInUse:
-        """Returns once it is in memory, where it stays until the tenant gives it back. Raises TrainerError."""
+        """Return the version when it is in memory.
+
+        It stays there until the tenant gives it back. Raises TrainerError.
+        """
         key = reference.manifest_digest
         admitted: asyncio.Future[AdapterInUse] = self._loop.create_future()
         self._waiting.setdefault(key, []).append(_Waiter(tenant, admitted))
@@ -97,9 +100,9 @@ class SamplerAdapters:
         return adapter
 
     def prepare(self, reference: worker_pb2.AdapterRef) -> None:
-        """Begins to load it ahead of the samples that are about to come, in a place that nobody uses or waits for.
+        """Load an adapter ahead of its samples, if there is unused room that no sample waits for.
 
-        Until one has come it is the first to go: who announces many and samples none takes one place from others.
+        It is evicted first until a sample has used it, so announcing many adapters takes one slot at most.
         """
         key = reference.manifest_digest
         is_busy = bool(self._waiting) or len(self._preparing) >= MOST_PREPARING
@@ -111,7 +114,7 @@ class SamplerAdapters:
         self._resident[key].loading.add_done_callback(lambda _: self._preparing.discard(key))
 
     async def read_assets(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
-        """Puts the data of images that are files on the checkpoint root into the request. Raises TrainerError."""
+        """Put the data of images that are files on the checkpoint root into the request. Raises TrainerError."""
         if len(request.images) > MAX_IMAGES:
             raise UserError(f"The prompt has {len(request.images)} images; {MAX_IMAGES} are the most.")
         read: dict[str, bytes] = {}
@@ -131,7 +134,7 @@ class SamplerAdapters:
         self._admit()
 
     def _drop_beyond_limit(self) -> None:
-        """Each step of RL has a version of its own: without a limit they would fill the device and end the training."""
+        """Evict unused versions. Each step of RL has its own version, which would otherwise fill the device."""
         if self._limits.max_idle_bytes is None:
             return
         idle = [adapter for adapter in self._resident.values() if not adapter.users]
@@ -143,11 +146,11 @@ class SamplerAdapters:
             self._drop(adapter.key)
 
     def _admit(self) -> None:
-        """Lets in whoever can be."""
+        """Admit all waiting samples that can be admitted."""
         without_room = 0
         for key in self._in_order():
             if key in self._resident:
-                if key in islice(self._resident, without_room):  # it is to make room for somebody older
+                if key in islice(self._resident, without_room):  # it has to leave for an older waiter
                     continue
             elif self._has_room():
                 self._resident[key] = self._start_loading(self._references[key])
@@ -157,7 +160,7 @@ class SamplerAdapters:
             self._let_in(key)
 
     def _in_order(self) -> list[str]:
-        """Each version that is waited for stands behind what its tenant uses and behind its older ones."""
+        """Order the awaited versions: each comes after those that its tenant uses, and after its older ones."""
         before = Counter(tenant for one in self._resident.values() for tenant, count in one.tenants.items() if count)
         places = {}
         for key, waiters in self._waiting.items():
@@ -177,13 +180,13 @@ class SamplerAdapters:
                 waiter.admitted.set_result(adapter)
 
     def _has_room(self) -> bool:
-        """Makes it, where one is not in use."""
+        """Return whether there is room, after evicting an unused version if necessary."""
         if len(self._resident) < self._limits.max_loaded:
             return True
         return self._drop_longest_unused()
 
     def _drop_longest_unused(self) -> bool:
-        """False: all are in use."""
+        """Evict the least recently used of the unused versions. Return False if all are in use."""
         idle = next((adapter.key for adapter in self._resident.values() if not adapter.users), None)
         if idle is None:
             return False
@@ -203,7 +206,7 @@ class SamplerAdapters:
         if loading.cancelled() or (error := loading.exception()) is not None:
             if not loading.cancelled():
                 log.warning("an adapter could not be loaded", adapter=adapter.key, error=str(error))
-            del self._resident[adapter.key]  # whoever asks next has it tried again
+            del self._resident[adapter.key]  # the next request for it tries again
         self._release(adapter)
 
     async def _load(self, reference: worker_pb2.AdapterRef) -> None:

@@ -1,4 +1,4 @@
-"""When a sequence ends: token ids, or strings found in the decoded text."""
+"""The end of a sequence: token IDs, or strings in the decoded text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tinsmith_trainer.sampling.token_text import IncrementalText, Tokens
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """What ends the sequences of a job.
+    """The stops of a job.
 
-    Ids that a request lists replace the model's end-of-sequence ids, and strings are beside them: renderers of base
-    models stop at the next speaker's name and read an end of sequence as another way to end, and a game that stops
-    at a bracket cannot read an answer that went on after its end. Nothing listed leaves nothing.
+    Listed IDs replace the model's end-of-sequence IDs, and strings are added to them. Renderers of base models stop at
+    the next speaker's name and also accept an end of sequence, and a game that stops at a bracket cannot parse an
+    answer that continued after its end. Empty lists leave no stop.
     """
 
     token_ids: frozenset[int]
@@ -33,7 +33,7 @@ class StopRule:
 
 
 class StopWatch:
-    """Follows one sequence behind its prompt, token by token."""
+    """A watch over one sequence after its prompt, token by token."""
 
     def __init__(self, rule: StopRule, tokenizer: Any, prompt: Tokens) -> None:
         self._token_ids = rule.token_ids
@@ -43,7 +43,7 @@ class StopWatch:
         self._tail = ""
 
     def sees_end(self, token: int) -> bool:
-        """Takes the next token; true if it is a stop id or completes a stop string."""
+        """Take the next token. Return whether it is a stop ID or completes a stop string."""
         if token in self._token_ids:
             return True
         if not self._strings:
@@ -54,13 +54,16 @@ class StopWatch:
 
 
 class StopCut:
-    """A text up to the first stop string, without its hidden parts. What may begin a stop string is held back."""
+    """A text up to the first stop string, without its hidden parts.
+
+    The possible beginning of a stop string is held back.
+    """
 
     def __init__(self, strings: Sequence[str]) -> None:
         self.found = ""
         self._strings = strings
         self._held = ""
-        self._hides: list[bool] = []  # of each character that is held
+        self._hides: list[bool] = []  # for each held character
 
     def push(self, piece: str, *, hidden: bool = False) -> str:
         if self.found:
@@ -86,6 +89,6 @@ class StopCut:
 
 
 def _overlap(text: str, string: str) -> int:
-    """How many characters at the text's end are the string's first ones."""
+    """Return how many characters at the text's end are the first ones of the string."""
     most = min(len(text), len(string) - 1)
     return next((size for size in range(most, 0, -1) if string.startswith(text[len(text) - size :])), 0)

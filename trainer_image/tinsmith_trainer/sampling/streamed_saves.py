@@ -1,6 +1,6 @@
-"""Takes a save from the memory of the worker that made it, over the network, as it would be read from the root.
+"""Saves that are streamed from the memory of the worker that made them, as they would be read from the checkpoint root.
 
-Nothing depends on it. Where it fails, for whatever reason, the root has the same weights, and the reason is counted.
+This only saves time. After any failure the root has the same weights, and the reason is counted.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 MOST_BYTES = 4 * 1024**3
 FIRST_PART_SECONDS = 2.0
 SLOWEST_BYTES_PER_SECOND = 100e6
-"""What a root on a network volume gives; a worker that is slower than that spares nothing."""
+"""The speed of a checkpoint root on a network volume. A worker that is slower saves no time."""
 AVOIDED_SECONDS = 30.0
-"""So long nothing is asked of a worker that could not be reached: else each load would wait for it in vain."""
+"""How long a worker that could not be reached is not asked again. Otherwise each load would wait for it in vain."""
 
 Reason = Literal["unreachable", "slow", "not_kept", "busy", "refused", "damaged", "failed"]
 Connect = Callable[[worker_pb2.SaveSource], grpc.Channel]
-"""Opens a channel on which nobody but the worker of this id can answer. Raises TrainerError."""
+"""A function that opens a channel on which only the worker with this ID can answer. Raises TrainerError."""
 
 REASONS: dict[grpc.StatusCode, Reason] = {
     grpc.StatusCode.UNAVAILABLE: "unreachable",
@@ -46,13 +46,13 @@ AVOIDED_FOR: frozenset[Reason] = frozenset({"unreachable", "slow", "refused"})
 
 
 class _Parts(Iterator[worker_pb2.SavePart], Protocol):
-    """A call that streams."""
+    """A streaming call."""
 
     def cancel(self) -> bool: ...
 
 
 class StreamFailed(Exception):
-    """The root is to be read. `reason` is for a counter, `str(error)` for the log."""
+    """A failed stream, after which the root is read. `reason` is for a counter, `str(error)` for the log."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ class StreamFailed(Exception):
 
 
 class StreamedSaves:
-    """Calls block, for threads."""
+    """The streams of a sampler. Calls block, so they are made in threads."""
 
     def __init__(self, connect: Connect, base: BaseModelInfo, clock: Callable[[], float] = time.monotonic) -> None:
         self._connect = connect
@@ -69,7 +69,7 @@ class StreamedSaves:
         self._avoided: dict[str, float] = {}  # until when, by the worker's address
 
     def take(self, reference: worker_pb2.AdapterRef) -> AdapterState:
-        """From the worker that the reference names. Raises StreamFailed."""
+        """Stream the adapter from the worker that the reference names. Raises StreamFailed."""
         source = reference.source
         if self._clock() < self._avoided.get(source.target, 0.0):
             raise StreamFailed("unreachable", f"{source.target} failed a moment ago")
@@ -110,12 +110,12 @@ class StreamedSaves:
 
 
 def patience(size_bytes: int) -> float:
-    """Seconds from the call to the last part, of a checkpoint of that size."""
+    """Return the time limit of a stream of that size, in seconds."""
     return FIRST_PART_SECONDS + max(0, size_bytes) / SLOWEST_BYTES_PER_SECOND
 
 
 def _announced_bytes(manifest: Manifest) -> int:
-    """Of the file of weights. Raises CheckpointInvalid."""
+    """Return the size of the file of weights. Raises CheckpointInvalid."""
     size_bytes = int(manifest["files"][WEIGHTS_FILE]["size_bytes"])
     if not HEAD_BYTES <= size_bytes <= MOST_BYTES:
         raise CheckpointInvalid(f"A file of {size_bytes} bytes is not taken by stream.")
@@ -123,7 +123,10 @@ def _announced_bytes(manifest: Manifest) -> int:
 
 
 def _received(size_bytes: int, parts: Iterator[bytes]) -> ReadFile:
-    """So many bytes, in memory made for them; a thread hashes what is there. Raises CheckpointInvalid for others."""
+    """Receive so many bytes into new memory; a thread hashes them meanwhile.
+
+    Raises CheckpointInvalid for another number.
+    """
     head = next(parts, b"")
     if len(head) < HEAD_BYTES:
         raise CheckpointInvalid("The stream ended before the weights began.")

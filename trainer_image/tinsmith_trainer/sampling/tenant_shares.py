@@ -1,8 +1,8 @@
-"""Whose turn it is among tenants: the one that has had least of what they share. Pure.
+"""Fair shares of tenants in a sampler: whose turn is next, and how much each may hold. Pure.
 
-Fair queueing by deficit. Each tenant's use is counted in costs that the caller names, and the one whose count is
-lowest goes next. Who has been away saves no credit, but a little: enough that a small request is done at once, and
-too little to keep anybody waiting for it.
+The turn is by deficit. Each tenant's use is counted in costs of the caller's unit, and the tenant with the lowest count
+is next. A tenant that was away keeps a small credit: enough that a small request runs at once, and too little to delay
+others noticeably.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 
 class FairQueue:
-    """`credit` is by how much a tenant that comes back may be behind those that stayed.
+    """The tenants in the order of their turns.
 
-    Nobody falls behind by more than twice that: who could not use a turn must not have all of them later.
+    `credit` is how far a returning tenant may be behind the others. No tenant falls behind by more than twice that: one
+    that could not use its turns does not get all of them later.
     """
 
     def __init__(self, credit: float) -> None:
@@ -25,7 +26,7 @@ class FairQueue:
         self._level = 0.0
 
     def enter(self, tenant: str) -> None:
-        """It has work from now on. Again is no difference."""
+        """Note that the tenant has work from now on. Repeated calls have no effect."""
         if tenant in self._present:
             return
         self._raise_level()
@@ -34,42 +35,45 @@ class FairQueue:
         self._present[tenant] = None
 
     def leave(self, tenant: str) -> None:
-        """It has no more work."""
+        """Note that the tenant has no more work."""
         if tenant in self._present:
             self._raise_level()
             del self._present[tenant]
 
     def charge(self, tenant: str, cost: float) -> None:
-        """To one that is present."""
+        """Charge a tenant that is present."""
         self._used[tenant] += cost
         behind = self._used[tenant] - max(2 * self.credit, cost)
         for other in self._present:
             self._used[other] = max(self._used[other], behind)
 
     def order(self) -> list[str]:
-        """All that are present, the one whose turn it is first; of equals, who came first."""
+        """Return all tenants that are present, the next one first; of equals, the one that came first."""
         return sorted(self._present, key=self._used.__getitem__)
 
     def lead(self, ahead: str, behind: str) -> float:
-        """By how much one that is present has had more than another."""
+        """Return how much more one present tenant has used than another."""
         return self._used[ahead] - self._used[behind]
 
     def _raise_level(self) -> None:
-        """It never falls: else each of those that come together would be given a credit more than the one before."""
+        """Raise the level of returning tenants.
+
+        It never falls: otherwise each of several new tenants would get a credit more than the one before.
+        """
         lowest = min((self._used[tenant] for tenant in self._present), default=self._level)
         self._level = max(self._level, lowest)
 
     def _forget_absent(self) -> None:
-        """Those that would begin where somebody new does."""
+        """Forget absent tenants that would begin where a new one does."""
         horizon = self._level - self.credit
         self._used = {name: used for name, used in self._used.items() if name in self._present or used > horizon}
 
 
 class SharedQuota:
-    """A tenant may hold as much as is free.
+    """A quota of which a tenant may hold as much as is free.
 
-    So one alone holds half, and there is always room for one more: of n that hold as much as they may each has a part
-    of n + 1, and the last part is free.
+    So one tenant alone may hold half, and there is always room for one more: if n tenants hold all they may, each has
+    one part of n + 1, and the last part is free.
     """
 
     def __init__(self, size: int) -> None:
@@ -82,7 +86,7 @@ class SharedQuota:
         return len(self._held)
 
     def fits(self, tenant: str, amount: int) -> bool:
-        """Also what is larger than all there is, alone."""
+        """Return whether the tenant may hold so much more. An amount above the whole quota fits if it is alone."""
         return not self._total or self._held[tenant] + amount <= self._size - self._total
 
     def take(self, tenant: str, amount: int) -> None:
@@ -104,7 +108,7 @@ class _Kept:
 
 
 class KeptResults:
-    """What is kept for whoever may still fetch it. Where it is too much, the tenant that has most loses its oldest."""
+    """Results that may still be fetched. If they are too large, the tenant with the most bytes loses its oldest."""
 
     def __init__(self, most_bytes: int, seconds: float) -> None:
         self._most_bytes = most_bytes
@@ -122,7 +126,7 @@ class KeptResults:
         self._bytes[tenant] += nbytes
 
     def forget(self, now: float) -> list[str]:
-        """Those that are past their time, or too much."""
+        """Return the results that are too old or too large."""
         gone = []
         while self._kept and next(iter(self._kept.values())).since < now - self._seconds:
             gone.append(self._remove(next(iter(self._kept))))

@@ -1,8 +1,8 @@
-"""The text of tokens behind others: of a growing sequence, and of one token by itself.
+"""The text of tokens after other tokens: of a growing sequence, and of a single token.
 
-Some decoders take a space from the first token that they are given: SentencePiece's, as Llama 2 has it, and those of
-WordPiece. So what is drawn is decoded behind the last tokens of its prompt. Samplers seek stop strings in this text,
-and readers are shown it.
+Some decoders remove a space from their first token: SentencePiece's, as Llama 2 has it, and those of WordPiece. So
+drawn tokens are decoded after the last tokens of their prompt. Samplers search stop strings in this text, and readers
+see it.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from numpy.typing import NDArray
 Tokens = Sequence[int] | NDArray[np.int32]
 
 INCOMPLETE = "\ufffd"
-LONGEST_WAIT_TOKENS = 64  # tokens that never make a whole character: bounds what is decoded again and again
+LONGEST_WAIT_TOKENS = 64  # for tokens that never make a whole character: limits repeated decoding
 LONGEST_CHARACTER_TOKENS = 8  # it has four bytes at most
 ANCHOR = "a"
-"""A text whose token stands before a token that is decoded by itself."""
+"""A text whose token precedes a token that is decoded alone."""
 
 
 class IncrementalText:
-    """Decodes a growing sequence behind a prompt. Its pieces, joined, are the text that the prompt's has grown by.
+    """The text of a growing sequence after a prompt, in pieces.
 
-    A token may hold a part of a character, and what a tokenizer prints for a token depends on the
-    one before it. So a piece is the difference between two decodings of the last few tokens, and
-    waits while the text ends in the middle of a character.
+    A token may hold a part of a character, and the text of a token depends on the one before it. So a piece is the
+    difference between two decodings of the last few tokens, and waits while the text ends within a character.
 
-    A character that the prompt begins and the sequence ends is in the pieces. `echoed`: so are the bytes of one that
-    is never ended, because the prompt was shown without them.
+    A character that the prompt begins and the sequence ends is in the pieces. `echoed`: so are the bytes of an
+    incomplete character, because the prompt was shown without them.
     """
 
     def __init__(self, tokenizer: Any, prompt: Tokens = (), *, echoed: bool = False) -> None:
@@ -40,7 +39,7 @@ class IncrementalText:
         self._echoed = echoed
         self._context: list[int] = []
         self._pending: list[int] = []
-        self._shown: list[int] = []  # those of the pending tokens whose text is the prompt's
+        self._shown: list[int] = []  # the pending tokens whose text is the prompt's
 
     def push(self, token: int) -> str:
         """Return the text that this token completes, which may be empty."""
@@ -66,7 +65,7 @@ class IncrementalText:
         for shown in [self._shown, []] if self._shown else [[]]:
             if now.startswith(before := self._decode(self._context + shown)):
                 return now[len(before) :]
-        # Bytes that make no character have changed how those before them are decoded.
+        # Bytes that make no character have changed the decoding of those before them.
         anchor = self._tokenizer(ANCHOR, add_special_tokens=False)["input_ids"]
         return self._decode(anchor + self._pending).removeprefix(self._decode(anchor))
 
@@ -75,7 +74,7 @@ class IncrementalText:
 
 
 class TokenTexts:
-    """The text of each token of a vocabulary, as it is behind others."""
+    """The text of each token of a vocabulary, after another token."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -95,12 +94,12 @@ class TokenTexts:
         return anchor, text_of(self._tokenizer, anchor)
 
     def first(self, token: int) -> str:
-        """Return the text of a token that nothing stands before."""
+        """Return the text of a token at the beginning."""
         return text_of(self._tokenizer, [token])
 
 
 def last_characters(prompt: Tokens, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the last tokens that make whole characters, and those of an incomplete one behind them."""
+    """Return the last tokens that make whole characters, and those of an incomplete one after them."""
     tokens = [int(token) for token in prompt[-2 * LONGEST_CHARACTER_TOKENS :]]
     for open_tokens in range(min(len(tokens), LONGEST_CHARACTER_TOKENS)):
         end = len(tokens) - open_tokens
@@ -112,11 +111,11 @@ def last_characters(prompt: Tokens, tokenizer: Any) -> tuple[list[int], list[int
 
 
 def ends_within_character(tokens: Sequence[int], tokenizer: Any) -> bool:
-    """Tell whether the text of these tokens ends with a character of which bytes are missing."""
+    """Return whether the text of these tokens ends with an incomplete character."""
     return text_of(tokenizer, list(tokens[-LONGEST_CHARACTER_TOKENS:])).endswith(INCOMPLETE)
 
 
 def text_of(tokenizer: Any, tokens: Sequence[int], *, special: bool = True) -> str:
-    """Decode tokens, those that stand for no text included unless `special` is false."""
+    """Decode tokens, including special ones unless `special` is false."""
     text: str = tokenizer.decode(list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
     return text

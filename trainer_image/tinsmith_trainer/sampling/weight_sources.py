@@ -1,4 +1,4 @@
-"""Where a sampler gets an adapter's weights: from whoever is nearest and has them, or from the checkpoint root."""
+"""The sources of an adapter's weights for a sampler: the nearest one that has them, or the checkpoint root."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 log = structlog.get_logger(__name__)
 
 Way = Literal["own", "shared", "stream", "root"]
-"""Saved by this process; mapped from the worker beside it; from the memory of a worker elsewhere; read."""
+"""`own`: saved by this process. `shared`: mapped from the worker on this machine. `stream`: from the memory of a worker
+elsewhere. `root`: read."""
 
 
 class WeightSources:
-    """Whatever does not come another way is read from the root, and so are images. Calls block, for threads."""
+    """The sources of weights and images. Calls block, so they are made in threads."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class WeightSources:
         saves_socket: Path | None = None,
         streams: StreamedSaves | None = None,
     ) -> None:
-        """`saves_socket`: of the worker on this machine that shares its newest saves. It is asked first."""
+        """Create the sources. `saves_socket` is that of the worker on this machine, which is asked first."""
         self.checkpoints = checkpoints
         self._base = base
         self._saves_socket = saves_socket
@@ -44,7 +45,7 @@ class WeightSources:
         self._streams_failed: Counter[str] = Counter()
 
     def fetch(self, reference: worker_pb2.AdapterRef) -> AdapterState:
-        """Raises TrainerError where the root has it neither."""
+        """Return the adapter's weights. Raises TrainerError if the root does not have them either."""
         way: Way = "shared"
         state = self._shared(reference)
         if state is None:
@@ -56,16 +57,16 @@ class WeightSources:
         return state
 
     def note_own(self) -> None:
-        """One was taken that this process has saved, and had in memory."""
+        """Count an adapter that this process has saved and had in memory."""
         self._count(self._taken, "own")
 
     def taken(self) -> Mapping[str, int]:
-        """Adapters, by way."""
+        """Return the number of adapters by way."""
         with self._lock:
             return dict(self._taken)
 
     def streams_failed(self) -> Mapping[str, int]:
-        """By reason. The root was read after each."""
+        """Return the number of failed streams by reason. The root was read after each."""
         with self._lock:
             return dict(self._streams_failed)
 

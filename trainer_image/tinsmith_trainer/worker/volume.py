@@ -126,7 +126,10 @@ def is_unsuitable(kind: str) -> bool:
 
 
 def file_system_of(directory: Path, mountinfo: str) -> str | None:
-    """Return the type of the file system of a directory: that of the deepest mount above it, and the last of several."""
+    """Return the type of the file system of a directory: that of the deepest mount above it.
+
+    Of several mounts on one path it is the last.
+    """
     deepest, found = -1, None
     for line in mountinfo.splitlines():
         before, separator, after = line.partition(" - ")
