@@ -286,8 +286,9 @@ class ModelSnapshots:
             raise
 
     def replace(self, queue: ModelQueue, file: SnapshotFile | None, applied: int) -> None:
-        """Replace the model's snapshot, after the journal has named the new one or has forgotten the model (`file`
-        None).
+        """Replace the model's snapshot.
+
+        The journal has named the new one, or has forgotten the model (`file` None).
         """
         old, queue.snapshot = queue.snapshot, file
         queue.snapshot_applied, queue.snapshot_at = applied, self._clock()

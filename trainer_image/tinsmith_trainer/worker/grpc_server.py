@@ -293,9 +293,10 @@ class WorkerServicer(SamplingServicer):
     async def StreamSave(  # type: ignore[override]  # the stubs know generators alone
         self, request: worker_pb2.StreamSaveRequest, context: Context
     ) -> None:
-        """The call writes its stream here, so that it ends at once when the caller gives up.
+        """Stream a save.
 
-        A generator would be left running.
+        The call writes its stream here, so that it ends at once when the caller gives up. A generator would be left
+        running.
         """
         try:
             async with self._service.parts.offered_saves.given(request.manifest_digest) as offer:

@@ -1,8 +1,8 @@
 """The adapters of a decode batch as one stack, so that two small products of a module serve all of them.
 
-With eight adapters of four rows each, sixteen products a module took a third of a step's time, most of it calls.
-Weights are copied once, when an adapter's first row comes. Where they are too large for that, of unlike shapes, or
-spread too unevenly over the rows, each adapter's rows have products of their own.
+With eight adapters of four rows each, sixteen products a module took a third of a step's time, mostly as overhead of
+calls. Weights are copied once, when an adapter's first row comes. If they are too large, of different shapes, or spread
+too unevenly over the rows, each adapter's rows have their own products.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from tinsmith_trainer.torch_model.lora import OwnProduct, StackedDelta
 from tinsmith_trainer.torch_model.products import linear_product
 
 MOST_PADDING = 2
-"""Groups are as long as the longest. All together have so many times the forward's rows at most."""
+"""The limit of padding. Groups are as long as the longest; together they have at most so many times the forward's rows.
+"""
 
 
 class AdapterGroups:
-    """Those of one batch. An adapter keeps its place in the stack while others come and go."""
+    """The adapters of one batch. An adapter keeps its slot in the stack while others come and go."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -39,7 +40,7 @@ class AdapterGroups:
         self._stack: dict[str, GroupWeights] = {}
 
     def route(self, runs: Sequence[AdapterRun], modules: Sequence[str]) -> Mapping[str, OwnProduct]:
-        """Of a forward of a token for each row; `runs` are of different adapters."""
+        """Return the route of a forward with one token for each row. `runs` have different adapters."""
         route = dict(route_by_products(runs, modules))
         if self._fits(runs):
             self._make_slots([adapter for adapter, _ in runs])
@@ -57,7 +58,7 @@ class AdapterGroups:
         return len(runs) * longest <= MOST_PADDING * rows and len(runs) * stacked <= self._most_bytes
 
     def _make_slots(self, adapters: Sequence[LoadedAdapter]) -> None:
-        """For each that has none; all anew where those that left have as many as those that are here."""
+        """Give each new adapter a slot; rebuild the stack if as many adapters have left as are here."""
         shape, places = adapters[0].shape, self._slots
         if shape != self._shape or len(adapters) > len(places) or 2 * len(adapters) <= len(places):
             self._shape = shape
@@ -75,9 +76,9 @@ class AdapterGroups:
 
 
 class GroupWeights:
-    """One module's: `down` `[groups, d_in, rank]`, `up` `[groups, rank, d_out]`, which has the scale in it.
+    """The weights of one module: `down` `[groups, d_in, rank]`, `up` `[groups, rank, d_out]`, which includes the scale.
 
-    So laid out the products take four fifths of the time that they take of A and B as they come.
+    In this layout the products take four fifths of the time that they take with A and B.
     """
 
     def __init__(self, like: StackedDelta, groups: int) -> None:
@@ -92,9 +93,9 @@ class GroupWeights:
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """How rows lie in equal groups: `take` is the row of each place in them, `back` the place of each row.
+    """The layout of rows in equal groups: `take` is the row of each slot, `back` the slot of each row.
 
-    None: as they are.
+    None: unchanged.
     """
 
     groups: int
@@ -102,7 +103,7 @@ class GroupLayout:
 
     @classmethod
     def of(cls, runs: Sequence[tuple[int, int]], groups: int) -> GroupLayout:
-        """`runs`: the group of rows that follow one another, and how many they are."""
+        """Return the layout. `runs`: the group and the number of consecutive rows."""
         longest = max(rows for _, rows in runs)
         if runs == [(group, longest) for group in range(groups)]:
             return cls(groups, None)
@@ -117,7 +118,7 @@ class GroupLayout:
 
 
 class GroupProducts(AdapterProducts):
-    """One module's. Rows that fill a group up are computed and left."""
+    """The products of one module. Rows that fill a group up are computed and ignored."""
 
     __slots__ = ("_layout", "_weights")
 

@@ -1,10 +1,10 @@
 """Loaded adapter versions, and the routes that give each row of a batch its own.
 
-There are two ways. By products, for speed: rows of one adapter lie next to each other and share one product, so nothing
-is copied, and adapters of any rank and size meet in a batch. Stacked, for rows whose bits must not depend on their
-company, and for GPUs, where many small products cost more than copies: a batch holds adapters of one padded rank and
-one set of modules, and each row is a group of its own. Adapters of experts are never stacked: they are large, and their
-products are such that bits do not depend on company (torch_model/expert_products.py).
+There are two ways. By products, for speed: rows of one adapter are adjacent and share one product, so nothing is
+copied, and a batch may have adapters of any rank and size. Stacked, for rows whose bits must not depend on other rows,
+and for GPUs, where many small products cost more than copies: a batch has adapters of one padded rank and one set of
+modules, and each row is a group. Adapters of experts are never stacked: they are large, and the bits of their products
+do not depend on other rows (torch_model/expert_products.py).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tinsmith_trainer.torch_model.lora import OwnDelta, OwnProduct, OwnSpan, Rou
 from tinsmith_trainer.torch_model.products import linear_product
 
 BASE_SERIAL = 0
-PADDED_RANKS = (8, 32, 128)  # few, so that adapters of unlike rank still meet in a batch
+PADDED_RANKS = (8, 32, 128)  # few, so that adapters of different ranks may share a batch
 _serials = itertools.count(BASE_SERIAL + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterShape:
-    """What adapters must have in common to share a batch. The base model alone has rank 0 and no modules."""
+    """The properties that adapters share in a batch. The base model alone has rank 0 and no modules."""
 
     padded_rank: int = 0
     modules: tuple[str, ...] = ()
@@ -44,8 +44,8 @@ class AdapterShape:
 class LoadedAdapter:
     """An immutable adapter version on the device; the base model is one without deltas.
 
-    `serial` is never used twice, so nothing computed with a dropped version can be taken for
-    one that was loaded later under the same key. `deltas` hold one group each, of linear layers.
+    `serial` is never reused, so values computed with a dropped version cannot be taken for those of a later one under
+    the same key. `deltas` hold one group each, of linear layers.
     """
 
     key: str
@@ -60,11 +60,11 @@ class LoadedAdapter:
         return sum(self.deltas.get(name, own).nbytes for name, own in self.own.items())
 
     def route(self, rows: int) -> Route:
-        """The same adapter for each of `rows` groups, without copies."""
+        """Return a route that uses this adapter for each of `rows` groups, without copies."""
         return {**{name: _expanded(delta, rows) for name, delta in self.deltas.items()}, **self._of_experts()}
 
     def route_of_all(self) -> Route:
-        """The same adapter for all there is, as one group."""
+        """Return a route that uses this adapter for all rows, as one group."""
         return {**self.deltas, **self._of_experts()}
 
     def _of_experts(self) -> Route:
@@ -79,7 +79,7 @@ BASE_MODEL = LoadedAdapter("", BASE_SERIAL, AdapterShape(), {})
 
 
 def load_adapter(key: str, state: AdapterState, layers: Mapping[str, LoraLayer], device: torch.device) -> LoadedAdapter:
-    """Puts an adapter's weights on the device; on a CPU they stay where they are, unless their rank is padded.
+    """Put an adapter's weights on the device. On a CPU they are not copied, unless their rank is padded.
 
     Raises ServerError if they do not fit the base model.
     """
@@ -101,16 +101,19 @@ def load_adapter(key: str, state: AdapterState, layers: Mapping[str, LoraLayer],
 
 
 def padded_rank(rank: int) -> int:
-    """The rank whose shapes an adapter is computed in."""
+    """Return the rank in whose shapes an adapter is computed."""
     return next((padded for padded in PADDED_RANKS if rank <= padded), rank)
 
 
 AdapterRun = tuple[LoadedAdapter, int]
-"""Rows, or tokens, of one adapter that follow one another."""
+"""Consecutive rows, or tokens, of one adapter."""
 
 
 def route_by_products(runs: Sequence[AdapterRun], modules: Sequence[str]) -> Mapping[str, OwnProduct]:
-    """Of each module one product for all tokens, and for each run those of its adapter, of any rank."""
+    """Return the route by products.
+
+    Each module has one product for all tokens, and products of its adapter, of any rank, for each run.
+    """
     ends = list(itertools.accumulate(count for _, count in runs))
     spans = [(adapter, end - count, end) for (adapter, count), end in zip(runs, ends, strict=True)]
     return {
@@ -123,7 +126,7 @@ def route_by_products(runs: Sequence[AdapterRun], modules: Sequence[str]) -> Map
 
 
 class AdapterProducts:
-    """One module's. Each span of tokens has an adapter; a single one is that of all tokens, however many come."""
+    """The products of one module. Each span of tokens has an adapter; a single span is that of all tokens."""
 
     __slots__ = ("_spans", "_uniform")
 
@@ -147,7 +150,7 @@ class AdapterProducts:
 
 
 def _add_delta(out: Tensor, x: Tensor, own: OwnDelta) -> None:
-    """Adapters are float32 whatever the dtype of the base is; a sum is rounded once."""
+    """Add the delta. Adapters are float32 whatever the dtype of the base is; a sum is rounded once."""
     if out.dtype == own.lora_A.dtype:
         out.addmm_(functional.linear(x, own.lora_A), own.lora_B.T, alpha=own.scale)
     else:
@@ -155,9 +158,9 @@ def _add_delta(out: Tensor, x: Tensor, own: OwnDelta) -> None:
 
 
 def moves_into_runs(groups: Sequence[int | None]) -> list[tuple[int, int]]:
-    """Rows (from, to) that move so that those in use come first and each group's together. None is an idle row.
+    """Return rows (from, to) to move, so that used rows come first and those of each group are adjacent.
 
-    Where one row came or left, at most one of each group moves.
+    None is an idle row. If one row came or left, at most one of each group moves.
     """
     sizes = Counter(group for group in groups if group is not None)
     wanted = [group for group in sorted(sizes) for _ in range(sizes[group])]
@@ -170,7 +173,7 @@ def moves_into_runs(groups: Sequence[int | None]) -> list[tuple[int, int]]:
 
 
 class RowAdapters:
-    """The stacked route of one batch. Most batches hold one adapter, and then nothing is copied.
+    """The stacked route of one batch. Most batches hold one adapter, so that nothing is copied.
 
     `fixed`: the products have one shape however many rows share an adapter.
     """
@@ -183,7 +186,7 @@ class RowAdapters:
         self._stacked: list[LoadedAdapter | None] = [None] * rows
 
     def route(self, adapters: Sequence[LoadedAdapter | None], rows: int) -> Route:
-        """For the first `rows` rows of the batch; None is an idle row, to which any adapter may apply."""
+        """Return the route of the first `rows` rows. None is an idle row, to which any adapter may apply."""
         used = {adapter.serial: adapter for adapter in adapters if adapter is not None}
         if len(used) <= 1:
             adapter = next(iter(used.values()), BASE_MODEL)
@@ -191,7 +194,7 @@ class RowAdapters:
         return self._stacked_route(adapters, rows)
 
     def route_of(self, adapters: Sequence[LoadedAdapter | None], rows: Sequence[int]) -> Route:
-        """For some rows of the batch, none of them idle; `adapters` are those of all its rows."""
+        """Return the route of some rows, none of them idle. `adapters` are those of all rows of the batch."""
         used = {adapter.serial: adapter for row in rows if (adapter := adapters[row]) is not None}
         if len(used) == 1:
             return self._same(next(iter(used.values())), len(rows))
@@ -235,7 +238,10 @@ class RowAdapters:
 
 
 def _of_rows(adapters: Sequence[LoadedAdapter | None]) -> Mapping[str, AdapterProducts]:
-    """Of experts' projections, for rows of one token: those that follow one another in one span."""
+    """Return the products of experts' projections for rows of one token.
+
+    Consecutive rows of an adapter are one span.
+    """
     runs = [(adapter, len(list(same))) for adapter, same in itertools.groupby(adapters)]
     used = [adapter for adapter, _ in runs if adapter is not None]
     names = {name for adapter in used for name in adapter.own if name not in adapter.deltas}
@@ -281,7 +287,7 @@ def _tensor(key: str, name: str, state: AdapterState, shape: tuple[int, ...]) ->
     if array is None or array.shape != shape:
         found = "is missing" if array is None else f"has shape {list(array.shape)}"
         raise ServerError(f"Adapter {key}: {name} {found}; the base model needs {list(shape)}.")
-    # BLAS may choose its kernel by alignment: what lies otherwise would be computed to other bits than elsewhere.
+    # BLAS may choose its kernel by alignment: with another alignment the bits would differ from those elsewhere.
     is_usable = array.flags.c_contiguous and array.flags.writeable and array.dtype == np.float32
     return torch.from_numpy(array) if is_usable and is_aligned(array) else torch.tensor(array, dtype=torch.float32)
 

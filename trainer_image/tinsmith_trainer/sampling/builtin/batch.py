@@ -1,4 +1,4 @@
-"""A decode batch: rows of one extent whose adapters share a shape, one forward per step for all of them."""
+"""A decode batch: rows of one extent whose adapters share a shape, with one forward per step for all of them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ ROWS_STEP = 8
 
 @dataclass(frozen=True, slots=True)
 class BatchKey:
-    """Which rows may share a batch.
+    """The key of rows that may share a batch.
 
-    In deterministic mode all of a forward's shapes follow from this key and the settings. That is why a row's bits do
-    not depend on its company there: the extent is chosen by the row's own length. Where adapters are stacked, those of
-    one `shape` meet; `alone` is the serial of one that is too large to be copied per row, else 0.
+    In deterministic mode all shapes of a forward follow from this key and the settings, so that a row's bits do not
+    depend on other rows: the extent is chosen by the row's own length. If adapters are stacked, those of one `shape`
+    share a batch; `alone` is the serial of one that is too large to be copied per row, else 0.
     """
 
     extent: int
@@ -51,7 +51,7 @@ class BatchKey:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """Extents and rows of batches, and what they cost."""
+    """The extents and rows of batches, and their costs."""
 
     geometry: RowGeometry
     settings: BuiltinSamplerSettings
@@ -59,17 +59,17 @@ class BatchPlan:
 
     @property
     def by_products(self) -> bool:
-        """Whether adapters of any shape share a batch."""
+        """Return whether adapters of any shape share a batch."""
         return not self.settings.deterministic and self.geometry.device.type == "cpu"
 
     @property
     def reads_behind(self) -> bool:
-        """Whether the next step is launched before one is read."""
+        """Return whether the next step is launched before one is read."""
         asked = self.settings.reads_behind
         return self.geometry.device.type != "cpu" if asked is None else asked
 
     def key(self, sample_position: int, adapter: LoadedAdapter) -> BatchKey:
-        """The batch of a sample whose next token goes to a position of its row."""
+        """Return the batch of a sample whose next token goes to this position of its row."""
         extent = SMALLEST_EXTENT
         while extent <= sample_position:
             extent *= 2
@@ -80,22 +80,22 @@ class BatchPlan:
         return BatchKey(extent, adapter.shape, adapter.serial if large else 0)
 
     def rows(self, extent: int) -> int:
-        """As many as a quarter of the memory holds, up to `max_rows`; a power of two."""
+        """Return the rows that a quarter of the memory holds, up to `max_rows`; a power of two."""
         affordable = self.settings.kv_cache_bytes // 4 // self.geometry.row_bytes(extent)
         return min(self.settings.max_rows, 1 << max(0, affordable.bit_length() - 1))
 
     def route_of_rows(self, adapters: Items[LoadedAdapter], tokens: int, modules: Items[str]) -> Route:
-        """Of a forward with so many tokens for each of some rows, those of one adapter next to each other."""
+        """Return the route of a forward with so many tokens for each row. Rows of one adapter are adjacent."""
         if len({adapter.serial for adapter in adapters}) == 1:
             return self.route_of_one(adapters[0], len(adapters) * tokens, modules)
         return route_by_products(adapter_runs(adapters, tokens), modules)
 
     def route_of_one(self, adapter: LoadedAdapter, tokens: int, modules: Items[str]) -> Route:
-        """Of a forward for one adapter alone."""
+        """Return the route of a forward for one adapter."""
         return route_by_products([(adapter, tokens)], modules) if self.by_products else adapter.route_of_all()
 
     def filled_bytes(self, sample: Sample) -> int:
-        """Of its own."""
+        """Return the bytes of the sample's own positions."""
         return self.geometry.row_bytes(sample.own_position)
 
     def nbytes(self, extent: int) -> int:
@@ -103,19 +103,22 @@ class BatchPlan:
 
 
 def adapter_runs(adapters: Items[LoadedAdapter], tokens: int) -> list[AdapterRun]:
-    """Of rows of so many tokens each."""
+    """Return the runs of adapters, for rows of so many tokens each."""
     same = (list(rows) for _, rows in itertools.groupby(adapters, lambda adapter: adapter.serial))
     return [(rows[0], len(rows) * tokens) for rows in same]
 
 
 def computed_rows(used: int) -> int:
-    """Few shapes, since a library of products prepares itself for each of them, and little more than are used."""
+    """Round the number of rows up.
+
+    There are few shapes, since a library of products prepares itself for each of them, and few unused rows.
+    """
     return 1 << (used - 1).bit_length() if used <= ROWS_STEP else -(-used // ROWS_STEP) * ROWS_STEP
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What left the batch in a step; `diverged` are samples whose logits were not finite."""
+    """The samples that left the batch in a step; those in `diverged` had logits that were not finite."""
 
     ended: list[tuple[Sample, Sequence]] = field(default_factory=list)
     outgrown: list[Sample] = field(default_factory=list)
@@ -123,7 +126,7 @@ class StepResult:
     drawn_tokens: int = 0
 
     def took(self, sample: Sample, drawn: DrawnToken, extent: int) -> bool:
-        """Gives a sample its token; whether it leaves a batch of this extent."""
+        """Give a sample its token. Return whether it leaves a batch of this extent."""
         if math.isnan(drawn.logprob):
             self.diverged.append(sample)
             return True
@@ -139,7 +142,7 @@ class StepResult:
 
 
 class DecodeBatch:
-    """Samples in fixed rows. In deterministic mode every step computes all rows, idle ones too."""
+    """Samples in fixed rows. In deterministic mode every step computes all rows, including idle ones."""
 
     def __init__(self, key: BatchKey, plan: BatchPlan, forward: ForwardPass) -> None:
         self.key = key
@@ -148,7 +151,7 @@ class DecodeBatch:
         self._forward = forward
         self._fixed = plan.settings.deterministic
         self._samples: list[Sample | None] = [None] * plan.rows(key.extent)
-        self._written = [0] * len(self._samples)  # of each row's positions, by whoever had it
+        self._written = [0] * len(self._samples)  # the positions of each row that any sample has written
         self._kv = forward.geometry.allocate(len(self._samples), key.extent)
         self._adapters = RowAdapters(len(self._samples), fixed=self._fixed)
         self._groups = AdapterGroups(plan.settings.stacked_adapter_bytes)
@@ -168,7 +171,7 @@ class DecodeBatch:
         return Counter(sample.run.job.tenant for sample in self.samples)
 
     def cost(self, rows: int) -> float:
-        """Of a step of so many that are in use."""
+        """Return the cost of a step with so many used rows."""
         computed = len(self._samples) if self._fixed else rows
         prefixes = {sample.prefix for sample in self.samples if sample.prefix}
         shared = sum(prefix.tokens for prefix in prefixes)
@@ -178,7 +181,7 @@ class DecodeBatch:
         return sum(self._plan.filled_bytes(sample) for sample in self.samples)
 
     def place(self, sample: Sample) -> None:
-        """Gives a sample a free row and copies its keys and values there."""
+        """Give a sample a free row, and copy its keys and values there."""
         row = self._samples.index(None)
         assert isinstance(sample.kv, Tensor)
         with torch.inference_mode():
@@ -187,16 +190,16 @@ class DecodeBatch:
         self._samples[row] = sample
 
     def _write(self, row: int, kv: Tensor) -> None:
-        """Copies a row's beginning there."""
+        """Copy the beginning of a row."""
         end, written = kv.shape[3], self._written[row]
         self._kv[:, :, row, :, :end] = kv
         if written > end:
-            # What a former row left behind is masked, but a masked NaN would still be one.
+            # Values of an earlier sample are masked, but a masked NaN would remain NaN.
             self._kv[:, :, row, :, end:written] = 0
         self._written[row] = end
 
     def _take_out(self, row: int) -> Sample:
-        """Frees a row. A token that is not read yet is lost, and would be the same again."""
+        """Free a row. A token that is not read yet is lost, and would be the same when drawn again."""
         sample = self._vacate(row)
         if self._launched is not None:
             self._launched.forget(sample)
@@ -205,29 +208,32 @@ class DecodeBatch:
     def _vacate(self, row: int) -> Sample:
         sample, self._samples[row] = self._samples[row], None
         assert sample is not None
-        self._written[row] = sample.own_position + 2  # a step that is not read yet is one further
+        self._written[row] = sample.own_position + 2  # a step that is not read yet is one position further
         return sample
 
     def _held(self, sample: Sample) -> int:
-        """How many positions of its row are computed."""
+        """Return how many positions of its row are computed."""
         unread = self._launched is not None and self._launched.place_of(sample) is not None
         return sample.own_position + unread
 
     def park(self, sample: Sample) -> None:
-        """Takes a sample out of its row; it keeps its keys and values in the host's memory, and goes on from there."""
+        """Take a sample out of its row.
+
+        It keeps its keys and values in the host's memory, and continues from there.
+        """
         row = self._samples.index(sample)
         kept = self._kv[:, :, row : row + 1, :, : sample.own_position]
         sample.kv = kept.clone() if kept.device.type == "cpu" else kept.cpu()
         self._take_out(row)
 
     def remove_finished(self) -> None:
-        """Frees the rows of jobs that ended for another reason than their last token."""
+        """Free the rows of jobs that ended for another reason than their last token."""
         for row, sample in enumerate(self._samples):
             if sample is not None and sample.run.finished:
                 self._take_out(row)
 
     def step(self, company: Collection[str]) -> StepResult:
-        """Draws a token for every sample of these tenants; or has it drawn, and reads those of the step before."""
+        """Draw a token for every sample of these tenants. With a launched step, read the tokens of the step before."""
         if not self._fixed:
             self._arrange()
         launched = self._launch(self._rows_of(company))
@@ -237,13 +243,13 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def _arrange(self) -> None:
-        """Rows in use come first, those of one adapter next to each other, and among them those of one prefix."""
+        """Move used rows to the front, those of one adapter together, and among them those of one prefix."""
         order = {group: place for place, group in enumerate(sorted({_group(sample) for sample in self.samples}))}
         moves = moves_into_runs([None if sample is None else order[_group(sample)] for sample in self._samples])
         if not moves:
             return
         moved = [self._vacate(source) for source, _ in moves]
-        # A row that moves may go where another one is that moves, too.
+        # A row that moves may replace another one that moves, too.
         kept = [
             self._kv[:, :, source, :, : self._held(sample)].clone()
             for (source, _), sample in zip(moves, moved, strict=True)
@@ -253,7 +259,7 @@ class DecodeBatch:
             self._samples[target] = sample
 
     def _rows_of(self, company: Collection[str]) -> Items[int]:
-        """All that are computed: a range from the first on if it is for everybody."""
+        """Return all rows that are computed: a range from the first one on if it is for all tenants."""
         if self._fixed:
             return range(len(self._samples))
         used = len(self.samples)
@@ -266,7 +272,7 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def _launch(self, rows: Items[int]) -> LaunchedStep | None:
-        """None if all wait until the step before is read."""
+        """Launch a step. Return None if all rows wait until the step before is read."""
         device, before = self._forward.device, self._launched
         feeds = [feed_of(self._samples[row], before, self.key.extent) for row in rows]
         if all(feed.sample is None for feed in feeds):
@@ -309,7 +315,10 @@ class DecodeBatch:
         return self._adapters.route_of([None if s is None else s.run.adapter for s in self._samples], rows)
 
     def _by_products(self, samples: list[Sample | None]) -> Route:
-        """Idle rows are the last, and compute along with whoever is before them."""
+        """Return the route by products.
+
+        Idle rows are last, and are computed with the adapter of the row before them.
+        """
         used = [sample.run.adapter for sample in samples if sample is not None]
         used += [used[-1]] * (len(samples) - len(used))
         runs = adapter_runs(used, 1)
@@ -325,24 +334,24 @@ class DecodeBatch:
 
 
 def _group(sample: Sample) -> tuple[int, int]:
-    """Of rows that lie next to each other."""
+    """Return the group of a row. Rows of a group are adjacent."""
     return sample.run.adapter.serial, 0 if sample.prefix is None else 1 + sample.prefix.serial
 
 
 def _angles(positions: Tensor, samples: Items[Sample | None]) -> Tensor | None:
-    """What rotary embeddings take for `positions` `[rows, 1]`, where that is something else."""
+    """Return the positions for rotary embeddings, if they differ from `positions` `[rows, 1]`."""
     shifts = [0 if sample is None else sample.run.angle_shift for sample in samples]
     return positions + on_device(shifts, torch.long, positions.device)[:, None] if any(shifts) else None
 
 
 def drawn_of(logits: Tensor, samples: Items[Sample]) -> list[DrawnToken]:
-    """What each row of logits `[rows, vocab]` gives its sample."""
+    """Return what each row of logits `[rows, vocab]` gives its sample."""
     drawn = draw_tokens(logits, [sample.draw() for sample in samples])
     return list(drawn_by(LaunchedStep(samples, *drawn, logits)).values())
 
 
 def drawn_by(launched: LaunchedStep) -> dict[Sample, DrawnToken]:
-    """Waits for it."""
+    """Wait for a launched step and return its tokens."""
     asked = _top_logprobs_asked(launched)
     tokens, logprobs = launched.read()
     return {
@@ -352,7 +361,10 @@ def drawn_by(launched: LaunchedStep) -> dict[Sample, DrawnToken]:
 
 
 def _top_logprobs_asked(launched: LaunchedStep) -> dict[Sample, TopkLogprobs]:
-    """Of those that asked. The fewer of two that ask are the beginning of the more."""
+    """Return the likeliest tokens for samples that request them.
+
+    A smaller request is the beginning of a larger one.
+    """
     asked = {sample: k for sample in launched.samples if (k := sample.run.job.topk_sample_logprobs)}
     if not asked or launched.logits is None:
         return {}

@@ -20,14 +20,14 @@ from tinsmith_trainer.sampling.tenant_shares import FairQueue
 
 
 class OutOfMemoryForNow(Exception):
-    """A batch cannot open until running ones have ended."""
+    """A batch that cannot open until running ones have ended."""
 
 
 class Batches:
-    """Opens a batch when a sample needs it, and gives rows to tenants in equal numbers where they are short.
+    """The batches of a sampler.
 
-    A sample whose row goes to another tenant keeps its keys and values, outside of a batch, and is the next of its
-    tenant's.
+    One is opened when a sample needs it, and tenants get equal numbers of rows if rows are short. A sample whose row
+    goes to another tenant keeps its keys and values outside the batch, and is its tenant's next.
     """
 
     def __init__(self, plan: BatchPlan, forward: SamplerForward, turns: FairQueue, shared: SharedPrefixes) -> None:
@@ -42,18 +42,18 @@ class Batches:
 
     @property
     def active(self) -> list[AnyBatch]:
-        """Batches with samples in them."""
+        """The batches with samples in them."""
         return [batch for batch in self._open.values() if batch.samples]
 
     def of(self, tenant: str) -> list[AnyBatch]:
-        """Those in which a tenant has rows."""
+        """Return the batches in which a tenant has rows."""
         return [batch for batch in self._open.values() if batch.rows_by_tenant[tenant]]
 
     def may_start(self, key: BatchKey, tenant: str, promised: int = 0) -> bool:
-        """Whether a new sample of this key would start at once, beside so many rows that are promised to the tenant.
+        """Return whether a new sample of this key would start at once, in addition to the rows promised to the tenant.
 
-        Raises OutOfMemoryForNow if it waits for memory, or an earlier one of the tenant's does: rows that run now will
-        end, and until then nothing of the tenant's starts, or the one that waits never would.
+        Raises OutOfMemoryForNow if it, or an earlier sample of the tenant, waits for memory. Running rows will end;
+        until then no sample of the tenant starts, or the waiting one never would.
         """
         if tenant in self._short:
             raise OutOfMemoryForNow
@@ -67,22 +67,25 @@ class Batches:
         return promised < self.plan.rows(key.extent)
 
     def has_room_beside_rows(self, nbytes: int) -> bool:
-        """For what is kept as long as samples run, or nothing of the kind is kept."""
+        """Return whether there is room for what is kept as long as samples run, or nothing of the kind is kept."""
         return self._excess_bytes(nbytes) <= 0 or not self._shared.nbytes
 
     def enqueue(self, sample: Sample) -> None:
-        """Takes a sample that has its keys and values."""
+        """Take a sample that has its keys and values."""
         self._queue_of(sample).append(sample)
 
     def fill(self) -> None:
-        """Moves queued samples into rows, and notes whose wait for memory."""
+        """Move queued samples into rows, and note the tenants that wait for memory."""
         self._short.clear()
         places = {tenant: place for place, tenant in enumerate(self._turns.order())}
         for key in sorted(self._queues, key=lambda key: min(places[tenant] for tenant in self._queues[key])):
             self._fill(key)
 
     def company(self, batch: AnyBatch, tenant: str) -> frozenset[str]:
-        """Whose samples are drawn together with a tenant's, in its turn. Each pays for its rows."""
+        """Return the tenants whose samples are drawn together with this tenant's, in its turn.
+
+        Each pays for its rows.
+        """
         rows = batch.rows_by_tenant
         chosen = company(rows, tenant, batch.cost)
         together = sum(rows[one] for one in chosen)
@@ -92,11 +95,11 @@ class Batches:
         return chosen
 
     def discard(self, batch: AnyBatch) -> None:
-        """Closes a batch whose step failed."""
+        """Close a batch whose step failed."""
         self._open.pop(batch.key, None)
 
     def remove_finished(self) -> None:
-        """Forgets samples whose job has ended."""
+        """Forget samples whose job has ended."""
         for batch in self._open.values():
             batch.remove_finished()
         self._parked = {sample: nbytes for sample, nbytes in self._parked.items() if not sample.run.finished}
@@ -123,7 +126,7 @@ class Batches:
             self._tidy(key, tenant)
 
     def _next_in(self, key: BatchKey) -> str | None:
-        """The tenant whose sample gets a row now, which is free then."""
+        """Return the tenant whose sample gets a row, which is free then; None if no sample gets one."""
         waiting = [tenant for tenant in self._turns.order() if tenant in self._queues[key]]
         rows = self._open[key].rows_by_tenant if key in self._open else {}
         for tenant in next_for_a_row(waiting, rows):
@@ -134,7 +137,7 @@ class Batches:
         return None
 
     def _make_row(self, batch: AnyBatch, tenant: str) -> bool:
-        """Of the tenant that has most: the row of its latest job, so that the earlier ones end first."""
+        """Free a row of the tenant with the most rows: the row of its latest job, so that earlier jobs end first."""
         giver = self._giver(batch, tenant)
         if giver is None:
             return False
@@ -151,14 +154,17 @@ class Batches:
         return gives_up_a_row(batch.rows_by_tenant, tenant, self._turns.lead, self._turns.credit)
 
     def _park(self, batch: AnyBatch, samples: Collection[Sample]) -> None:
-        """They are the next of their tenants', in their order."""
+        """Park the samples. They are their tenants' next ones, in their order."""
         for sample in sorted(samples, key=lambda sample: (sample.run.serial, sample.index), reverse=True):
             batch.park(sample)
             self._parked[sample] = self.plan.filled_bytes(sample)
             self._queue_of(sample).appendleft(sample)
 
     def _room_to_park(self) -> int:
-        """As much again as batches take, in the host's memory; at least a whole context, where they take less."""
+        """Return the room for parked samples in the host's memory.
+
+        It is as much as batches take, and at least a whole context.
+        """
         context = self.plan.geometry.row_bytes(self.plan.max_sequence_length)
         return max(self.plan.settings.kv_cache_bytes, 2 * context) - sum(self._parked.values())
 
@@ -177,7 +183,7 @@ class Batches:
         return self._excess_bytes(needed) <= 0 or not self.active or bool(self._leaving(needed, tenant))
 
     def _excess_bytes(self, needed_bytes: int) -> int:
-        """What is missing for a batch even where idle ones are closed."""
+        """Return what is missing for a batch even if idle ones are closed."""
         held = sum(batch.nbytes for batch in self.active) + self._shared.nbytes
         return held + needed_bytes - self.plan.settings.kv_cache_bytes
 
@@ -185,7 +191,7 @@ class Batches:
         return sum(batch.nbytes for batch in self._open.values()) + self._shared.nbytes
 
     def _leaving(self, needed_bytes: int, tenant: str) -> list[AnyBatch]:
-        """Batches of others that make room for one; none if there is room, or they do not have to."""
+        """Return the batches of others that make room for one; none if there is room, or they need not."""
         excess = self._excess_bytes(needed_bytes)
         if excess <= 0 or self.of(tenant):
             return []
@@ -195,7 +201,7 @@ class Batches:
         return [active[place] for place in leaving]
 
     def _close_idle(self, needed_bytes: int) -> None:
-        """Until a new batch fits; one that fits never may still open alone."""
+        """Close idle batches until a new one fits. One that can never fit may still open alone."""
         for key, batch in list(self._open.items()):
             if self._used_bytes() + needed_bytes <= self.plan.settings.kv_cache_bytes:
                 return

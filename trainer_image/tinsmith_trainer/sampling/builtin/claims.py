@@ -1,8 +1,8 @@
-"""Who goes along in a step, and whose rows give way to whom. Pure.
+"""The tenants that share a step, and the rows that one tenant gives to another. Pure.
 
-Rows of several tenants in one forward are cheaper than forwards of their own, and a tenant that has many makes the
-forward slow for one that has few. So company is welcome while it costs nobody more than taking turns would, and rows
-are held in equal numbers while somebody waits for them.
+Rows of several tenants in one forward are cheaper than separate forwards, but the rows of a large tenant make the
+forward slow for a small one. So a tenant's rows are added while that costs no tenant more than alternating would, and
+tenants have equal numbers of rows while any waits for one.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 Lead = Callable[[str, str], float]
-"""By how much the first tenant has had more than the second."""
+"""A function that returns how much more the first tenant has used than the second."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardCost:
-    """In tokens: what a forward costs whatever is in it, for each position whose keys it reads, and one for each row or
-    position that it computes.
+    """The cost of a forward in tokens.
 
+    It is a fixed part, a part for each position whose keys it reads, and one for each computed row or position.
     Measured on CPUs at 3 M to 118 M parameters, a step of 32 short rows takes five to seven times as long as one of a
-    single row. GPUs compute hundreds in the time of one. That is for the weights; keys cost as much a byte.
+    single row. GPUs compute hundreds of rows in the time of one. That is for the weights; a byte of keys costs as much.
     """
 
     fixed_tokens: float
@@ -28,7 +28,10 @@ class ForwardCost:
 
     @classmethod
     def on(cls, device_type: str, key_bytes_per_weight_byte: float = 0.0) -> ForwardCost:
-        """`key_bytes_per_weight_byte`: keys and values of one position, as a part of the weights."""
+        """Return the costs on a device.
+
+        `key_bytes_per_weight_byte`: keys and values of one position, as a part of the weights.
+        """
         fixed = 5.0 if device_type == "cpu" else 256.0
         return cls(fixed, fixed * key_bytes_per_weight_byte)
 
@@ -37,10 +40,10 @@ class ForwardCost:
 
 
 def company(rows: Mapping[str, int], tenant: str, cost: Callable[[int], float]) -> frozenset[str]:
-    """Whose rows are computed in a step that is `tenant`'s turn, its own among them.
+    """Return the tenants whose rows are computed in this tenant's step, including itself.
 
-    `rows` are those of each tenant in the batch, `cost` is that of a step of so many. With k tenants the step costs at
-    most k times what it would cost the one alone, which is what waiting for the others' turns would take.
+    `rows` are those of each tenant in the batch, `cost` is that of a step of so many rows. With k tenants the step
+    costs at most k times what it would cost this tenant alone, which is the time of waiting for the others' turns.
     """
     chosen, together = {tenant}, rows[tenant]
     for other in sorted(set(rows) - chosen, key=lambda other: (rows[other], other)):
@@ -52,15 +55,15 @@ def company(rows: Mapping[str, int], tenant: str, cost: Callable[[int], float]) 
 
 
 def next_for_a_row(waiting: Iterable[str], rows: Mapping[str, int]) -> list[str]:
-    """Those that have fewest rows of the batch first; `waiting` are in the order of their turns."""
+    """Return the waiting tenants, those with the fewest rows first. `waiting` is in the order of their turns."""
     return sorted(waiting, key=lambda tenant: rows.get(tenant, 0))
 
 
 def gives_up_a_row(rows: Mapping[str, int], wanting: str, lead: Lead, credit: float) -> str | None:
-    """The tenant that gives a row of a full batch to one that waits, or None.
+    """Return the tenant that gives a row of a full batch to one that waits, or None.
 
-    One with two rows more than the other; and where there are more tenants than rows, one that has had more by
-    `credit`. So whoever waits has a row in a bounded number of steps, and none goes back and forth in each.
+    It has two rows more than the other; or, if there are more tenants than rows, it has used more by `credit`. So a
+    waiting tenant gets a row in a bounded number of steps, and no row changes its tenant in each step.
     """
     held = rows.get(wanting, 0)
     others = [tenant for tenant in rows if tenant != wanting and rows[tenant]]
@@ -74,7 +77,7 @@ def gives_up_a_row(rows: Mapping[str, int], wanting: str, lead: Lead, credit: fl
 
 @dataclass(frozen=True, slots=True)
 class HeldMemory:
-    """A batch in use: what its keys and values take, what of that is filled, and whose rows are in it."""
+    """A batch in use: the memory of its keys and values, the filled part of it, and the tenants of its rows."""
 
     nbytes: int
     filled_bytes: int
@@ -84,10 +87,10 @@ class HeldMemory:
 def give_up_memory(
     held: Sequence[HeldMemory], needed_bytes: int, room_to_park: int, wanting: str, lead: Lead, credit: float
 ) -> list[int]:
-    """Places in `held` of the batches that leave so that `needed_bytes` are free; none if that cannot be.
+    """Return the indices in `held` of the batches that leave to free `needed_bytes`; none if that is impossible.
 
-    For a tenant that has nothing in any batch. Those leave whose tenants have all had more by `credit`, the largest
-    first, and what is in them must fit where it is kept meanwhile.
+    This is for a tenant without any batch. Batches leave whose tenants have all used more by `credit`, the largest
+    first, and their filled part must fit where it is kept meanwhile.
     """
     ahead = [
         place

@@ -1,6 +1,6 @@
 """One token per row from its logits: greedy, temperature, top-k, top-p, by a counter-based random stream.
 
-Beside it the most likely tokens of a row.
+The most likely tokens of a row are found here, too.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from torch import Tensor
 
 _WORD = (1 << 64) - 1
 _BLOCK = 64
-"""Ids whose probabilities are added up before one of them is looked for."""
+"""The number of IDs whose probabilities are summed before one of them is searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How one row draws. `uniform` is in [0, 1); `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 are off."""
+    """The parameters of a row's draw.
+
+    `uniform` is in [0, 1); `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 are off.
+    """
 
     temperature: float = 0.0
     top_k: int = -1
@@ -33,35 +36,34 @@ class Draw:
 
 
 def uniform(seed: int, sample_index: int, position: int) -> float:
-    """The number in [0, 1), 53 bits of it, that the stream (seed, sample) holds at a position.
+    """Return the number in [0, 1), with 53 bits, of the stream (seed, sample) at a position.
 
-    A hash of the counter instead of a generator's state: nothing to carry along, nothing to
-    replay, and neighbouring seeds share nothing.
+    It is a hash of the counter and not a generator's state: there is no state to keep or to replay, and neighbouring
+    seeds share nothing.
     """
     return _number(b"tinsmith-draw", seed, sample_index, position)
 
 
 def alternative_uniforms(seed: int, position: int, k: int) -> list[float]:
-    """As `uniform`, for the k draws at a prompt position: streams that no sample draws from."""
+    """Return the numbers for the k draws at a prompt position, of streams that no sample uses."""
     return [_number(b"tinsmith-alt", seed, index, position) for index in range(k)]
 
 
 def on_device(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Without waiting for what the device computes: a copy from memory that may be moved would."""
+    """Copy values to the device without waiting for it. A copy from pageable memory would wait."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    """A token per row of `logits` `[rows, vocab]` float32, and its logprob at temperature 1 before any filter.
+    """Draw a token per row of `logits` `[rows, vocab]` float32, and return it with its logprob.
 
-    Both are `[rows]`, on the device, which nobody waits for.
-
-    A row of logits that are not finite gives a logprob of NaN. Equal logits go to the lowest id
-    under greedy. An inverse cumulative distribution over ids in order picks the others.
+    The logprob is at temperature 1 before any filter. Both are `[rows]`, on the device, without waiting for it. A row
+    of logits that are not finite gives a logprob of NaN. With greedy, equal logits go to the lowest ID. Other draws
+    invert the cumulative distribution over IDs in order.
     """
-    # A vocabulary is read and written as rarely as can be: beside a small model that is a quarter of a step on a CPU.
+    # The vocabulary is read and written as rarely as possible: for a small model that is a quarter of a step on a CPU.
     largest = logits.amax(-1, keepdim=True)
     probabilities = torch.softmax(logits, -1)
     tokens = _chosen(logits, probabilities, largest, draws)[:, None]
@@ -70,14 +72,14 @@ def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
 
 
 def all_logprobs(logits: Tensor) -> Tensor:
-    """Of `[rows, vocab]`, the bits that `draw_tokens` has for those that it draws."""
+    """Return the logprobs `[rows, vocab]`, with the bits that `draw_tokens` gives."""
     return _logprobs(logits, logits.amax(-1, keepdim=True), torch.softmax(logits, -1))
 
 
 def draw_alternatives(logits: Tensor, temperature: float, uniforms: list[list[float]]) -> Tensor:
-    """Ids `[rows, k]` from `logits` `[rows, vocab]`, one for each of `uniforms` `[rows, k]`; greedy at temperature 0.
+    """Draw IDs `[rows, k]` from `logits` `[rows, vocab]`, one for each of `uniforms` `[rows, k]`.
 
-    Draws are from all tokens, and independent: an id may come again.
+    Draws are from all tokens, and independent: an ID may repeat. Temperature 0 is greedy.
     """
     numbers = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
     if temperature == 0:
@@ -87,10 +89,11 @@ def draw_alternatives(logits: Tensor, temperature: float, uniforms: list[list[fl
 
 
 def keep_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Zero where top-k or top-p leave a token out; `probabilities` `[rows, vocab]`, `top_k` and `top_p` `[rows]`.
+    """Set probabilities to zero that top-k or top-p leave out.
 
-    Top-k comes first (-1 is off); top-p then keeps the smallest set of the most likely tokens that
-    has at least the share p of what top-k left. The most likely token always stays; ties go to the lower id.
+    `probabilities` are `[rows, vocab]`, the others `[rows]`. Top-k comes first (-1 is off); top-p then keeps the
+    smallest set of the most likely tokens that has at least the share p of what top-k left. The most likely token
+    always stays; ties go to the lower ID.
     """
     ordered, ids = probabilities.sort(stable=True, dim=-1, descending=True)
     ranks = torch.arange(ordered.shape[-1], device=ordered.device)
@@ -102,12 +105,12 @@ def keep_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def top_logprobs(logprobs: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Ids and logprobs `[rows, k]` of `logprobs` `[rows, vocab]`: the most likely first, and of equals the lower id.
+    """Return IDs and logprobs `[rows, k]` of `logprobs` `[rows, vocab]`: the most likely first, of equals the lower ID.
 
-    Each row is treated by itself. A row of NaN gives ids without a meaning.
+    Each row is independent. A row of NaN gives meaningless IDs.
     """
-    # `torch.topk` breaks ties as it likes, and logits of bfloat16 tie often. A sort of the vocabulary that does not
-    # takes 40 times as long; so only equals at the end of a row are looked for, and only in rows that have some.
+    # `torch.topk` breaks ties arbitrarily, and logits of bfloat16 tie often. A stable sort of the vocabulary takes 40
+    # times as long, so only equals at the end of a row are searched, and only in rows that have some.
     more = logprobs.topk(min(k + 1, logprobs.shape[-1]), dim=-1)
     ids = more.indices[:, :k].sort(dim=-1).values
     for row in _undecided(more.values, k):
@@ -117,12 +120,12 @@ def top_logprobs(logprobs: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _logprobs(logits: Tensor, largest: Tensor, probabilities: Tensor) -> Tensor:
-    """Of `logits` `[rows, n]`, some of those which `largest` and `probabilities` are of."""
+    """Return the logprobs of `logits` `[rows, n]`, which are some of those of `largest` and `probabilities`."""
     return (logits - largest) + probabilities.amax(-1, keepdim=True).log()
 
 
 def _chosen(logits: Tensor, probabilities: Tensor, largest: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Ids `[rows]`; `probabilities` are those at temperature 1, `largest` the largest logits, `[rows, 1]`."""
+    """Return IDs `[rows]`. `probabilities` are those at temperature 1, `largest` the largest logits, `[rows, 1]`."""
     if all(draw.temperature == 0 for draw in draws):
         return logits.argmax(-1)
     temperatures = _column(draws, "temperature", logits)
@@ -146,17 +149,18 @@ def _draw_random(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _tempered(logits: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
-    """Probabilities `[rows, vocab]` at each row's temperature; of a row at 0, at 1."""
+    """Return probabilities `[rows, vocab]` at each row's temperature; at 1 for a row at 0."""
     smallest = torch.finfo(logits.dtype).tiny
     divisor = torch.where(temperature > 0, temperature, 1.0).clamp(min=smallest).to(logits.dtype)[:, None]
-    # The largest logit is taken off first: dividing by a tiny temperature would overflow to inf - inf.
+    # The largest logit is subtracted first: dividing by a tiny temperature would overflow to inf - inf.
     return torch.softmax((logits - largest).div_(divisor), -1)
 
 
 def _invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """The first id, for each of `uniforms` `[rows, k]`, whose cumulative probability exceeds that part of the total.
+    """Return the first ID whose cumulative probability exceeds that part of the total.
 
-    It has a positive probability. Blocks of ids are added up, and ids only within the block that it is in.
+    There is one for each of `uniforms` `[rows, k]`, with a positive probability. Blocks of IDs are summed, and single
+    IDs only within the right block.
     """
     vocab = probabilities.shape[-1]
     blocks = _whole_blocks(probabilities).reshape(len(probabilities), -1, _BLOCK)
@@ -166,20 +170,20 @@ def _invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     block = torch.searchsorted(up_to, target, right=True).clamp(max=up_to.shape[-1] - 1)  # NaN points past the end
     before = up_to.gather(-1, block) - sums.gather(-1, block)
     within = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK)).cumsum(-1, dtype=torch.float64)
-    # Rounding may have put the target a little before or behind its block.
+    # Rounding may have put the target slightly before or after its block.
     rest = _below((target - before).clamp(min=0), within[..., -1])
     ids = block * _BLOCK + torch.searchsorted(within, rest[..., None], right=True)[..., 0]
     return ids.clamp(max=vocab - 1)
 
 
 def _whole_blocks(probabilities: Tensor) -> Tensor:
-    """With zeros behind, where the vocabulary needs some."""
+    """Pad with zeros to whole blocks."""
     missing = -probabilities.shape[-1] % _BLOCK
     return torch.nn.functional.pad(probabilities, (0, missing)) if missing else probabilities
 
 
 def _below(values: Tensor, limits: Tensor) -> Tensor:
-    """At most the number next to `limits`."""
+    """Return the values, limited to the number just below `limits`."""
     return torch.minimum(values, torch.nextafter(limits, torch.zeros_like(limits)))
 
 
@@ -194,7 +198,7 @@ def _column(draws: Sequence[Draw], name: str, like: Tensor, dtype: torch.dtype =
 
 
 def _undecided(values: Tensor, k: int) -> list[int]:
-    """Rows whose last of the most likely has an equal behind it."""
+    """Return rows whose last likeliest token has an equal one after it."""
     if values.shape[-1] == k:
         return []
     rows: list[int] = (values[:, k - 1] == values[:, k]).nonzero()[:, 0].tolist()
@@ -202,7 +206,7 @@ def _undecided(values: Tensor, k: int) -> list[int]:
 
 
 def _candidates(logprobs: Tensor, smallest: Tensor, k: int) -> Tensor:
-    """The k ids of a row that are at least as likely as `smallest`, the lowest of equals; in their order."""
+    """Return the k IDs of a row that are at least as likely as `smallest`, in their order; of equals the lowest."""
     ids = (logprobs >= smallest).nonzero()[:, 0]
     order = logprobs[ids].sort(stable=True, descending=True).indices[:k]
     return ids[order].sort().values

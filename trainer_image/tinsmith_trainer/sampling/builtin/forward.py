@@ -1,4 +1,4 @@
-"""One forward of the shared model: masks, positions and KV given explicitly, in the device's turn."""
+"""One forward of the shared model, with explicit masks, positions and KV, under the device lock."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ KvView = BlockView | PromptsView | StepView
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Of a prompt with images: last hidden states `[length, d]`, and by how much angles behind it are off positions."""
+    """The result for a prompt with images.
+
+    It has the last hidden states `[length, d]`, and the difference between angles and positions after the prompt.
+    """
 
     hidden: Tensor
     angle_shift: int
@@ -51,7 +54,7 @@ log = structlog.get_logger(__name__)
 
 
 class ForwardPass:
-    """Runs the model. Raises ServerError at construction for an architecture that the loop cannot serve."""
+    """Forwards of the model. Raises ServerError at construction for an architecture that the loop cannot serve."""
 
     memory = "keys and values"
 
@@ -73,9 +76,9 @@ class ForwardPass:
 
     @torch.inference_mode()
     def block(self, kv: Tensor, ids: Tensor, start: int, route: Route, *, all_logits: bool) -> Tensor:
-        """Computes `ids` `[1, length]` behind `start` tokens in `kv`.
+        """Compute `ids` `[1, length]` after `start` tokens in `kv`.
 
-        Returns logits `[length, vocab]`, or only the last position's `[1, vocab]`, in float32.
+        Return logits `[length, vocab]`, or only the last position's `[1, vocab]`, in float32.
         """
         length = ids.shape[1]
         positions = torch.arange(start, start + length, device=self.device)[None]
@@ -87,11 +90,11 @@ class ForwardPass:
 
     @torch.inference_mode()
     def seen(self, kv: Tensor, ids: Tensor, inputs: Mapping[str, Tensor], route: Route) -> Seen:
-        """Computes `ids` `[1, length]`, a whole prompt with the `inputs` of its images, by the model's own forward.
+        """Compute a whole prompt `ids` `[1, length]`, with the `inputs` of its images, by the model's own forward.
 
-        No logits, which would be as many as the prompt is long: `project` makes those that are asked for.
+        It makes no logits, which would have the length of the prompt: `project` makes the requested ones.
         """
-        cache = DynamicCache()  # without a configuration, so that layers with a window keep all, as ours do
+        cache = DynamicCache()  # without a configuration, so that layers with a window keep all positions, as `kv` does
         with self._device_lock.held(), routed(route):
             started = time.perf_counter()
             whole = self._model.base_model
@@ -105,14 +108,14 @@ class ForwardPass:
 
     @torch.inference_mode()
     def project(self, hidden: Tensor, route: Route) -> Tensor:
-        """Logits `[n, vocab]` in float32, of last hidden states `[n, d]`."""
+        """Return logits `[n, vocab]` in float32, of last hidden states `[n, d]`."""
         with self._device_lock.held(), routed(route):
             logits = self._torch_model.logit_transform(self._torch_model.unembed(hidden[None]))
         return logits[0].float()
 
     @torch.inference_mode()
     def prompts(self, parts: Sequence[PromptPart], ids: Tensor, route: Route) -> None:
-        """Computes keys and values of `ids` `[len(parts), length]`, padded behind each part's end, and no logits."""
+        """Compute keys and values of `ids` `[len(parts), length]`, padded after each part's end, without logits."""
         length = ids.shape[1]
         starts = torch.tensor([part.start for part in parts], device=self.device)
         positions = starts[:, None] + torch.arange(length, device=self.device)
@@ -131,10 +134,10 @@ class ForwardPass:
         angles: Tensor | None = None,
         shared: Sequence[PrefixSpan] = (),
     ) -> Tensor:
-        """One token per row: `ids` and `positions` `[rows, 1]`. Returns logits `[rows, vocab]` in float32.
+        """Compute one token per row: `ids` and `positions` `[rows, 1]`. Return logits `[rows, vocab]` in float32.
 
-        `rows` are those in `kv`; the first ones unless given. Those in `shared` hold only what is behind their prefix.
-        `angles` are what rotary embeddings take for positions, where that is something else.
+        `rows` are those in `kv`; by default the first ones. Rows in `shared` hold only what follows their prefix.
+        `angles` are the positions for rotary embeddings, if they differ.
         """
         chosen = None if rows is None else on_device(rows, torch.long, self.device)
         own = positions.clone() if shared else positions
@@ -148,15 +151,15 @@ class ForwardPass:
         return logits[:, 0]
 
     def shares_prefixes(self) -> bool:
-        """Whether the model's own attention is the one that rows with a shared prefix need, which is tried.
+        """Return whether the model's attention can be replaced by the one for shared prefixes, which is tried.
 
-        Raises what says nothing of the model: that memory is out, say.
+        Errors that do not depend on the model are raised, such as OutOfMemory.
         """
         if self.device.type != "cpu" or self._layer_types != (FULL,):
             return False
         try:
             return self._comes_out_alike()
-        except Exception as error:  # whatever a model does with an attention that it does not expect
+        except Exception as error:  # a model may do anything with an attention that it does not expect
             if is_out_of_memory(error):
                 raise
             end_if_device_is_lost(error)
@@ -164,7 +167,7 @@ class ForwardPass:
             return False
 
     def _comes_out_alike(self) -> bool:
-        """Of two samples of a prompt, with it in each row and shared."""
+        """Compare two samples of a prompt, with it in each row and shared."""
         kv, own = self.geometry.allocate(2, PROBE_TOKENS + 1), self.geometry.allocate(2, 1)
         self.block(kv[:, :, :1], torch.arange(PROBE_TOKENS)[None], 0, {}, all_logits=False)
         kv[:, :, 1] = kv[:, :, 0]
@@ -200,10 +203,10 @@ class ForwardPass:
         return output
 
     def _mask(self, positions: Tensor, extent: int) -> Tensor | dict[str, Tensor]:
-        """What each position sees of keys 0 to extent: additive, `[rows, 1, length, extent]`.
+        """Return which keys, 0 to `extent`, each position sees: an additive mask `[rows, 1, length, extent]`.
 
-        An additive mask of the model's dtype, because SDPA would convert a boolean one in every layer.
-        A model that mixes layer types takes one mask for each of them.
+        It has the model's dtype, because SDPA would convert a boolean mask in every layer. A model that mixes layer
+        types takes one mask for each of them.
         """
         keys = torch.arange(extent, device=self.device)
         masks = {}
@@ -237,10 +240,10 @@ class ForwardPass:
 
 
 def check_rotations(torch_model: TorchModel) -> None:
-    """Raise ServerError where the angles of a sequence change with its length, which is not known when it begins.
+    """Raise ServerError if the angles of a sequence change with its length, which is unknown when it begins.
 
-    Such a model turns the whole batch by its longest row, and cached keys by the angles of a shorter sequence. Up to
-    the length behind which they change, the angles are those of any other model.
+    Such a model rotates the whole batch by its longest row, and cached keys by the angles of a shorter sequence. Below
+    the length at which they change, the angles are normal.
     """
     angles, longest = changing_angles(torch_model.model.config), torch_model.info.max_sequence_length
     if angles is None or (angles.behind is not None and longest <= angles.behind):
@@ -255,7 +258,7 @@ def check_rotations(torch_model: TorchModel) -> None:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """What a forward reads of the model; a quantized weight's codes are buffers."""
+    """Return the bytes of the model that a forward reads. The codes of a quantized weight are buffers."""
     return sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers()))
 
 
@@ -268,7 +271,7 @@ def _layer_types(config: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PrefixSpan:
-    """Rows of a forward, one behind the other, that share a prompt."""
+    """Consecutive rows of a forward that share a prompt."""
 
     start: int
     end: int
@@ -276,7 +279,7 @@ class PrefixSpan:
 
 
 def prefix_spans(prefixes: Sequence[SharedPrefix | None]) -> list[PrefixSpan]:
-    """Of a forward's rows."""
+    """Return the spans of a forward's rows."""
     spans, start = [], 0
     for prefix, same in itertools.groupby(prefixes):
         end = start + len(list(same))
@@ -287,7 +290,14 @@ def prefix_spans(prefixes: Sequence[SharedPrefix | None]) -> list[PrefixSpan]:
 
 
 class SharedAttention:
-    """That of a step: a token a row, which sees all of its prompt, and of its own row what the mask says."""
+    """The attention of a step with shared prefixes.
+
+    On a CPU a step's attention takes as long as reading its keys and values, so a group that reads its prompt together
+    takes a fraction of the time. Each row's token sees all of its prompt, and of its own row what the mask allows.
+    Prompt and row are attended to separately, and the results combined by the sums of their exponentials, as one
+    softmax over both would (arXiv 2402.05099). The products of a group have as many rows as it has samples, so bits
+    depend on the other samples.
+    """
 
     def __init__(self, spans: Sequence[PrefixSpan]) -> None:
         self._spans = spans
@@ -303,7 +313,7 @@ class SharedAttention:
         scaling: float,
         **_options: Any,
     ) -> tuple[Tensor, None]:
-        """`query` `[rows, heads, 1, d]`, `key` and `value` `[rows, kv_heads, own tokens, d]`."""
+        """Attend. `query` is `[rows, heads, 1, d]`, `key` and `value` `[rows, kv_heads, own tokens, d]`."""
         rows, heads, _, width = query.shape
         asked = query.view(rows, key.shape[1], -1, width)  # heads that have a key in common
         attended, sums = _attend(asked, key, value, mask, scaling)
@@ -318,9 +328,9 @@ class SharedAttention:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
-    """What attention comes to, `[rows, heads, length, d]`, and the logarithm of its softmax's denominator, without `d`.
+    """Return the attention `[rows, heads, length, d]`, and the logarithm of its softmax's denominator, without `d`.
 
-    By PyTorch's own kernel for CPUs, which its public function keeps the second of to itself.
+    PyTorch's kernel for CPUs is called directly, since its public function does not return the latter.
     """
     attended, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, False, attn_mask=mask, scale=scaling

@@ -1,4 +1,4 @@
-"""What other threads ask of the sampler's thread, handed over in order."""
+"""Commands of other threads to the sampler's thread, in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tinsmith_trainer.sampling.builtin.adapters import LoadedAdapter
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job as it was handed in. Its adapter version is fixed here, whatever is dropped or loaded later.
+    """A submitted job. Its adapter version is fixed here, whatever is dropped or loaded later.
 
     `adapter` is None if the key was not known.
     """
@@ -24,7 +24,7 @@ class Submission:
 
 @dataclass(slots=True)
 class Commands:
-    """Everything that came in since the last look."""
+    """All commands since the last look."""
 
     submissions: list[Submission] = field(default_factory=list)
     cancelled: set[str] = field(default_factory=set)
@@ -45,7 +45,7 @@ class Intake:
         self._submitted = 0
 
     def submit(self, submission: Submission) -> bool:
-        """False if the sampler is closed."""
+        """Submit a job. Return False if the sampler is closed."""
         with self._changed:
             if self._closed:
                 return False
@@ -70,7 +70,7 @@ class Intake:
             self._changed.notify()
 
     def take(self, *, wait: bool) -> Commands:
-        """All that came in; blocks until there is something if asked to wait."""
+        """Return all commands. With `wait`, block until there is one."""
         with self._changed:
             while wait and not self._commands:
                 self._changed.wait()
@@ -78,6 +78,6 @@ class Intake:
             return commands
 
     def submitted(self) -> int:
-        """Ever."""
+        """Return the number of jobs since the start."""
         with self._changed:
             return self._submitted

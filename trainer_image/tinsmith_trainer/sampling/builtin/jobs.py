@@ -1,4 +1,4 @@
-"""A job in the sampler, and the sequences it is drawing."""
+"""A job in the sampler, and the sequences that it draws."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A submitted job. `finished` once `done` was called."""
+    """A submitted job. `finished` is set when `done` was called."""
 
     job: SampleJob
     adapter: LoadedAdapter
@@ -38,7 +38,8 @@ class Run:
     hit_tokens: int = field(init=False, default=0)
     started_at: float = field(init=False, default=0.0)
     angle_shift: int = field(init=False, default=0)
-    """What rotary embeddings behind the prompt count beyond its tokens: for some models an image takes fewer."""
+    """The difference between angles and positions after the prompt. For some models an image takes fewer angles than
+    tokens."""
     first_scored: int | None = field(init=False)
     sequences: dict[int, Sequence] = field(init=False, default_factory=dict)
     _scores: PromptScores | None = field(init=False, default=None)
@@ -50,18 +51,18 @@ class Run:
 
     @property
     def prefix(self) -> NDArray[np.int32]:
-        """The part of the prompt that prefill computes; the last token is the first that decoding feeds."""
+        """The part of the prompt that prefill computes. Decoding feeds the last token first."""
         return self.job.prompt[:-1]
 
     @property
     def scores(self) -> PromptScores:
-        """Made when it is needed first: jobs that wait take no memory for their answers."""
+        """The scores of the prompt, created on first use: jobs that wait take no memory for their answers."""
         if self._scores is None:
             self._scores = PromptScores(self.job, self.seed)
         return self._scores
 
     def complete(self, index: int, sequence: Sequence) -> bool:
-        """Keeps a finished sequence; true if it was the job's last."""
+        """Keep a finished sequence. Return whether it was the job's last."""
         self.sequences[index] = sequence
         return len(self.sequences) == self.job.num_samples
 
@@ -80,10 +81,10 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class Sample:
-    """One sequence being drawn. `next_token` is fed at `position`; the draw there is token `len(tokens)`.
+    """One sequence that is being drawn. `next_token` is fed at `position`; the draw there is token `len(tokens)`.
 
-    `kv` holds what is kept of all positions before, while the sample is not in a batch; None where there are none.
-    What it shares with others is in `prefix`, and not in `kv`.
+    `kv` holds the values of all positions before, while the sample is not in a batch; None if there are none. The part
+    that it shares with others is in `prefix`, and not in `kv`.
     """
 
     run: Run
@@ -99,17 +100,17 @@ class Sample:
 
     @property
     def own_position(self) -> int:
-        """Within what it does not share."""
+        """The position within the part that is not shared."""
         return self.position - (self.prefix.tokens if self.prefix else 0)
 
     def draw(self, ahead: int = 0) -> Draw:
-        """How this row draws its next token, or one that is `ahead` of it."""
+        """Return the parameters of the next token's draw, or of one that is `ahead` of it."""
         params = self.run.job.params
         number = uniform(self.run.seed, self.index, len(self.tokens) + ahead) if params.temperature > 0 else 0.0
         return Draw(params.temperature, params.top_k, params.top_p, number)
 
     def push(self, drawn: DrawnToken) -> Sequence | None:
-        """Takes a drawn token; the finished sequence if it was the last."""
+        """Take a drawn token. Return the sequence if it is finished."""
         if self.run.job.drawn is not None:
             self.run.job.drawn(self.index, drawn)
         self.tokens.append(drawn.token)
@@ -125,7 +126,7 @@ class Sample:
 
 
 def start_run(submission: Submission, serial: int, torch_model: TorchModel, longest: int) -> Run:
-    """Checks a job, whose sequences may have `longest` tokens. Raises UserError, with a sentence that says why not."""
+    """Check a job, whose sequences may have `longest` tokens. Raises UserError with the reason."""
     job, adapter = submission.job, submission.adapter
     if adapter is None:
         raise UserError(f"Adapter {job.adapter_key} is not loaded; it was dropped or never saved for sampling.")
@@ -165,7 +166,7 @@ def _joined(k: int, parts: list[TopkLogprobs]) -> TopkLogprobs:
 
 
 def not_finite(run: Run) -> TrainerError:
-    """The error for a row whose logits are NaN or infinite."""
+    """Return the error for a row whose logits are NaN or infinite."""
     who = f"adapter {run.adapter.key}" if run.adapter.key else "the base model"
     return UserError(
         f"The logits of {who} are not finite, so nothing can be sampled from it: its weights have diverged."

@@ -1,8 +1,8 @@
-"""Keys and values of sequences, in the shape that a transformers model's attention writes and reads them.
+"""Keys and values of sequences, in the shape that the attention of a transformers model writes and reads.
 
-One tensor holds all layers, `[layers, 2, rows, kv_heads, extent, head_dim]`, so a row is copied by one
-operation. The views below stand in for a transformers `Cache`: a model only calls `update` on it,
-because every forward here brings its positions and masks along.
+One tensor holds all layers, `[layers, 2, rows, kv_heads, extent, head_dim]`, so a row is copied by one operation. The
+views below replace a transformers `Cache`: a model only calls its `update`, because every forward passes positions and
+masks.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ LEAST_MAPPED_BYTES = 1 << 20
 
 
 class RowGeometry(Protocol):
-    """What sequences take in memory, and where."""
+    """The memory of sequences, and its device."""
 
     @property
     def device(self) -> torch.device: ...
 
     def row_bytes(self, tokens: int) -> int:
-        """Of a sequence of so many tokens."""
+        """Return the bytes of a sequence of so many tokens."""
 
     def tokens_in(self, nbytes: int) -> int:
-        """How long a sequence may be that takes so much; 0 if none is so short."""
+        """Return the longest sequence that fits in so many bytes; 0 if none fits."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvGeometry:
-    """What a model keeps per token."""
+    """The tensors that a model keeps per token."""
 
     layers: int
     kv_heads: int
@@ -52,19 +52,22 @@ class KvGeometry:
         return nbytes // self.bytes_per_token
 
     def allocate(self, rows: int, extent: int) -> Tensor:
-        """Zeros `[layers, 2, rows, kv_heads, extent, head_dim]`. On a CPU what nobody writes takes no memory."""
+        """Allocate zeros `[layers, 2, rows, kv_heads, extent, head_dim]`.
+
+        On a CPU, memory is only taken when it is written.
+        """
         shape = (self.layers, 2, rows, self.kv_heads, extent, self.head_dim)
         nbytes = rows * extent * self.bytes_per_token
         if self.device.type != "cpu" or nbytes < LEAST_MAPPED_BYTES:
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        # The system makes pages of zeros when they are written first; PyTorch's own would all be written at once.
+        # The system provides zeroed pages at the first write; PyTorch would write all of them at once.
         pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return torch.frombuffer(pages, dtype=self.dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """What of one sequence is computed next, and where its keys and values are, `[layers, 2, 1, ...]`."""
+    """The next part of one sequence to compute, and its keys and values, `[layers, 2, 1, ...]`."""
 
     kv: Tensor
     start: int
@@ -77,9 +80,9 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class SharedPrefix:
-    """Keys and values of a prompt for all samples of it, `[layers, 2, 1, kv_heads, tokens or more, head_dim]`.
+    """Keys and values of a prompt for all its samples, `[layers, 2, 1, kv_heads, tokens or more, head_dim]`.
 
-    `serial` is another one for each.
+    `serial` is unique.
     """
 
     kv: Tensor
@@ -87,12 +90,12 @@ class SharedPrefix:
     serial: int
 
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """`[1, kv_heads, tokens, head_dim]` each."""
+        """Return keys and values, `[1, kv_heads, tokens, head_dim]` each."""
         return self.kv[layer, 0, :, :, : self.tokens], self.kv[layer, 1, :, :, : self.tokens]
 
 
 class BlockView:
-    """One sequence's next `length` tokens, all attending to what is before them."""
+    """One sequence's next `length` tokens, which attend to all earlier ones."""
 
     is_compileable = False
 
@@ -102,14 +105,14 @@ class BlockView:
         self._end = start + length
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Stores `[1, kv_heads, length, head_dim]`; returns everything up to here."""
+        """Store `[1, kv_heads, length, head_dim]`; return everything up to here."""
         self._kv[layer, 0, :, :, self._start : self._end] = keys
         self._kv[layer, 1, :, :, self._start : self._end] = values
         return self._kv[layer, 0, :, :, : self._end], self._kv[layer, 1, :, :, : self._end]
 
 
 class PromptsView:
-    """The next tokens of several sequences, each in a tensor of its own; what is behind a part's end is padding."""
+    """The next tokens of several sequences, each in its own tensor. Tokens after a part's end are padding."""
 
     is_compileable = False
 
@@ -119,7 +122,7 @@ class PromptsView:
         self._all_new = not any(part.start for part in parts)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Stores `[rows, kv_heads, length, head_dim]`; returns all up to the longest row's end."""
+        """Store `[rows, kv_heads, length, head_dim]`; return everything up to the longest row's end."""
         for row, part in enumerate(self._parts):
             for side, states in enumerate((keys, values)):
                 part.kv[layer, side, 0, :, part.start : part.end] = states[row, :, : part.length]
@@ -135,7 +138,7 @@ class PromptsView:
 
 
 class StepView:
-    """One next token for each row, at a position of its own. `rows` are some of the batch's, or its first ones."""
+    """One next token for each row, at the row's own position. `rows` are some of the batch's, or its first ones."""
 
     is_compileable = False
 
@@ -147,7 +150,7 @@ class StepView:
         self._extent = extent
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Stores `[rows, kv_heads, 1, head_dim]`; returns the rows' first `extent` tokens."""
+        """Store `[rows, kv_heads, 1, head_dim]`; return the rows' first `extent` tokens."""
         for side, states in enumerate((keys, values)):
             self._kv[layer, side][self._rows, :, self._positions] = states.transpose(1, 2)
         return self._seen(layer, 0), self._seen(layer, 1)
@@ -158,7 +161,7 @@ class StepView:
 
 
 class GeometryProbe:
-    """Learns a model's geometry from one forward."""
+    """A cache that learns a model's geometry from one forward."""
 
     is_compileable = False
 
@@ -170,7 +173,7 @@ class GeometryProbe:
         return keys, values
 
     def geometry(self, device: torch.device) -> KvGeometry | None:
-        """None if the model's layers differ from each other, or keys from values."""
+        """Return the geometry, or None if the layers differ from each other, or keys from values."""
         if len(set(self.shapes.values())) != 1 or sorted(self.shapes) != list(range(len(self.shapes))):
             return None
         keys, values, dtype = self.shapes[0]

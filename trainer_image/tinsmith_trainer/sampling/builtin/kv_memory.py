@@ -1,7 +1,7 @@
-"""How much memory keys and values may take: what the operator says, else a share of what the device has free.
+"""The memory for keys and values: what the operator sets, else a share of the device's free memory.
 
-It is asked once, when the weights are in place. Many models were made for sequences longer than there is memory for;
-where one of full length does not fit, shorter ones are served, and the log says which.
+It is decided once, when the weights are loaded. Many models allow longer sequences than fit in memory; if one of full
+length does not fit, shorter ones are served, and the log names their length.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from tinsmith_trainer.sampling.builtin.kv_cache import RowGeometry
 log = structlog.get_logger(__name__)
 
 SHARE_BESIDE_AN_ENGINE, SHARE_ALONE = 0.25, 0.8
-"""Of a GPU's free memory. Training needs most of it for activations; a sampler alone leaves some for its own."""
+"""The shares of a GPU's free memory. Training needs most of it for activations; a sampler alone leaves some for its
+own."""
 CPU_SHARE, CPU_BYTES = 0.25, 8 << 30
-"""Of the host's, and at most: it belongs to other processes, too."""
+"""The share of the host's memory, and its limit: other processes use it, too."""
 GIB = 1 << 30
 SHORTEST_ROW_TOKENS = 64
 
@@ -31,16 +32,19 @@ CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class KvMemory:
-    """`longest_row_tokens`: the longest sequence that is served, the model's context or what the memory holds."""
+    """The memory in bytes.
+
+    `longest_row_tokens`: the longest served sequence, limited by the model's context and the memory.
+    """
 
     nbytes: int
     longest_row_tokens: int
 
 
 def kv_memory(geometry: RowGeometry, context: int, given: int | None, *, alone: bool) -> KvMemory:
-    """`given` by the operator, or a share of what is free; `alone`: nothing else computes on the device.
+    """Return the memory that was set, or a share of what is free. `alone`: nothing else computes on the device.
 
-    Sequences have `context` tokens at most. Raises ServerError where there is not enough for the shortest row.
+    Sequences have `context` tokens at most. Raises ServerError if there is not enough for the shortest row.
     """
     free = free_bytes(geometry.device)
     share = shared_bytes(geometry.device.type, free, alone=alone)
@@ -57,7 +61,7 @@ def kv_memory(geometry: RowGeometry, context: int, given: int | None, *, alone: 
 
 
 def chosen_bytes(given: int | None, geometry: RowGeometry, context: int, free: int, share: int) -> int:
-    """A share of what is free, or a row of the model's whole context where that is more and half of it holds one.
+    """Return a share of what is free, or a row of the model's whole context if that is more and half of it holds one.
 
     Raises ServerError.
     """
@@ -74,14 +78,14 @@ def chosen_bytes(given: int | None, geometry: RowGeometry, context: int, free: i
 
 
 def shared_bytes(device_type: str, free: int, *, alone: bool) -> int:
-    """The sampler's share of what is free."""
+    """Return the sampler's share of what is free."""
     if device_type == "cpu":
         return min(int(free * CPU_SHARE), CPU_BYTES)
     return int(free * (SHARE_ALONE if alone else SHARE_BESIDE_AN_ENGINE))
 
 
 def free_bytes(device: torch.device) -> int:
-    """Of a GPU, or of the host's memory what neither the machine nor a container's limit keeps from this process."""
+    """Return the free bytes of a GPU, or of the host within the limits of the machine and the container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     available = _available_bytes(MEMINFO)
@@ -90,7 +94,10 @@ def free_bytes(device: torch.device) -> int:
 
 
 def cgroup_room_bytes(cgroup: Path) -> int | None:
-    """What is left below the limit of a control group, or None. File pages that may go count as free."""
+    """Return what is left below the limit of a control group, or None.
+
+    File pages that can be dropped count as free.
+    """
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         used = int((cgroup / "memory.current").read_text())
@@ -101,7 +108,7 @@ def cgroup_room_bytes(cgroup: Path) -> int | None:
 
 
 def _available_bytes(meminfo: Path) -> int:
-    """Where the kernel does not say, half of all that there is."""
+    """Return the available bytes; half of all memory if the kernel does not report them."""
     if not meminfo.exists():
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     [line] = [line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:")]

@@ -1,8 +1,8 @@
 """The sampler's thread: continuous batching.
 
-Each round takes what came in and does one thing for the tenant whose turn it is: it computes a prompt block, or
-draws a token for each of the tenant's samples in a batch, and for those of others where that makes it no slower than
-turns would. A tenant's jobs start in order; one is passed over only while its own batch is full.
+Each round takes new commands and does one thing for the tenant whose turn it is: it computes a prompt block, or draws a
+token for each of the tenant's samples in a batch, and for samples of other tenants if that is not slower than separate
+turns. A tenant's jobs start in order; one is passed over only while its own batch is full.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 log = structlog.get_logger(__name__)
 
 SHORT_PROMPT_PART, OPEN_PROMPTS_PART = 64, 4
-"""Of the memory for keys and values, which prompts take beside it while they are computed."""
+"""The parts of the memory for keys and values that prompts may take in addition while they are computed."""
 CREDIT_STEPS = 16
-"""What a tenant that was away may have before the others: a prompt block, and so many steps of a single row."""
+"""The credit of a returning tenant: a prompt block, and so many steps of a single row."""
 
 
 class JobFailed(Exception):
-    """It was answered."""
+    """A failed job whose error was already reported."""
 
 
 class SamplingLoop:
-    """All state belongs to the sampler's thread; others speak through the intake, or read counters."""
+    """The loop. Its state belongs to the sampler's thread; other threads use the intake, or read counters."""
 
     def __init__(
         self, torch_model: TorchModel, forward: SamplerForward, settings: BuiltinSamplerSettings, intake: Intake
@@ -83,7 +83,7 @@ class SamplingLoop:
         self._batches = Batches(self._plan, self._forward, self._turns, self._shared)
 
     def run(self) -> None:
-        """Until the intake is closed."""
+        """Run until the intake is closed."""
         closing = False
         while not closing:
             commands = self._intake.take(wait=not self._live)
@@ -92,7 +92,7 @@ class SamplingLoop:
                 self._apply(commands)
                 if self._live:
                     self._advance()
-            except Exception as error:  # a fault of ours must not end the thread with jobs in it
+            except Exception as error:  # an internal error must not end the thread with jobs in it
                 log.exception("sampler_round_failed")
                 self._fail(list(self._live.values()), _as_trainer_error(error))
                 self._start_empty()
@@ -102,7 +102,7 @@ class SamplingLoop:
         active = max(0, len(self._live) - waiting)
         return SamplerStats(
             active=active,
-            # Not by adding up places: while it is read, a job may be on its way from one to the next.
+            # Queues are not added up: while they are read, a job may move from one to the next.
             waiting=max(0, self._intake.submitted() - self._answered - active),
             sampled_tokens=self._sampled_tokens,
             prefilled_tokens=self._prefilled_tokens,
@@ -145,7 +145,7 @@ class SamplingLoop:
         lane.waiting.add(key, run)
 
     def _advance(self) -> None:
-        """The least that is done at once: a prompt block or a step, for the tenant whose turn it is."""
+        """Do the smallest piece of work, a prompt block or a step, for the tenant whose turn it is."""
         self._batches.fill()
         for tenant in self._turns.order():
             if self._step_tenant(self._lanes[tenant]):
@@ -153,9 +153,9 @@ class SamplingLoop:
         raise AssertionError("no sample can go on, and none waits for anything that will end")
 
     def _step_tenant(self, lane: Lane) -> bool:
-        """False if all of the tenant's waits for others' rows or memory."""
+        """Do one piece of work of the tenant. Return False if all its jobs wait for others' rows or memory."""
         open_batches = self._batches.of(lane.tenant)
-        # All that was left of the pass may have closed meanwhile, for somebody who needed the memory.
+        # The rest of the pass may have closed meanwhile, for a tenant that needed the memory.
         lane.to_step = [batch for batch in lane.to_step if batch in open_batches]
         if not lane.to_step:
             if lane.prompt_tokens < self._settings.prefill_tokens_per_step and self._compute_prompt(lane):
@@ -167,7 +167,7 @@ class SamplingLoop:
         return self._compute_prompt(lane)
 
     def _compute_prompt(self, lane: Lane) -> bool:
-        """A block, of the prompt that is open or else of the next one; False if none can be."""
+        """Compute a block of the open prompt, or of the next one. Return False if none can be computed."""
         try:
             self._open_prompts(lane)
         except OutOfMemoryForNow:
@@ -185,7 +185,7 @@ class SamplingLoop:
         return True
 
     def _open_prompts(self, lane: Lane) -> None:
-        """One, or as many as one forward takes if others may be beside it."""
+        """Open one prompt, or as many as one forward takes if they can be computed together."""
         if not lane.prefills and (prefill := self._next_prefill(lane)) is not None:
             lane.prefills.append(prefill)
         if self._settings.deterministic or isinstance(self._forward, CacheForward):
@@ -216,7 +216,7 @@ class SamplingLoop:
         lane.waiting.remove(self._first_keys[run.serial])
         try:
             prefill = self._prefill(run)
-        except Exception as error:  # no memory for the prompt, say
+        except Exception as error:  # no memory for the prompt, for example
             self._fail([run], _as_trainer_error(error))
             raise JobFailed from error
         return prefill
@@ -233,27 +233,30 @@ class SamplingLoop:
         )
 
     def _first_key(self, run: Run, *, shared: bool) -> BatchKey:
-        """Of its samples when they begin."""
+        """Return the first batch of the job's samples."""
         return self._plan.key(0 if shared else len(run.job.prompt) - 1, run.adapter)
 
     def _shares(self, run: Run) -> bool:
         return self._shares_prompts and self._shared.shares(run)
 
     def _known(self, run: Run) -> SharedPrefix | None:
-        """What is shared already of a prompt that is not to be scored."""
+        """Return the shared part of a prompt that is not to be scored."""
         return self._shared.known(run) if run.first_scored is None else None
 
     def _lacks_room_to_share(self, run: Run) -> bool:
-        """Whether a job that waits for a row beside a shared prompt needs one for all its tokens.
+        """Return whether a job that waits for a shared prompt needs a row for all its tokens instead.
 
-        What is shared gives way to nobody, so to wait for its room would be to wait for the end of others' samples.
+        A shared prompt is never evicted, so waiting for its room would mean waiting for the end of others' samples.
         """
         if self._first_keys[run.serial] == self._first_key(run, shared=False) or self._known(run) is not None:
             return False
         return not self._batches.has_room_beside_rows(self._forward.geometry.row_bytes(len(run.job.prompt)))
 
     def _has_room_for_prompt(self, run: Run) -> bool:
-        """Each tenant may have one open, which others' turns interrupt. A short one is always welcome."""
+        """Return whether the prompt may open.
+
+        Each tenant may have one open prompt, and others' turns interrupt it. Short prompts always open.
+        """
         if self._known(run) is not None:
             return True
         needed = self._forward.geometry.row_bytes(len(run.job.prompt))
@@ -301,13 +304,13 @@ class SamplingLoop:
             self._start_samples(prefill)
 
     def _begun(self, prefill: AnyPrefill) -> tuple[Tensor | SequenceStates | None, SharedPrefix | None]:
-        """What each sample of a prompt begins with, and what it shares."""
+        """Return what each sample of a prompt begins with, and what it shares."""
         if isinstance(prefill, CachePrefill):
             return prefill.kv, None
         shared = prefill.shared
         if shared is None and self._shares(prefill.run):
             shared = self._shared.known(prefill.run)
-            # Others may have asked for the prompt, or opened batches, since it was begun.
+            # Others may have submitted the prompt, or opened batches, since it was begun.
             if shared is None and self._batches.has_room_beside_rows(prefill.nbytes):
                 shared = self._shared.keep(prefill.run, prefill.kv)
         return (prefill.kv if shared is None else prefill.kv[..., :0, :]), shared
@@ -367,14 +370,14 @@ class SamplingLoop:
             self._forget_dropped_adapters()
 
     def _leave(self, tenant: str) -> None:
-        """With its last job a tenant's turns end."""
+        """Count a job's end. With its last job a tenant's turns end."""
         self._jobs[tenant] -= 1
         if not self._jobs[tenant]:
             del self._jobs[tenant], self._lanes[tenant]
             self._turns.leave(tenant)
 
     def _forget_dropped_adapters(self) -> None:
-        """Drops cached prefixes of dropped adapters that no job uses any more."""
+        """Drop cached prefixes of dropped adapters that no job uses any more."""
         if self._dropped_adapters:
             in_use = {run.adapter.serial for run in self._live.values()}
             for serial in self._dropped_adapters - in_use:
@@ -385,7 +388,7 @@ class SamplingLoop:
         self._answered += 1
         try:
             done(outcome)
-        except Exception:  # the caller's fault must not end the sampler's thread
+        except Exception:  # an error of the caller must not end the sampler's thread
             log.exception("sample_callback_failed")
 
 
@@ -397,7 +400,7 @@ def _as_trainer_error(error: Exception) -> TrainerError:
 
 
 class WaitingJobs:
-    """One queue per batch key, so that a full batch holds up only the jobs that need it."""
+    """One queue per batch key, so that a full batch delays only the jobs that need it."""
 
     def __init__(self) -> None:
         self._queues: dict[BatchKey, deque[Run]] = {}
@@ -407,26 +410,26 @@ class WaitingJobs:
         return self._length
 
     def add(self, key: BatchKey, run: Run) -> None:
-        """Behind the older ones of the key; one that waited for another key may be older than those that are there."""
+        """Add a job after the older ones of its key. A job that waited for another key may be older than others."""
         bisect.insort(self._queues.setdefault(key, deque()), run, key=lambda run: run.serial)
         self._length += 1
 
     def first(self, may_start: Callable[[BatchKey], bool]) -> Run | None:
-        """The oldest job whose batch has a row for it."""
+        """Return the oldest job whose batch has a row for it."""
         for key in sorted(self._queues, key=lambda key: self._queues[key][0].serial):
             if may_start(key):
                 return self._queues[key][0]
         return None
 
     def remove(self, key: BatchKey) -> None:
-        """Takes out the first job of a key."""
+        """Remove the first job of a key."""
         self._queues[key].popleft()
         self._length -= 1
         if not self._queues[key]:
             del self._queues[key]
 
     def remove_finished(self) -> None:
-        """Takes out jobs that were ended from outside."""
+        """Remove jobs that were ended from outside."""
         left = {key: deque(run for run in queue if not run.finished) for key, queue in self._queues.items()}
         self._queues = {key: queue for key, queue in left.items() if queue}
         self._length = sum(len(queue) for queue in self._queues.values())
@@ -434,7 +437,7 @@ class WaitingJobs:
 
 @dataclass(slots=True)
 class Lane:
-    """A tenant's way through the sampler, in passes: some prompt tokens, then a step of each batch it has rows in.
+    """A tenant's work in the sampler, in passes: some prompt tokens, then a step of each batch with its rows.
 
     `prompt_tokens` are those computed since the last step, `to_step` the batches that are left of this pass.
     """
@@ -446,6 +449,6 @@ class Lane:
     to_step: list[AnyBatch] = field(default_factory=list)
 
     def remove_finished(self) -> None:
-        """Lets go of jobs that were ended from outside."""
+        """Remove jobs that were ended from outside."""
         self.waiting.remove_finished()
         self.prefills = [prefill for prefill in self.prefills if not prefill.run.finished]

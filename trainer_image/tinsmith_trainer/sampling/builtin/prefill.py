@@ -1,7 +1,7 @@
-"""Computes prompts' keys and values, from the longest known prefix on.
+"""Prefill: the computation of prompts' keys and values, from the longest known prefix on.
 
-Block by block, one prompt at a time, where bits must not depend on company, and where logits are asked for. Else
-several prompts share a forward, and a long one takes several blocks of itself.
+Prompts are computed block by block, one at a time, if bits must not depend on other prompts, or if logits are
+requested. Else several prompts share a forward, and a long one takes several of its blocks at once.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tinsmith_trainer.torch_model.vision import Vision
 class Prefill:
     """One prompt without its last token, which decoding feeds.
 
-    Every block has the same length, the last one padded behind its end, and one row. So a block's
-    bits depend on the tokens up to its end only: not on other jobs, nor on what was cached.
+    Every block has the same length, the last one padded at its end, and one row. So a block's bits depend only on the
+    tokens up to its end: not on other jobs, nor on what was cached.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Prefill:
         plan: BatchPlan,
         shared: SharedPrefix | None = None,
     ) -> None:
-        """Of a prompt that is shared nothing is left to compute."""
+        """Begin a prompt. If it is shared, nothing is left to compute."""
         self.run = run
         self.shared = shared
         self._forward = forward
@@ -54,7 +54,7 @@ class Prefill:
 
     @property
     def goes_alone(self) -> bool:
-        """Whether it shares no forward with others: their logits, or the images among them, are asked for."""
+        """Return whether it shares no forward with others: its logits are requested, or it has images."""
         return self.run.first_scored is not None
 
     @property
@@ -68,7 +68,7 @@ class Prefill:
 
     @property
     def left(self) -> int:
-        """Tokens that are to be computed."""
+        """Return the tokens that are to be computed."""
         return len(self._tokens) - self.start
 
     @property
@@ -80,7 +80,7 @@ class Prefill:
         return self._blocks[self._next_block][0]
 
     def part(self, tokens: int) -> PromptPart:
-        """What is next, of so many tokens at most: whole blocks, or all that is left."""
+        """Return the next part, of so many tokens at most: whole blocks, or all that is left."""
         whole = tokens // self._block_tokens * self._block_tokens
         return PromptPart(self.kv, self.start, self.left if self.left <= tokens else whole)
 
@@ -88,19 +88,22 @@ class Prefill:
         return torch.from_numpy(self._tokens[part.start : part.end].astype(np.int64))
 
     def took(self, part: PromptPart) -> None:
-        """The part is computed: its blocks are kept for later prompts."""
+        """Note that the part is computed. Its blocks are kept for later prompts."""
         while not self.finished and self._blocks[self._next_block][1] <= part.end:
             key, end = self._blocks[self._next_block]
             self._prefixes.put(key, self.kv[:, :, 0, :, self.start : end])
             self._next_block += 1
 
     def block_cost(self) -> float:
-        """Of the next one."""
+        """Return the cost of the next block."""
         return self._forward.cost.of(self._block_tokens, (self._next_block + 1) * self._block_tokens)
 
     @torch.inference_mode()
     def run_block(self) -> int:
-        """Computes and caches the next block; returns its tokens. Raises UserError if scores are not finite."""
+        """Compute and cache the next block, and return its number of tokens.
+
+        Raises UserError if scores are not finite.
+        """
         key, end = self._blocks[self._next_block]
         start = self._next_block * self._block_tokens
         ids = torch.zeros(1, self._block_tokens, dtype=torch.long)
@@ -114,7 +117,7 @@ class Prefill:
         return end - start
 
     def take_known(self) -> None:
-        """Copies cached blocks in, behind what there is. Positions to be scored must be computed."""
+        """Copy cached blocks that follow. Positions to be scored must be computed."""
         first_scored = self.run.first_scored
         left = self._blocks[self._next_block :]
         usable = [key for key, end in left if first_scored is None or end < first_scored]
@@ -127,7 +130,7 @@ class Prefill:
         self._next_block += len(found)
 
     def _score(self, logits: torch.Tensor, start: int, end: int) -> None:
-        """What was asked about the tokens that follow positions start to end; nothing before the first of them."""
+        """Score the tokens that follow positions start to end, from the first requested one on."""
         assert self.run.first_scored is not None
         skipped = max(0, self.run.first_scored - (start + 1))
         if not self.run.scores.take(start + 1 + skipped, logits[skipped : end - start]):
@@ -135,7 +138,7 @@ class Prefill:
 
 
 class SeenPrefill(Prefill):
-    """A prompt with images: one forward of the whole model, which begins at its first token whatever is cached."""
+    """A prompt with images: one forward of the whole model, which begins at the first token whatever is cached."""
 
     def __init__(
         self, run: Run, forward: ForwardPass, prefixes: PrefixCache[Tensor], plan: BatchPlan, vision: Vision
@@ -156,12 +159,12 @@ class SeenPrefill(Prefill):
 
     @override
     def take_known(self) -> None:
-        """Nothing: equal tokens may stand for other images."""
+        """Take nothing: equal tokens may stand for other images."""
 
     @torch.inference_mode()
     @override
     def run_block(self) -> int:
-        """All of it. Raises UserError for an image that is damaged, too."""
+        """Compute the whole prompt. Raises UserError also for a damaged image."""
         inputs = self._vision.inputs("The prompt", self._tokens, self.run.job.images)
         ids = torch.from_numpy(self._tokens.astype(np.int64)).unsqueeze(0).to(self._forward.device)
         seen = self._forward.seen(self.kv, ids, inputs, self._route)
@@ -172,7 +175,7 @@ class SeenPrefill(Prefill):
         return len(self._tokens)
 
     def _score_by_blocks(self, hidden: Tensor, first: int) -> None:
-        """So that nothing larger than a block times the vocabulary is held."""
+        """Score in blocks, so that no more logits than those of a block are held."""
         for start in range(first - 1, len(self._tokens), self._block_tokens):
             end = min(start + self._block_tokens, len(self._tokens))
             route = self._plan.route_of_one(self.run.adapter, end - start, self._forward.modules)
@@ -180,12 +183,12 @@ class SeenPrefill(Prefill):
 
 
 class PromptGroup:
-    """The next parts of several prompts of one tenant, rows of one forward. Those of one adapter are neighbours."""
+    """The next parts of several prompts of one tenant, as rows of one forward. Rows of one adapter are adjacent."""
 
     def __init__(self, prefills: Sequence[Prefill], tokens: int) -> None:
-        """Of the first prompt as much as fits in `tokens`, and of others where little of a row is padding.
+        """Take as much of the first prompt as fits in `tokens`, and parts of others that need little padding.
 
-        A prompt that begins like one in the group waits, and finds its prefix known.
+        A prompt that begins like one in the group waits, and then finds its prefix cached.
         """
         first = prefills[0]
         self.length = first.part(tokens).length
@@ -195,8 +198,8 @@ class PromptGroup:
             part = prefill.part(self.length)
             if is_full or prefill.next_key in keys or 2 * part.length <= self.length:
                 continue
-            # All rows attend to as many tokens as the one that is furthest: beside a long prompt's end they would
-            # take as much memory as so many long prompts.
+            # All rows attend to as many tokens as the longest one: next to the end of a long prompt, short prompts
+            # would take the memory of long ones.
             if (len(ends) + 1) * max(*ends, part.end) <= 2 * (sum(ends) + part.end):
                 chosen.append(prefill)
                 keys.add(prefill.next_key)
@@ -206,14 +209,14 @@ class PromptGroup:
 
     @property
     def tokens(self) -> int:
-        """Without padding."""
+        """The tokens without padding."""
         return sum(part.length for part in self._parts)
 
     def cost(self, forward: ForwardPass) -> float:
         return forward.cost.of(len(self._parts) * self.length, sum(part.end for part in self._parts))
 
     def compute(self, forward: ForwardPass, plan: BatchPlan) -> None:
-        """Computes and caches."""
+        """Compute and cache the parts."""
         ids = torch.zeros(len(self._parts), self.length, dtype=torch.long)
         for row, (prefill, part) in enumerate(zip(self.prefills, self._parts, strict=True)):
             ids[row, : part.length] = prefill.tokens_of(part)

@@ -1,10 +1,9 @@
-"""Keys and values of prompt prefixes, kept for later jobs within a byte cap.
+"""Keys and values of prompt prefixes: cached for later jobs within a byte limit, or shared by running samples.
 
-A prefix is known by a digest over its tenant and all its tokens, and by the adapter version it was computed with.
-Tenants share none: answers count the tokens that were found here, which would confirm a guess of another's prompt.
-Whole blocks are shared between prompts that begin alike; the rest behind the last whole block is
-shared between equal prompts. A cached entry holds the very bits that computing it again would give,
-because both run the same shapes.
+A prefix is identified by a digest over its tenant and all its tokens, and by its adapter version. Tenants share none:
+answers count cached tokens, which would confirm a guess of another's prompt. Whole blocks are shared between prompts
+that begin alike; the rest after the last whole block is shared between equal prompts. A cached entry has the same bits
+as a new computation, because both run the same shapes.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ PrefixKey = tuple[int, bytes]
 def prefix_keys(
     adapter_serial: int, tenant: str, tokens: NDArray[np.int32], block_tokens: int
 ) -> Iterator[tuple[PrefixKey, int]]:
-    """The key of each block's prefix and where the block ends; the last block may be short."""
+    """Yield the key of each block's prefix and the end of the block. The last block may be short."""
     digest = hashlib.blake2b(tenant.encode(), digest_size=16).digest()
     for start in range(0, len(tokens), block_tokens):
         block = tokens[start : start + block_tokens]
@@ -37,7 +36,7 @@ def prefix_keys(
 
 
 class Kept(Protocol):
-    """What is kept of tokens."""
+    """Cached values of tokens."""
 
     @property
     def nbytes(self) -> int: ...
@@ -49,9 +48,9 @@ KeptT = TypeVar("KeptT", bound=Kept)
 
 
 class PrefixCache(Generic[KeptT]):
-    """Blocks `[layers, 2, kv_heads, tokens, head_dim]`, or a model's own states behind all tokens so far.
+    """A cache of blocks `[layers, 2, kv_heads, tokens, head_dim]`, or of a model's own states.
 
-    The least recently used first out. One thread only.
+    The least recently used entry is evicted first. For one thread.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -64,20 +63,20 @@ class PrefixCache(Generic[KeptT]):
         return self._used_bytes
 
     def find(self, keys: list[PrefixKey]) -> list[KeptT]:
-        """The blocks of the longest known prefix of a chain of keys."""
+        """Return the blocks of the longest known prefix of a chain of keys."""
         found = []
         for key in keys:
             block = self._blocks.get(key)
             if block is None:
                 break
             found.append(block)
-        # Later blocks are of no use without the earlier ones, so the first block is touched last.
+        # Later blocks are useless without the earlier ones, so the first block is touched last.
         for key in reversed(keys[: len(found)]):
             self._blocks.move_to_end(key)
         return found
 
     def find_last(self, keys: list[PrefixKey]) -> tuple[int, KeptT] | None:
-        """Of the last key that is known: its place and what is kept."""
+        """Return the index and the value of the last known key."""
         for place in reversed(range(len(keys))):
             if (found := self._blocks.get(keys[place])) is not None:
                 self._blocks.move_to_end(keys[place])
@@ -85,7 +84,7 @@ class PrefixCache(Generic[KeptT]):
         return None
 
     def put(self, key: PrefixKey, block: KeptT) -> None:
-        """Keeps a copy of a block, making room for it."""
+        """Keep a copy of a block, and evict others to make room."""
         if key in self._blocks or block.nbytes > self._capacity_bytes:
             return
         while self._used_bytes + block.nbytes > self._capacity_bytes:
@@ -94,19 +93,24 @@ class PrefixCache(Generic[KeptT]):
         self._used_bytes += block.nbytes
 
     def forget(self, adapter_serial: int) -> None:
-        """Drops all prefixes of an adapter version."""
+        """Drop all prefixes of an adapter version."""
         for key in [key for key in self._blocks if key[0] == adapter_serial]:
             self._used_bytes -= self._blocks.pop(key).nbytes
 
 
 LEAST_TOKENS, LEAST_SAMPLES = 256, 4
-"""Of a prompt that is shared. For less, calls of a group's own take longer than reading the prompt for each row."""
+"""The smallest prompt, and the fewest samples, for sharing. For less, the extra calls take longer than reading the
+prompt for each row."""
 
 PromptKey = tuple[int, bytes]
 
 
 class SharedPrefixes:
-    """Of the jobs that are under way. One thread only."""
+    """Prompts that running samples share. For one thread.
+
+    RL programs draw many samples of each prompt, by one request or by many. The tokens that a sample has drawn are in
+    its own row, and tenants share no prompt.
+    """
 
     def __init__(self) -> None:
         self._keys: dict[int, PromptKey] = {}
@@ -118,8 +122,8 @@ class SharedPrefixes:
         return sum(prefix.kv.nbytes for prefix in self._kept.values())
 
     def enter(self, run: Run) -> None:
-        """Counts a job's samples; those of other jobs may have the same prompt."""
-        if len(run.prefix) >= LEAST_TOKENS and not run.job.images:  # which the tokens do not tell apart
+        """Count a job's samples. Samples of other jobs may have the same prompt."""
+        if len(run.prefix) >= LEAST_TOKENS and not run.job.images:  # tokens do not distinguish images
             owner = hashlib.blake2b(run.job.tenant.encode(), digest_size=16).digest()
             digest = hashlib.blake2b(owner + run.prefix.tobytes(), digest_size=16).digest()
             self._keys[run.serial] = key = (run.adapter.serial, digest)
@@ -133,15 +137,15 @@ class SharedPrefixes:
                 del self._samples[key]
 
     def shares(self, run: Run) -> bool:
-        """Whether enough samples of its prompt are under way."""
+        """Return whether enough samples of its prompt are running."""
         key = self._keys.get(run.serial)
         return key is not None and self._samples[key] >= LEAST_SAMPLES
 
     def known(self, run: Run) -> SharedPrefix | None:
-        """What another job has computed of the same prompt, and still uses."""
+        """Return the values that another job has computed for the same prompt and still uses."""
         return self._kept.get(self._keys[run.serial]) if run.serial in self._keys else None
 
     def keep(self, run: Run, kv: Tensor) -> SharedPrefix:
-        """`kv` `[layers, 2, 1, kv_heads, tokens or more, head_dim]`, as long as a sample uses it."""
+        """Share `kv` `[layers, 2, 1, kv_heads, tokens or more, head_dim]` as long as a sample uses it."""
         prefix = self._kept[self._keys[run.serial]] = SharedPrefix(kv, len(run.prefix), run.serial)
         return prefix

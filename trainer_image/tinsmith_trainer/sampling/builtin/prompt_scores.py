@@ -1,4 +1,4 @@
-"""What a job wants to know of its prompt's positions, filled in while the prompt is computed."""
+"""The requested scores of a prompt's positions, filled in while the prompt is computed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tinsmith_trainer.sampling.builtin.draws import alternative_uniforms, draw_a
 
 
 def first_scored(job: SampleJob) -> int | None:
-    """The first prompt position that has something to be computed from the logits before it, or None.
+    """Return the first prompt position with a score that needs the logits before it, or None.
 
-    All from there on have to be computed, whatever is known of the prompt's keys and values.
+    All positions from there on must be computed, even if the prompt's keys and values are cached.
     """
     length = len(job.prompt)
     first = min(_first_of_suffix(job), _first_target(job), 1 if job.prompt_alt_tokens_k else length)
@@ -22,7 +22,7 @@ def first_scored(job: SampleJob) -> int | None:
 
 
 class PromptScores:
-    """Each part is None if it was not asked for."""
+    """The scores of a prompt. Each part is None if it was not requested."""
 
     def __init__(self, job: SampleJob, seed: int) -> None:
         self._job = job
@@ -37,9 +37,12 @@ class PromptScores:
         self._first_of_suffix = _first_of_suffix(job)
 
     def take(self, position: int, logits: Tensor) -> bool:
-        """Takes `logits` `[n, vocab]` for the prompt's tokens from a position on; False if they are not finite."""
+        """Take `logits` `[n, vocab]` for the prompt's tokens from a position on.
+
+        Return False if they are not finite.
+        """
         logprobs = torch.log_softmax(logits, -1)
-        if torch.isnan(logprobs[:, 0]).any():  # then all of a row is
+        if torch.isnan(logprobs[:, 0]).any():  # then the whole row is NaN
             return False
         self._take_suffix(position, logprobs)
         self._take_targets(position, logprobs)
@@ -59,7 +62,7 @@ class PromptScores:
             self.topk.logprobs[start:end] = values.cpu().numpy()
 
     def _take_targets(self, position: int, logprobs: Tensor) -> None:
-        """Row i of the targets is about position i + 1."""
+        """Fill in the targets. Row i is for position i + 1."""
         asked = self._job.target_prompt_logprobs
         if asked is None or self.targets is None:
             return
@@ -88,13 +91,13 @@ def _first_of_suffix(job: SampleJob) -> int:
 
 
 def _first_target(job: SampleJob) -> int:
-    """Of the first row that names a token, of which there is one; row i is about position i + 1."""
+    """Return the position of the first row that names a token. Row i is for position i + 1; there is such a row."""
     if job.target_prompt_logprobs is None:
         return len(job.prompt)
     return 1 + int(np.argmax((job.target_prompt_logprobs != NO_TARGET).any(axis=1)))
 
 
 def _gather(logprobs: Tensor, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Logprobs of `ids` `[rows, k]`."""
+    """Return the logprobs of `ids` `[rows, k]`."""
     gathered: NDArray[np.float32] = logprobs.gather(-1, torch.from_numpy(ids).to(logprobs.device)).cpu().numpy()
     return gathered

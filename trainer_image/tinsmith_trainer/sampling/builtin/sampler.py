@@ -1,4 +1,4 @@
-"""The Sampler that the worker sees: a thread-safe door to the sampling loop."""
+"""The built-in sampler for the worker: a thread-safe interface to the sampling loop."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 
 
 class BuiltinSampler(Sampler):
-    """Samples from a torch model, sharing its weights, and its device by turns, with an engine of the same process.
+    """A sampler of a torch model.
 
-    `forward`: as `choose_forward` has it, where that was asked before. Raises ServerError at construction if the
-    architecture cannot be served.
+    It shares weights, and the device under a lock, with an engine of the same process. `forward`: the result of
+    `choose_forward`, if that was called before. Raises ServerError at construction if the architecture is not
+    supported.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class BuiltinSampler(Sampler):
         self._intake = Intake()
         chosen = choose_forward(torch_model) if forward is None else forward
         self._memory = chosen.memory
-        # Prompts with images need positions of their own, which transformers' caches are not given here.
+        # Prompts with images need their own positions, which transformers' caches do not get here.
         self._takes_images = torch_model.vision is not None and isinstance(chosen, ForwardPass)
         self._loop = SamplingLoop(torch_model, chosen, settings or BuiltinSamplerSettings(), self._intake)
         self._adapters_guard = threading.Lock()
@@ -65,7 +66,7 @@ class BuiltinSampler(Sampler):
 
     @override
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
-        """Raises OutOfMemory, and ServerError if the weights do not fit the base model."""
+        """Load an adapter. Raises OutOfMemory, and ServerError if the weights do not fit the base model."""
         if self.has_adapter(adapter_key):
             return
         try:
@@ -85,7 +86,7 @@ class BuiltinSampler(Sampler):
 
     @override
     def drop_adapter(self, adapter_key: str) -> None:
-        """Jobs that were submitted before keep the version to their end. Unknown keys are ignored."""
+        """Drop an adapter. Jobs that were submitted before keep the version. Unknown keys are ignored."""
         with self._adapters_guard:
             adapter = self._adapters.pop(adapter_key, None) if adapter_key else None
         if adapter is not None:
@@ -93,7 +94,7 @@ class BuiltinSampler(Sampler):
 
     @override
     def submit(self, job: SampleJob, done: Callable[[SampleOutcome], None]) -> None:
-        """Of a closed sampler `done` is called at once, by the caller's thread."""
+        """Submit a job. After `close`, `done` is called at once in the caller's thread."""
         with self._adapters_guard:
             adapter = self._adapters.get(job.adapter_key)
         if not self._intake.submit(Submission(job, adapter, done)):
@@ -105,7 +106,7 @@ class BuiltinSampler(Sampler):
 
     @override
     def stats(self) -> SamplerStats:
-        """Jobs active and waiting now; tokens and seconds since the start."""
+        """Return the jobs active and waiting now; tokens and seconds since the start."""
         return self._loop.stats()
 
     @override

@@ -1,8 +1,8 @@
-"""Steps that a device computes while the host reads the one before.
+"""Steps that a device computes while the host reads the step before.
 
-A GPU that waits after each token until the host has read it, looked for stops and said what comes next is idle for that
-long. So the next step is launched first: it takes its tokens from the step before on the device, where a row may go on.
-Where a stop is found in what is read then, the row's next token was computed in vain, and nobody hears of it.
+Otherwise a GPU is idle after each token until the host has read it, looked for stops and decided what comes next. So
+the next step is launched first: on the device it takes its tokens from the step before, for rows that may continue. If
+the host then finds a stop, the row's next token was computed in vain and is dropped.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tinsmith_trainer.sampling.builtin.jobs import Sample
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What a row computes: the token at `position`, and `draw`. `own_position` is that within the row.
+    """The input of a row: the token at `position`, and `draw`. `own_position` is the position within the row.
 
-    `source` is the place of its token in the step before, or None where the host knows it. Of a row that is idle, or
-    whose next token may not be computed yet, no `sample` takes what comes of it.
+    `source` is the row of its token in the step before; None if the host knows the token. If a row is idle, or its next
+    token may not be computed yet, its result goes to no `sample`.
     """
 
     token: int = 0
@@ -34,7 +34,7 @@ class Feed:
 
 
 def feed_of(sample: Sample | None, before: LaunchedStep | None, extent: int) -> Feed:
-    """In a row of so many positions, behind a step that nobody has read yet."""
+    """Return the input of a sample in a row of so many positions, after a step that is not read yet."""
     if sample is None:
         return Feed()
     source = before.place_of(sample) if before else None
@@ -43,11 +43,11 @@ def feed_of(sample: Sample | None, before: LaunchedStep | None, extent: int) -> 
         return Feed(sample.next_token, position, own, None, sample.draw(), sample)
     if len(sample.tokens) + 1 < sample.run.max_tokens and own + 1 < extent:
         return Feed(0, position + 1, own + 1, source, sample.draw(ahead=1), sample)
-    return Feed(sample.next_token, position, own)  # the same once more
+    return Feed(sample.next_token, position, own)  # the same token once more
 
 
 def token_ids(feeds: Sequence[Feed], before: LaunchedStep | None, device: torch.device) -> Tensor:
-    """`[rows, 1]`"""
+    """Return the token IDs `[rows, 1]`."""
     known = on_device([feed.token for feed in feeds], torch.long, device)
     if before is None or all(feed.source is None for feed in feeds):
         return known[:, None]
@@ -57,7 +57,10 @@ def token_ids(feeds: Sequence[Feed], before: LaunchedStep | None, device: torch.
 
 
 class LaunchedStep:
-    """`tokens` and `logprobs` `[rows]` on the device; `logits` `[rows, vocab]` where some asked for the likeliest."""
+    """A launched step.
+
+    `tokens` and `logprobs` are `[rows]` on the device; `logits` `[rows, vocab]` if the likeliest are requested.
+    """
 
     def __init__(self, samples: Sequence[Sample | None], tokens: Tensor, logprobs: Tensor, logits: Tensor) -> None:
         self.tokens = tokens
@@ -68,18 +71,18 @@ class LaunchedStep:
 
     @property
     def samples(self) -> dict[Sample, int]:
-        """Those that take what was drawn, with their rows in this step."""
+        """The samples that take the drawn tokens, with their rows in this step."""
         return dict(self._places)
 
     def place_of(self, sample: Sample) -> int | None:
         return self._places.get(sample)
 
     def forget(self, sample: Sample) -> None:
-        """Its token is of no use."""
+        """Drop the token of this sample."""
         self._places.pop(sample, None)
 
     def read(self) -> tuple[list[int], list[float]]:
-        """Waits for this step, and for none behind it."""
+        """Wait for this step, but not for later ones, and return its tokens and logprobs."""
         tokens, logprobs = self._fetched.read()
         return tokens.tolist(), logprobs.tolist()
 

@@ -1,1 +1,1 @@
-"""Sampling by somebody else's server, vLLM or SGLang: its process is our child, and adapters are loaded into it."""
+"""Sampling by a third-party server, vLLM or SGLang. It is a child process, into which adapters are loaded."""

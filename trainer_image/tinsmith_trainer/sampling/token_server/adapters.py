@@ -1,4 +1,4 @@
-"""Adapter versions as folders that a server loads, and whether a server can."""
+"""Adapter versions as folders that a server loads, and checks whether a server can load them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY_CHARACTERS = 32
 
 @dataclass(slots=True, eq=False)
 class ServedAdapter:
-    """A version in the server. It goes when it was dropped and `jobs`, which use it now, are none.
+    """A version in the server. It is unloaded when it was dropped and no `jobs` use it.
 
     trains_head: it changes the unembedding.
     """
@@ -39,10 +39,13 @@ class ServedAdapter:
 
 
 class AdapterFolders:
-    """Below one scratch directory, which is emptied first: another life may have left adapters there."""
+    """The folders of adapters in one scratch directory.
+
+    It is emptied first, since an earlier process may have left adapters there.
+    """
 
     def __init__(self, scratch: Path | None) -> None:
-        """Without a scratch directory, one in the machine's place for temporary files."""
+        """Create the folders. Without a scratch directory they are in the machine's folder for temporary files."""
         if scratch is None:
             self._root = Path(tempfile.mkdtemp(prefix="tinsmith-adapters-"))
         else:
@@ -53,7 +56,10 @@ class AdapterFolders:
         self._numbers: Iterator[int] = itertools.count(1)
 
     def write(self, adapter_key: str, state: AdapterState, model: ServedModel) -> ServedAdapter:
-        """Under a name that is never given again: a server's prefix cache and its jobs know a version by its name."""
+        """Write the adapter under a new name.
+
+        Names are never reused: a server's prefix cache and its jobs know a version by its name.
+        """
         name = f"{re.sub('[^A-Za-z0-9]', '-', adapter_key)[:KEY_CHARACTERS]}-{self._life}-{next(self._numbers)}"
         folder, unfinished = self._root / name, self._root / f".{name}"
         try:
@@ -73,7 +79,7 @@ class AdapterFolders:
 
 
 def check_adapter(adapter_key: str, state: AdapterState, model: ServedModel) -> None:
-    """Raises ServerError where it is no adapter of this model, UserError where a server has no room for such a one."""
+    """Raise ServerError for an adapter of another model, and UserError if a server has no room for it."""
     weights = {name: tensor for name, tensor in state.tensors.items() if name.startswith("weights/")}
     modules = sorted({name.removeprefix("weights/").rpartition(".")[0] for name in weights})
     for module in modules:

@@ -1,7 +1,7 @@
-"""Which draws are with the server: a bounded number, shared among tenants. The others wait here, for their turns.
+"""Admission of draws to the server: a limited number, shared among tenants. Other draws wait here for their turns.
 
-A server takes what it is sent first come, first served. So what it has of one tenant's must leave it rows for others',
-and the next one that it gets must be of whoever has had least.
+A server serves requests in the order of arrival. So one tenant's requests must leave rows for others', and the next
+request must be of the tenant with the least usage.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tinsmith_trainer.sampling.tenant_shares import FairQueue, SharedQuota
 
 CREDIT_TOKENS = 4096.0
-"""By how much a tenant that comes back goes first: some small requests."""
+"""The credit of a returning tenant: some small requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +25,20 @@ class _Waiter:
 
 
 class Admission:
-    """One event loop's. A tenant may have as many draws with the server as are free, so half of `most` alone."""
+    """The draws of all tenants. Used on one event loop.
+
+    A tenant may have as many draws on the server as are free, so half of `most` if it is alone.
+    """
 
     def __init__(self, most: int) -> None:
         self._room = SharedQuota(most)
         self._turns = FairQueue(CREDIT_TOKENS)
         self._waiting: dict[str, deque[_Waiter]] = {}
-        self._draws: Counter[str] = Counter()  # those that wait, too
+        self._draws: Counter[str] = Counter()  # includes draws that wait
 
     @asynccontextmanager
     async def turn(self, tenant: str, tokens: int) -> AsyncIterator[None]:
-        """For a draw of at most so many tokens, its prompt's among them."""
+        """Wait for the turn of a draw. `tokens` is its limit, including its prompt."""
         if not self._draws[tenant]:
             self._turns.enter(tenant)
         self._draws[tenant] += 1
@@ -66,7 +69,7 @@ class Admission:
     def _admit(self) -> None:
         while (tenant := self._next()) is not None:
             waiter = self._pop(tenant)
-            if not waiter.admitted.done():  # else who waited was cancelled
+            if not waiter.admitted.done():  # else the waiter was cancelled
                 self._room.take(tenant, 1)
                 self._turns.charge(tenant, waiter.tokens)
                 waiter.admitted.set_result(None)

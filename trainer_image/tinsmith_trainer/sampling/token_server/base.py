@@ -1,4 +1,4 @@
-"""A server that turns tokens into tokens, whoever made it: how it is started, what it is asked, and what it answers."""
+"""The interface of token servers, which turn tokens into tokens: how they start, their requests and their answers."""
 
 from __future__ import annotations
 
@@ -18,28 +18,32 @@ from numpy.typing import NDArray
 from tinsmith_trainer.sampling.base import SampleJob, Sequence, TopkLogprobs
 
 HOST = "127.0.0.1"
-"""Its routes load files: no other pod may call it, and on a shared machine no other user."""
+"""The routes of a server load files, so no other pod and no other user of the machine may call it."""
 SOCKET_SCHEME = "unix:"
 MOST_ADAPTERS_IN_A_BATCH = 8
-"""Each takes memory of every GPU for the highest rank, so that more of them leave less room for sequences."""
+"""The limit of adapters in a batch. Each takes memory of every GPU for the highest rank, which leaves less for
+sequences."""
 
 MOST_DRAWS = 768
-"""With a server at the same time; one tenant alone has half of them. Others wait in our own queue."""
+"""The limit of draws on a server; one tenant alone may have half of them. Others wait in this process."""
 MOST_ROWS = 512
-"""Of a server's batch: what two tenants may have together, so that one alone leaves it room for another."""
+"""The rows of a server's batch: what two tenants may have together, so that a single one leaves rows for another."""
 
 MOST_CANDIDATES = 128
-"""Of a request. What vLLM takes."""
+"""The limit of candidates in a request, which is vLLM's."""
 
 SEED_RANGE = 2**31
-"""Below it every server takes a seed."""
+"""Every server takes seeds below this."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """`dtype` is float32 or bfloat16. `private` is a folder that this user alone may enter, and `key` is what a server
-    asks for that listens at a port. `extra` are arguments that come last, and so win over ours. `environment` is the
-    virtual environment that the server is installed in, or None for that of this process."""
+    """The settings of a server.
+
+    `dtype` is float32 or bfloat16. `private` is a folder that only this user may enter, and `key` protects a server
+    that listens at a port. `extra` are arguments at the end of the command line, which override others. `environment`
+    is the virtual environment of the server; None: that of this process.
+    """
 
     model: Path
     port: int
@@ -70,11 +74,11 @@ class ServerSettings:
         return f"{SOCKET_SCHEME}{self.socket}"
 
     def program(self, name: str) -> str:
-        """For a command line. Without an environment the system finds it."""
+        """Return the path of a program for a command line. Without an environment the system finds it."""
         return name if self.environment is None else str(self.environment / "bin" / name)
 
     def program_variables(self) -> dict[str, str]:
-        """By which programs of its environment find each other, as compilers of kernels."""
+        """Return the variables by which programs of the environment find each other, such as compilers of kernels."""
         if self.environment is None:
             return {}
         return {"PATH": f"{self.environment / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
@@ -82,7 +86,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """A command line, variables in addition to those of this process, and files that are there before it starts.
+    """A command line, variables in addition to those of this process, and files to write before the start.
 
     `secret` is left out of the log.
     """
@@ -95,15 +99,14 @@ class ServerCommand:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to draw.
+    """A request for one sequence.
 
-    `adapter` is a name given to `load_adapter`, or None for the base model. At most `max_tokens`, which is at least 1,
-    are drawn; `stop_token_ids` and `stop_strings` are all that ends it before. `top_k` -1 and `top_p` 1 are off,
-    `temperature` 0 is greedy. `seed` is 0 to 2**31 - 1. Prompt positions from `scored_from` on are scored, and
-    `topk_prompt` is how many of the most likely tokens each of them names; `topk` each position that is drawn.
-    `candidates`, at most `MOST_CANDIDATES`, are tokens whose logprobs in the place of the first one drawn are wanted;
-    with them goes no `topk`. `head` is whether the adapter changes the unembedding. A prefix that the server has kept
-    is found by requests of the same `cache_salt` alone; "" is none.
+    `adapter` is a name given to `load_adapter`; None: the base model. At most `max_tokens` are drawn, which is at least
+    1; only `stop_token_ids` and `stop_strings` end it earlier. `top_k` -1 and `top_p` 1 are off, `temperature` 0 is
+    greedy. `seed` is 0 to 2**31 - 1. Prompt positions from `scored_from` on are scored; `topk_prompt` is the number of
+    likeliest tokens for each of them, and `topk` for each drawn position. `candidates`, at most `MOST_CANDIDATES`, are
+    tokens whose logprobs at the first drawn position are requested; then there is no `topk`. `head`: the adapter
+    changes the unembedding. Cached prefixes are only shared by requests of the same `cache_salt`; "" is none.
     """
 
     adapter: str | None
@@ -125,12 +128,12 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What became of a request.
+    """The answer to a request.
 
-    The sequence may go on for some tokens behind a stop string; it has `topk_logprobs` if they were asked for.
-    `prompt_logprobs` is `[len(prompt)]` with NaN where nothing was scored, or None; `topk_prompt` has a row for each
-    token of the prompt, empty likewise, or is None. `candidates` are the logprobs of the request's, in their order.
-    Of the prompt, `cached_tokens` were not computed.
+    The sequence may continue for some tokens after a stop string; it has `topk_logprobs` if they were requested.
+    `prompt_logprobs` is `[len(prompt)]` with NaN for unscored positions, or None; `topk_prompt` has a row for each
+    token of the prompt, empty in the same places, or is None. `candidates` are the logprobs of the request's
+    candidates, in their order. `cached_tokens` is the part of the prompt that was not computed.
     """
 
     sequence: Sequence
@@ -141,32 +144,38 @@ class Generation:
 
 
 class TokenServer(Protocol):
-    """A server that runs. One event loop's. Cancelling a call ends its work on the server, too.
+    """A running server. Used on one event loop. Cancelling a call also ends its work on the server.
 
-    Logprobs are of the model at temperature 1, before top-k and top-p. Calls raise UserError where the server says
-    that the request is wrong, ServerError where it fails, and SamplerClosed where it cannot be reached.
+    Logprobs are those of the model at temperature 1, before top-k and top-p. Calls raise UserError if the server finds
+    the request invalid, ServerError if it fails, and SamplerClosed if it cannot be reached.
     """
 
     scores_heads: bool
-    """Whether what an adapter adds to the unembedding is in the logprobs of prompts; in those of drawn tokens it is."""
+    """Whether the logprobs of prompts include what an adapter adds to the unembedding; those of drawn tokens do."""
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Returns when requests may name it. `folder` is in PEFT's layout, and stays until it is unloaded."""
+        """Load an adapter, and return when requests may name it.
+
+        `folder` is in PEFT's layout, and stays until the adapter is unloaded.
+        """
 
     async def unload_adapter(self, name: str) -> None:
-        """Of an adapter that no request uses any more."""
+        """Unload an adapter that no request uses any more."""
 
     async def draw(self, request: GenerationRequest) -> Generation: ...
 
     async def is_healthy(self) -> bool:
-        """False also while it starts."""
+        """Return whether the server is healthy. It is not while it starts."""
 
     async def close(self) -> None:
-        """Ends the connections, not the server."""
+        """Close the connections, not the server."""
 
 
 def seed_of(job: SampleJob, index: int, purpose: str = "") -> int | None:
-    """Unlike for each index of a purpose, and unrelated between jobs whose seeds are neighbours. Greedy needs none."""
+    """Return a seed that differs for each index of a purpose, and is unrelated to those of neighbouring seeds.
+
+    Greedy needs none.
+    """
     seed = job.params.seed
     if seed is None or job.params.temperature == 0:
         return None
@@ -174,18 +183,22 @@ def seed_of(job: SampleJob, index: int, purpose: str = "") -> int | None:
 
 
 def cache_salt_of(tenant: str) -> str:
-    """Return the salt of a tenant's requests: answers count cached tokens, which would confirm a guess of another's."""
+    """Return the salt of a tenant's requests.
+
+    Answers count cached tokens, which would confirm a guess of another tenant's prompt.
+    """
     return sha256(f"prefixes of {tenant}".encode()).hexdigest()[:32]
 
 
 Row = Mapping[int, float | None]
-"""Logprobs by tokens. None, and what is not a number, stand for a logprob that the server could not compute."""
+"""Logprobs by token. None and NaN stand for a logprob that the server could not compute."""
 
 
 def top_logprobs(rows: Items[Row | None], k: int) -> TopkLogprobs:
-    """A row of K for each: the most likely first, of equals the lower id, and empty cells where a row has less.
+    """Return K logprobs for each row, the most likely first, with empty cells for missing ones.
 
-    Servers add the token that is in the prompt or was drawn, which may be none of the most likely.
+    Of equals the lower ID is first. Servers add the token of the prompt or the drawn token, which may not be among the
+    most likely.
     """
     found = TopkLogprobs.empty(len(rows), k)
     for position, row in enumerate(rows):
@@ -201,7 +214,7 @@ def top_logprobs(rows: Items[Row | None], k: int) -> TopkLogprobs:
 
 
 def joined(first: TopkLogprobs, rest: TopkLogprobs) -> TopkLogprobs:
-    """Rows of one behind those of the other."""
+    """Return the rows of the first followed by those of the other."""
     return TopkLogprobs(
         np.concatenate([first.token_ids, rest.token_ids]), np.concatenate([first.logprobs, rest.logprobs])
     )

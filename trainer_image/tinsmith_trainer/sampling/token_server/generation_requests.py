@@ -1,4 +1,4 @@
-"""A job as requests, and what was drawn as its outcome. Pure."""
+"""A job as requests to a token server, and their answers as its outcome. Pure."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tinsmith_trainer.sampling.token_server.served_model import ServedModel
 from tinsmith_trainer.sampling.token_text import ends_within_character
 
 MOST_NAMED_TOKENS = 1 << 21
-"""Most likely tokens in one answer of a server: as text they are 150 MB."""
+"""The most likely tokens in one answer of a server: as text they are 150 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The requests of a job, as many as its samples, and those behind beginnings of its prompt; without any, it has its
-    outcome already.
+    """The requests of a job: one for each sample, and those for beginnings of its prompt.
 
-    max_tokens: of each sequence. A request has at least one, since no server draws none: it scores the prompt only.
+    Without requests, the outcome is known. max_tokens: of each sequence. A request has at least one, since no server
+    draws none: then it only scores the prompt.
     """
 
     job: SampleJob
@@ -46,10 +46,10 @@ class Plan:
 def plan_generation_requests(
     job: SampleJob, adapter: str | None, model: ServedModel, *, head: bool = False, scored_by_prefixes: bool = False
 ) -> Plan:
-    """`head`: of an adapter that changes the unembedding. `scored_by_prefixes`: as of one whose server would score the
-    prompt without it.
+    """Plan the requests.
 
-    Raises UserError, with one sentence that says why it cannot run.
+    `head`: the adapter changes the unembedding. `scored_by_prefixes`: the server would score the prompt without it.
+    Raises UserError, with the reason, for a job that cannot run.
     """
     if job.images:
         raise UserError("The prompt has images, which this sampler's token server is not given. Send text alone.")
@@ -61,7 +61,7 @@ def plan_generation_requests(
     prompt = job.prompt
     by_prefixes = scored_from if scored_by_prefixes else None
     if len(prompt) == model.info.max_sequence_length and scored_from is not None and not scored_by_prefixes:
-        # Servers draw one token at least, so that they take no prompt that fills the context.
+        # Servers draw at least one token, so they refuse a prompt that fills the context.
         prompt, by_prefixes = prompt[:-1], len(prompt) - 1
     prefixes = plan_prefixes(job, adapter, by_prefixes, head=head)
     if scored_from == by_prefixes:
@@ -90,9 +90,9 @@ def plan_generation_requests(
 
 
 def outcome_of(plan: Plan, drawn: Items[Generation], behind: Items[Generation], model: ServedModel) -> SampleOutcome:
-    """Of what became of its requests and of those behind beginnings of the prompt, both in the order of the plan.
+    """Return the outcome from the answers for the samples, and for beginnings of the prompt.
 
-    Raises UserError if what was drawn has no logprobs, as of a model that has diverged.
+    Both are in the order of the plan. Raises UserError if the answer has no logprobs, as for a model that has diverged.
     """
     job = plan.job
     sequences = [_finished(plan, one.sequence, model) for one in drawn] if plan.max_tokens else []
@@ -146,10 +146,10 @@ def _topk_prompt(plan: Plan, first: Generation | None, behind: Items[Generation]
 
 
 def _sought_by_server(rule: StopRule, job: SampleJob, model: ServedModel) -> tuple[str, ...]:
-    """Stop strings. What is drawn is cut by us in any case; with them the server draws no more than is needed.
+    """Return the stop strings for the server.
 
-    None behind a prompt that ends within a character: vLLM seeks them in all of such a prompt, too, and would end at
-    one that was never drawn.
+    The text is cut here in any case; they save the server needless tokens. There are none after a prompt that ends
+    within a character: vLLM would search that prompt, too, and could end at a string that was never drawn.
     """
     if rule.strings and ends_within_character(job.prompt.tolist(), model.tokenizer):
         return ()
@@ -157,7 +157,7 @@ def _sought_by_server(rule: StopRule, job: SampleJob, model: ServedModel) -> tup
 
 
 def _first_scored(job: SampleJob) -> int | None:
-    """The first prompt position that has a logprob to compute, or None."""
+    """Return the first prompt position that has a logprob to compute, or None."""
     if not job.prompt_logprobs and not job.topk_prompt_logprobs:
         return None
     length, last_n = len(job.prompt), job.prompt_logprobs_last_n
@@ -166,7 +166,7 @@ def _first_scored(job: SampleJob) -> int | None:
 
 
 def _finished(plan: Plan, drawn: Sequence, model: ServedModel) -> Sequence:
-    """Cut behind the token that ends it, found as the built-in sampler finds it."""
+    """Cut the sequence after the token that ends it, which is found as the built-in sampler finds it."""
     watch = plan.rule.watch(model.tokenizer, plan.job.prompt)
     for index, token in enumerate(drawn.tokens.tolist(), 1):
         if watch.sees_end(token):

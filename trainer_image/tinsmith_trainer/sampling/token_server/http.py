@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, and the ways into it from other threads."""
+"""HTTP calls to a token server, and the thread with the event loop on which they run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class LoopThread:
-    """Runs from its construction until `stop`."""
+    """A thread with an event loop, which runs from the construction until `stop`."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -27,15 +27,15 @@ class LoopThread:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """From another thread: waits for its result, or raises what it raises."""
+        """Run a coroutine and return its result, or raise its error. Call it from another thread."""
         return self.begin(coroutine).result()
 
     def begin(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """From any thread, before `stop`, which cancels what still runs."""
+        """Start a coroutine. Thread-safe; call it before `stop`, which cancels what still runs."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def soon(self, function: Callable[[*Arguments], None], *arguments: *Arguments) -> bool:
-        """From any thread, in the order of the calls. False, and nothing happens, after `stop`."""
+        """Schedule a function, in the order of the calls. Thread-safe. Return False after `stop`."""
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # closed
@@ -43,7 +43,7 @@ class LoopThread:
         return True
 
     def stop(self) -> None:
-        """What still runs is cancelled. From another thread."""
+        """Cancel what still runs, and stop the loop. Call it from another thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -63,7 +63,7 @@ HEALTH_SECONDS = 30.0
 MESSAGE_CHARACTERS = 500
 
 IsRefusal = Callable[[int, str], bool]
-"""By status and message, whether the fault is the request's."""
+"""A function that decides by status and message whether the request is at fault."""
 
 
 def refused_by_status(status: int, message: str) -> bool:
@@ -71,16 +71,19 @@ def refused_by_status(status: int, message: str) -> bool:
 
 
 class JsonCalls:
-    """A server under one base address. `name` is what messages call it. Made in a running event loop."""
+    """A client of a server under one base address. `name` is for messages. Create it in a running event loop."""
 
     def __init__(self, name: str, address: str, key: str = "") -> None:
-        """`address` is a URL, or `unix:` and the path of a socket; `key` is sent with each request."""
+        """Create the client.
+
+        `address` is a URL, or `unix:` and the path of a socket; `key` is sent with each request.
+        """
         self._name = name
         socket = address.removeprefix(SOCKET_SCHEME)
         self._session = aiohttp.ClientSession(
             address if socket == address else "http://localhost",
-            # No limit, or a question for its health would wait for requests; and no connection is used again, since a
-            # server may close it while the next request is on its way.
+            # There is no limit, which would make health checks wait for requests. Connections are not reused, since a
+            # server may close one while the next request is on its way.
             connector=(
                 aiohttp.TCPConnector(limit=0, force_close=True)
                 if socket == address
@@ -92,10 +95,10 @@ class JsonCalls:
         )
 
     async def post(self, path: str, body: Mapping[str, object], is_refusal: IsRefusal = refused_by_status) -> Any:
-        """What the JSON of the answer says; None where it is not JSON. However long it takes.
+        """Send a request and return the JSON of the answer; None if it is not JSON. There is no time limit.
 
-        Raises UserError where the server finds fault with the request, ServerError where with itself, and SamplerClosed
-        where it is not there.
+        Raises UserError if the server finds the request invalid, ServerError if it fails, and SamplerClosed if it
+        cannot be reached.
         """
         try:
             async with self._session.post(path, json=body) as response:
@@ -110,7 +113,7 @@ class JsonCalls:
             return None
 
     async def succeeds(self, path: str) -> bool:
-        """Whether a GET is answered with 200."""
+        """Return whether a GET is answered with 200."""
         try:
             async with self._session.get(path, timeout=aiohttp.ClientTimeout(total=HEALTH_SECONDS)) as response:
                 return response.status == 200
@@ -126,7 +129,7 @@ class JsonCalls:
 
 
 def _said(content: str) -> str:
-    """The message in an error's JSON, wherever this server puts it."""
+    """Return the message in an error's JSON, whose place depends on the server."""
     try:
         body = json.loads(content)
     except ValueError:

@@ -1,8 +1,8 @@
-"""What a job asks of a prompt that no server tells of it: requests of one token, each behind a beginning of the prompt.
+"""Requests for values of a prompt that servers do not report: one token each, after a beginning of the prompt.
 
-No server tells the logprobs of other tokens at every position of a prompt, or draws there, and one scores it without
-what an adapter adds to the unembedding. In the place of the first token that it draws each does all of that, over the
-whole vocabulary; and it has a beginning of a prompt that it has seen in its prefix cache. Pure.
+No server reports the logprobs of other tokens at every position of a prompt, or draws there, and one scores it without
+what an adapter adds to the unembedding. At the first drawn position each server does all of that, over the whole
+vocabulary, and it has the beginning of a known prompt in its prefix cache. Pure.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from tinsmith_trainer.sampling.base import NO_TARGET, AltTokens, SampleJob, Topk
 from tinsmith_trainer.sampling.token_server.base import MOST_CANDIDATES, Generation, GenerationRequest, seed_of
 
 MOST_PREFIX_REQUESTS = 4096
-"""Of a job, as many as samples. Each carries its beginning of the prompt to the server."""
+"""The limit of a job, which is the limit of samples. Each request carries its beginning of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixRequest:
-    """Behind the prompt up to its position `row`: for its candidates, for the most likely tokens, or for one of that
-    place's draws, which is `draw`."""
+    """A request after the prompt up to its position `row`.
+
+    It is for candidates, for the most likely tokens, or for the draw with the number `draw`.
+    """
 
     purpose: Literal["named", "top_logprobs", "drawn"]
     row: int
@@ -37,9 +39,10 @@ class PrefixRequest:
 def plan_prefixes(
     job: SampleJob, adapter: str | None, scored_from: int | None = None, *, head: bool = False
 ) -> tuple[PrefixRequest, ...]:
-    """Of all targets and alternatives of a job, and of the prompt itself from `scored_from` on; the longest first.
+    """Plan the requests for all targets and alternatives of a job, and for the prompt.
 
-    `head`: of an adapter that changes the unembedding. Raises UserError for more than a job may have.
+    The prompt is scored from `scored_from` on. The longest request is first. `head`: the adapter changes the
+    unembedding. Raises UserError for more than a job may have.
     """
     named = _named(job, scored_from)
     top_logprobs = range(scored_from - 1, len(job.prompt) - 1) if scored_from and job.topk_prompt_logprobs else ()
@@ -62,7 +65,10 @@ def plan_prefixes(
 def target_logprobs(
     job: SampleJob, planned: Items[PrefixRequest], drawn: Items[Generation]
 ) -> NDArray[np.float32] | None:
-    """In the shape of what was asked, 0 where that is nothing; None if nothing was. `drawn` is as `planned`."""
+    """Return logprobs in the shape of the targets, 0 for empty cells; None if there are no targets.
+
+    `drawn` is in the order of `planned`.
+    """
     targets = job.target_prompt_logprobs
     if targets is None:
         return None
@@ -74,7 +80,10 @@ def target_logprobs(
 
 
 def prompt_logprobs(job: SampleJob, planned: Items[PrefixRequest], drawn: Items[Generation]) -> NDArray[np.float32]:
-    """Of the prompt's own tokens, NaN where they were not asked for. `drawn` is as `planned`."""
+    """Return the logprobs of the prompt's own tokens, NaN for others than requested.
+
+    `drawn` is in the order of `planned`.
+    """
     found = np.full(len(job.prompt), np.nan, np.float32)
     for row, tokens, logprobs in _logprobs_of_named(planned, drawn):
         own = tokens == job.prompt[row + 1]
@@ -84,7 +93,10 @@ def prompt_logprobs(job: SampleJob, planned: Items[PrefixRequest], drawn: Items[
 
 
 def topk_prompt_logprobs(job: SampleJob, planned: Items[PrefixRequest], drawn: Items[Generation]) -> TopkLogprobs:
-    """A row for each token of the prompt, empty where it was not asked for. `drawn` is as `planned`."""
+    """Return a row for each token of the prompt, empty if it was not requested.
+
+    `drawn` is in the order of `planned`.
+    """
     found = TopkLogprobs.empty(len(job.prompt), job.topk_prompt_logprobs)
     for one, result in zip(planned, drawn, strict=True):
         topk = result.sequence.topk_logprobs
@@ -94,7 +106,7 @@ def topk_prompt_logprobs(job: SampleJob, planned: Items[PrefixRequest], drawn: I
 
 
 def alternative_tokens(job: SampleJob, planned: Items[PrefixRequest], drawn: Items[Generation]) -> AltTokens | None:
-    """None if none were asked for. `drawn` is as `planned`."""
+    """Return the alternatives; None if none were requested. `drawn` is in the order of `planned`."""
     if not job.prompt_alt_tokens_k:
         return None
     shape = (len(job.prompt) - 1, job.prompt_alt_tokens_k)
@@ -110,7 +122,7 @@ def alternative_tokens(job: SampleJob, planned: Items[PrefixRequest], drawn: Ite
 def _logprobs_of_named(
     planned: Items[PrefixRequest], drawn: Items[Generation]
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.float32]]]:
-    """Rows, tokens in their order, and the logprobs of these."""
+    """Yield rows, their tokens in order, and the logprobs of these."""
     for one, result in zip(planned, drawn, strict=True):
         if one.purpose == "named":
             assert result.candidates is not None
@@ -118,7 +130,7 @@ def _logprobs_of_named(
 
 
 def _named(job: SampleJob, scored_from: int | None) -> list[tuple[int, tuple[int, ...]]]:
-    """Rows, and the tokens whose logprobs are wanted there, each once and no more at a time than a server takes."""
+    """Return rows with the tokens whose logprobs are requested, each once, in groups that a server takes."""
     found = []
     for row, wanted in enumerate(_wanted(job, scored_from)):
         tokens = np.unique(wanted[wanted != NO_TARGET]).tolist()
@@ -127,7 +139,7 @@ def _named(job: SampleJob, scored_from: int | None) -> list[tuple[int, tuple[int
 
 
 def _wanted(job: SampleJob, scored_from: int | None) -> NDArray[np.int64]:
-    """The targets, and the prompt's own tokens as one column more where they are wanted. Raises UserError."""
+    """Return the targets, with the prompt's own tokens as a further column if they are requested. Raises UserError."""
     rows, targets = len(job.prompt) - 1, job.target_prompt_logprobs
     if targets is None:
         targets = np.full((rows, 0), NO_TARGET, np.int64)
@@ -144,7 +156,7 @@ def _first_wanted(job: SampleJob) -> int:
 
 
 def _draws(job: SampleJob) -> int:
-    """Of each position; the greedy ones are all alike."""
+    """Return the draws of each position. Greedy ones are all alike."""
     return min(job.prompt_alt_tokens_k, 1) if job.params.temperature == 0 else job.prompt_alt_tokens_k
 
 

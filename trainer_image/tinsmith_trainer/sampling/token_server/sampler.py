@@ -1,4 +1,4 @@
-"""The Sampler that the worker sees: jobs as calls to a token server, on an event loop of its own."""
+"""The sampler for a token server: jobs become calls, on an event loop in its own thread."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Done = Callable[[SampleOutcome], None]
 
 
 class TokenServerSampler(Sampler):
-    """Samples by a token server that runs. `server` is the thread's, and so is its end: `on_close` runs there last."""
+    """A sampler that uses a running token server. The thread owns `server`, and runs `on_close` last."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class TokenServerSampler(Sampler):
         self._adapters: dict[str, ServedAdapter] = {}
         self._closed = False
         self._loading: set[Future[None]] = set()
-        self._unloading: set[asyncio.Task[None]] = set()  # the thread's
+        self._unloading: set[asyncio.Task[None]] = set()  # used by the thread
         self._admission = Admission(most_draws)
-        self._running: dict[asyncio.Task[SampleOutcome], str] = {}  # the thread's; request ids
+        self._running: dict[asyncio.Task[SampleOutcome], str] = {}  # used by the thread; request IDs
 
     @property
     @override
@@ -72,7 +72,10 @@ class TokenServerSampler(Sampler):
 
     @override
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
-        """Raises ServerError if the weights do not fit the base model, UserError if the server cannot serve them."""
+        """Load an adapter.
+
+        Raises ServerError if the weights do not fit the base model, UserError if the server cannot serve them.
+        """
         if self.has_adapter(adapter_key):
             return
         self._check_open()
@@ -88,7 +91,10 @@ class TokenServerSampler(Sampler):
             self._thread.soon(self._start_unload, adapter)
 
     def _not_loaded(self, adapter_key: str, adapter: ServedAdapter, error: TrainerError) -> TrainerError:
-        """Servers say of a folder that they do not find what they say of an adapter that they refuse."""
+        """Return the error for an adapter that was not loaded.
+
+        Servers report a missing folder like an adapter that they refuse.
+        """
         gone = not adapter.folder.exists()
         self._folders.remove(adapter)
         if gone and not isinstance(error, SamplerClosed):
@@ -99,7 +105,7 @@ class TokenServerSampler(Sampler):
         return type(error)(f"Adapter {adapter_key} was not loaded. {error}")
 
     def _load(self, adapter: ServedAdapter) -> None:
-        """Into the server. A close ends it."""
+        """Load the adapter into the server. `close` cancels it."""
         with self._guard:
             self._check_open()
             loading = self._thread.begin(self._load_after_unloads(adapter))
@@ -112,7 +118,10 @@ class TokenServerSampler(Sampler):
             self._loading.discard(loading)
 
     async def _load_after_unloads(self, adapter: ServedAdapter) -> None:
-        """With one too many a server would put one out by its own choice, and wait for the samples that use it."""
+        """Load the adapter when there is room.
+
+        With one adapter too many a server would evict one of its choice, and wait for the samples that use it.
+        """
         await asyncio.gather(*self._unloading, return_exceptions=True)
         await self._server.load_adapter(adapter.name, adapter.folder)
 
@@ -127,7 +136,7 @@ class TokenServerSampler(Sampler):
 
     @override
     def drop_adapter(self, adapter_key: str) -> None:
-        """Jobs that were submitted before keep the version to their end. Unknown keys are ignored."""
+        """Drop an adapter. Jobs that were submitted before keep the version. Unknown keys are ignored."""
         with self._guard:
             adapter = self._adapters.pop(adapter_key, None)
             if adapter is None:
@@ -139,7 +148,7 @@ class TokenServerSampler(Sampler):
 
     @override
     def submit(self, job: SampleJob, done: Done) -> None:
-        """Of a closed sampler `done` is called at once, by the caller's thread."""
+        """Submit a job. After `close`, `done` is called at once in the caller's thread."""
         with self._guard:
             closed, adapter = self._closed, self._adapters.get(job.adapter_key)
             if adapter is not None:
@@ -156,7 +165,7 @@ class TokenServerSampler(Sampler):
 
     @override
     def stats(self) -> SamplerStats:
-        """Jobs active and waiting now; tokens, and seconds in which there was a job, since the start."""
+        """Return the jobs active and waiting now; tokens, and seconds with at least one job, since the start."""
         return self._counters.stats()
 
     @override
@@ -174,7 +183,7 @@ class TokenServerSampler(Sampler):
         self._counters.begins()
         task = asyncio.get_running_loop().create_task(self._outcome(job, adapter))
         self._running[task] = job.request_id
-        # Not in the task itself, which may be cancelled before its first line.
+        # The callback is not in the task, which may be cancelled before its first line.
         task.add_done_callback(lambda task: self._finish(task, adapter, done))
 
     def _finish(self, task: asyncio.Task[SampleOutcome], adapter: ServedAdapter | None, done: Done) -> None:
@@ -212,8 +221,10 @@ class TokenServerSampler(Sampler):
         return outcome
 
     async def _draw_all(self, plan: Plan, tenant: str) -> tuple[list[Generation], list[Generation]]:
-        """Those of the plan, and those behind beginnings of its prompt: the longest of these by itself, so that the
-        others find it in the server's prefix cache."""
+        """Draw the samples of the plan, and its beginnings of the prompt.
+
+        The longest beginning is drawn first, so that the others find it in the server's prefix cache.
+        """
         prefixes = [one.request for one in plan.prefixes]
         longest = await self._draw_together(prefixes[:1], tenant)
         others = await self._draw_together([*prefixes[1:], *plan.requests], tenant)
@@ -221,8 +232,10 @@ class TokenServerSampler(Sampler):
         return others[rest:], longest + others[:rest]
 
     async def _draw_together(self, requests: Items[GenerationRequest], tenant: str) -> list[Generation]:
-        """With the first that fails, the others end. Raises its error, or SamplerClosed where all is lost with a server
-        that is failing: whoever asked submits it again, elsewhere."""
+        """Draw all requests. After the first failure the others end.
+
+        Raises its error, or SamplerClosed if the server is failing: then clients submit the job again, elsewhere.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 draws = [group.create_task(self._draw(request, tenant)) for request in requests]
@@ -250,7 +263,8 @@ class TokenServerSampler(Sampler):
     def _release(self, adapter: ServedAdapter | None) -> None:
         if adapter is None:
             return
-        with self._guard:  # also of the answer: of a drop and a last job at the same time, one alone unloads it
+        # also of the answer: if a drop and the last job coincide, only one of them unloads the adapter
+        with self._guard:
             adapter.jobs -= 1
             can_go = adapter.can_go and not self._closed
         if can_go:
@@ -262,7 +276,10 @@ class TokenServerSampler(Sampler):
         task.add_done_callback(self._unloading.discard)
 
     async def _unload(self, adapter: ServedAdapter) -> None:
-        """The server may have forgotten it, as after a restart; the folder is of no use in any case."""
+        """Unload the adapter.
+
+        The server may have lost it, for example after a restart; the folder is removed in any case.
+        """
         try:
             await self._server.unload_adapter(adapter.name)
         except TrainerError as error:
@@ -281,10 +298,7 @@ class TokenServerSampler(Sampler):
 
 
 class Counters:
-    """What has been done, counted on our side: servers' own numbers come and go with versions.
-
-    Called from any thread.
-    """
+    """Counters of this process, since the numbers of servers differ between versions. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._guard = threading.Lock()
@@ -311,7 +325,7 @@ class Counters:
                 self._busy_seconds += self._clock() - self._busy_since
 
     def drew(self, plan: Plan, outcome: SampleOutcome) -> None:
-        """A prompt counts once: its samples share it."""
+        """Count a job. Its samples share the prompt, which counts once."""
         computed = bool(plan.requests or plan.prefixes)
         hit = outcome.prompt_cache_hit_tokens
         with self._guard:
@@ -335,5 +349,5 @@ class Counters:
 def _answer(done: Done, outcome: SampleOutcome) -> None:
     try:
         done(outcome)
-    except Exception:  # the caller's fault must not end the sampler's thread
+    except Exception:  # an error of the caller must not end the sampler's thread
         log.exception("sample_callback_failed")

@@ -1,4 +1,4 @@
-"""What is known here of a base model whose weights are in another process."""
+"""The facts about a base model whose weights are in another process."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ GENERATION_CONFIG = "generation_config.json"
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """`linear_shapes` are [out, in] by a module's name; `experts` the projections of layers' experts; `eos_token_ids`
-    all ids at which generation ends by default.
+    """A base model in a server.
+
+    `linear_shapes` are [out, in] by the name of a module; `experts` the projections of layers' experts; `eos_token_ids`
+    all IDs at which generation ends by default.
     """
 
     directory: Path
@@ -36,7 +38,10 @@ class ServedModel:
 
 
 def read_model(source: str, revision: str | None = None, max_sequence_length: int | None = None) -> ServedModel:
-    """From a directory, or a revision of a hub repository. Raises ModelNotFound, ModelDirectoryInvalid, ServerError."""
+    """Read the facts from a directory, or a revision of a hub repository.
+
+    Raises ModelNotFound, ModelDirectoryInvalid, ServerError.
+    """
     directory = model_directory(source, revision)
     config = checked_config(directory)
     tokenizer = load_tokenizer(directory)

@@ -1,4 +1,4 @@
-"""The server's process: started, waited for, listened to, watched, and ended with us."""
+"""The process of a token server: its start, its health, its log, and its end together with this process."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ KEPT_LINES = 20
 LONGEST_LINE_BYTES = 1024**2
 END_SECONDS = supervisor.STOP_SECONDS + 5.0
 LAST_WORDS_SECONDS = 5.0
-"""How long the output of a server that has ended is read on: a process that left its session may keep it open."""
+"""How long the output of a server is read after its end. A process that left its session may keep the output open."""
 
 PERIOD_SECONDS = 10.0
 ILL_SECONDS = 60.0
-"""As long as a liveness probe of ours would bear."""
+"""The tolerance of a liveness probe."""
 
 
 class ServerProcess:
-    """One life of a server. One event loop's. `name` is what messages and logs call it."""
+    """One process of a server. Used on one event loop. `name` is for messages and logs."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, hold: int, secret: str = "") -> None:
         self._name = name
@@ -42,7 +42,7 @@ class ServerProcess:
 
     @classmethod
     async def start(cls, name: str, command: ServerCommand) -> ServerProcess:
-        """Returns at once; whether it serves is asked by `until_healthy`."""
+        """Start the process and return at once. `until_healthy` waits until it serves."""
         for path, text in command.files.items():
             path.write_text(text)
         held, hold = os.pipe()
@@ -53,7 +53,8 @@ class ServerProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 pass_fds=(held,),
-                start_new_session=True,  # a signal to our whole group would end the supervisor, and leave the server
+                # a signal to the whole process group would end the supervisor, and leave the server
+                start_new_session=True,
                 env={**os.environ, **command.environment},
                 limit=LONGEST_LINE_BYTES,
             )
@@ -66,7 +67,10 @@ class ServerProcess:
         return cls(name, process, hold, command.secret)
 
     async def until_healthy(self, is_healthy: Callable[[], Awaitable[bool]], timeout_seconds: float) -> None:
-        """Raises ServerError, with its last words, when it ends before that, or does not serve in time."""
+        """Wait until the server serves.
+
+        Raises ServerError, with its last output, if it ends before, or does not serve in time.
+        """
         try:
             async with asyncio.timeout(timeout_seconds):
                 while not await is_healthy():
@@ -77,7 +81,7 @@ class ServerProcess:
             ) from None
 
     async def ended(self) -> ServerError:
-        """Returns when it has ended by itself, with why."""
+        """Wait until the server has ended by itself, and return the reason."""
         await self._process.wait()
         await asyncio.wait({self._listening}, timeout=LAST_WORDS_SECONDS)
         return ServerError(
@@ -85,7 +89,7 @@ class ServerProcess:
         )
 
     async def stop(self) -> None:
-        """Lets go of it, and waits until it is gone."""
+        """Close the pipe, and wait until the server is gone."""
         self.close_pipe()
         try:
             async with asyncio.timeout(END_SECONDS):
@@ -97,7 +101,7 @@ class ServerProcess:
         self._listening.cancel()
 
     def close_pipe(self) -> None:
-        """It ends soon after. More than once is as once."""
+        """Close the pipe, after which the server ends soon. Idempotent."""
         if self._hold >= 0:
             os.close(self._hold)
             self._hold = -1
@@ -106,7 +110,7 @@ class ServerProcess:
         return " | ".join(self._lines) or "none"
 
     async def _ended_within(self, seconds: float) -> None:
-        """Raises ServerError if it ends."""
+        """Raise ServerError if the server ends within this time."""
         ended = asyncio.create_task(self.ended())
         done, _ = await asyncio.wait({ended}, timeout=seconds)
         if done:
@@ -114,7 +118,7 @@ class ServerProcess:
         ended.cancel()
 
     async def _listen(self) -> None:
-        """What it says is passed on as a log of ours: who reads a pod's log expects one form."""
+        """Pass its output on as log lines, so that the log of a pod has one form."""
         assert self._process.stdout is not None
         while content := await _line(self._process.stdout):
             line = content.decode(errors="replace").rstrip()
@@ -130,7 +134,7 @@ async def until_ill(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Returns when it has not been healthy for `ILL_SECONDS`, which questions without an answer count into."""
+    """Return when the server has not been healthy for `ILL_SECONDS`. Checks without an answer count as unhealthy."""
     well = clock()
     while clock() - well < ILL_SECONDS:
         await sleep(PERIOD_SECONDS)
@@ -139,7 +143,7 @@ async def until_ill(
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:
-    """A line, or a part of one that is beyond all measure."""
+    """Return a line, or a part of one that is too long."""
     try:
         return await stream.readuntil(b"\n")
     except asyncio.IncompleteReadError as error:

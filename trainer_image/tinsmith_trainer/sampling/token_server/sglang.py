@@ -28,12 +28,13 @@ from tinsmith_trainer.sampling.token_server.base import (
 from tinsmith_trainer.sampling.token_server.http import JsonCalls
 
 DETERMINISTIC = "--enable-deterministic-inference"
-"""Without it SGLang takes a seed and draws as it likes."""
+"""Without this flag SGLang accepts a seed and ignores it."""
 CONFIG = "sglang.yaml"
 KEPT_BACK_TOKENS = 6
-"""Of its context length: a prompt has to be shorter by so many, and with its sequence by two."""
+"""The part of its context that SGLang reserves: a prompt must be shorter by so many tokens, and with its sequence by
+two."""
 BEYOND_VOCABULARY = "NaN happened"
-"""What SGLang says it matched where it drew a token that does not exist, and put a stop token in its place."""
+"""The stop that SGLang reports if it drew a token that does not exist, and replaced it by a stop token."""
 
 
 def sglang_command(settings: ServerSettings) -> ServerCommand:
@@ -43,13 +44,13 @@ def sglang_command(settings: ServerSettings) -> ServerCommand:
         "host": HOST,
         "port": settings.port,
         "tp-size": settings.gpus,
-        "dtype": settings.dtype,  # else float32 is served in another one than it is trained in
+        "dtype": settings.dtype,  # otherwise float32 is served in another dtype than the training's
         "context-length": settings.max_sequence_length + KEPT_BACK_TOKENS,
         "max-loras-per-batch": settings.adapters_in_a_batch,
         "max-loaded-loras": settings.max_loaded,
         "max-lora-rank": settings.max_rank,
-        "lora-target-modules": "all",  # else the first adapter decides what later ones may hold
-        "sampling-defaults": "openai",  # else the model's own file changes what a request leaves out
+        "lora-target-modules": "all",  # otherwise the first adapter decides what later ones may hold
+        "sampling-defaults": "openai",  # otherwise the model's own file changes the defaults of a request
     }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     python = sys.executable if settings.environment is None else settings.program("python")
@@ -57,18 +58,21 @@ def sglang_command(settings: ServerSettings) -> ServerCommand:
         [python, "-m", "sglang.launch_server", *words, "--enable-lora", *settings.extra],
         {
             **settings.program_variables(),
-            "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",  # else logprobs are those after the temperature
+            "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",  # otherwise logprobs are those after the temperature
             "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # no sequence gets as long: jobs are checked before
             "HF_HUB_OFFLINE": "1",
         },
-        # Any user may read a command line, and a web page may ask a port of its reader's machine.
+        # Any user may read a command line, and a web page may call a port of its reader's machine.
         {settings.private / CONFIG: f"api-key: {settings.key}\n"},
         settings.key,
     )
 
 
 class SglangServer(TokenServer):
-    """Needs SGLANG_RETURN_ORIGINAL_LOGPROB. Unless it was started `deterministic`, seeds are refused."""
+    """A client of SGLang.
+
+    It needs SGLANG_RETURN_ORIGINAL_LOGPROB. Unless it was started `deterministic`, seeds are refused.
+    """
 
     scores_heads = True
 
@@ -86,15 +90,18 @@ class SglangServer(TokenServer):
 
     @override
     async def draw(self, request: GenerationRequest) -> Generation:
-        """Goes on over an end that nobody asked for: SGLang stops at all of a model's end-of-sequence tokens, beside
-        those that a request lists, or else at no token at all."""
+        """Draw the sequence.
+
+        It is continued after an end that was not requested: SGLang stops at all of a model's end-of-sequence tokens
+        besides those of a request, or else at no token at all.
+        """
         if request.seed is not None and not self._deterministic:
             raise UserError(
                 f"This sampler repeats no seed: its SGLang runs without {DETERMINISTIC}. "
                 "Leave the seed out, or have it among the pool's server arguments."
             )
         if request.seed is None and self._deterministic and request.temperature > 0:
-            # It would take the same seed for every request that has none, so that all would draw alike.
+            # SGLang would use the same seed for every request without one, so that all draws would be equal.
             request = replace(request, seed=secrets.randbelow(SEED_RANGE))
         drawn, unasked = await self._draw_once(request)
         while unasked and len(drawn.sequence.tokens) < request.max_tokens:
@@ -115,7 +122,7 @@ class SglangServer(TokenServer):
 
 
 def sglang_request(request: GenerationRequest) -> dict[str, object]:
-    """Every choice is said, so that no default of a server or of a model has a part in it."""
+    """Return the body with every choice, so that no default of a server or of a model applies."""
     sampling: dict[str, object] = {
         "max_new_tokens": request.max_tokens,
         "temperature": request.temperature,
@@ -137,7 +144,7 @@ def sglang_request(request: GenerationRequest) -> dict[str, object]:
         "extra_key": request.cache_salt or None,
         "sampling_params": sampling,
         "return_logprob": True,
-        # The entry at the start has no logprob, as nothing that is scored comes before it.
+        # The entry at the start has no logprob, since there is no scored token before it.
         "logprob_start_len": -1 if request.scored_from is None else request.scored_from - 1,
         "top_logprobs_num": max(request.topk, request.topk_prompt),
         "token_ids_logprob": _token_ids(request),
@@ -146,16 +153,19 @@ def sglang_request(request: GenerationRequest) -> dict[str, object]:
 
 
 def _token_ids(request: GenerationRequest) -> list[int] | None:
-    """Whatever is scored names a token: its scheduler dies of a batch in which another request has candidates."""
+    """Return candidates for each scored request.
+
+    SGLang's scheduler fails if only another request of the batch has some.
+    """
     if request.scored_from is not None and not request.candidates:
         return [0]
     return list(request.candidates) or None
 
 
 def drawn_by_sglang(request: GenerationRequest, answer: Any) -> tuple[Generation, bool]:
-    """And whether it ended at a token that is no stop of this request.
+    """Return the answer, and whether it ended at a token that is no stop of this request.
 
-    Raises ServerError for an answer that is not in the form that our version of SGLang gives.
+    Raises ServerError for an answer that is not in the form of the supported version of SGLang.
     """
     try:
         meta = answer["meta_info"]
@@ -188,7 +198,7 @@ def _check_end(request: GenerationRequest, reason: Any) -> None:
 
 
 def _rest(request: GenerationRequest, sequence: Sequence) -> GenerationRequest:
-    """What is left to draw. With the same seed: SGLang draws by seed and position."""
+    """Return what is left to draw. The seed is the same, since SGLang draws by seed and position."""
     return replace(
         request,
         prompt=np.concatenate([request.prompt, sequence.tokens]),
@@ -211,7 +221,7 @@ def _joined(first: Generation, rest: Generation) -> Generation:
 
 
 def _prompt_logprobs(request: GenerationRequest, meta: Any) -> NDArray[np.float32] | None:
-    """Entries are [logprob, token, text] up to the prompt's end, and are laid against it from there."""
+    """Return the logprobs. Entries are [logprob, token, text] up to the prompt's end, and are aligned there."""
     if request.scored_from is None:
         return None
     found = np.full(len(request.prompt), np.nan, np.float32)
@@ -227,7 +237,7 @@ def _prompt_logprobs(request: GenerationRequest, meta: Any) -> NDArray[np.float3
 
 
 def _topk_prompt(request: GenerationRequest, meta: Any) -> TopkLogprobs | None:
-    """Laid against the prompt's end, too."""
+    """Return the likeliest tokens, aligned at the prompt's end, too."""
     if not request.topk_prompt or request.scored_from is None:
         return None
     scored = len(request.prompt) - request.scored_from

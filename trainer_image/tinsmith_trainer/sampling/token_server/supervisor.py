@@ -1,7 +1,7 @@
-"""Runs a command for as long as somebody holds the other end of a pipe: `python -m …supervisor FD COMMAND…`.
+"""A program that runs a command while the other end of a pipe is open: `python -m …supervisor FD COMMAND…`.
 
-A server has processes of its own, which outlive it when it is killed. So it runs in a session, and all of that ends
-when the holder does, however the holder dies; the command's own exit status is passed on.
+A server has child processes, which outlive it when it is killed. So it runs in a session, all of which ends with the
+holder of the pipe, even if the holder is killed. The exit status of the command is passed on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 from typing import NoReturn
 
 STOP_SECONDS = 10.0
-"""From the request to end until all of the session is killed. TINSMITH_SUPERVISOR_STOP_SECONDS says otherwise."""
+"""The time from the request to end until the session is killed. TINSMITH_SUPERVISOR_STOP_SECONDS overrides it."""
 
 
 def main(descriptor: int, command: list[str]) -> NoReturn:
@@ -26,12 +26,15 @@ def main(descriptor: int, command: list[str]) -> NoReturn:
         os._exit(127)
     threading.Thread(target=_stop_when_pipe_closes, args=(descriptor, child), daemon=True).start()
     status = child.wait()
-    _kill(child, signal.SIGKILL)  # its workers, if it left some behind
+    _kill(child, signal.SIGKILL)  # child processes that it left behind
     os._exit(status if status >= 0 else 128 - status)
 
 
 def _stop_when_pipe_closes(descriptor: int, child: subprocess.Popen[bytes]) -> None:
-    """Nobody ever writes: end of file means that the holder is gone, or wants this."""
+    """Stop the session when the pipe closes.
+
+    The holder never writes: end of file means that it is gone, or wants this.
+    """
     os.read(descriptor, 1)
     _kill(child, signal.SIGTERM)
     seconds = float(os.environ.get("TINSMITH_SUPERVISOR_STOP_SECONDS", STOP_SECONDS))

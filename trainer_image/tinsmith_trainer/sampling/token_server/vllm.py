@@ -1,4 +1,4 @@
-"""vLLM's OpenAI server, by its completions route with token ids on both sides."""
+"""vLLM's OpenAI server, by its completions route with token IDs in both directions."""
 
 from __future__ import annotations
 
@@ -31,36 +31,36 @@ from tinsmith_trainer.sampling.token_server.http import JsonCalls
 
 BASE_MODEL = "base"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""All that --max-lora-rank takes. An adapter may have any rank up to it."""
+"""The values of --max-lora-rank. An adapter may have any rank up to it."""
 GREEDY_BELOW = 1e-5
-"""A temperature. vLLM takes whatever is above 0 for 0.01 at least, which is not the most likely token every time."""
+"""A temperature. vLLM raises any value above 0 to 0.01 at least, which is not always the most likely token."""
 TOKEN_ID = "token_id:"
 SPOILS = {"candidates": "top_logprobs", "head": "scored"}
-"""What requests of one batch spoil for others. Its older model runner, which mixtures of experts still have, gives all
-of a batch the candidates of one; and what an adapter adds to the unembedding is added to scores of any prompt."""
+"""Requests that spoil others in one batch. vLLM's older model runner, which mixtures of experts still use, gives all of
+a batch the candidates of one; and what an adapter adds to the unembedding is added to the scores of any prompt."""
 
 REFUSALS = re.compile(
     "is greater than max_lora_rank|expected target modules|is unsupported LoRA weight|embedding LoRA size"
 )
-"""What its engine says of an adapter that it cannot serve, with the status that its own failures have, too."""
+"""The messages of its engine about an adapter that it cannot serve. Their status is that of its own failures, too."""
 
 
 def vllm_command(settings: ServerSettings) -> ServerCommand:
-    """Raises ServerError for a rank beyond vLLM's."""
+    """Return the command. Raises ServerError for a rank above vLLM's limit."""
     options = {
-        "uds": settings.socket,  # its key would guard the routes below /v1 alone
+        "uds": settings.socket,  # its key would only protect the routes below /v1
         "served-model-name": BASE_MODEL,
         "tensor-parallel-size": settings.gpus,
-        "dtype": settings.dtype,  # else float32 is served in another one than it is trained in
+        "dtype": settings.dtype,  # otherwise float32 is served in another dtype than the training's
         "max-model-len": settings.max_sequence_length,
         "max-num-seqs": MOST_ROWS,
         "max-loras": settings.adapters_in_a_batch,
         "max-cpu-loras": settings.max_loaded,
         "max-lora-rank": allowed_rank(settings.max_rank),
         "logprobs-mode": "raw_logprobs",  # before temperature, top-k and top-p
-        "max-logprobs": MOST_TOPK,  # of the most likely tokens; costs nothing before it is asked for
+        "max-logprobs": MOST_TOPK,  # of the most likely tokens; costs nothing unless requested
         "seed": secrets.randbelow(2**31),  # the default is the same for all, and so would be the replicas' samples
-        "generation-config": "vllm",  # else the model's own file changes what a request leaves out
+        "generation-config": "vllm",  # otherwise the model's own file changes the defaults of a request
     }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     switches = ["--enable-lora", "--enable-prompt-tokens-details"]
@@ -76,7 +76,7 @@ def vllm_command(settings: ServerSettings) -> ServerCommand:
 
 
 def allowed_rank(max_rank: int) -> int:
-    """The lowest that vLLM can be started with for adapters of this rank."""
+    """Return the lowest rank with which vLLM can start for adapters of this rank."""
     allowed = next((rank for rank in RANKS if rank >= max_rank), None)
     if allowed is None:
         raise ServerError(f"vLLM takes adapters up to rank {RANKS[-1]}, not {max_rank}; lower --max-rank.")
@@ -84,7 +84,10 @@ def allowed_rank(max_rank: int) -> int:
 
 
 class VllmServer(TokenServer):
-    """Needs VLLM_ALLOW_RUNTIME_LORA_UPDATING, --logprobs-mode raw_logprobs and --generation-config vllm."""
+    """A client of vLLM.
+
+    It needs VLLM_ALLOW_RUNTIME_LORA_UPDATING, --logprobs-mode raw_logprobs and --generation-config vllm.
+    """
 
     scores_heads = False
 
@@ -116,7 +119,10 @@ class VllmServer(TokenServer):
 
 
 def _refuses_adapter(status: int, message: str) -> bool:
-    """Not where it finds none in the folder, which is this sampler's to write."""
+    """Return whether vLLM refuses the adapter.
+
+    A missing adapter is not a refusal, since this sampler writes the folder.
+    """
     return status == 400 or REFUSALS.search(message) is not None
 
 
@@ -131,7 +137,7 @@ def _traits(request: GenerationRequest) -> list[str]:
 
 
 def vllm_request(request: GenerationRequest) -> dict[str, object]:
-    """Every choice is said, so that no default of a server or of a model has a part in it."""
+    """Return the body with every choice, so that no default of a server or of a model applies."""
     body: dict[str, object] = {
         "model": request.adapter or BASE_MODEL,
         "prompt": request.prompt.tolist(),
@@ -144,12 +150,12 @@ def vllm_request(request: GenerationRequest) -> dict[str, object]:
         "n": 1,
         "stop": list(request.stop_strings),
         "stop_token_ids": list(request.stop_token_ids),
-        "ignore_eos": True,  # where the end-of-sequence tokens stop, they are among the ids
+        "ignore_eos": True,  # if the end-of-sequence tokens stop, they are among the IDs
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
         "logprobs": request.topk,
         "return_token_ids": True,
-        "return_tokens_as_token_ids": True,  # else tokens of one text are one entry
+        "return_tokens_as_token_ids": True,  # otherwise tokens with equal texts share one entry
     }
     if request.seed is not None:
         body["seed"] = request.seed
@@ -163,8 +169,11 @@ def vllm_request(request: GenerationRequest) -> dict[str, object]:
 
 
 def drawn_by_vllm(request: GenerationRequest, answer: Any) -> Generation:
-    """Raises ServerError for an answer that is not in the form that our version of vLLM gives, and SamplerClosed for a
-    sequence that it gave up."""
+    """Return the answer.
+
+    Raises ServerError for an answer that is not in the form of the supported version of vLLM, and SamplerClosed for a
+    sequence that vLLM gave up.
+    """
     try:
         [choice] = answer["choices"]
         reason = choice["finish_reason"]
@@ -187,7 +196,7 @@ def drawn_by_vllm(request: GenerationRequest, answer: Any) -> Generation:
 
 
 def _prompt_logprobs(request: GenerationRequest, choice: Any) -> NDArray[np.float32] | None:
-    """Each position holds one or more tokens by their ids; the one that is in the prompt is among them."""
+    """Return the logprobs. Each position has one or more tokens by their IDs, including that of the prompt."""
     if request.scored_from is None:
         return None
     found = np.full(len(request.prompt), np.nan, np.float32)
@@ -220,9 +229,9 @@ def _by_token(row: dict[str, float]) -> dict[int, float]:
 
 
 class ConflictGate:
-    """Lets in whatever bears those who are inside, first come, first served. One event loop's.
+    """A gate that admits work which does not conflict with admitted work, in the order of arrival.
 
-    `conflicts` says of each trait which other it does not bear, both ways.
+    Used on one event loop. `conflicts` names for each trait the trait that it conflicts with, in both directions.
     """
 
     def __init__(self, conflicts: Mapping[str, str]) -> None:
@@ -247,10 +256,10 @@ class ConflictGate:
         try:
             await admitted
         except asyncio.CancelledError:
-            if not admitted.cancelled():  # its turn came at the same moment
+            if not admitted.cancelled():  # it was admitted at the same moment
                 self._leave(traits)
             else:
-                self._admit()  # those behind it may have waited for it alone
+                self._admit()  # later ones may have waited only for this one
             raise
 
     def _leave(self, traits: Collection[str]) -> None:
@@ -260,7 +269,7 @@ class ConflictGate:
     def _admit(self) -> None:
         while self._waiting:
             traits, admitted = self._waiting[0]
-            if admitted.done():  # who waited was cancelled
+            if admitted.done():  # the waiter was cancelled
                 self._waiting.popleft()
             elif self._may_enter(traits):
                 self._waiting.popleft()

@@ -1,1 +1,1 @@
-"""A second memory of sequences: transformers' own caches, for models whose layers keep more than keys and values."""
+"""Memory of sequences in transformers' own caches, for models whose layers keep more than keys and values."""

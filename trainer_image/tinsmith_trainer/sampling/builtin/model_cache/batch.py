@@ -1,7 +1,8 @@
-"""Sequences that are drawn with a model's own cache, each with states of its own.
+"""Sequences that are drawn with a model's own cache, each with its own states.
 
-A step puts those of one adapter together that are equally long and can be, as samples of one prompt are, and takes the
-others one by one. In deterministic mode all go one by one, so that a row's bits do not depend on its company.
+A step computes sequences of one adapter together if they are equally long and can be combined, such as samples of one
+prompt, and the others one by one. In deterministic mode all are computed one by one, so that a row's bits do not depend
+on other rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tinsmith_trainer.sampling.builtin.model_cache.states import SequenceStates,
 
 
 class CacheBatch:
-    """What a DecodeBatch is to the loop."""
+    """The counterpart of a DecodeBatch for a model's own cache."""
 
     def __init__(self, key: BatchKey, plan: BatchPlan, forward: CacheForward) -> None:
         self.key = key
@@ -44,7 +45,7 @@ class CacheBatch:
         return Counter(sample.run.job.tenant for sample in self._states)
 
     def cost(self, rows: int) -> float:
-        """Of a step of so many, were each in a forward of its own."""
+        """Return the cost of a step of so many rows, each in its own forward."""
         longest = max((sample.position for sample in self._states), default=0) + 1
         return rows * self._forward.cost.of(1, longest)
 
@@ -52,24 +53,24 @@ class CacheBatch:
         return sum(self._plan.filled_bytes(sample) for sample in self._states)
 
     def place(self, sample: Sample) -> None:
-        """Gives a sample a row, with a copy of its states: samples of one prompt have them in common."""
+        """Give a sample a row with a copy of its states, which samples of one prompt share."""
         assert not isinstance(sample.kv, torch.Tensor)
         with torch.inference_mode():
             self._states[sample] = None if sample.kv is None else sample.kv.to(self._forward.device).clone()
         sample.kv = None
 
     def park(self, sample: Sample) -> None:
-        """Takes a sample out of its row; it keeps its states in the host's memory, and goes on from there."""
+        """Take a sample out of its row. It keeps its states in the host's memory, and continues from there."""
         states = self._states.pop(sample)
-        # Rows that went through a forward together lie in one piece of memory.
+        # Rows of one forward lie in one piece of memory.
         sample.kv = None if states is None else states.clone().to("cpu")
 
     def remove_finished(self) -> None:
-        """Frees the rows of jobs that ended for another reason than their last token."""
+        """Free the rows of jobs that ended for another reason than their last token."""
         self._states = {sample: states for sample, states in self._states.items() if not sample.run.finished}
 
     def step(self, company: Collection[str]) -> StepResult:
-        """Draws a token for every sample of these tenants."""
+        """Draw a token for every sample of these tenants."""
         result = StepResult()
         chosen = [sample for sample in self._states if sample.run.job.tenant in company]
         # No sample leaves before all groups are computed: an error fails those that are in the batch then.
@@ -80,9 +81,10 @@ class CacheBatch:
         return result
 
     def _groups(self, samples: list[Sample]) -> Iterator[list[Sample]]:
-        """Of one length and adapter; each alone where no others may be beside it.
+        """Yield groups of one length and adapter; single samples if they must be computed alone.
 
-        Of one adapter, since a layer may compute all tokens of a row anew in each step, as latent attention does.
+        A group has one adapter, since a layer may compute all tokens of a row anew in each step, as latent attention
+        does.
         """
         if not self._in_rows:
             yield from ([sample] for sample in samples)

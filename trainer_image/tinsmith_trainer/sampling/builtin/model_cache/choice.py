@@ -1,7 +1,7 @@
-"""Which memory of sequences a model's samples are drawn with, and what the loop opens for it.
+"""The choice of the memory of sequences for a model, and what the loop opens for it.
 
-Keys and values in tensors of our own, where all layers keep those in one shape: their rows are of any length. Else the
-model's own cache. Which it is shows in a trial when the model is loaded.
+If all layers keep keys and values in one shape, they are in this sampler's own tensors, whose rows may have any length.
+Else the model's own cache is used. A trial decides when the model is loaded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AnyBatch = DecodeBatch | CacheBatch
 
 
 def choose_forward(torch_model: TorchModel) -> SamplerForward:
-    """Raises ServerError for an architecture that neither way can serve."""
+    """Choose the forward. Raises ServerError for an architecture that neither way can serve."""
     check_rotations(torch_model)
     trial = Trial(torch_model)
     try:
@@ -50,7 +50,7 @@ def choose_forward(torch_model: TorchModel) -> SamplerForward:
         reason = "with keys and values alone its logits are others"
     except ServerError as error:
         reason = str(error)
-    except Exception as error:  # whatever a model does with a cache that has keys and values alone
+    except Exception as error:  # a model may do anything with a cache of keys and values alone
         reason = _of_the_model(error)
     by_cache = _by_cache(torch_model, trial)
     log.info(
@@ -64,18 +64,18 @@ def choose_forward(torch_model: TorchModel) -> SamplerForward:
 
 
 def _by_cache(torch_model: TorchModel, trial: Trial) -> CacheForward:
-    """Raises ServerError."""
+    """Return a forward with the model's own cache. Raises ServerError."""
     try:
         return CacheForward(torch_model, trial)
     except ServerError:
         raise
-    except Exception as error:  # whatever a model does with its own cache
+    except Exception as error:  # a model may do anything with its own cache
         reason = _of_the_model(error)
         raise ServerError(f"{refusal_of(torch_model.model)} its own cache fails with {reason}. {CURE}") from error
 
 
 def _of_the_model(error: Exception) -> str:
-    """What went wrong; raises the error itself where memory or a device did."""
+    """Describe an error of the model. An error of memory or a device is raised."""
     if is_out_of_memory(error):
         raise error
     end_if_device_is_lost(error)

@@ -1,7 +1,11 @@
-"""Forwards of the shared model with its own cache: one sequence behind the other, or rows that are equally long.
+"""Forwards of the shared model with its own cache: one sequence at a time, or rows of equal length.
 
-A model makes its cache and its masks itself. So there is no padding: a forward takes the next tokens of
-one sequence, or one token of each of several whose states can be put together.
+A model makes its cache and its masks itself. So there is no padding: a forward takes the next tokens of one sequence,
+or one token of each of several whose states can be combined.
+
+A trial of every loaded model checks that its cache gives the same logits as one forward over all tokens. Architectures
+have layers of many kinds, and the code for their caches can fail silently. The tolerance follows from the logits of the
+model when it forgets everything before, so that it does not depend on the model's scale.
 """
 
 from __future__ import annotations
@@ -25,22 +29,23 @@ from tinsmith_trainer.torch_model.lora import Route, routed
 log = structlog.get_logger(__name__)
 
 CACHE_NAMES = ("past_key_values", "cache_params")
-"""What models call it, in their arguments as in their outputs."""
+"""Its names in the arguments and outputs of models."""
 
 
 CURE = "Train it with --no-sampling, or sample it by another server."
 
 
 def refusal_of(model: Any) -> str:
-    """How the sentence begins."""
+    """Return the beginning of the message."""
     return f"The built-in sampler cannot run {type(model).__name__}:"
 
 
 class CacheForward:
-    """Runs the model. Raises ServerError at construction where its cache gives other logits than it has without.
+    """Forwards of the model.
 
-    `in_blocks`: prompts may be computed block by block; else each in one forward. `in_rows`: so may steps of several
-    sequences; else each in a forward of its own.
+    Raises ServerError at construction if its cache gives other logits than it has without. `in_blocks`: prompts may be
+    computed block by block; else in one forward. `in_rows`: several sequences may share a step; else each has its own
+    forward.
     """
 
     def __init__(self, torch_model: TorchModel, trial: Trial | None = None) -> None:
@@ -62,16 +67,16 @@ class CacheForward:
 
     @property
     def memory(self) -> str:
-        """In words."""
+        """The kind of memory, as a text."""
         return "own cache, by blocks" if self.in_blocks else "own cache, prompts at once"
 
     @torch.inference_mode()
     def extend(
         self, states: SequenceStates | None, ids: Tensor, route: Route, *, all_logits: bool
     ) -> tuple[Tensor, SequenceStates]:
-        """Computes `ids` `[rows, length]` behind `states`, which must not be used any more; None begins anew.
+        """Compute `ids` `[rows, length]` after `states`, which must not be used any more; None begins anew.
 
-        Returns logits `[rows, length, vocab]`, or only the last position's `[rows, 1, vocab]`, in float32.
+        Return logits `[rows, length, vocab]`, or only the last position's `[rows, 1, vocab]`, in float32.
         """
         rows, length = ids.shape
         before = 0 if states is None else states.tokens
@@ -90,16 +95,16 @@ class CacheForward:
 
     @torch.inference_mode()
     def step(self, states: Sequence[SequenceStates], ids: Tensor, route: Route) -> tuple[Tensor, list[SequenceStates]]:
-        """One token for each of some sequences: `ids` `[rows, 1]`. Returns logits `[rows, vocab]` in float32.
+        """Compute one token for each of some sequences: `ids` `[rows, 1]`.
 
-        Raises UnlikeStates where they cannot be rows of one forward.
+        Return logits `[rows, vocab]` in float32. Raises UnlikeStates if they cannot be rows of one forward.
         """
         joined = states[0] if len(states) == 1 else together(states)
         logits, after = self.extend(joined, ids, route, all_logits=False)
         return logits[:, 0], [after] if len(states) == 1 else after.split()
 
     def _find_parts(self) -> bool:
-        """Raises ServerError."""
+        """Find out whether prompts can be computed in blocks. Raises ServerError."""
         apart = []
         for parts in (PARTS, AT_ONCE):
             found = self._in_parts(self._trial.ids, parts)
@@ -122,14 +127,14 @@ class CacheForward:
         return in_parts(compute, ids, parts)
 
     def _measure(self) -> StateGeometry:
-        """By what sequences of two lengths take."""
+        """Measure the memory of sequences of two lengths."""
         ids = self._trial.ids
         few, more = (self.extend(None, ids[:, :tokens], {}, all_logits=False)[1] for tokens in (8, 16))
         per_token = max(0, more.nbytes - few.nbytes) // (more.tokens - few.tokens)
         return StateGeometry(per_token, max(0, few.nbytes - few.tokens * per_token), self.device)
 
     def _try_rows(self) -> bool:
-        """Whether two sequences in one forward come out as each alone."""
+        """Return whether two sequences in one forward give the same logits as each alone."""
         ids = [self._trial.tokens(seed) for seed in (0, 1)]
         states = [self.extend(None, each[:, :-1], {}, all_logits=False)[1] for each in ids]
         last = [each[:, -1:] for each in ids]
@@ -137,7 +142,7 @@ class CacheForward:
             found, _ = self.step([one.clone() for one in states], torch.cat(last), {})
         except UnlikeStates:
             return False
-        except Exception as error:  # whatever a model does with rows that it does not expect
+        except Exception as error:  # a model may do anything with rows that it does not expect
             log.info("steps are row by row", model=type(self._model).__name__, error=str(error))
             return False
         expected = torch.cat([self.step([one], each, {})[0] for one, each in zip(states, last, strict=True)])
@@ -146,14 +151,15 @@ class CacheForward:
 
 TOKENS = 40
 PARTS = (16, 14, 7, 1, 1, 1)
-"""Blocks, one behind the other, and steps."""
+"""Consecutive blocks, and steps."""
 AT_ONCE = (37, 1, 1, 1)
 TOLERANCE, TOLERANCE_IN_HALVES = 1e-4, 0.1
-"""As a part of what forgetting comes to: float32 and bfloat16 round by less, a layer that forgets is beyond."""
+"""Parts of the distance of a model that forgets: float32 and bfloat16 round by less, a layer that forgets exceeds them.
+"""
 
 
 class Trial:
-    """A sequence, and the logits that a model's own forward gives it."""
+    """A sequence, and the logits that the model's own forward gives it."""
 
     def __init__(self, torch_model: TorchModel) -> None:
         self._torch_model = torch_model
@@ -166,32 +172,32 @@ class Trial:
         self._most = tolerance * distance(forgetful, self._expected)
 
     def tokens(self, seed: int = 0) -> Tensor:
-        """A sequence `[1, TOKENS]` of unlike tokens."""
+        """Return a sequence `[1, TOKENS]` of different tokens."""
         ids = (torch.arange(TOKENS) * 7 + 3 + 11 * seed) % self._torch_model.info.vocab_size
         return ids[None].to(self._torch_model.device)
 
     def agrees(self, found: Tensor, expected: Tensor | None = None) -> bool:
-        """Of logits `[..., vocab]`; those of the sequence unless others are expected."""
+        """Return whether logits `[..., vocab]` agree with those of the sequence, or with `expected`."""
         return self.apart(found, expected) <= self._most
 
     def apart(self, found: Tensor, expected: Tensor | None = None) -> float:
-        """By how much logprobs differ, in the mean."""
+        """Return the mean difference of logprobs."""
         return distance(found, self._expected if expected is None else expected)
 
     @torch.inference_mode()
     def _logits(self, ids: Tensor) -> Tensor:
-        """`[tokens, vocab]`, of one forward without a cache."""
+        """Return logits `[tokens, vocab]` of one forward without a cache."""
         with self._torch_model.device_lock.held():
             logits: Tensor = self._torch_model.model(input_ids=ids, use_cache=False).logits
         return logits[0].float()
 
 
 def in_parts(compute: Callable[[Tensor, int], Tensor], ids: Tensor, parts: Sequence[int]) -> Tensor:
-    """Logits `[tokens, vocab]`; `compute` gets the next tokens and how many were before."""
+    """Return logits `[tokens, vocab]`. `compute` gets the next tokens and the number of earlier ones."""
     ends = [sum(parts[: n + 1]) for n in range(len(parts))]
     return torch.cat([compute(ids[:, end - size : end], end - size) for size, end in zip(parts, ends, strict=True)])
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    """Of logprobs, in the mean; `[..., vocab]`."""
+    """Return the mean difference of logprobs of logits `[..., vocab]`."""
     return float((found.log_softmax(-1) - expected.log_softmax(-1)).abs().mean())

@@ -1,7 +1,7 @@
-"""A prompt computed into a model's own cache: block by block, or all at once where its layers cannot go on from states.
+"""A prompt computed into a model's own cache: block by block, or at once if its layers cannot continue from states.
 
-Nothing is padded. A state is behind all of its tokens, so it is kept at two places of a prompt alone: at its end, for
-equal prompts, and behind its last whole block, for those that go on.
+Nothing is padded. A state includes all of its tokens, so it is kept at two places of a prompt only: at its end, for
+equal prompts, and after its last whole block, for longer ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CachePrefill:
 
     @property
     def goes_alone(self) -> bool:
-        """Whether it shares no forward with others."""
+        """Return whether it shares no forward with others."""
         return True
 
     @property
@@ -42,7 +42,7 @@ class CachePrefill:
 
     @property
     def left(self) -> int:
-        """Tokens that are to be computed."""
+        """Return the tokens that are to be computed."""
         return len(self._tokens) - self.start
 
     @property
@@ -50,12 +50,12 @@ class CachePrefill:
         return self._forward.geometry.row_bytes(len(self._tokens))
 
     def block_cost(self) -> float:
-        """Of the next one."""
+        """Return the cost of the next block."""
         tokens = min(self._block_tokens, self.left)
         return self._forward.cost.of(tokens, self.start + tokens)
 
     def run_block(self) -> int:
-        """Computes the next block; returns its tokens. Raises UserError if scores are not finite."""
+        """Compute the next block and return its number of tokens. Raises UserError if scores are not finite."""
         start, end = self.start, min(self.start + self._block_tokens, len(self._tokens))
         first_scored = self.run.first_scored
         scores = first_scored is not None and end >= first_scored
@@ -72,7 +72,7 @@ class CachePrefill:
         return end - start
 
     def _take_known(self) -> None:
-        """Positions to be scored must be computed."""
+        """Take known states. Positions to be scored must be computed."""
         first_scored = self.run.first_scored
         usable = [key for key, end in self._blocks if first_scored is None or end < first_scored]
         if (found := self._prefixes.find_last(usable)) is not None:

@@ -1,8 +1,8 @@
-"""What a transformers cache holds of sequences: copied, moved, put together as rows of one forward, and taken apart.
+"""The contents of a transformers cache for sequences: copied, moved, combined as rows of one forward, and split.
 
-Caches are of many kinds (keys and values, windows of them, convolutions, recurrent states, compressed or indexed keys),
-and what they have in common is that each tensor's first dimension is the row. So they are treated as trees of tensors,
-and whether that holds for a model is tried when it is loaded (trial.py).
+Caches are of many kinds (keys and values, windows of them, convolutions, recurrent states, compressed or indexed keys).
+In all of them each tensor's first dimension is the row. So they are treated as trees of tensors, and the trial of a
+loaded model checks that this works.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from transformers import Cache, cache_utils
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 HOLDERS: tuple[type, ...] = (Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin)
-if hasattr(cache_utils, "DummyLayer"):  # no transformers up to 5.20 has such layers, and so no image for GPUs
+if hasattr(cache_utils, "DummyLayer"):  # transformers up to 5.20, and so every image for GPUs, has no such layers
     HOLDERS += (cache_utils.DummyLayer,)
 
 
 class UnlikeStates(Exception):
-    """They cannot be rows of one forward."""
+    """States that cannot be rows of one forward."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateGeometry:
-    """What a sequence takes: some bytes a token, and some however long it is."""
+    """The memory of a sequence: some bytes a token, and a fixed part."""
 
     bytes_per_token: int
     bytes_per_row: int
@@ -44,7 +44,7 @@ class StateGeometry:
 
 @dataclass(frozen=True, slots=True)
 class SequenceStates:
-    """A cache of `rows` sequences with `tokens` each. A forward behind them changes it, and may change its tensors."""
+    """A cache of `rows` sequences with `tokens` each. A later forward changes it, and may change its tensors."""
 
     cache: Any
     tokens: int
@@ -55,27 +55,27 @@ class SequenceStates:
         return sum(tensor.nbytes for tensor in _tensors(self.cache))
 
     def clone(self) -> SequenceStates:
-        """One that shares no memory with this one."""
+        """Return a copy that shares no memory with this one."""
         return SequenceStates(_mapped(self.cache, Tensor.clone), self.tokens, self.rows)
 
     def to(self, device: torch.device | str) -> SequenceStates:
-        """On a device; what is there already is not copied."""
+        """Return the states on a device, without copying what is there already."""
         return SequenceStates(_mapped(self.cache, lambda tensor: tensor.to(device)), self.tokens, self.rows)
 
     def split(self) -> list[SequenceStates]:
-        """Its rows, each by itself, in the same memory."""
+        """Return the rows as separate states in the same memory."""
         return [
             SequenceStates(_mapped(self.cache, partial(_row, row, self.rows)), self.tokens) for row in range(self.rows)
         ]
 
 
 def together(states: Sequence[SequenceStates]) -> SequenceStates:
-    """Copies of single rows as one cache. Raises UnlikeStates where their lengths or kinds differ."""
+    """Copy single rows into one cache. Raises UnlikeStates if their lengths or kinds differ."""
     return SequenceStates(_joined([one.cache for one in states]), states[0].tokens, len(states))
 
 
 def _row(row: int, rows: int, tensor: Tensor) -> Tensor:
-    """A layer that nothing was given to yet may have a tensor without rows."""
+    """Return one row. A layer without any input yet may have a tensor without rows."""
     return tensor[row : row + 1] if len(tensor) == rows else tensor
 
 
@@ -87,7 +87,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A number in a tensor of no dimensions says something of all rows, and stays."""
+    """Apply the change to all tensors of rows.
+
+    A number in a tensor without dimensions is about all rows, and stays.
+    """
     if isinstance(value, Tensor):
         return change(value) if value.ndim else value
     return _rebuilt(value, {name: _mapped(part, change) for name, part in _parts(value).items()})
@@ -108,7 +111,7 @@ def _joined(values: Sequence[Any]) -> Any:
 
 
 def _parts(value: Any) -> dict[Any, Any]:
-    """What a value is made of, by name; nothing if it holds no tensors."""
+    """Return the parts of a value by name; nothing if it holds no tensors."""
     if isinstance(value, HOLDERS):
         return dict(vars(value))
     if isinstance(value, dict):
