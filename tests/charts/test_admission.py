@@ -82,9 +82,9 @@ REFUSED: dict[str, tuple[Object, str]] = {
         owner("TrainingSession", "blue-api-server"),
         f"blue-api-server-tls, {RESERVED}",
     ),
-    "the store": (owner(storage={"existingClaim": "blue-api-server-data"}), "claims of the installation itself"),
-    "a worker's certificate": (owner(**variable("victim-tls")), "those that end in -tls"),
-    "Helm's record": (owner(**variable("sh.helm.release.v1.blue.v1")), "not for sessions and pools to read"),
+    "the store": (owner(storage={"existingClaim": "blue-api-server-data"}), "cannot use claims of the installation"),
+    "a worker's certificate": (owner(**variable("victim-tls")), "whose names end in -tls"),
+    "Helm's record": (owner(**variable("sh.helm.release.v1.blue.v1")), "sessions and pools cannot use Secrets"),
     "an image that is not listed": (owner(pod={"image": "evil.io/x:1"}), "image evil.io/x:1 is not allowed"),
     "a Secret that is not listed": (owner(**variable("others")), "Secret others is not allowed"),
     "a variable that loads code": (

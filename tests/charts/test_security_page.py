@@ -168,7 +168,7 @@ def names_no_claim_of_ours(at: Installed) -> None:
     for claim in ("tinsmith-api-server-data", "tinsmith-checkpoints"):
         cache = {"engine": "nemo-rl", "modelCache": {"claimName": claim}, "pod": {"image": "any:1"}}
         for spec in (model_on(claim), cache, {"storage": {"existingClaim": claim}}):
-            at.refuses(session(**spec), "claims of the installation itself|may not name")
+            at.refuses(session(**spec), "cannot use claims of the installation|may not name")
 
 
 def takes_no_account_of_ours(at: Installed) -> None:

@@ -45,24 +45,24 @@ GOOD = {
 BAD = {
     "a long name": (pool("a" * 53), "at most 52 characters"),
     "a name with a dot": (pool("a.b"), "lower-case letters, digits and '-'"),
-    "a model with a colon": (pool(model="a:b"), "neither ':' nor white space"),
-    "no source": (pool(source={"type": "Hub"}), "source.hub must be there when type is Hub"),
+    "a model with a colon": (pool(model="a:b"), "must not contain ':' or white space"),
+    "no source": (pool(source={"type": "Hub"}), "source.hub is required if type is Hub"),
     "the engine of sessions": (pool(engine="peft"), 'supported values: "builtin", "vllm", "sglang"'),
-    "vLLM without a GPU": (pool(**VLLM | {"resources": {}}), "ask for nvidia.com/gpu in spec.resources.limits"),
+    "vLLM without a GPU": (pool(**VLLM | {"resources": {}}), "request nvidia.com/gpu in spec.resources.limits"),
     "a part of a GPU": (pool(**VLLM | {"resources": {"limits": {"nvidia.com/gpu": "500m"}}}), "whole NVIDIA GPUs"),
     "no GPU in words": (pool(**VLLM | {"resources": {"limits": {"nvidia.com/gpu": 0}}}), "whole NVIDIA GPUs"),
-    "vLLM in an image without it": (pool(**VLLM | {"pod": {}}), "name yours in spec.pod.image"),
-    "words for no server": (pool(serverArguments=["--seed", "1"]), "builtin has none; take them away"),
-    "a port of its own": (pool(**VLLM, serverArguments=["--port=80"]), "how a sampler reaches its own server"),
-    "a part of a port's name": (pool(**VLLM, serverArguments=["--po", "80"]), "how a sampler reaches its own server"),
-    "a host in another spelling": (pool(**VLLM, serverArguments=["--hos=0"]), "how a sampler reaches its own server"),
+    "vLLM in an image without it": (pool(**VLLM | {"pod": {}}), "name one in spec.pod.image"),
+    "words for no server": (pool(serverArguments=["--seed", "1"]), "only for engines vllm and sglang; remove it"),
+    "a port of its own": (pool(**VLLM, serverArguments=["--port=80"]), "the sampler itself sets"),
+    "a part of a port's name": (pool(**VLLM, serverArguments=["--po", "80"]), "the sampler itself sets"),
+    "a host in another spelling": (pool(**VLLM, serverArguments=["--hos=0"]), "the sampler itself sets"),
     "a path with underscores": (
         pool(**VLLM, serverArguments=["--model_path=x"]),
-        "how a sampler reaches its own server",
+        "the sampler itself sets",
     ),
-    "a file of words": (pool(**VLLM, serverArguments=["--config=x"]), "how a sampler reaches its own server"),
-    "a socket of its own": (pool(**VLLM, serverArguments=["--uds", "/x"]), "how a sampler reaches its own server"),
-    "a model of its own": (pool(**VLLM, serverArguments=["--model", "x"]), "how a sampler reaches its own server"),
+    "a file of words": (pool(**VLLM, serverArguments=["--config=x"]), "the sampler itself sets"),
+    "a socket of its own": (pool(**VLLM, serverArguments=["--uds", "/x"]), "the sampler itself sets"),
+    "a model of its own": (pool(**VLLM, serverArguments=["--model", "x"]), "the sampler itself sets"),
     "fewer than no replicas": (pool(replicas=-1), "greater than or equal to 0"),
     "too many replicas": (pool(replicas=1001), "less than or equal to 1000"),
     "no adapters": (pool(adapters={"maxLoaded": 0}), "greater than or equal to 1"),
@@ -81,7 +81,7 @@ BAD = {
         pool(pod={"topologySpreadConstraints": [{**SPREAD, "minDomains": 2}]}),
         "has no effect with ScheduleAnyway",
     ),
-    "a label of ours": (pool(pod={"labels": {"tinsmith.dev/pool": "x"}}), "belong to the operator"),
+    "a label of ours": (pool(pod={"labels": {"tinsmith.dev/pool": "x"}}), "reserved for the operator"),
     "no time to finish": (pool(pod={"terminationGracePeriodSeconds": 1}), "greater than or equal to 30"),
 }
 
@@ -109,11 +109,11 @@ def test_the_api_server_fills_in_the_defaults_of_a_pool(said: Manifest, api: Api
 
 
 CHANGES = {
-    "the engine": ({"engine": "vllm"}, "make another pool for another engine"),
-    "the model": ({"model": {"name": "another"}}, "make another pool for another model"),
+    "the engine": ({"engine": "vllm"}, "create another pool for another engine"),
+    "the model": ({"model": {"name": "another"}}, "create another pool for another model"),
     "the model's source": (
         {"model": {"source": {"persistentVolumeClaim": {"path": "elsewhere"}}}},
-        "make another pool for another model",
+        "create another pool for another model",
     ),
 }
 

@@ -92,21 +92,27 @@ BAD = {
     "a long name": (session("a" * 53), "at most 52 characters"),
     "a name with a dot": (session("a.b"), "lower-case letters, digits and '-'"),
     "a name that begins with a digit": (session("1a"), "begin with a letter"),
-    "a model with a colon": (session(model="a:b"), "neither ':' nor white space"),
-    "a model with a space": (session(model="a b"), "neither ':' nor white space"),
+    "a model with a colon": (session(model="a:b"), "must not contain ':' or white space"),
+    "a model with a space": (session(model="a b"), "must not contain ':' or white space"),
     "no model's name": (session(model=""), "spec.model.name"),
     "an absolute path": (session(source=on_path("/models")), "relative to the root of the volume"),
-    "a path that climbs": (session(source=on_path("a/../../b")), "no part of it may be '..'"),
-    "two sources": (session(source={**ON_CLAIM, "hub": {"repository": "a/b"}}), "source.hub must be there when"),
-    "the other source": (session(source={"type": "Hub", "persistentVolumeClaim": {"claimName": "m"}}), "only then"),
-    "no source": (session(source={"type": "Hub"}), "source.hub must be there when type is Hub"),
-    "a folder as a repository": (session(source=hub("/models/x")), "must read like 'owner/name'"),
+    "a path that climbs": (session(source=on_path("a/../../b")), "or contain '..'"),
+    "two sources": (session(source={**ON_CLAIM, "hub": {"repository": "a/b"}}), "source.hub is required if"),
+    "the other source": (
+        session(source={"type": "Hub", "persistentVolumeClaim": {"claimName": "m"}}),
+        "not allowed otherwise",
+    ),
+    "no source": (session(source={"type": "Hub"}), "source.hub is required if type is Hub"),
+    "a folder as a repository": (session(source=hub("/models/x")), "must have the form 'owner/name'"),
     "another engine": (session(engine="abacus"), 'supported values: "peft", "nemo-rl", "miles"'),
-    "an undivided engine divided": (session(parallelism={}), "spec.parallelism is for engines nemo-rl and miles"),
-    "a cache for the other engine": (session(modelCache={"claimName": "c"}), "spec.modelCache is for engines nemo-rl"),
+    "an undivided engine divided": (session(parallelism={}), "spec.parallelism is only for engines nemo-rl and miles"),
+    "a cache for the other engine": (
+        session(modelCache={"claimName": "c"}),
+        "spec.modelCache is only for engines nemo-rl",
+    ),
     "a cache of a model that Miles reads where it lies": (
         session(**MILES, modelCache={"claimName": "c"}),
-        "spec.modelCache keeps what it downloads",
+        "spec.modelCache is for downloaded models",
     ),
     "nodes of which one downloads for Miles": (
         session(**MILES, source=FROM_HUB, parallelism={"nodes": 2}),
@@ -118,9 +124,9 @@ BAD = {
     ),
     "experts shared by Miles": (
         session(**MILES_ON_GPUS, parallelism={"expert": 2}, resources=gpus(8)),
-        "make a session with engine nemo-rl",
+        "create a session with engine nemo-rl",
     ),
-    "a sampler beside Miles": (session(**MILES, resources=gpus(8)), "leave no room for a sampler"),
+    "a sampler beside Miles": (session(**MILES, resources=gpus(8)), "leave no GPU memory for a sampler"),
     "Miles without its image": (session(engine="miles"), "engine miles needs spec.pod.image"),
     "GPUs of another maker for Miles": (session(**MILES, resources=gpus(8, "amd.com/gpu")), "whole NVIDIA GPUs"),
     "nodes without a common cache": (session(**NEMO_RL, parallelism={"nodes": 2}), "need spec.modelCache"),
@@ -128,14 +134,14 @@ BAD = {
     "GPUs of another maker": (session(**NEMO_RL, resources=gpus(8, "amd.com/gpu")), "whole NVIDIA GPUs"),
     "parts of GPUs": (session(**NEMO_RL, resources=gpus(1, "nvidia.com/mig-1g.10gb")), "whole NVIDIA GPUs"),
     "half a GPU": (session(**NEMO_RL, resources=gpus("500m")), "must be a whole number above zero"),
-    "no GPU in words": (session(**NEMO_RL, resources=gpus(0)), "take it away to compute on the CPU"),
+    "no GPU in words": (session(**NEMO_RL, resources=gpus(0)), "remove it to compute on the CPU"),
     "a sampler beside a model on GPUs": (
         session(**NEMO_RL, sampling="Colocated", resources=gpus(8)),
         'set spec.sampling to "None", and sample from a SamplerPool',
     ),
     "no word on samplers beside a model on GPUs": (
         session(**NEMO_RL, resources=gpus(8)),
-        "leave no room for a sampler",
+        "leave no GPU memory for a sampler",
     ),
     "sequences shared on the CPU": (session(**NEMO_RL, parallelism={"context": 2}), "without GPUs"),
     "experts shared on the CPU": (session(**NEMO_RL, parallelism={"expert": 2}), "without GPUs"),
@@ -150,30 +156,33 @@ BAD = {
     "no slots": (session(adapters={"slots": 0}), "greater than or equal to 1"),
     "fewer places than slots": (
         session(adapters={"slots": 8, "modelPlaces": 7}),
-        "must be spec.adapters.slots or more",
+        "must be at least spec.adapters.slots",
     ),
-    "fewer places than slots by default": (session(adapters={"modelPlaces": 7}), "must be spec.adapters.slots or more"),
+    "fewer places than slots by default": (
+        session(adapters={"modelPlaces": 7}),
+        "must be at least spec.adapters.slots",
+    ),
     "too high a rank": (session(adapters={"maxRank": 513}), "less than or equal to 512"),
     "another number of bits": (session(quantization="3bit"), "Unsupported value"),
-    "few bits for ranks": (session(**NEMO_RL, quantization="4bit"), "spec.quantization is for engine peft alone"),
+    "few bits for ranks": (session(**NEMO_RL, quantization="4bit"), "spec.quantization is only for engine peft"),
     "too short a length": (session(maxSequenceLength=15), "greater than or equal to 16"),
     "no quantity": (session(resources={"limits": {"memory": "lots"}}), "must be a quantity that is not negative"),
     "a negative quantity": (session(resources={"requests": {"cpu": "-1"}}), "must be a quantity that is not negative"),
     "no size": (session(storage={"size": "0"}), "must be a quantity of 256Mi or more"),
     "a size in words": (session(storage={"size": "big"}), "must be a quantity of 256Mi or more"),
-    "a size that is full at once": (session(storage={"size": "48Mi"}), "the worker keeps 64Mi in reserve"),
+    "a size that is full at once": (session(storage={"size": "48Mi"}), "64Mi in reserve"),
     "shared memory in words": (session(pod={"sharedMemory": "some"}), "must be a quantity above zero"),
     "a class for an existing claim": (
         session(storage={"existingClaim": "mine", "storageClassName": "fast"}),
-        "take one of the two away",
+        "remove one of the two",
     ),
     "deleting somebody's claim": (
         session(storage={"existingClaim": "mine", "retentionPolicy": {"whenDeleted": "Delete"}}),
         "set spec.storage.retentionPolicy.whenDeleted to Retain",
     ),
-    "a label of ours": (session(pod={"labels": {"tinsmith.dev/session": "x"}}), "belong to the operator"),
+    "a label of ours": (session(pod={"labels": {"tinsmith.dev/session": "x"}}), "reserved for the operator"),
     "a label of our application": (session(pod={"labels": {"app.kubernetes.io/name": "x"}}), "use another prefix"),
-    "an annotation of ours": (session(pod={"annotations": {"tinsmith.dev/inputs": "x"}}), "belong to the operator"),
+    "an annotation of ours": (session(pod={"annotations": {"tinsmith.dev/inputs": "x"}}), "reserved for the operator"),
     "a variable of ours": (session(pod={"env": [{"name": "HF_TOKEN", "value": "x"}]}), "use .*tokenSecretRef"),
     "a variable with a dash": (session(pod={"env": [{"name": "A-B"}]}), "letters, digits and '_'"),
     "a variable twice": (session(pod={"env": [{"name": "A"}, {"name": "A"}]}), "Duplicate value"),
@@ -183,25 +192,25 @@ BAD = {
     ),
     "a worker's certificate": (
         session(pod={"env": [secret_variable("victim-tls")]}),
-        "not for sessions and pools to read",
+        "sessions and pools cannot use Secrets",
     ),
-    "the authority's key": (session(pod={"env": [secret_variable("tinsmith-ca")]}), "name a Secret of your own"),
+    "the authority's key": (session(pod={"env": [secret_variable("tinsmith-ca")]}), "name another Secret"),
     "Helm's record of the values": (
         session(pod={"env": [secret_variable("sh.helm.release.v1.tinsmith.v1")]}),
         "Secrets of the installation",
     ),
-    "the first key for a token": (session(source=hub_with("tinsmith-api-key")), "name a Secret of your own"),
+    "the first key for a token": (session(source=hub_with("tinsmith-api-key")), "name another Secret"),
     "a model on the checkpoints": (
         session(source=on_claim("tinsmith-checkpoints")),
-        "claims of the installation itself",
+        "cannot use claims of the installation",
     ),
     "a journal in the store": (
         session(storage={"existingClaim": "blue-api-server-data"}),
-        "claims of the installation itself",
+        "cannot use claims of the installation",
     ),
     "a cache on the checkpoints": (
         session(**NEMO_RL, modelCache={"claimName": "tinsmith-checkpoints"}),
-        "name a claim of your own",
+        "name another claim",
     ),
     "a variable from nowhere": (session(pod={"env": [{"name": "A", "valueFrom": {}}]}), "exactly one of secretKeyRef"),
     "no time to stop": (session(pod={"terminationGracePeriodSeconds": 1}), "greater than or equal to 30"),
@@ -232,7 +241,7 @@ def test_a_bad_session_is_refused_with_a_sentence(manifest: Manifest, says: str,
 
 
 def test_what_miles_never_divides_is_not_said_to_want_gpus(api: ApiNamespace) -> None:
-    with pytest.raises(ClusterError, match="make a session with engine nemo-rl") as refused:
+    with pytest.raises(ClusterError, match="create a session with engine nemo-rl") as refused:
         api.would_create(session(**MILES, parallelism={"context": 2}))
     assert "nvidia.com/gpu" not in str(refused.value)
 
@@ -244,24 +253,24 @@ def test_the_api_server_fills_in_the_defaults(api: ApiNamespace) -> None:
 
 
 CHANGES = {
-    "the model": ({"model": {"name": "another"}}, "make another session for another model"),
+    "the model": ({"model": {"name": "another"}}, "create another session for another model"),
     "the model's source": (
         {"model": {"source": {"persistentVolumeClaim": {"path": "elsewhere"}}}},
-        "make another session for another model",
+        "create another session for another model",
     ),
-    "the length": ({"maxSequenceLength": 4096}, "make another session for another length"),
-    "the bits of weights, added": ({"quantization": "4bit"}, "trained on weights of so many bits"),
-    "the length, taken away": ({"maxSequenceLength": None}, "changed, added or taken away"),
+    "the length": ({"maxSequenceLength": 4096}, "create another session for another length"),
+    "the bits of weights, added": ({"quantization": "4bit"}, "trained on weights of this precision"),
+    "the length, taken away": ({"maxSequenceLength": None}, "changed, added or removed"),
     "the class": ({"storage": {"storageClassName": "slow"}}, "storageClassName cannot be changed"),
-    "the class, taken away": ({"storage": {"storageClassName": None}}, "changed, added or taken away"),
+    "the class, taken away": ({"storage": {"storageClassName": None}}, "changed, added or removed"),
     "a claim, added": ({"storage": {"existingClaim": "mine"}}, "existingClaim cannot be changed"),
     "the access mode": ({"storage": {"accessMode": "ReadWriteOncePod"}}, "accessMode cannot be changed"),
-    "the engine": ({"engine": "nemo-rl"}, "make another session for another engine"),
+    "the engine": ({"engine": "nemo-rl"}, "create another session for another engine"),
     "the engine and what divides it": (
         {"engine": "nemo-rl", "parallelism": {"tensor": 2}, "quantization": None},
-        "make another session for another engine",
+        "create another session for another engine",
     ),
-    "a smaller volume": ({"storage": {"size": "49Gi"}}, "less than the volume has"),
+    "a smaller volume": ({"storage": {"size": "49Gi"}}, "less than status.volumeSize"),
 }
 
 FREE_CHANGES: dict[str, Manifest | list[Manifest]] = {
@@ -349,7 +358,7 @@ def test_what_may_be_changed_is_taken(
 def test_a_length_cannot_be_added_later(api: ApiNamespace) -> None:
     with api.holding(session()) as stored:
         api.merge(stored, {"status": WAS_READY}, subresource="status")
-        with pytest.raises(ClusterError, match="changed, added or taken away"):
+        with pytest.raises(ClusterError, match="changed, added or removed"):
             api.merge(stored, {"spec": {"maxSequenceLength": 4096}})
 
 
@@ -369,5 +378,5 @@ def test_what_is_built_for_a_session_is_taken(name: str, api: ApiNamespace) -> N
 def test_how_a_model_is_divided_cannot_be_changed(change: Manifest | None, api: ApiNamespace) -> None:
     with api.holding(session(**NEMO_RL, parallelism={"tensor": 2})) as stored:
         api.merge(stored, {"status": WAS_READY}, subresource="status")
-        with pytest.raises(ClusterError, match="changed, added or taken away"):
+        with pytest.raises(ClusterError, match="changed, added or removed"):
             api.merge(stored, {"spec": {"parallelism": change}})
