@@ -58,8 +58,11 @@ def test_its_limits_are_those_of_the_crd() -> None:
     ("flags", "refusal"),
     [
         (["--quantization", "4bit"], "--quantization is for peft"),
-        (["--ranks", "2", "--context-parallel", "2"], "--context-parallel(: the engine miles has no| needs GPUs)"),
-        (["--gpus-per-node", "8"], "no room for a sampler beside them"),
+        (
+            ["--ranks", "2", "--context-parallel", "2"],
+            "--context-parallel( is not supported by the engine miles| needs GPUs)",
+        ),
+        (["--gpus-per-node", "8"], "no memory for a sampler"),
     ],
 )
 def test_what_it_says_engines_on_ranks_do_not_do_they_refuse(engine: str, flags: list[str], refusal: str) -> None:

@@ -51,7 +51,6 @@ WHY_SHORT = {
     "dev/testcluster/testcluster/record.py": SHARED,
     "dev/testcluster/testcluster/tar_files.py": FOR_TESTS,
     "trainer_image/tinsmith_trainer/__main__.py": PROGRAM,
-    "trainer_image/tinsmith_trainer/checkpoints/age_files.py": "a format of its own",
     "trainer_image/tinsmith_trainer/engines/nemo_rl/actor.py": "Ray loads it by name, in another environment",
     "trainer_image/tinsmith_trainer/process/failpoints.py": SHARED,
     "trainer_image/tinsmith_trainer/sampling/builtin/settings.py": CHOICE,

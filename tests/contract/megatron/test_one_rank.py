@@ -99,7 +99,7 @@ def test_a_directory_without_a_whole_model_is_refused_as_the_peft_engine_refuses
 
 
 def test_a_process_group_of_another_size_than_the_engines_is_refused(rank: GlooRanks) -> None:
-    with pytest.raises(RuntimeError, match="rank 0 of 1 in the process group, and rank 0 of 2"):
+    with pytest.raises(RuntimeError, match="rank 0 of 1 in the process group, but rank 0 of 2"):
         rank.run(_join_two)
 
 

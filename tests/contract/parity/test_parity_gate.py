@@ -70,7 +70,7 @@ def test_an_engine_agrees_with_itself_to_the_bit() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--engine", NUMPY], "--engine was given once; give it twice or more"),
+        (["--engine", NUMPY], "Give --engine at least twice"),
         (sides(NUMPY, "mine"), "knows no engine 'mine'"),
         (sides("peft:ranks", NUMPY), "'ranks' is not FLAG=VALUE"),
         (sides(NUMPY, "no_such_module:build"), "no_such_module:build is no engine"),

@@ -86,7 +86,7 @@ def test_a_model_is_converted_and_the_next_run_finds_it(image: Path) -> None:
     assert lines[0] == "converting the base model to Megatron's format"
     assert len(converted(image)) == 1
     status, lines = run(*ON_GPUS)
-    assert (status, lines) == (0, ["the base model is there in Megatron's format"])
+    assert (status, lines) == (0, ["the base model is converted to Megatron's format"])
     assert len(conversions_begun(image / "converted")) == 1
 
 
@@ -121,7 +121,7 @@ def test_a_program_that_is_stopped_ends_at_once_and_the_next_starts_anew(image: 
     ("flags", "sentence"),
     [
         (["--engine=peft"], "invalid choice: 'peft'"),
-        (["--nodes=2", "--gpus-per-node=4", "--ranks=3"], "--ranks 3 is not what"),
+        (["--nodes=2", "--gpus-per-node=4", "--ranks=3"], "--ranks 3 does not match"),
         (["--volume=/journal"], "unrecognized arguments: --volume=/journal"),
     ],
 )

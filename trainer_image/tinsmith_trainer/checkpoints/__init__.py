@@ -1,1 +1,1 @@
-"""State on disk: Tinker checkpoints and where they are kept, and the snapshots that a replay goes on from."""
+"""State on disk: Tinker checkpoints and their storage, and the snapshots from which a replay continues."""

@@ -1,8 +1,8 @@
-"""Removal of saves that never ended: folders without a manifest, where the checkpoint root is a folder.
+"""Removal of unfinished saves: folders without a manifest below a checkpoint root that is a folder.
 
-A save that fails removes its files; a process that is killed cannot. Every worker of a root removes what has not
-changed for a day, whoever wrote it: a save under way changes its folder all the time. An object store has no folders,
-and a rule of its own for what was not finished (its lifecycle configuration).
+A save that fails removes its files; a killed process cannot. Every worker of a root removes folders that have not
+changed for a day, from any worker: a save in progress changes its folder all the time. An object store has no folders,
+and its own rule for unfinished uploads (its lifecycle configuration).
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ SWEEP_SECONDS = 6 * 3600.0
 
 
 def keep_sweeping(root: Path, areas: Iterable[str], manifest: str) -> None:
-    """From now on, in a thread that no end of the process waits for."""
+    """Start a daemon thread that sweeps periodically."""
     wanted = list(areas)
 
     def sweep() -> None:
         while True:
             try:
                 for folder in remove_abandoned(root, wanted, manifest, time.time()):
-                    log.info("a save that never ended is removed", folder=str(folder))
-            except Exception as error:  # the next sweep may go well
-                log.warning("the checkpoint root is not swept", root=str(root), reason=str(error))
+                    log.info("removed an unfinished save", folder=str(folder))
+            except Exception as error:  # the next sweep may succeed
+                log.warning("cannot sweep the checkpoint root", root=str(root), reason=str(error))
             time.sleep(SWEEP_SECONDS)
 
     threading.Thread(target=sweep, name="root-sweeper", daemon=True).start()
 
 
 def remove_abandoned(root: Path, areas: Iterable[str], manifest: str, now: float) -> Iterator[Path]:
-    """The folders `<area>/<model>/<attempt>` that it has removed. What cannot be removed now is for the next sweep."""
+    """Remove abandoned folders `<area>/<model>/<attempt>`, and yield them. Failures are left for the next sweep."""
     for area in areas:
         for folder in root.glob(f"{area}/*/*"):
             with contextlib.suppress(OSError):
@@ -51,11 +51,11 @@ def remove_abandoned(root: Path, areas: Iterable[str], manifest: str, now: float
 
 
 def _is_abandoned(folder: Path, manifest: str, before: float) -> bool:
-    """Raises OSError, as where another worker removes it meanwhile."""
+    """Return whether a folder is abandoned. Raises OSError, for example if another worker removes it."""
     with os.scandir(folder) as found:
         entries = list(found)
     if any(entry.name == manifest or not entry.is_file(follow_symlinks=False) for entry in entries):
         return False
-    # Of a copied file the time of its content may be old; that of its name cannot be.
+    # A copied file may keep an old mtime, but not an old ctime.
     changes = [folder.stat().st_ctime, *(entry.stat(follow_symlinks=False).st_ctime for entry in entries)]
     return max(changes) < before

@@ -15,9 +15,9 @@ SUFFIX = ".age"
 
 
 def encrypt(files: Mapping[str, Pieces], recipients: Sequence[str]) -> dict[str, Pieces]:
-    """Each under its name and `.age`, for every one of the recipients, such as `age1…`. Each call's bits are others.
+    """Encrypt each file for all of the recipients, such as `age1…`, and append `.age` to its name.
 
-    Raises UserError for what is no recipient.
+    Every call gives other bits. Raises UserError for an invalid recipient.
     """
     keys = [_recipient(recipient) for recipient in recipients]
     return {f"{name}{SUFFIX}": _encrypt(content, keys) for name, content in files.items()}
@@ -27,7 +27,9 @@ def _recipient(text: str) -> pyrage.x25519.Recipient:
     try:
         return pyrage.x25519.Recipient.from_str(text)
     except pyrage.RecipientError as error:
-        raise UserError(f"{text[:80]!r} is no age recipient ({error}): `age-keygen -y` prints one, age1….") from error
+        raise UserError(
+            f"{text[:80]!r} is not an age recipient ({error}): `age-keygen -y` prints one, age1…."
+        ) from error
 
 
 def _encrypt(content: Pieces, keys: Sequence[pyrage.x25519.Recipient]) -> Pieces:
@@ -37,7 +39,7 @@ def _encrypt(content: Pieces, keys: Sequence[pyrage.x25519.Recipient]) -> Pieces
 
 
 class _Reader(io.RawIOBase):
-    """Pieces of memory as one file, without a copy of all of them."""
+    """Pieces of memory as one file, without a copy of the whole."""
 
     def __init__(self, content: Pieces) -> None:
         self._pieces = [memoryview(piece) for piece in content]

@@ -1,8 +1,8 @@
-"""Tinker checkpoints under the checkpoint root.
+"""Tinker checkpoints below the checkpoint root.
 
-A checkpoint is an immutable directory: PEFT's two files, the optimizer for training checkpoints,
-and a manifest with the digest of each, written last. What has no manifest does not exist;
-finding one's own manifest means that an earlier attempt succeeded.
+A checkpoint is an immutable directory: PEFT's two files, the optimizer for training checkpoints, and a manifest with
+the digest of each, which is written last. A directory without a manifest is not a checkpoint. If the manifest of the
+same save already exists, an earlier attempt succeeded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class WrittenCheckpoint:
-    """Where it is, relative to the root; `size_bytes` is that of all files."""
+    """A saved checkpoint. `directory` is relative to the root; `size_bytes` covers all files."""
 
     directory: str
     manifest: bytes
@@ -61,7 +61,7 @@ class WrittenCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class SavedWeights:
-    """A checkpoint on the root, for whoever wants to sample from it at once."""
+    """A checkpoint on the root together with its state, for sampling at once."""
 
     written: WrittenCheckpoint
     state: AdapterState
@@ -69,7 +69,7 @@ class SavedWeights:
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
-    """`trained_in`: the few bits of the base model's weights that it was trained on; empty: they were whole."""
+    """A loaded state. `trained_in` is the quantization of the base model in training; empty means full width."""
 
     state: AdapterState
     has_optimizer: bool
@@ -77,14 +77,14 @@ class LoadedCheckpoint:
 
 
 class CheckpointRoot:
-    """Reads and writes checkpoints below one URL. Blocking calls, for threads."""
+    """Reads and writes checkpoints below one URL. Its calls block, and belong in threads."""
 
     def __init__(self, url: str, *, reserved_bytes: int = 0) -> None:
-        """See `CheckpointStorage`."""
+        """Open the storage; see `CheckpointStorage`."""
         self._storage = CheckpointStorage(url, reserved_bytes=reserved_bytes)
 
     def keep_sweeping(self, areas: Iterable[str]) -> None:
-        """Removes saves in these areas that never ended, from now on."""
+        """Start removing unfinished saves in these areas."""
         if self._storage.folder is not None:
             keep_sweeping(self._storage.folder, areas, MANIFEST_FILE)
 
@@ -101,11 +101,11 @@ class CheckpointRoot:
         age_recipients: Sequence[str] = (),
         may_use_reserve: bool = False,
     ) -> WrittenCheckpoint:
-        """Writes the directory `<area>/<model>/<seq>-<epoch>`; durable when it returns.
+        """Write the directory `<area>/<model>/<seq>-<epoch>`, which is durable on return.
 
-        With recipients nobody else can read the files, the worker neither. `may_use_reserve`: what is saved makes room.
-        Raises StorageUnavailable when the storage cannot be reached or may take it later, StorageFull when it has no
-        room, ServerError when it refuses, and UserError for what is no recipient.
+        With recipients, only they can read the files, and the worker cannot. `may_use_reserve`: the save makes room
+        elsewhere. Raises StorageUnavailable if the storage cannot be reached or may accept it later, StorageFull if it
+        has no room, ServerError if it refuses, and UserError for an invalid recipient.
         """
         files = _encode(contents, state, base)
         if age_recipients:
@@ -116,7 +116,7 @@ class CheckpointRoot:
             return _manifest(model_id, seq_id, contents, state, base, written)
 
         try:
-            # Encrypted again it is not the same again.
+            # A repeated encryption gives other bits.
             found = None if age_recipients else self._written_before(attempts, files, manifest_of)
             directory, manifest = found or self._write(f"{attempts}-{epoch}", files, manifest_of, may_use_reserve)
         except StorageFault as error:
@@ -125,11 +125,11 @@ class CheckpointRoot:
         return WrittenCheckpoint(directory, manifest, size_bytes)
 
     def read(self, directory: str, manifest_digest: str, base: BaseModelInfo) -> LoadedCheckpoint:
-        """Raises CheckpointInvalid when anything is missing, altered, or of another base model; or as `write` does."""
+        """Read a checkpoint. Raises CheckpointInvalid if it is incomplete, altered or foreign, or as `write` does."""
         try:
             return self._read(directory, manifest_digest, base)
-        except CheckpointAltered as error:  # or one bad page, or a bit that flipped on its way
-            log.warning("a checkpoint is read again", directory=directory, reason=str(error))
+        except CheckpointAltered as error:  # or a bad page, or a bit flip in transit
+            log.warning("reading a checkpoint again", directory=directory, reason=str(error))
         return self._read(directory, manifest_digest, base, from_disk=True)
 
     def _read(
@@ -140,7 +140,7 @@ class CheckpointRoot:
         return decoded(directory, manifest, self._read_files(directory, manifest["files"], from_disk=from_disk))
 
     def digest_of(self, directory: str) -> str:
-        """What `read` needs, of a checkpoint that no record tells of. Raises CheckpointInvalid when there is none."""
+        """Return the manifest digest of an unrecorded checkpoint. Raises CheckpointInvalid if there is none."""
         manifest = self._read_files(directory, [MANIFEST_FILE])[MANIFEST_FILE]
         try:
             json.loads(bytes(manifest.content))
@@ -151,10 +151,10 @@ class CheckpointRoot:
         return manifest.sha256
 
     def read_asset(self, tenant: str, location: str) -> bytes:
-        """A file that an administrator put below `assets/<tenant>/`.
+        """Read a file that an administrator put below `assets/<tenant>/`.
 
-        Raises UserError for a location that is no path below it, or where there is nothing, or as `write` does. The
-        name of a tenant is one folder, so that none has another's within its own.
+        Raises UserError for a missing file or an invalid location, or as `write` does. A tenant's name is one folder,
+        so no tenant's folder is inside another's.
         """
         parts = location.split("/")
         if not is_tenant_name(tenant):
@@ -164,8 +164,8 @@ class CheckpointRoot:
             )
         if "\\" in location or not location.isprintable() or any(p in ("", ".", "..") for p in parts):
             raise UserError(
-                f"The image asset {location!r} is no path below this tenant's assets on the checkpoint root, such as "
-                f"photos/cat.png. Send other images as bytes."
+                f"The image asset {location!r} is not a path below this tenant's assets on the checkpoint root, such "
+                f"as photos/cat.png. Send other images as bytes."
             )
         directory = posixpath.join(ASSETS, tenant, *parts[:-1])
         try:
@@ -173,13 +173,15 @@ class CheckpointRoot:
         except StorageFault as error:
             raise _unusable(error, f"The image asset {location!r} cannot be read from {self._storage.url}") from error
         if content is None:
-            raise UserError(f"The image asset {location!r} is not there: an administrator puts files below {ASSETS}/.")
+            raise UserError(
+                f"The image asset {location!r} does not exist: an administrator puts files below {ASSETS}/."
+            )
         return content
 
     def read_upload(self, directory: str, *, most_config_bytes: int, most_weights_bytes: int) -> tuple[bytes, bytes]:
-        """Configuration and weights of an adapter, as a server has put them there.
+        """Read the configuration and weights of an adapter that a server stored.
 
-        Raises CheckpointInvalid where one is missing or too large, or as `write`.
+        Raises CheckpointInvalid if one is missing or too large, or as `write`.
         """
         names = (peft_layout.CONFIG_FILE, peft_layout.WEIGHTS_FILE)
         try:
@@ -187,8 +189,8 @@ class CheckpointRoot:
             found = self._storage.read_within(directory, most_bytes)
         except FileTooLarge as error:
             raise CheckpointInvalid(
-                f"{error.name} has {error.size_bytes} bytes; that of an adapter of the announced rank on this base "
-                f"model has {error.most_bytes} at most."
+                f"{error.name} has {error.size_bytes} bytes; the limit for the announced rank on this base model is "
+                f"{error.most_bytes}."
             ) from None
         except StorageFault as error:
             raise _unusable(error, f"The upload cannot be read from {self._storage.url}") from error
@@ -210,7 +212,7 @@ class CheckpointRoot:
     def _written_before(
         self, attempts: str, files: Mapping[str, Pieces], manifest_of: ManifestOf
     ) -> tuple[str, bytes] | None:
-        """Directory and manifest of an earlier attempt at this very checkpoint that got as far as its manifest."""
+        """Return directory and manifest of an earlier complete attempt at the same save."""
         earlier = self._storage.directories(f"{attempts}-", holding=MANIFEST_FILE)
         if not earlier:
             return None
@@ -232,7 +234,7 @@ class CheckpointRoot:
 
 
 def checked_manifest(directory: str, content: bytes, digest: str, base: BaseModelInfo) -> Manifest:
-    """Of a checkpoint that this worker can use. Raises CheckpointInvalid."""
+    """Return the manifest of a usable checkpoint. Raises CheckpointInvalid."""
     if sha256_of(content) != digest:
         raise CheckpointAltered(f"The checkpoint {directory} was altered: its manifest is not the one that was saved.")
     manifest: Manifest = json.loads(content)
@@ -242,7 +244,7 @@ def checked_manifest(directory: str, content: bytes, digest: str, base: BaseMode
 
 
 def decoded(directory: str, manifest: Manifest, files: Mapping[str, ReadFile]) -> LoadedCheckpoint:
-    """From its weights, and its optimizer where that is among the files. Raises CheckpointInvalid for altered ones."""
+    """Decode weights, and the optimizer if present. Raises CheckpointInvalid for altered files."""
     for name, file in files.items():
         _check_content(directory, name, file, manifest["files"][name])
     tensors = peft_layout.decode_weights(files[peft_layout.WEIGHTS_FILE].content)
@@ -269,7 +271,7 @@ def _check_content(directory: str, name: str, file: ReadFile, entry: dict[str, A
 
 
 def _path_safe(model_id: str) -> str:
-    """Model ids hold colons, which object stores and Windows shares dislike."""
+    """Replace colons in model ids, which object stores and Windows shares do not support well."""
     return model_id.replace(":", ".")
 
 
@@ -320,6 +322,6 @@ def _check_base_model(directory: str, manifest: Manifest, base: BaseModelInfo) -
 def _check_not_encrypted(directory: str, manifest: Manifest) -> None:
     if any(name.endswith(age_files.SUFFIX) for name in manifest["files"]):
         raise CheckpointInvalid(
-            f"The checkpoint {directory} is encrypted for age recipients, and this server is none: decrypt its files "
-            "and bring them in with `tinsmith import`."
+            f"The checkpoint {directory} is encrypted for age recipients, which do not include this server: decrypt "
+            "its files and load them with `tinsmith import`."
         )

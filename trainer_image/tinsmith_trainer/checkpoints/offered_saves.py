@@ -1,7 +1,6 @@
-"""A worker's newest saves, for samplers in other pods, which ask for them by the digests of their manifests.
+"""A worker's newest saves, streamed to samplers in other pods, which ask for them by manifest digest.
 
-Nothing is copied: kept is what was written to the checkpoint root, for a while longer. Whatever is not here any more is
-there.
+Nothing is copied: what was written to the checkpoint root is kept a little longer. Older saves are read from the root.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from tinsmith_trainer.engines import peft_layout
 
 MOST_OFFERED = 4
 MOST_AT_ONCE = 2
-"""Each takes a third of a second of this process's processor for 400 MB, which its training goes without."""
+"""Each stream takes a third of a second of CPU per 400 MB, which training loses."""
 TURN_SECONDS = 1.0
-"""How long a third one waits: the replicas of a pool ask at the same time, and hear of none that the root is better."""
+"""The time that another sampler waits: a pool's replicas ask simultaneously, and then use the root."""
 PART_BYTES = 1024**2
-"""Of one message. Messages of an eighth of that take twice as much of a processor, on both sides."""
+"""The size of one message. Messages of an eighth of that take twice the CPU time on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The manifest, and the file of weights as it is on the root."""
+    """The manifest, and the weights file as it is on the root."""
 
     manifest: bytes
     weights: Pieces
 
     def parts(self) -> Iterator[bytes]:
-        """The file's content, one after the other."""
+        """Yield the file's content in parts."""
         gathered = bytearray()
         for piece in self.weights:
             for begin in range(0, len(piece), PART_BYTES):
@@ -47,22 +46,22 @@ class Offer:
 
 
 class SaveUnavailable(Exception):
-    """Whoever asks reads the root, and says what the error says."""
+    """The save is not streamed. The caller reads the root, and reports this error's text."""
 
 
 class SaveNotOffered(SaveUnavailable):
-    """It is none of the newest, or of a process before this one."""
+    """The save is not among the newest, or belongs to an earlier process."""
 
 
 class TooManyStreams(SaveUnavailable):
-    """Others are given theirs for longer than is worth waiting for what the root has, too."""
+    """Other streams take longer than reading from the root."""
 
 
 class OfferedSaves:
-    """Thread-safe, but for who is given one."""
+    """The kept saves. Thread-safe, except for `given`."""
 
     def __init__(self, *, size_bytes: int, most: int = MOST_OFFERED) -> None:
-        """`size_bytes`: of all that are kept. One that has more is not; 0: none is."""
+        """Keep at most `size_bytes` in total, and no larger save. 0 keeps none."""
         self._most = most
         self._size_bytes = size_bytes
         self._lock = threading.Lock()
@@ -70,7 +69,7 @@ class OfferedSaves:
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
 
     def add(self, saved: SavedWeights) -> None:
-        """It is on the root."""
+        """Add a save that is on the root."""
         if saved.written.size_bytes > self._size_bytes:
             return
         with self._lock:
@@ -84,24 +83,24 @@ class OfferedSaves:
 
     @asynccontextmanager
     async def given(self, digest: str) -> AsyncIterator[Offer]:
-        """One that somebody is being given, in one event loop. Waits for its turn. Raises SaveUnavailable."""
+        """Yield a save for streaming, in one event loop, after waiting for a free stream. Raises SaveUnavailable."""
         offer = self.find(digest)
         try:
             async with asyncio.timeout(TURN_SECONDS):
                 await self._turns.acquire()
         except TimeoutError:
-            raise TooManyStreams(f"this worker gives saves to {MOST_AT_ONCE} samplers just now") from None
+            raise TooManyStreams(f"this worker is already streaming saves to {MOST_AT_ONCE} samplers") from None
         try:
             yield offer
         finally:
             self._turns.release()
 
     def find(self, digest: str) -> Offer:
-        """Raises SaveNotOffered."""
+        """Return a save. Raises SaveNotOffered."""
         with self._lock:
             found = self._kept.get(digest)
         if found is None:
-            raise SaveNotOffered("this save is not, or no more, in this worker's memory")
+            raise SaveNotOffered("this save is not, or no longer, in this worker's memory")
         return _offer_of(found)
 
     def _kept_bytes(self) -> int:
@@ -109,6 +108,6 @@ class OfferedSaves:
 
 
 def _offer_of(saved: SavedWeights) -> Offer:
-    # The manifest has the digest of the weights alone: what the configuration calls the base model is not in them.
+    # Only the weights are streamed, and the base model's name is not part of them.
     files = peft_layout.encode_adapter(saved.state.lora, saved.state.tensors, base_model="")
     return Offer(saved.written.manifest, files[peft_layout.WEIGHTS_FILE])

@@ -1,8 +1,11 @@
-"""A worker's newest saves, for the sampler beside it on the same machine: mapped, they need not be read from the root.
+"""A worker's newest saves, shared in memory with a sampler on the same machine.
 
-The sampler asks over a Unix socket, by the digest of the manifest, and gets the memory itself. Whatever does not come
-this way is on the root: nothing depends on this one. Whoever may open the socket may have every save, as whoever may
-call the worker; it belongs into a directory of the worker's user alone.
+The sampler asks over a Unix socket, by manifest digest, and gets a file descriptor to map. Saves that are not shared
+are on the root, so nothing depends on the sharing. Access to the socket gives access to every save, like access to the
+worker; it belongs in a directory of the worker's user.
+
+The weights are in an anonymous file (memfd), which disappears with the last process that has it, however it ends. It is
+sealed first, because shortening a file would crash every process that maps it.
 """
 
 from __future__ import annotations
@@ -29,18 +32,18 @@ from tinsmith_trainer.engines.tensor_files import TENSOR_ALIGNMENT_BYTES, tensor
 from tinsmith_trainer.errors import ServerError
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-"""For good, since a seal of a memfd cannot be broken."""
+"""Permanent: the seals of a memfd cannot be removed."""
 
 
 class WeightsUnusable(Exception):
-    """What came is no sealed weights of this base model, and says so."""
+    """The received file is not sealed weights of this base model. The message says why."""
 
 
 class SealedWeights:
-    """The owner of the file; `description` is what `mapped` needs beside it, of some hundred bytes."""
+    """The owner of the file. `description` is what `map_weights` needs in addition: some hundred bytes."""
 
     def __init__(self, state: AdapterState, base_revision: str) -> None:
-        """Copies the state's weights. Raises OSError where the machine has no room, or no such files."""
+        """Copy the state's weights. Raises OSError if there is no memory, or no support for such files."""
         tensors = state.weights_only().tensors
         header, *content = tensor_file(tensors, {})
         begin = -len(header) % TENSOR_ALIGNMENT_BYTES
@@ -67,7 +70,7 @@ class SealedWeights:
         return self._file.fileno()
 
     def close(self) -> None:
-        """Whoever has mapped it keeps it."""
+        """Close the file. Processes that have mapped it keep it."""
         self._file.close()
 
     def _write(self, piece: memoryview) -> None:
@@ -76,22 +79,22 @@ class SealedWeights:
 
 
 def map_weights(descriptor: int, description: bytes, base_revision: str) -> AdapterState:
-    """Of a file that a `SealedWeights` has made: its tensors are the file's own pages, which stay while they are used.
+    """Return a state whose tensors are the pages of a `SealedWeights` file, which stay while they are used.
 
-    Writing to them changes no other process's. Raises WeightsUnusable.
+    Writing to them affects no other process. Raises WeightsUnusable.
     """
     try:
-        told = json.loads(description)
-        size_bytes, begin = int(told["size_bytes"]), int(told["begins_at"])
-        lora = LoraSpec(**told["lora"])
-        if told["base_model_revision"] != base_revision:
-            raise WeightsUnusable("they are of another base model")
+        described = json.loads(description)
+        size_bytes, begin = int(described["size_bytes"]), int(described["begins_at"])
+        lora = LoraSpec(**described["lora"])
+        if described["base_model_revision"] != base_revision:
+            raise WeightsUnusable("the weights belong to another base model")
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS != SEALS:
-            raise WeightsUnusable("their file can still be changed")
+            raise WeightsUnusable("the weights file is not sealed")
         if os.fstat(descriptor).st_size != size_bytes:
-            raise WeightsUnusable("their file has another size than was said")
+            raise WeightsUnusable("the weights file does not have the described size")
         pages = mmap.mmap(descriptor, size_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-        return AdapterState(lora, int(told["optimizer_step"]), tensors_of(memoryview(pages)[begin:]))
+        return AdapterState(lora, int(described["optimizer_step"]), tensors_of(memoryview(pages)[begin:]))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise WeightsUnusable(str(error) or type(error).__name__) from error
 
@@ -100,14 +103,14 @@ log = structlog.get_logger(__name__)
 
 MOST_SHARED = 4
 SHARED_BYTES = 1024**3
-"""Of those that are kept, and of those that are being copied. What a sampler has mapped of others is the sampler's."""
+"""The limit for kept saves and copies in progress. Mappings of dropped ones belong to the sampler."""
 MAX_MESSAGE_BYTES = 4096
 ANSWER_SECONDS = 2.0
-"""An answer is one small message; a worker that is slower than that is no faster than the root."""
+"""An answer is one small message; a slower worker would be no faster than the root."""
 
 
 class SharedSaves:
-    """The newest saves by the digests of their manifests. Thread-safe."""
+    """The newest saves by manifest digest. Thread-safe."""
 
     def __init__(self, *, most: int = MOST_SHARED, size_bytes: int = SHARED_BYTES) -> None:
         self._most = most
@@ -118,9 +121,9 @@ class SharedSaves:
 
     @contextmanager
     def copying(self, state: AdapterState, base_revision: str) -> Iterator[Callable[[str], None]]:
-        """Copies a save's weights while the caller writes them, who then says the digest of what was written.
+        """Copy a save's weights while the caller writes them, and then passes the digest of what was written.
 
-        Weights beyond the bounds, and those for which the machine has no room, are not kept.
+        Weights beyond the limits, or without memory for a copy, are not shared.
         """
         written: list[str] = []
         size_bytes = sum(tensor.nbytes for tensor in state.weights_only().tensors.values())
@@ -132,7 +135,7 @@ class SharedSaves:
                 self._end(copied.result() if copied is not None else None, written)
 
     def give(self, digest: str, taker: socket.socket) -> None:
-        """Sends it, or nothing where it is not there. Raises OSError."""
+        """Send a save, or nothing if there is none. Raises OSError."""
         with self._lock:
             found = self._kept.get(digest)
             if found is None:
@@ -150,7 +153,7 @@ class SharedSaves:
 
     @contextmanager
     def _room_for(self, size_bytes: int) -> Iterator[bool]:
-        """Makes it before anything is copied, so that the bound holds meanwhile, too."""
+        """Make room before copying, so that the limit holds during the copy too."""
         with self._lock:
             has_room = self._copying_bytes + size_bytes <= self._size_bytes
             if has_room:
@@ -186,10 +189,10 @@ class SharedSaves:
 
 
 class SaveSocket:
-    """The socket, and a thread that answers there, one after the other."""
+    """The socket, and a thread that answers requests one after the other."""
 
     def __init__(self, path: Path, saves: SharedSaves | None = None) -> None:
-        """What has this name already is of a worker that has ended. Raises ServerError."""
+        """Listen at the path, replacing the socket of an ended worker. Raises ServerError."""
         self.saves = saves or SharedSaves()
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -201,12 +204,12 @@ class SaveSocket:
         except OSError as error:
             self._socket.close()
             raise ServerError(f"Saves cannot be shared at {path}: {error.strerror or error}.") from error
-        self._answering = threading.Thread(target=self._answer_all, name="saves-door", daemon=True)
+        self._answering = threading.Thread(target=self._answer_all, name="save-socket", daemon=True)
         self._answering.start()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # closing alone would not wake the thread
+            self._socket.shutdown(socket.SHUT_RDWR)  # close() does not wake the thread
         self._answering.join()
         self._socket.close()
         self._path.unlink(missing_ok=True)
@@ -217,7 +220,7 @@ class SaveSocket:
             try:
                 taker, _ = self._socket.accept()
             except OSError as error:
-                log.info("saves are not shared any more", reason=error.strerror)
+                log.info("stopped sharing saves", reason=error.strerror)
                 return
             with taker:
                 self._answer(taker)
@@ -227,26 +230,26 @@ class SaveSocket:
             taker.settimeout(ANSWER_SECONDS)
             self.saves.give(taker.recv(MAX_MESSAGE_BYTES).decode(errors="replace"), taker)
         except OSError as error:
-            log.info("a save could not be handed over", reason=str(error))
+            log.info("a save could not be sent", reason=str(error))
 
 
-def fetch_save(door: Path, digest: str, base_revision: str) -> AdapterState | None:
-    """The weights that a worker's door has under this digest; None: they are to be read from the root."""
+def fetch_save(socket_path: Path, digest: str, base_revision: str) -> AdapterState | None:
+    """Return the weights that a worker's socket has for this digest. None: read them from the root."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as giver:
             giver.settimeout(ANSWER_SECONDS)
-            giver.connect(str(door))
+            giver.connect(str(socket_path))
             giver.send(digest.encode())
             description, descriptors, _, _ = socket.recv_fds(giver, MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     except OSError as error:
-        log.info("the worker hands no saves over", reason=str(error))
+        log.info("the worker shares no saves", reason=str(error))
         return None
     if not descriptors:
         return None
     try:
         return map_weights(descriptors[0], description, base_revision)
     except WeightsUnusable as error:
-        log.warning("a worker's save is read from the root instead", reason=str(error))
+        log.warning("a worker's save is unusable and is read from the root", reason=str(error))
         return None
     finally:
         os.close(descriptors[0])
@@ -257,13 +260,13 @@ def _start_copy(
 ) -> Future[SealedWeights | None] | None:
     try:
         return beside.submit(_sealed, state, base_revision)
-    except RuntimeError as error:  # there may be no more threads
+    except RuntimeError as error:  # no more threads available
         log.warning("a save cannot be shared; samplers read it from the root", reason=str(error))
         return None
 
 
 def _sealed(state: AdapterState, base_revision: str) -> SealedWeights | None:
-    """None, whatever goes wrong: the save itself is whole on the root."""
+    """Copy the weights, or return None on any failure: the save itself is complete on the root."""
     try:
         return SealedWeights(state, base_revision)
     except Exception as error:

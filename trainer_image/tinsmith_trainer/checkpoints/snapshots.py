@@ -1,8 +1,8 @@
-"""A model's state on the worker's volume: everything that replay needs to go on, in one file.
+"""A model's state on the worker's volume: everything from which replay continues, in one file.
 
-A snapshot is a safetensors file. Its metadata holds the adapter's shape, the optimizer's step, the
-last applied operation and the window; its tensors are those of `AdapterState`. The journal
-names the current snapshot and its digest; files that it does not name are left-overs of a crash.
+A snapshot is a safetensors file. Its metadata holds the adapter's shape, the optimizer's step, the last applied
+operation and the window; its tensors are those of `AdapterState`. The journal names the current snapshot and its
+digest; files that it does not name are leftovers of a crash.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 FORMAT_VERSION = 1
 MAX_HEADER_BYTES = 64 * 1024**2
-"""Of what is no snapshot the length may be anything."""
+"""The limit for a header, whose length may be arbitrary in a file that is not a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class SnapshotFolder:
     """The snapshot files of one worker."""
 
     def __init__(self, folder: Path, room: DiskRoom | None = None) -> None:
-        """`room`: that of the folder's disk, whose reserve snapshots leave alone."""
+        """Open the folder. `room` is that of its disk, whose reserve snapshots do not use."""
         self._folder = folder
         make_directory(folder)
         self._room = room or DiskRoom(folder)
@@ -61,9 +61,9 @@ class SnapshotFolder:
         return self._room.has_room_for(size_bytes)
 
     def write(self, snapshot: Snapshot) -> SnapshotFile:
-        """Durable when it returns, under a name of its own; the journal decides whether it counts.
+        """Write a snapshot under a new name, durable on return. The journal decides whether it counts.
 
-        Raises OSError, and leaves nothing behind.
+        Raises OSError, and then leaves no file.
         """
         content = _encode(snapshot)
         name = f"{re.sub(r'[^A-Za-z0-9_-]', '.', snapshot.model_id)}.{snapshot.applied}.safetensors"
@@ -78,11 +78,11 @@ class SnapshotFolder:
         return SnapshotFile(name, written.sha256)
 
     def read(self, file: SnapshotFile) -> Snapshot:
-        """Raises SnapshotDamaged when it is missing or not what was written, ServerError when it cannot be read now."""
+        """Read a snapshot. Raises SnapshotDamaged if it is missing or altered, ServerError if it cannot be read now."""
         return _decode(self._checked(file).content)
 
     def is_sound(self, file: SnapshotFile) -> bool:
-        """Return whether the file is there, and is what was written. Raises ServerError when it cannot be read now."""
+        """Return whether the file exists unaltered. Raises ServerError if it cannot be read now."""
         try:
             self._checked(file)
         except SnapshotDamaged:
@@ -90,40 +90,40 @@ class SnapshotFolder:
         return True
 
     def _checked(self, file: SnapshotFile) -> ReadFile:
-        """A digest that differs may be of one bad page, or of a bit that flipped on its way: the disk decides."""
+        """Read and verify. After a mismatch, bypass the page cache: a page or a transfer may be at fault."""
         path = self._folder / file.name
         found = _read(path)
         if found.sha256 != file.digest:
-            log.warning("a snapshot's digest differs; its file is read again from the disk", path=str(path))
+            log.warning("a snapshot's digest differs; reading it again from the disk", path=str(path))
             found = _read(path, from_disk=True)
         if found.sha256 != file.digest:
             raise SnapshotDamaged(f"The snapshot {path} is damaged: its digest differs from the journal's.")
         return found
 
     def peek(self, file: SnapshotFile) -> tuple[int, int]:
-        """Rank and optimizer step, without a look at its tensors. Raises SnapshotDamaged when it is missing."""
+        """Return rank and optimizer step, without reading tensors. Raises SnapshotDamaged if the file is missing."""
         path = self._folder / file.name
         try:
             with path.open("rb") as opened:
                 size = int.from_bytes(opened.read(8), "little")
                 description = _description(opened.read(min(size, MAX_HEADER_BYTES)))
         except FileNotFoundError as error:
-            raise SnapshotDamaged(f"The snapshot {path} is gone.") from error
+            raise SnapshotDamaged(f"The snapshot {path} is missing.") from error
         return int(description["lora"]["rank"]), int(description["optimizer_step"])
 
     def keep_only(self, names: Iterable[str]) -> None:
-        """Removes every other file, half-written ones included. Folders, such as lost+found, are the file system's."""
+        """Remove all other files, including partial ones, but no folders, such as lost+found."""
         kept = set(names)
         for path in self._folder.iterdir():
             if path.name not in kept and not path.is_dir():
                 path.unlink()
 
     def newest_written_at(self) -> float:
-        """Unix seconds; 0: there is none."""
+        """Return Unix seconds, or 0 if there is none."""
         return max((path.stat().st_mtime for path in self._folder.iterdir() if path.is_file()), default=0.0)
 
     def remove(self, name: str) -> None:
-        """One that cannot be removed now is removed by the next start."""
+        """Remove a file. If that fails, the next start removes it."""
         with contextlib.suppress(OSError):
             (self._folder / name).unlink()
 
@@ -132,7 +132,7 @@ def _read(path: Path, *, from_disk: bool = False) -> ReadFile:
     try:
         return read_hashed(path, memory_for_tensors, from_disk=from_disk)
     except FileNotFoundError as error:
-        raise SnapshotDamaged(f"The snapshot {path} is gone.") from error
+        raise SnapshotDamaged(f"The snapshot {path} is missing.") from error
     except OSError as error:
         raise ServerError(f"The snapshot {path} cannot be read: {error.strerror}.") from error
 

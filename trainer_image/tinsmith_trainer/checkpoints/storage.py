@@ -1,8 +1,8 @@
-"""Where checkpoints are kept: a folder, or an object store; any fsspec URL.
+"""Storage of checkpoints in a folder or an object store: any fsspec URL.
 
-Files of a directory are written together and one of them last, which makes the directory count. A folder is synced;
-an object is there, whole, when its upload has been answered. Nothing that was listed or read is remembered, since
-other workers write to the same place.
+The files of a directory are written together, and one of them last, which makes the directory valid. A folder is
+synced; an object exists as a whole once its upload is answered. Listings and contents are not cached, since other
+workers write to the same place.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ R = TypeVar("R")
 
 PARALLEL_REQUESTS = 8
 FINISHED_MODE = 0o444
-"""Nothing changes a file once it has its name, and several checkpoints may share one by hard links."""
+"""Files are not changed once they have their name, and several checkpoints may share one by hard links."""
 
 PERMANENT_ERRNOS = frozenset(
     {
@@ -49,14 +49,16 @@ PERMANENT_ERRNOS = frozenset(
         *(errno.EINVAL, errno.ENAMETOOLONG, errno.EMSGSIZE, errno.ENOSYS),
     }
 )
-"""Of a file system, and of an object store, whose driver says them by these numbers. One's 403 has no number: it may
-be a key that is being rotated."""
+"""Errors that last, of a file system or of an object store whose driver uses these numbers.
+
+An object store's 403 has no number: it may concern a key that is being rotated.
+"""
 
 
 class StorageFault(Exception):
-    """It refused or could not be reached, also when asked again.
+    """The storage refused or could not be reached, even after retries.
 
-    `is_full`: it has no room. `is_transient`: the same request may work later, as it does where room is made.
+    `is_full`: it has no room. `is_transient`: the same request may succeed later, for example after room was made.
     """
 
     def __init__(self, message: str, *, is_transient: bool, is_full: bool = False) -> None:
@@ -66,7 +68,7 @@ class StorageFault(Exception):
 
 
 class FileTooLarge(Exception):
-    """A file has more bytes than its reader takes; none of them was read."""
+    """A file has more bytes than its reader accepts. None of them was read."""
 
     def __init__(self, name: str, size_bytes: int, most_bytes: int) -> None:
         super().__init__(f"{name} has {size_bytes} bytes")
@@ -76,12 +78,12 @@ class FileTooLarge(Exception):
 
 
 class CheckpointStorage:
-    """Blocking calls, for threads; paths are relative to the root. They raise StorageFault, but for what they name."""
+    """Blocking storage calls, for threads, with paths relative to the root. They raise StorageFault."""
 
     def __init__(self, url: str, *, reserved_bytes: int = 0) -> None:
-        """`reserved_bytes` of a root that is a folder stay free on its disk.
+        """Open the URL. `reserved_bytes` stay free on the disk of a root that is a folder.
 
-        Raises ServerError when nothing here speaks the URL's protocol.
+        Raises ServerError if the URL's protocol is not supported.
         """
         self.url = url
         try:
@@ -95,7 +97,7 @@ class CheckpointStorage:
 
     @property
     def folder(self) -> Path | None:
-        """The root, where it is one."""
+        """The root, if it is a folder."""
         return Path(self._path) if self._is_local else None
 
     def write(
@@ -107,9 +109,9 @@ class CheckpointStorage:
         *,
         may_use_reserve: bool = False,
     ) -> bytes:
-        """Durable when it returns. The last file's content is told once the others are there, and returned.
+        """Write files, durable on return. The last file's content is computed after the others, and returned.
 
-        Where a folder's files cannot all be written, none of them stays.
+        If a folder's files cannot all be written, all are removed.
         """
         try:
             size_bytes = sum(map(size_of, files.values()))
@@ -127,12 +129,12 @@ class CheckpointStorage:
         content: Callable[[dict[str, WrittenFile]], bytes],
         allocate: Allocate | None,
     ) -> bytes:
-        if not self._fs.async_impl:  # an object store has no folders, and to s3fs making one is making the bucket
+        if not self._fs.async_impl:  # object stores have no folders, and s3fs would create the bucket
             self._fs.makedirs(folder, exist_ok=True)
         written = self._together(lambda name: self._write_file(f"{folder}/{name}", files[name], allocate), files)
         ending = content(dict(zip(files, written, strict=True)))
         if self._is_local:
-            sync_directory(Path(folder))  # no name of theirs may be lost once the last one is there
+            sync_directory(Path(folder))  # no file name may be lost once the last file exists
         self._write_file(f"{folder}/{last}", [ending], None)
         if self._is_local:
             _sync_upwards(Path(folder), Path(self._path))
@@ -140,7 +142,7 @@ class CheckpointStorage:
 
     @contextlib.contextmanager
     def _folder(self, directory: str, names: Iterable[str]) -> Iterator[None]:
-        """Removes the files of an attempt that fails, and their folder: on a full disk they would keep it full."""
+        """Remove the files and folder of a failed attempt, which would keep a full disk full."""
         if not self._is_local:
             yield
             return
@@ -156,7 +158,7 @@ class CheckpointStorage:
 
     @contextlib.contextmanager
     def _room(self, size_bytes: int, *, may_use_reserve: bool) -> Iterator[Allocate | None]:
-        """Raises NoRoom. An object store has all the room that it is asked for."""
+        """Claim disk space. Raises NoRoom. An object store has unlimited room."""
         if not self._is_local or may_use_reserve:
             yield None
             return
@@ -164,11 +166,11 @@ class CheckpointStorage:
             yield allocate
 
     def read(self, directory: str, names: Iterable[str]) -> dict[str, bytes | None]:
-        """Contents by name; None: there is no such file."""
+        """Return contents by name; None for a missing file."""
         return self._read_all(directory, names, self._read_file)
 
     def read_within(self, directory: str, most_bytes: Mapping[str, int]) -> dict[str, bytes | None]:
-        """As `read`, of files that others write: each is measured before it is read, and no more of it is read then.
+        """Read files that others write, checking the size of each before reading it.
 
         Raises FileTooLarge.
         """
@@ -177,7 +179,7 @@ class CheckpointStorage:
     def read_hashed(
         self, directory: str, names: Iterable[str], memory_for: MemoryFor, *, from_disk: bool = False
     ) -> dict[str, ReadFile | None]:
-        """Contents by name, with digests. `memory_for` says where those of a disk go; others are where they came.
+        """Return contents by name, with digests. `memory_for` provides memory for local files.
 
         `from_disk`: see `durable_files.read_hashed`.
         """
@@ -194,7 +196,7 @@ class CheckpointStorage:
         return dict(zip(wanted, contents, strict=True))
 
     def directories(self, prefix: str, holding: str) -> list[str]:
-        """Those that begin with the prefix and have a file of that name; one request, whatever else is there."""
+        """Return directories with this prefix that hold this file, in one request."""
         parent, start = posixpath.split(f"{self._path}/{prefix}")
         try:
             if self._fs.async_impl:
@@ -211,7 +213,7 @@ class CheckpointStorage:
     def _write_file(self, path: str, content: Pieces, allocate: Allocate | None) -> WrittenFile:
         if self._is_local:
             return write_file(Path(path), content, mode=FINISHED_MODE, allocate=allocate, sync_folder=False)
-        # As a whole, since only so s3fs uploads parts of it at the same time, and gives up an upload that fails.
+        # As one call, which s3fs uploads in parallel parts, and aborts if it fails.
         return hashed_while(lambda: self._fs.pipe_file(path, b"".join(content)), content)
 
     def _read_file(self, path: str) -> bytes | None:
@@ -226,7 +228,7 @@ class CheckpointStorage:
             size = int(self._fs.size(path))
             if size > most_bytes[name]:
                 raise FileTooLarge(name, size, most_bytes[name])
-            # An object store answers a range of no bytes with an error.
+            # An object store returns an error for an empty range.
             return bytes(self._fs.cat_file(path, start=0, end=size)) if size else b""
         except FileNotFoundError:
             return None
@@ -241,7 +243,7 @@ class CheckpointStorage:
             return None
 
     def _together(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """One after the other on a disk; at the same time where each is a round trip."""
+        """Call for each item: in sequence on a disk, in parallel for round trips."""
         if not self._fs.async_impl:
             return [function(item) for item in items]
         with ThreadPoolExecutor(PARALLEL_REQUESTS) as threads:
@@ -249,15 +251,15 @@ class CheckpointStorage:
 
 
 def driver_options(url: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What a driver does not find out by itself: botocore knows no AWS_REGION, which all else of AWS's goes by."""
+    """Return options that a driver does not find itself: botocore ignores AWS_REGION, unlike the rest of AWS."""
     region = environment.get("AWS_REGION")
     return {"client_kwargs": {"region_name": region}} if region and url.startswith("s3://") else {}
 
 
 def _fault(error: Exception) -> StorageFault:
-    """Drivers raise errors of their own: botocore's are no OSErrors."""
+    """Convert a driver's error. Drivers have their own classes: botocore's are not OSErrors."""
     is_full = isinstance(error, OSError) and error.errno in NO_ROOM
-    return StorageFault(_sentence(error), is_transient=_may_pass(error), is_full=is_full)
+    return StorageFault(_sentence(error), is_transient=_is_transient(error), is_full=is_full)
 
 
 def _sentence(error: Exception) -> str:
@@ -267,8 +269,8 @@ def _sentence(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _may_pass(error: Exception) -> bool:
-    """Whatever is not known to last: each driver has its own errors for what networks and servers do."""
+def _is_transient(error: Exception) -> bool:
+    """Return whether an error may pass. Unknown errors may, since each driver has its own for networks and servers."""
     if isinstance(error, OSError):
         return error.errno not in PERMANENT_ERRNOS
     return not isinstance(error, ArithmeticError | AttributeError | LookupError | TypeError | ValueError)

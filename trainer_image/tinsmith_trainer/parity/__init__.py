@@ -1,1 +1,1 @@
-"""The parity gate: the same model, seed and data through two engines, step by step, side by side."""
+"""The parity gate, which runs the same model, seed and data through two engines and compares each step."""

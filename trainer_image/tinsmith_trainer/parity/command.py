@@ -1,4 +1,4 @@
-"""`tinsmith parity`, also as `python -m tinsmith_trainer.parity.command`."""
+"""The command `tinsmith parity`, also available as `python -m tinsmith_trainer.parity.command`."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ def parity(
     engine: Annotated[
         list[str],
         typer.Option(
-            help="Repeatable: peft, nemo-rl, miles, peft-reference or module:factory, with flags: nemo-rl:ranks=2."
+            help="Repeatable: peft, nemo-rl, miles, peft-reference or module:factory; with flags: nemo-rl:ranks=2."
         ),
     ],
     model: Annotated[
-        str | None, typer.Option(help="Model directory or hub id; without it, a tiny one is made.")
+        str | None, typer.Option(help="Model directory or hub id; default: a generated tiny model.")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps, of two forward-backward calls each.")] = 6,
     rank: Annotated[int, typer.Option(min=1, help="Rank of the adapter.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed for the adapter and the data.")] = 0,
-    atol: Annotated[float, typer.Option(min=0, help="Largest difference that is accepted.")] = 1e-4,
+    atol: Annotated[float, typer.Option(min=0, help="Largest accepted difference.")] = 1e-4,
 ) -> None:
     """Train the same adapter on the same data with two or more engines, and compare each with the first, step by step.
 
-    Ends with 0 if they agree, 1 if they do not, 2 if there was nothing to compare.
+    The exit status is 0 if they agree, 1 if they differ, 2 if there was nothing to compare.
     """
     from tinsmith_trainer.errors import TrainerError
     from tinsmith_trainer.options import UsageError
     from tinsmith_trainer.parity.sides import options_of, parse_choice, run_gate
 
     if len(engine) < 2:
-        _fail("--engine was given once; give it twice or more, once for each side.")
+        _fail("Give --engine at least twice, once for each side.")
     with _logs_beside_the_table(), _model_or_tiny(model) as directory:
         try:
             choices = [parse_choice(text) for text in engine]
             options = [options_of(choice, model=directory, rank=rank) for choice in choices]
             compared = run_gate(choices, options, steps=steps, rank=rank, seed=seed)
-            agreed = [_report(f"{engine[0]} beside {each.other.text}", each, rank, seed, atol) for each in compared]
+            agreed = [_report(f"{engine[0]} and {each.other.text}", each, rank, seed, atol) for each in compared]
         except (ValueError, UsageError, TrainerError) as error:
             _fail(str(error))
     raise typer.Exit(0 if all(agreed) else EXIT_DIFFERENT)
@@ -58,7 +58,7 @@ def parity(
 
 @contextmanager
 def _logs_beside_the_table() -> Iterator[None]:
-    """On standard error, for minutes in which ranks start; the table is all of standard output."""
+    """Log to standard error, since ranks may take minutes to start; the table is all of standard output."""
     before = structlog.get_config()
     plain = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(
@@ -84,7 +84,7 @@ def _model_or_tiny(model: str | None) -> Iterator[str]:
 
 
 def _report(sides: str, compared: Compared, rank: int, seed: int, tolerance: float) -> bool:
-    """Prints the table and what is beyond the tolerance; whether nothing is."""
+    """Print the table and the differences beyond the tolerance. Return whether there are none."""
     from tinsmith_trainer.parity.compare import draw, first_beyond, sentence
 
     console = make_console()

@@ -1,4 +1,4 @@
-"""How far two runs of one plan are apart, as numbers and as people read them. Pure."""
+"""The differences between two runs of one plan, as numbers and as text."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Arrays = Mapping[str, NDArray[np.float32]] | Mapping[str, NDArray[np.float64]]
 
 
 class Quantity(StrEnum):
-    """What is compared: logprobs and weights by their difference, the other two by it as a part of their size.
+    """A compared quantity: logprobs and weights by their difference, the other two relative to their size.
 
-    A size below 1 counts as 1, so that one tolerance does for all.
+    A size below 1 counts as 1, so that one tolerance fits all.
     """
 
     LOGPROBS = "logprobs"
@@ -31,9 +31,9 @@ class Quantity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What a side had after a step; step 0 is the fresh adapter, which has weights alone.
+    """A side's results after a step. Step 0 is the new adapter, which has only weights.
 
-    `logprobs` by call and datum, `losses` by call, `weights` by name.
+    `logprobs` are by call and datum, `losses` by call, `weights` by name.
     """
 
     weights: Mapping[str, NDArray[np.float32]]
@@ -44,7 +44,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The largest of a quantity in a step, and where it is. Infinite where one side has what the other has not."""
+    """The largest difference of a quantity in a step, and its place. Infinite if one side lacks a value."""
 
     step: int
     quantity: Quantity
@@ -52,12 +52,12 @@ class Difference:
     where: str
 
     def exceeds(self, tolerance: float) -> bool:
-        """What is not a number is beyond every tolerance."""
+        """Return whether the difference is beyond the tolerance, as NaN always is."""
         return not self.size <= tolerance
 
 
 def compare(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> list[Difference]:
-    """By step, in the order of Quantity; a quantity that a step has not is left out."""
+    """Return the differences by step, in the order of Quantity. Missing quantities are left out."""
     return [
         difference
         for step, (one, other) in enumerate(zip(first, second, strict=True))
@@ -66,7 +66,7 @@ def compare(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> list[D
 
 
 def first_beyond(differences: Sequence[Difference], tolerance: float) -> list[Difference]:
-    """For each quantity the first step in which it is beyond the tolerance; in the order of steps."""
+    """Return, for each quantity, the first step beyond the tolerance; in the order of steps."""
     found: dict[Quantity, Difference] = {}
     for difference in differences:
         if difference.exceeds(tolerance):
@@ -75,10 +75,8 @@ def first_beyond(differences: Sequence[Difference], tolerance: float) -> list[Di
 
 
 def draw(title: str, plan: ParityPlan, differences: Sequence[Difference], tolerance: float) -> Table:
-    """A row per step, the fresh adapter first, with the largest difference of each quantity. 80 columns hold it."""
-    table = Table(
-        title=title, caption=f"largest differences; more than {tolerance:g} is too much", title_justify="left"
-    )
+    """Return a table of 80 columns: a row per step, the new adapter first, with the largest differences."""
+    table = Table(title=title, caption=f"largest differences; the tolerance is {tolerance:g}", title_justify="left")
     table.add_column("step", justify="right")
     table.add_column("losses")
     for quantity in Quantity:
@@ -92,7 +90,7 @@ def draw(title: str, plan: ParityPlan, differences: Sequence[Difference], tolera
 
 
 def sentence(difference: Difference, tolerance: float) -> str:
-    """What is too far apart: which quantity, in which step, by how much, and where."""
+    """Return which quantity differs too much, in which step, by how much, and where."""
     return (
         (
             f"{difference.quantity} differ by {difference.size:.2e} in step {difference.step} "
@@ -132,7 +130,7 @@ def _apart(
 ) -> float:
     if one is None or other is None or one.shape != other.shape:
         return math.inf
-    with np.errstate(invalid="ignore"):  # of two infinities: NaN, which exceeds every tolerance
+    with np.errstate(invalid="ignore"):  # infinities give NaN, which exceeds every tolerance
         distance = np.abs(one.astype(np.float64) - other)
         if relative:
             distance = distance / np.maximum(1.0, np.abs(one))

@@ -1,6 +1,8 @@
-"""The yardstick: plain transformers, PEFT's own LoRA layers and torch's AdamW, one datum at a time, in a loop.
+"""The reference: plain transformers, PEFT's own LoRA layers and torch's AdamW, one datum at a time, in a loop.
 
-It shares the losses with the engines, which have tests of their own, and where A starts from; nothing else.
+It shares with the engines only the losses, which have their own tests, and the initial A. PEFT has no adapters of
+experts that share factors, so these are added to the weights of transformers' own layers, for autograd to
+differentiate.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from tinsmith_trainer.torch_model.stored_weights import checked_config
 
 
 class _Delta(nn.Module):
-    """One projection's: A `[experts or 1, rank, d_in]`, B `[experts or 1, d_out, rank]`."""
+    """The delta of one projection: A `[experts or 1, rank, d_in]`, B `[experts or 1, d_out, rank]`."""
 
     def __init__(self, projection: ExpertProjection, lora: LoraSpec, device: torch.device) -> None:
         super().__init__()
@@ -43,12 +45,12 @@ class _Delta(nn.Module):
         self.scaling = lora.alpha / lora.rank
 
     def weight(self) -> Tensor:
-        """`[experts, d_out, d_in]`."""
+        """Return `[experts, d_out, d_in]`."""
         return torch.matmul(self.lora_B, self.lora_A) * self.scaling
 
 
 class _PlusDeltas(nn.Module):
-    """A parametrization of one parameter, which may hold gate and up at once."""
+    """A parametrization of one parameter, which may hold both gate and up."""
 
     def __init__(self, deltas: list[_Delta], *, is_concatenated: bool, is_transposed: bool) -> None:
         super().__init__()
@@ -59,8 +61,8 @@ class _PlusDeltas(nn.Module):
     @override
     def forward(self, weight: Tensor) -> Tensor:
         parts = [delta.weight() for delta in self.deltas if isinstance(delta, _Delta)]
-        lies_behind = self.is_concatenated or len(parts) == 1
-        joined = torch.cat(parts, 1) if lies_behind else torch.stack(parts, 2).flatten(1, 2)
+        concatenates = self.is_concatenated or len(parts) == 1
+        joined = torch.cat(parts, 1) if concatenates else torch.stack(parts, 2).flatten(1, 2)
         return weight + (joined.mT if self.is_transposed else joined).to(weight.dtype)
 
 
@@ -76,7 +78,7 @@ def add_to_experts(model: nn.Module, projections: Mapping[str, ExpertProjection]
 
 
 def trained_by_experts(model: nn.Module) -> dict[str, nn.Parameter]:
-    """By the names that engines give them."""
+    """Return the parameters by the engines' names."""
     deltas = [module for module in model.modules() if isinstance(module, _Delta)]
     return {
         f"{delta.key}.{part}": parameter
@@ -90,7 +92,7 @@ PREFIX, SUFFIX = "base_model.model.", ".default.weight"
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """PEFT's parameters under the names that engines give them, and their optimizer."""
+    """PEFT's parameters by the engines' names, and their optimizer."""
 
     lora: LoraSpec
     model: Any
@@ -99,7 +101,7 @@ class _Trained:
 
 
 class PeftReference(UndividedCallRunner[PreparedLoss]):
-    """A `Side` for one adapter at a time; each gets a base model of its own."""
+    """A `Side` for one adapter at a time, each with its own base model."""
 
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options
@@ -186,14 +188,16 @@ def _peft_model(directory: Path, config: Any, placement: tuple[str, torch.dtype]
         target_parameters=target_parameters,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of merging tied embeddings, which nobody does here; of names that move
+        warnings.simplefilter(
+            "ignore"
+        )  # about merging tied embeddings, which does not happen here, and about moved names
         model = get_peft_model(base, lora_config)
     add_to_experts(base, {name: experts[name] for name in modules if name in experts}, lora)
     return model
 
 
 def _trained_parameters(model: Any) -> dict[str, nn.Parameter]:
-    """By the names that engines give them."""
+    """Return the parameters by the engines' names."""
     peft = {
         name.removeprefix(PREFIX).removesuffix(SUFFIX): parameter
         for name, parameter in model.named_parameters()
@@ -203,7 +207,7 @@ def _trained_parameters(model: Any) -> dict[str, nn.Parameter]:
 
 
 def _logprobs(model: Any, datum: Datum) -> Tensor:
-    """Of the targets, in their shape: one sequence by itself, as long as it is."""
+    """Return the targets' logprobs, in their shape, from one sequence without padding."""
     tokens = torch.from_numpy(datum.tokens).long().to(model.device)
     targets = torch.from_numpy(datum.loss_inputs[TARGETS]).to(model.device)
     logits = model(input_ids=tokens[None], use_cache=False).logits[0].float()

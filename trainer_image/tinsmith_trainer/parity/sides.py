@@ -1,4 +1,4 @@
-"""The two sides of a comparison: engines by the names that the worker's `--engine` knows, and both through one plan."""
+"""The sides of a comparison: engines by the worker's names for `--engine`, and the run of one plan on each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOSS_METRIC, NORM_METRIC = "loss:sum", "grad_norm"
 
 
 class Side(CallRunner, Protocol):
-    """As much of an Engine as the gate needs."""
+    """The part of an Engine that the gate needs."""
 
     def base_model(self) -> BaseModelInfo: ...
 
@@ -45,7 +45,7 @@ class Side(CallRunner, Protocol):
 
 
 def run(side: Side, plan: ParityPlan) -> list[StepRecord]:
-    """What the side had before the first step and after each. Raises TrainerError of the first call that fails."""
+    """Return a side's results before the first step and after each. Raises TrainerError if a call fails."""
     return list(_records(side, plan))
 
 
@@ -69,7 +69,7 @@ def _step(side: Side, step: ParityStep) -> StepRecord:
 
 
 def compute(side: CallRunner, work: Work) -> Outcome:
-    """All of one work by itself. Raises TrainerError."""
+    """Compute one work alone. Raises TrainerError."""
     call = side.start(work)
     while call.next_tokens:
         side.advance(side.cobatch([call]))
@@ -81,9 +81,9 @@ def _weights(side: Side) -> Mapping[str, NDArray[np.float32]]:
 
 
 def with_sampler_logprobs(side: Side, plan: ParityPlan) -> ParityPlan:
-    """The plan with sampler logprobs around the side's own, as those of a sampler of the base model would be.
+    """Return the plan with sampler logprobs around the side's own, like those of a sampler of the base model.
 
-    Both sides must then get this plan.
+    All sides must then use this plan.
     """
     side.create_adapter(ADAPTER, plan.lora)
     steps = [replace(step, calls=[_moved(side, call) for call in step.calls]) for step in plan.steps]
@@ -98,20 +98,20 @@ def _moved(side: Side, call: ParityCall) -> ParityCall:
 
 
 REFERENCE = "peft-reference"
-NAMES = (*KNOWN_ENGINES["worker"], REFERENCE)  # whatever follows them is no factory
-# What decides how an engine computes, or how much memory it takes. Model, rank and seed are the gate's, for both sides.
+NAMES = (*KNOWN_ENGINES["worker"], REFERENCE)  # these are never factories
+# Flags that affect how an engine computes, or its memory. Model, rank and seed are the gate's, for all sides.
 SETTABLE = (
     *(name.replace("_", "-") for name in RankFlags.__annotations__),
     *("device", "dtype", "adapter-slots", "max-rank", "max-sequence-length", "map-stable-reinforce", "model-revision"),
     "recompute",
 )
-# What a worker needs and no engine looks at.
+# Required flags of a worker that no engine reads.
 _WORKER = ("--volume", "none", "--socket", "none", "--checkpoint-root", "file:///none", "--no-sampling")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """`nemo-rl:ranks=2,tensor-parallel=2` is the engine nemo-rl with `--ranks 2 --tensor-parallel 2`."""
+    """A side: `nemo-rl:ranks=2,tensor-parallel=2` is the engine nemo-rl with `--ranks 2 --tensor-parallel 2`."""
 
     text: str
     name: str
@@ -119,7 +119,7 @@ class EngineChoice:
 
 
 def parse_choice(text: str) -> EngineChoice:
-    """`flag=true` sets a flag that takes no value, `flag=false` its opposite. Raises ValueError."""
+    """Parse a side. `flag=true` sets a flag without a value, `flag=false` its opposite. Raises ValueError."""
     name, colon, settings = text.rpartition(":")
     if not colon or ("=" not in settings and name not in NAMES):
         return EngineChoice(text, text, ())
@@ -132,14 +132,14 @@ def _flags(text: str, setting: str) -> list[str]:
     if not (flag and equals and value):
         raise ValueError(f"{text}: {setting!r} is not FLAG=VALUE, such as ranks=2.")
     if flag not in SETTABLE:
-        raise ValueError(f"{text}: {flag} cannot be set for a side; what can: {', '.join(SETTABLE)}.")
+        raise ValueError(f"{text}: {flag} cannot be set for a side; allowed are {', '.join(SETTABLE)}.")
     if value in ("true", "false"):
         return [f"--{flag}" if value == "true" else f"--no-{flag}"]
     return [f"--{flag}", value]
 
 
 def options_of(choice: EngineChoice, *, model: str, rank: int) -> WorkerOptions:
-    """Raises UsageError for flags that the worker has not, ValueError for a factory that is not there."""
+    """Return the worker's options. Raises UsageError for unknown flags, ValueError for an unknown factory."""
     _check_factory(choice.name)
     engine = "peft" if choice.name == REFERENCE else choice.name
     return parse_options(["--model", model, *_WORKER, "--max-rank", str(rank), "--engine", engine, *choice.flags])
@@ -152,12 +152,12 @@ def _check_factory(name: str) -> None:
     try:
         getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{name} is no engine: {error}.") from error
+        raise ValueError(f"{name} is not an engine: {error}.") from error
 
 
 @contextmanager
 def opened(choice: EngineChoice, options: WorkerOptions) -> Iterator[Side]:
-    """The engine, with the base model in memory until it ends. Raises TrainerError."""
+    """Yield the engine, with the base model in memory until the context ends. Raises TrainerError."""
     from tinsmith_trainer.parity.reference import PeftReference
     from tinsmith_trainer.worker.startup import load_engine
 
@@ -168,14 +168,14 @@ def opened(choice: EngineChoice, options: WorkerOptions) -> Iterator[Side]:
     try:
         yield engine
     finally:
-        close = getattr(engine, "close", None)  # of an engine whose ranks are processes
+        close = getattr(engine, "close", None)  # engines whose ranks are processes
         if close is not None:
             close()
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What another side did otherwise than the first."""
+    """The differences of another side from the first."""
 
     other: EngineChoice
     base: BaseModelInfo
@@ -193,9 +193,9 @@ class _FirstRun:
 def run_gate(
     choices: Sequence[EngineChoice], options: Sequence[WorkerOptions], *, steps: int, rank: int, seed: int
 ) -> Iterator[Compared]:
-    """Each other side beside the first, as they end. The first decides vocabulary, lengths and sampler logprobs.
+    """Yield each other side's comparison with the first, which decides vocabulary, lengths and sampler logprobs.
 
-    Raises TrainerError of a side that fails.
+    Raises TrainerError if a side fails.
     """
     first = _run_first(choices[0], options[0], steps=steps, rank=rank, seed=seed)
     for choice, own in zip(choices[1:], options[1:], strict=True):
@@ -203,7 +203,7 @@ def run_gate(
         yield Compared(choice, first.base, first.plan, compare(first.records, records))
 
 
-# Functions of their own, so that nothing holds one side's base model while another loads.
+# Separate functions, so that no variable holds one side's base model while another loads.
 def _run_first(choice: EngineChoice, options: WorkerOptions, *, steps: int, rank: int, seed: int) -> _FirstRun:
     with opened(choice, options) as side:
         base = side.base_model()

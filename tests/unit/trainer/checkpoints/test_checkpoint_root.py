@@ -176,7 +176,7 @@ def test_assets_are_read_below_their_tenants_folder_alone(tmp_path: Path) -> Non
     (tmp_path / "assets" / "alice" / "photos" / "cat.png").write_bytes(b"a cat")
 
     assert root.read_asset("alice", "photos/cat.png") == b"a cat"
-    with pytest.raises(UserError, match=r"'photos/cat.png' is not there"):
+    with pytest.raises(UserError, match=r"'photos/cat.png' does not exist"):
         root.read_asset("bob", "photos/cat.png")
 
 
@@ -205,5 +205,5 @@ def test_a_tenant_whose_name_is_no_folder_has_no_assets(tmp_path: Path, tenant: 
     ],
 )
 def test_a_location_that_is_no_path_below_the_assets_is_refused(root: CheckpointRoot, location: str) -> None:
-    with pytest.raises(UserError, match="is no path below this tenant's assets"):
+    with pytest.raises(UserError, match="is not a path below this tenant's assets"):
         root.read_asset("alice", location)

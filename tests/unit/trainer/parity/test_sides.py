@@ -25,7 +25,7 @@ def test_an_engine_is_named_with_flags_of_the_worker_behind_a_colon(text: str, n
 @pytest.mark.parametrize("flag", ["model", "volume", "socket", "checkpoint-root", "engine", "rank", "no-sampling"])
 def test_what_is_not_a_sides_own_is_refused_with_what_is(flag: str) -> None:
     sentence = (
-        rf"^peft:{flag}=x: {flag} cannot be set for a side; what can: ranks, .*dtype, .*model-revision, recompute\.$"
+        rf"^peft:{flag}=x: {flag} cannot be set for a side; allowed are ranks, .*dtype, .*model-revision, recompute\.$"
     )
     with pytest.raises(ValueError, match=sentence):
         parse_choice(f"peft:{flag}=x")

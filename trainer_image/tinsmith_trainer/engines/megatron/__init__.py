@@ -1,2 +1,4 @@
-"""One model over many ranks by Megatron, which the engines `nemo-rl` and `miles` share: in this process or as Ray
-actors on CPUs, and on GPUs by what each of the two brings. Knows neither of them."""
+"""One model on many ranks by Megatron, shared by the engines `nemo-rl` and `miles`, and independent of both.
+
+Ranks run in this process, as Ray actors on CPUs, or on GPUs with the code of one of the two engines.
+"""

@@ -1,10 +1,23 @@
-"""Where Tinker's per-token values stand in a batch for a model that scores token i + 1 at position i.
+"""A call's datums as a batch of tensors, right padded, and the ranks' results back to datums.
 
-Tinker gives tokens `x[0..T-1]` and targets `t[0..T-1]`, and scores `t[i]` at position i. NeMo RL scores
-column i + 1 of a batch there, so every per-token value stands one column to the right, and a row has a column
-more than its datum has tokens. Where targets are the tokens shifted by one, as in most training data, the
-last target takes that column and no targets are sent beside the tokens: a *shifted* batch. Else the column holds a
-token that no scored position sees, and the targets are a column of their own: a *general* batch.
+Tinker gives tokens `x[0..T-1]` and targets `t[0..T-1]`, and scores `t[i]` at position i. NeMo RL scores column i + 1 of
+a batch there. So each per-token value is shifted one column to the right, and a row has one column more than its datum
+has tokens. If targets are the tokens shifted by one, as in most training data, the last target fills that column, and
+no separate targets are sent: a *shifted* batch. Otherwise the column holds a token that no scored position sees, and
+the targets have their own column: a *general* batch.
+
+A batch is a dict of torch CPU tensors with the rows in dimension 0 and the sequence in dimension 1. The names are those
+that NeMo RL's workers read, and its `BatchedDataDict` wraps the dict unchanged.
+
+| Key | Shape, type | Content |
+|---|---|---|
+| `input_ids` | `[b, S]` int64 | tokens, followed by the last target in a shifted batch |
+| `input_lengths` | `[b]` int64 | columns that are not padding |
+| `token_mask` | `[b, S]` float32 | 1 where a target is scored |
+| `sample_mask` | `[b]` float32 | 1, and 0 in padding rows |
+| `row_id` | `[b]` int64 | the datum's index in the call, and -1 in padding rows |
+| `target_ids` | `[b, S]` or `[b, S, K]` int64 | only in a general batch |
+| `loss/<input>` | as the targets, float32 | the loss's inputs |
 """
 
 from __future__ import annotations
@@ -29,30 +42,30 @@ Values = NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float32]
 
 
 def is_shifted(datum: Datum) -> bool:
-    """Whether each token but the first is the target of the one before it."""
+    """Return whether each token except the first is the target of the previous one."""
     targets = datum.loss_inputs[TARGETS]
     return targets.ndim == 1 and bool(np.array_equal(targets[:-1], datum.tokens[1:]))
 
 
 def all_shifted(datums: Sequence[Datum]) -> bool:
-    """One datum that is not makes the whole call general: its batches have one set of columns."""
+    """Return whether all datums are shifted. Otherwise the whole call is general: its batches have equal columns."""
     return all(is_shifted(datum) for datum in datums)
 
 
 def row_length(datum: Datum) -> int:
-    """Columns of its row that are not padding."""
+    """Return the number of columns of its row that are not padding."""
     return datum.length + EXTRA_COLUMNS
 
 
 def row_tokens(datum: Datum, *, shifted: bool) -> Tensor:
-    """int64 `[T + 1]`, what the model reads."""
+    """Return int64 `[T + 1]`, the model's input."""
     last = datum.loss_inputs[TARGETS][-1] if shifted else UNSEEN_TOKEN
     return torch.from_numpy(np.append(datum.tokens, last).astype(np.int64))
 
 
 def write_right(row: Tensor, values: Values) -> None:
-    """Puts a datum's values `[T]` or `[T, k]` one column to the right, into a row `[S]` or `[S, K]`, K at least k."""
-    given = torch.from_numpy(np.array(values))  # a copy: what a client sent may be read-only
+    """Write values `[T]` or `[T, k]` one column to the right, into a row `[S]` or `[S, K]` with K at least k."""
+    given = torch.from_numpy(np.array(values))  # a copy, because a client's array may be read-only
     if row.ndim == 2:
         row[EXTRA_COLUMNS : EXTRA_COLUMNS + len(given), : width(values) or 1] = given.reshape(len(given), -1)
     else:
@@ -60,12 +73,12 @@ def write_right(row: Tensor, values: Values) -> None:
 
 
 def read_right(column: Tensor) -> Tensor:
-    """Of a batch's column `[b, S]` or `[b, S, K]` the part that is scored: position i is Tinker's position i."""
+    """Return the scored part of a column `[b, S]` or `[b, S, K]`: position i is Tinker's position i."""
     return column[:, EXTRA_COLUMNS:]
 
 
 def width(values: Values) -> int | None:
-    """K of `[T, K]`, None of `[T]`."""
+    """Return K for `[T, K]`, None for `[T]`."""
     return values.shape[1] if values.ndim == 2 else None
 
 
@@ -80,10 +93,10 @@ NO_ROW = -1
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What a loss sees of a batch; position i of S' = S - 1 is Tinker's position i.
+    """The loss's view of a batch. Position i of S' = S - 1 is Tinker's position i.
 
-    `targets` int64 `[b, S']` or `[b, S', K]`; `inputs` the loss's, of the same shape, and `valid` bool `[b, S']`.
-    The logits that score position i are those of the model's position i.
+    `targets` are int64 `[b, S']` or `[b, S', K]`. `inputs` are the loss's, of the same shape, and `valid` bool `[b,
+    S']`. The model's logits of position i score position i.
     """
 
     targets: Tensor
@@ -93,11 +106,11 @@ class Scored:
 def encode(
     datums: Sequence[Datum], loss_arrays: Sequence[LossArrays], *, multiple_of: int = 1, shifted: bool | None = None
 ) -> Batch:
-    """One row per datum, in their order, all of one length that is a multiple of `multiple_of`.
+    """Encode one row per datum, in order, all of one length that is a multiple of `multiple_of`.
 
-    `shifted` is `all_shifted` of the whole call, since all of its batches have the same columns; None: of these.
-    `loss_arrays` are a PreparedLoss's: the same names for every datum, each of its targets' shape. Where datums
-    differ in how many targets a position has, they get as many as the widest; what is added has no weight.
+    `shifted` is `all_shifted` of the whole call, since its batches have equal columns; None: of these datums.
+    `loss_arrays` are a PreparedLoss's: the same names for every datum, each of its targets' shape. If datums differ in
+    the number of targets per position, all get the largest number; the added ones have no weight.
     """
     columns = -(-max(row_length(datum) for datum in datums) // multiple_of) * multiple_of
     shifted = all_shifted(datums) if shifted is None else shifted
@@ -119,7 +132,7 @@ def encode(
 
 
 def _column(rows: Sequence[Values], columns: int, dtype: torch.dtype) -> Tensor:
-    """Zeros where no row has a value: padding, and targets that only other rows have."""
+    """Return a column with zeros for padding, and for targets that only other rows have."""
     widest = max((width(values) or 0 for values in rows), default=0)
     shape = (len(rows), columns, widest) if widest else (len(rows), columns)
     column = torch.zeros(shape, dtype=dtype)
@@ -129,7 +142,7 @@ def _column(rows: Sequence[Values], columns: int, dtype: torch.dtype) -> Tensor:
 
 
 def scored(batch: Mapping[str, Tensor]) -> Scored:
-    """Reads both alignments alike. The tensors are views."""
+    """Return views for the loss, from a shifted or a general batch."""
     inputs = {
         name.removeprefix(LOSS_PREFIX): read_right(column)
         for name, column in batch.items()
@@ -144,16 +157,16 @@ def rows_in(batch: Mapping[str, Tensor]) -> int:
 
 
 def take(batch: Mapping[str, Tensor], rows: Tensor) -> Batch:
-    """A batch of some of its rows, by index, in that order. Copies."""
+    """Return a copy of some rows of a batch, by index, in that order."""
     return {name: column[rows] for name, column in batch.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class RowResults:
-    """Of n rows in any order, detached CPU tensors: they are pickled on their way to the driver.
+    """Results of n rows in any order, as detached CPU tensors, which are pickled for the driver.
 
     `row_id` int64 `[n]`, `logprobs` float32 `[n, S']` or `[n, S', K]`, `losses` and each of `metrics` float32 `[n]`.
-    Row ids below 0 are rows that filled up.
+    Row ids below 0 are padding rows.
     """
 
     row_id: Tensor
@@ -163,13 +176,13 @@ class RowResults:
 
 
 def total_loss(batch: Mapping[str, Tensor], terms: Terms) -> Tensor:
-    """The sum over a microbatch's rows that backward starts from. Rows that fill up count for nothing."""
+    """Return the sum over a microbatch's rows that backward starts from. Padding rows count 0."""
     rows: Tensor = terms.loss.flatten(1).sum(1)
     return (rows * batch[SAMPLE_MASK].to(rows.device)).sum()
 
 
 def row_results(batch: Mapping[str, Tensor], logprobs: Tensor, terms: Terms) -> RowResults:
-    """What a microbatch's loss was and was made from, taken off the device and out of autograd."""
+    """Return a microbatch's results, detached and on the CPU."""
     return RowResults(
         row_id=batch[ROW_ID].cpu(),
         logprobs=_plain(logprobs),
@@ -183,7 +196,7 @@ def _plain(values: Tensor) -> Tensor:
 
 
 def gather(results: Sequence[RowResults], datums: Sequence[Datum]) -> list[DatumResult]:
-    """Each datum's, in the caller's order, without padding. Raises ServerError unless each comes exactly once."""
+    """Return each datum's result in order, without padding. Raises ServerError unless each occurs exactly once."""
     found: dict[int, DatumResult] = {}
     for part in results:
         for row, index in enumerate(part.row_id.tolist()):
@@ -191,7 +204,7 @@ def gather(results: Sequence[RowResults], datums: Sequence[Datum]) -> list[Datum
                 continue
             if index in found or not 0 <= index < len(datums):
                 raise ServerError(
-                    f"The ranks returned row {index} of {len(datums)} twice, or it is none of the call's."
+                    f"The ranks returned row {index} of {len(datums)} twice, or it is not part of the call."
                 )
             found[index] = _of_datum(part, row, datums[index])
     if missing := [index for index in range(len(datums)) if index not in found]:

@@ -1,4 +1,4 @@
-"""Ranks on CPUs as Ray's actors: Megatron over gloo, in as many processes as there are ranks."""
+"""Ranks on CPUs as Ray actors: Megatron over gloo, one process per rank."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MEETING_TIMEOUT = timedelta(minutes=5)
 
 
 def start_cpu_ranks(model: RankModel, *, nodes: int, address: str | None) -> RayRanks:
-    """On a cluster that runs at `address`, or a new one in this container, which ends with the ranks.
+    """Start ranks on the cluster at `address`, or on a new one in this container, which ends with the ranks.
 
-    Raises ServerError and what `build_rank` raises.
+    Raises ServerError, and the errors of `build_rank`.
     """
     cluster = RayCluster(address, cpus=model.parallelism.world_size)
     return start_ranks_on(
@@ -43,12 +43,12 @@ class RankActor(RankProcess):
 
     @override
     def prepare(self) -> None:
-        """Ranks on one machine share its cores, and a sum must not depend on how many there are."""
+        """Use one thread: ranks on one machine share its cores, and a sum must not depend on their number."""
         torch.set_num_threads(1)
 
     @override
     def host(self) -> tuple[str, int]:
-        """Opens the store at which all meet. The system chooses the port."""
+        """Open the store of the rendezvous, on a port that the system chooses."""
         address = ray.util.get_node_ip_address()
         world_size = self._model.parallelism.world_size
         self._store = _store(address, 0, world_size, is_master=True, wait_for_workers=False)
@@ -56,7 +56,7 @@ class RankActor(RankProcess):
 
     @override
     def join(self, address: str, port: int) -> None:
-        """Raises ModelDirectoryInvalid."""
+        """Join the process group and build the model. Raises ModelDirectoryInvalid."""
         world_size = self._model.parallelism.world_size
         store = self._store if self._number == 0 else _store(address, port, world_size)
         join_process_group(store, self._model, self._number)
@@ -69,5 +69,5 @@ class RankActor(RankProcess):
 
 
 def _store(address: str, port: int, world_size: int, **options: bool) -> TCPStore:
-    """Without libuv, with which Debian's PyTorch is not built: a few ranks need no faster one."""
+    """Return a store without libuv, which Debian's PyTorch lacks and few ranks do not need."""
     return TCPStore(address, port, world_size, timeout=MEETING_TIMEOUT, use_libuv=False, **options)

@@ -1,4 +1,4 @@
-"""LoRA adapters of many clients on one base model over many ranks, whoever made these."""
+"""LoRA adapters of many clients on one base model over many ranks of any kind."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ A_SUFFIX = ".lora_A"
 
 @dataclass(slots=True)
 class _Adapter:
-    """What is known here of an adapter that the ranks hold: its tensors' whole shapes, in the order they are drawn."""
+    """An adapter that the ranks hold: its tensors' whole shapes, in the order in which they are drawn."""
 
     lora: LoraSpec
     shapes: Mapping[str, Shape]
@@ -68,17 +68,17 @@ class _Adapter:
 
 
 class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
-    """Checks every call before a rank sees it, since a rank that fails where others do not costs the process.
+    """The engine over a group of ranks. It checks each call first: an error on some ranks only would end the process.
 
-    A call is not divided, since its gradients are reduced over the ranks once, at its end: others wait for all of it.
-    It runs over all ranks by itself, so that company changes no bit. The engine does not declare itself batch
-    invariant: how a call's own datums are padded together changes how sums are rounded.
+    A call is not divided, because its gradients are reduced over the ranks once, at its end: other calls wait for all
+    of it. It runs on all ranks alone, so other calls change no bits. The engine is not declared batch invariant: the
+    common padding of a call's own datums changes how sums are rounded.
     """
 
     def __init__(
         self, name: str, ranks: RankGroup, base: BaseFiles, info: BaseModelInfo, settings: MegatronSettings
     ) -> None:
-        """`name`: as `--engine` says it."""
+        """Build the engine. `name` is its value of `--engine`."""
         self._name = name
         self._ranks = ranks
         self._base = base
@@ -138,11 +138,11 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
         return outcome_of(work, prepared, gather(self._on_ranks(work, prepared), work.datums))
 
     def _on_ranks(self, work: Work, loss: PreparedLoss) -> list[RowResults]:
-        """Raises ServerError where every rank failed at the same place, and so none kept anything."""
+        """Compute on all ranks. Raises ServerError if every rank failed at the same point, and so kept nothing."""
         layout = self._ranks.parallelism
         shards = shards_of(work.datums, loss.arrays, layout, self._settings.token_budget)
-        # Stages, and ranks that share experts, may fail at different places, when others have sent them already what
-        # the next call would take for its own.
+        # Stages, and ranks that share experts, may fail at different points. The next call would then receive messages
+        # of this one.
         is_out_of_step = layout.pipeline > 1 or layout.expert > 1
         guard = self._all_ranks if is_out_of_step else self._lost_ranks_end_the_process
         try:
@@ -152,7 +152,7 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
                 )
         except RanksFailed as error:
             log.exception("a call failed on all ranks", model_id=work.adapter_id)
-            raise ServerError(f"The computation failed in this worker and left no trace: {error}") from error
+            raise ServerError(f"The computation failed in this worker, and the model is unchanged: {error}") from error
         return [results for shard in by_shard for results in shard]
 
     @override
@@ -186,13 +186,13 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
 
     @override
     def load_state(self, adapter_id: str, state: AdapterState, with_optimizer: bool) -> None:
-        """Raises ServerError for a rank beyond what the ranks' model was padded to at its start."""
+        """Set an adapter. Raises ServerError if its rank exceeds what the ranks' model was padded to."""
         adapter = self._new_adapter(state.lora)
         if state.lora.rank > self._settings.max_rank:
             raise ServerError(
-                f"Adapter {adapter_id} has rank {state.lora.rank}, and this worker has room for ranks up to "
-                f"{self._settings.max_rank}: max_rank was lowered since the adapter was made. Set it to "
-                f"{state.lora.rank} or more."
+                f"Adapter {adapter_id} has rank {state.lora.rank}, and this worker supports ranks up to "
+                f"{self._settings.max_rank}: max_rank was lowered since the adapter was created. Set it to at "
+                f"least {state.lora.rank}."
             )
         check_state(state, adapter.shapes)
         adapter.step = state.optimizer_step if with_optimizer else 0
@@ -235,7 +235,7 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
 
     @contextlib.contextmanager
     def _all_ranks(self) -> Iterator[None]:
-        """For calls of which it is not known what they leave behind when they fail."""
+        """Treat every failure as a loss of the ranks, for calls that may leave them in different states."""
         with self._lost_ranks_end_the_process():
             try:
                 yield
@@ -244,7 +244,7 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
 
     @contextlib.contextmanager
     def _lost_ranks_end_the_process(self) -> Iterator[None]:
-        """A new process restores from the snapshots, and runs again what came after them."""
+        """End the process if ranks are lost. The next one restores the snapshots and replays later calls."""
         try:
             yield
         except RanksLost:

@@ -1,4 +1,4 @@
-"""An engine on ranks that it starts: on CPUs those of this package, on GPUs those of the engine that asks."""
+"""Start of ranks and of the engine on them: CPU ranks of this package, or GPU ranks of the calling engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RanksRequest:
-    """A model and its ranks. `directory` is at the same path on every node."""
+    """A model and the requested ranks. `directory` has the same path on every node."""
 
     directory: Path
     info: BaseModelInfo
@@ -31,16 +31,16 @@ class RanksRequest:
 
 
 GpuRanks = Callable[[RanksRequest], tuple[RankGroup, torch.dtype]]
-"""Starts ranks on GPUs; also the type that they hold base weights in.
+"""Starts ranks on GPUs, and also returns the dtype of their base weights.
 
-Raises ModelDirectoryInvalid, and ServerError where they cannot be had.
+Raises ModelDirectoryInvalid, and ServerError if the ranks cannot start.
 """
 
 
 def build_megatron_engine(name: str, request: RanksRequest, gpu_ranks: GpuRanks) -> MegatronEngine:
-    """Returns when all ranks hold their part of the model. `name`: as `--engine` says it.
+    """Return the engine once all ranks hold their part of the model. `name` is its value of `--engine`.
 
-    Raises ModelDirectoryInvalid, and ServerError where ranks cannot be had.
+    Raises ModelDirectoryInvalid, and ServerError if the ranks cannot start.
     """
     wanted = request.wanted
     log.info("starting ranks", engine=name, **wanted.described())
@@ -52,7 +52,7 @@ def build_megatron_engine(name: str, request: RanksRequest, gpu_ranks: GpuRanks)
 
 
 def _start_ranks(request: RanksRequest, gpu_ranks: GpuRanks) -> tuple[RankGroup, torch.dtype]:
-    """Each kind's frameworks are imported where it is asked for: an image holds one of them."""
+    """Start the ranks. Frameworks are imported only for the requested kind, since an image holds one of them."""
     wanted, settings = request.wanted, request.settings
     if not wanted.in_process:
         prepare_for_ray()

@@ -1,4 +1,4 @@
-"""What may be chosen of engines on ranks, and the flags that say where their ranks are. Imports no framework."""
+"""The settings of engines on ranks, and the flags that place their ranks. Imports no framework."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 NEMO_RL = "nemo-rl"
 MILES = "miles"
 ENGINES = (NEMO_RL, MILES)
-"""Those that have ranks."""
+"""The engines that have ranks."""
 DIVISIONS = ("tensor_parallel", "pipeline_parallel", "context_parallel")
-"""The flags whose product is how many ranks hold one copy of a model."""
+"""The flags whose product is the number of ranks of one copy of the model."""
 
 
 RankRecompute = Literal["none", "mlp", "layers"]
-"""What of each layer ranks compute again in backward, not to keep it till then: nothing, its feed-forward, or all."""
+"""What ranks recompute of each layer in backward: nothing, its feed-forward, or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class MegatronSettings:
     """Limits in adapters, ranks of LoRA and tokens.
 
     Every adapter takes the memory of one of `max_rank` on all modules. `token_budget`: tokens of a microbatch on one
-    data-parallel copy of the model; longer datums go alone. It decides how sums are rounded: changing it between
-    a crash and its replay changes bits. `recompute` changes none.
+    data-parallel copy of the model; longer datums run alone. It determines how sums are rounded: changing it between a
+    crash and its replay changes bits. `recompute` changes no bits.
     """
 
     adapter_slots: int = 64
@@ -39,7 +39,7 @@ class MegatronSettings:
 
 
 class RankFlags(argparse.Namespace):
-    """As they were given; None where they were not."""
+    """The given flags; None for omitted ones."""
 
     ranks: int | None
     tensor_parallel: int | None
@@ -54,7 +54,10 @@ class RankFlags(argparse.Namespace):
 
 @dataclass(frozen=True, slots=True)
 class RanksWanted:
-    """Where ranks run: in this process, as Ray actors on CPUs, or on GPUs. `ray_address` None: start Ray."""
+    """The place of the ranks: this process, Ray actors on CPUs, or GPUs.
+
+    A `ray_address` of None starts Ray.
+    """
 
     parallelism: Parallelism
     in_process: bool
@@ -63,7 +66,7 @@ class RanksWanted:
     ray_address: str | None
 
     def described(self) -> dict[str, int | str]:
-        """For a log: how many ranks, what each dimension has of them, and where they are."""
+        """Return the number of ranks, the sizes of the dimensions and the place of the ranks, for the log."""
         layout = self.parallelism
         sizes = {"tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context, "data": layout.data}
         where = f"Ray at {self.ray_address}" if self.ray_address else "Ray in this container"
@@ -79,24 +82,30 @@ class RanksWanted:
 
 def add_rank_flags(parser: argparse.ArgumentParser) -> None:
     flags = parser.add_argument_group(f"ranks of {' and '.join(ENGINES)}")
-    flags.add_argument("--ranks", type=int, help="processes that hold the model; 0, the default: this one, on the CPU")
-    flags.add_argument("--tensor-parallel", type=int, metavar="RANKS", help="ranks that share each matrix")
-    flags.add_argument("--pipeline-parallel", type=int, metavar="RANKS", help="ranks that share the layers")
-    flags.add_argument("--context-parallel", type=int, metavar="RANKS", help="ranks that share a sequence; GPUs only")
-    flags.add_argument("--expert-parallel", type=int, metavar="RANKS", help="ranks that share a mixture's experts")
+    flags.add_argument("--ranks", type=int, help="processes that hold the model; default 0: this process, on the CPU")
+    flags.add_argument("--tensor-parallel", type=int, metavar="RANKS", help="number of ranks that share each matrix")
+    flags.add_argument("--pipeline-parallel", type=int, metavar="RANKS", help="number of ranks that share the layers")
+    flags.add_argument(
+        "--context-parallel", type=int, metavar="RANKS", help="number of ranks that share a sequence; GPUs only"
+    )
+    flags.add_argument(
+        "--expert-parallel", type=int, metavar="RANKS", help="number of ranks that share a mixture's experts"
+    )
     flags.add_argument(
         "--distributed-optimizer",
         action="store_true",
         default=None,
-        help="optimizer state divided among the model's copies",
+        help="divide the optimizer state among the model's copies",
     )
-    flags.add_argument("--ray-address", metavar="HOST:PORT", help="a Ray cluster; default: one in this container")
-    flags.add_argument("--nodes", type=int, help="machines that ranks are spread over evenly; default 1")
-    flags.add_argument("--gpus-per-node", type=int, help="one rank each; 0, the default: ranks on CPUs")
+    flags.add_argument(
+        "--ray-address", metavar="HOST:PORT", help="address of a Ray cluster; default: start one in this container"
+    )
+    flags.add_argument("--nodes", type=int, help="number of machines, with equally many ranks each; default 1")
+    flags.add_argument("--gpus-per-node", type=int, help="GPUs of each node, one rank each; default 0: ranks on CPUs")
 
 
 def refused_rank_flags(engine: str, flags: RankFlags, *, sampling: bool) -> str | None:
-    """Why these flags do not go together, or None."""
+    """Return why these flags cannot be combined, or None."""
     if engine not in ENGINES:
         given = [_flag(name) for name in RankFlags.__annotations__ if getattr(flags, name) is not None]
         return f"{', '.join(given)}: only {' and '.join(ENGINES)} have ranks, not {engine}" if given else None
@@ -105,14 +114,12 @@ def refused_rank_flags(engine: str, flags: RankFlags, *, sampling: bool) -> str 
     except ValueError as error:
         return str(error)
     if wanted.gpus_per_node and sampling:
-        return (
-            "ranks on GPUs leave no room for a sampler beside them: give --no-sampling, and sample from another worker"
-        )
+        return "ranks on GPUs leave no memory for a sampler: give --no-sampling, and sample from another worker"
     return None
 
 
 def ranks_wanted(engine: str, flags: RankFlags) -> RanksWanted:
-    """Raises ValueError with a sentence for what cannot be, in words of the flags."""
+    """Return the requested ranks. Raises ValueError, in terms of the flags, for impossible combinations."""
     nodes, gpus_per_node = _or(flags.nodes, 1), _or(flags.gpus_per_node, 0)
     if nodes < 1 or gpus_per_node < 0 or _or(flags.ranks, 0) < 0:
         raise ValueError("--nodes must be positive, --ranks and --gpus-per-node cannot be negative")
@@ -128,43 +135,43 @@ def ranks_wanted(engine: str, flags: RankFlags) -> RanksWanted:
         pipeline=_or(flags.pipeline_parallel, 1),
         context=_or(flags.context_parallel, 1),
         expert=_or(flags.expert_parallel, 1),
-        distributed_optimizer=bool(flags.distributed_optimizer) or engine == MILES,  # which knows no other Adam
+        distributed_optimizer=bool(flags.distributed_optimizer) or engine == MILES,  # whose Adam is always distributed
     )
     if in_process and (flags.ray_address is not None or nodes > 1):
-        raise ValueError("--ray-address and --nodes are for several ranks: give --ranks or --gpus-per-node")
+        raise ValueError("--ray-address and --nodes need several ranks: give --ranks or --gpus-per-node")
     if parallelism.world_size % nodes:
         raise ValueError(f"--ranks {ranks} cannot be spread evenly over --nodes {nodes}: {_multiples(ranks, nodes)}")
     return RanksWanted(parallelism, in_process, nodes, gpus_per_node, flags.ray_address)
 
 
 def _check_engine(engine: str, flags: RankFlags) -> None:
-    """What only one of the engines divides."""
+    """Refuse dimensions that an engine does not support."""
     if engine == MILES and _or(flags.context_parallel, 1) > 1:
-        raise ValueError(f"--context-parallel: the engine {MILES} has no ranks that share a sequence; {NEMO_RL} has")
+        raise ValueError(f"--context-parallel is not supported by the engine {MILES}; use {NEMO_RL}")
     if engine == MILES and _or(flags.expert_parallel, 1) > 1:
-        raise ValueError(f"--expert-parallel: the engine {MILES} trains no mixtures of experts; {NEMO_RL} does")
+        raise ValueError(f"--expert-parallel: the engine {MILES} does not train mixtures of experts; use {NEMO_RL}")
 
 
 def rank_recompute(given: Literal["auto"] | RankRecompute | None, *, on_gpus: bool) -> RankRecompute:
-    """What `--recompute` comes to; by itself layers on GPUs, whose memory is dear, and nothing on CPUs."""
+    """Resolve `--recompute`. By default GPUs recompute layers, since their memory is scarce, and CPUs nothing."""
     if given is None or given == "auto":
         return "layers" if on_gpus else "none"
     return given
 
 
 def _ranks(flags: RankFlags, nodes: int, gpus_per_node: int) -> int:
-    """One per GPU where there are GPUs."""
+    """Return the number of ranks: one per GPU if there are GPUs."""
     gpus = nodes * gpus_per_node
     if gpus and flags.ranks not in (None, 0, gpus):
         raise ValueError(
-            f"--ranks {flags.ranks} is not what --nodes {nodes} with --gpus-per-node {gpus_per_node} have, "
-            f"one rank each: leave --ranks out, or give {gpus}"
+            f"--ranks {flags.ranks} does not match --nodes {nodes} with --gpus-per-node {gpus_per_node}, which "
+            f"have one rank per GPU: omit --ranks, or give {gpus}"
         )
     return gpus or _or(flags.ranks, 0)
 
 
 def _check_division(flags: RankFlags, ranks: int) -> None:
-    """In words of the flags, with a number that works; `Parallelism` would refuse the same."""
+    """Check what `Parallelism` would refuse, but in terms of the flags and with a number that works."""
     given = {name: _or(getattr(flags, name), 1) for name in DIVISIONS}
     for name, count in given.items():
         if count < 1:
@@ -175,10 +182,10 @@ def _check_division(flags: RankFlags, ranks: int) -> None:
     divides = " ".join(f"{_flag(name)} {count}" for name, count in given.items() if count > 1)
     copy = f"{divides} divides a model among {model_ranks} ranks"
     if flags.gpus_per_node:
-        raise ValueError(f"{copy}, and {ranks} GPUs do not hold whole copies of it: give what divides {ranks}")
+        raise ValueError(f"{copy}, and {ranks} GPUs cannot hold whole copies: the product must divide {ranks}")
     if not ranks:
-        raise ValueError(f"{copy}, and without --ranks there is one, the worker itself: give --ranks {model_ranks}")
-    raise ValueError(f"{copy}, and --ranks {ranks} do not hold whole copies of it: {_multiples(ranks, model_ranks)}")
+        raise ValueError(f"{copy}, but without --ranks there is only the worker itself: give --ranks {model_ranks}")
+    raise ValueError(f"{copy}, and --ranks {ranks} cannot hold whole copies: {_multiples(ranks, model_ranks)}")
 
 
 def _multiples(number: int, of: int) -> str:

@@ -1,4 +1,4 @@
-"""A rank of Megatron's own layers, optimizer and schedules: on the CPU over gloo, or on a GPU over NCCL."""
+"""A rank of Megatron's own layers, optimizer and schedules, and the group of one rank in this process."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tinsmith_trainer.errors import ServerError
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""A rank that waits this long for the others fails; one that died is noticed at once."""
+"""A rank fails after waiting this long for the others; a dead rank is noticed at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankModel:
-    """A model as each rank is told to build its part of it; picklable.
+    """A picklable description from which each rank builds its part of a model.
 
-    device: where weights and batches are. A process that sees GPUs must use one.
+    `device` holds weights and batches. A process that sees GPUs must use one.
     """
 
     directory: Path
@@ -44,7 +44,7 @@ class RankModel:
 
 
 def join_process_group(store: Store, model: RankModel, rank: int) -> None:
-    """Once a process. Returns when all ranks have come."""
+    """Join once per process. Returns when all ranks have joined."""
     torch.distributed.init_process_group(
         BACKENDS[torch.device(model.device).type],
         store=store,
@@ -56,7 +56,7 @@ def join_process_group(store: Store, model: RankModel, rank: int) -> None:
 
 
 def build_rank(model: RankModel, rank: int) -> Rank:
-    """After `join_process_group`. Raises ModelDirectoryInvalid."""
+    """Build a rank after `join_process_group`. Raises ModelDirectoryInvalid."""
     with cpu_megatron():
         part = build_megatron_model(
             model.directory,
@@ -75,21 +75,21 @@ _joining = threading.Lock()
 
 
 class InProcessRank(RankGroup):
-    """The rank that is all of its model.
+    """A group of one rank that holds the whole model.
 
-    torch and Megatron know one process group a process: the first rank of a process joins it, later ones share
-    it, and it ends with the process.
+    torch and Megatron have one process group per process: the first rank of a process joins it, later ones share it,
+    and it ends with the process.
     """
 
     def __init__(self, model: RankModel) -> None:
-        """Raises ModelDirectoryInvalid, ServerError beside a GPU, and ValueError for more ranks than one."""
+        """Build it. Raises ModelDirectoryInvalid, ServerError for a visible GPU, ValueError for several ranks."""
         if torch.cuda.is_available() and model.device == "cpu":
             raise ServerError(
-                "A rank in this process computes on the CPU, and Megatron would look for the GPU that this process "
-                "sees. Give --gpus-per-node to use it, or set CUDA_VISIBLE_DEVICES to nothing."
+                "A rank in this process uses the CPU, but Megatron would use the GPU that this process sees. Give "
+                "--gpus-per-node to use the GPU, or set CUDA_VISIBLE_DEVICES to an empty value."
             )
         if model.parallelism.world_size != 1:
-            raise ValueError(f"One process cannot be {model.parallelism.world_size} ranks.")
+            raise ValueError(f"One process cannot hold {model.parallelism.world_size} ranks.")
         with _joining:
             if not torch.distributed.is_initialized():
                 join_process_group(HashStore(), model, 0)
@@ -113,4 +113,4 @@ class InProcessRank(RankGroup):
 
     @override
     def close(self) -> None:
-        """Nothing runs beside this process."""
+        """Do nothing: there is no other process."""

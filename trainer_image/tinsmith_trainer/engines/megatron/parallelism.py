@@ -1,4 +1,4 @@
-"""How the ranks of one model divide its layers, its matrices and its data among themselves."""
+"""The division of one model's layers, matrices and data among its ranks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """Where a rank stands: its index in each of the dimensions that divide a model or its data.
-
-    `expert`: which share of a mixture's experts it has.
-    """
+    """A rank's index in each dimension. `expert` is the index of its share of a mixture's experts."""
 
     pipeline: int
     data: int
@@ -21,10 +18,10 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """Counts of ranks. Raises ValueError, with a sentence, where they do not divide each other.
+    """The number of ranks in each dimension. Raises ValueError if they do not divide each other.
 
-    Rank order is Megatron's: `arange(world_size).reshape(pipeline, data, context, tensor)`. Experts are spread
-    over ranks that the other dimensions already count.
+    Ranks have Megatron's order: `arange(world_size).reshape(pipeline, data, context, tensor)`. Experts are divided
+    among ranks that the other dimensions already count.
     """
 
     world_size: int = 1
@@ -41,12 +38,12 @@ class Parallelism:
         if self.world_size % self._model_ranks:
             raise ValueError(
                 f"A model on {self._model_ranks} ranks (tensor {self.tensor} x pipeline {self.pipeline} x context "
-                f"{self.context}) does not fit a whole number of times on {self.world_size}: choose a multiple."
+                f"{self.context}) does not divide {self.world_size} ranks: choose a multiple."
             )
         if (self.world_size // self.pipeline) % self.expert:
             raise ValueError(
-                f"Experts cannot be spread over {self.expert} ranks: a pipeline stage has "
-                f"{self.world_size // self.pipeline}, which {self.expert} does not divide."
+                f"Experts cannot be divided among {self.expert} ranks: a pipeline stage has "
+                f"{self.world_size // self.pipeline} ranks, which {self.expert} does not divide."
             )
 
     @property
@@ -55,7 +52,7 @@ class Parallelism:
 
     @property
     def data(self) -> int:
-        """How many copies of the model share the data."""
+        """The number of copies of the model, which share the data."""
         return self.world_size // self._model_ranks
 
     def coordinates(self, rank: int) -> Coordinates:
@@ -68,16 +65,16 @@ class Parallelism:
         return rank % (self.world_size // self.pipeline)
 
     def is_first_copy(self, rank: int) -> bool:
-        """Whether what it has of dense layers is told by it, and not by another rank that has the same."""
+        """Return whether this rank, of those with the same dense layers, is the first."""
         at = self.coordinates(rank)
         return at.data == 0 and at.context == 0
 
     def is_first_of_experts(self, rank: int) -> bool:
-        """The same for experts, which fewer ranks hold all of than dense layers."""
+        """Return whether this rank, of those with the same experts, is the first."""
         return self._in_stage(rank) < self.expert
 
     def reporting_ranks(self) -> list[int]:
-        """For each data index the rank that tells its results: last pipeline stage, first of all else."""
+        """Return, by data index, the rank that reports results: last pipeline stage, first in other dimensions."""
         return [
             rank
             for rank in range(self.world_size)

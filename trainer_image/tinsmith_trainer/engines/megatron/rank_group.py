@@ -1,4 +1,4 @@
-"""The ranks of one model as the engine sees them, wherever they run."""
+"""The engine's view of one model's ranks, wherever they run."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from tinsmith_trainer.torch_model.device import is_device_fault
 
 
 class RanksLost(Exception):
-    """A rank died, or some ranks failed where others did not: what the ranks hold is no longer one adapter's state."""
+    """A rank died, or only some ranks failed: the ranks no longer hold one consistent state."""
 
 
 class RanksFailed(Exception):
-    """Every rank failed at the same computation, and lives on."""
+    """Every rank failed at the same computation, and is still usable."""
 
 
 class RankGroup(Protocol):
-    """Calls every rank's `Rank` method of that name, one call at a time.
+    """Calls the method of that name on every `Rank`, one call at a time.
 
-    Raises UserError and RanksFailed where every rank raised alike, RanksLost where they did not.
+    Raises UserError and RanksFailed if every rank raised that error, RanksLost if they differ.
     """
 
     @property
     def parallelism(self) -> Parallelism: ...
 
     def all(self, method: str, *args: Any) -> list[Any]:
-        """The same arguments to every rank; results by rank."""
+        """Call every rank with the same arguments, and return the results by rank."""
 
     def sharded(self, method: str, shards: Sequence[Any], *args: Any) -> list[Any]:
-        """Shard i, as first argument, to all ranks of data index i; results by data index, from its speaker."""
+        """Call with shard i as first argument on the ranks of data index i, and return one result per data index."""
 
     def close(self) -> None:
-        """Frees the ranks. Idempotent."""
+        """Free the ranks. Idempotent."""
 
 
 Fault = Literal["user", "computation", "lost"]
@@ -45,7 +45,7 @@ Fault = Literal["user", "computation", "lost"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a call on one rank, picklable: exceptions of many libraries are not."""
+    """The picklable result of a call on one rank. Exceptions of many libraries cannot be pickled."""
 
     value: Any = None
     fault: Fault | None = None
@@ -53,20 +53,20 @@ class Answer:
 
 
 def attempt(call: Callable[[], Any]) -> Answer:
-    """Runs a rank's part of a call. Errors that no rank should ever raise are raised as they are."""
+    """Run a rank's part of a call. Unexpected errors are raised unchanged."""
     try:
         return Answer(call())
     except UserError as error:
         return Answer(fault="user", message=str(error))
     except RanksLost as error:
         return Answer(fault="lost", message=str(error))
-    except (RuntimeError, MemoryError) as error:  # torch's out-of-memory is a RuntimeError
+    except (RuntimeError, MemoryError) as error:  # includes torch's out-of-memory error
         fault: Fault = "lost" if _is_lost(error) else "computation"
         return Answer(fault=fault, message=f"{type(error).__name__}: {error}")
 
 
 def _is_lost(error: BaseException) -> bool:
-    """Neither a device after its fault nor a process group after a broken connection can be used again."""
+    """Return whether a device fault or a broken connection makes the rank unusable."""
     text = str(error)
     return (
         is_device_fault(error)
@@ -76,7 +76,7 @@ def _is_lost(error: BaseException) -> bool:
 
 
 def agreed(answers: Sequence[Answer]) -> list[Any]:
-    """The ranks' values. Raises UserError, RanksFailed or RanksLost."""
+    """Return the ranks' values. Raises UserError, RanksFailed or RanksLost."""
     faults = {answer.fault for answer in answers}
     if faults == {None}:
         return [answer.value for answer in answers]
@@ -86,4 +86,4 @@ def agreed(answers: Sequence[Answer]) -> list[Any]:
     if faults == {"computation"}:
         raise RanksFailed(first.message)
     failed = [rank for rank, answer in enumerate(answers) if answer.fault is not None]
-    raise RanksLost(f"Of {len(answers)} ranks {failed} failed at a call: {first.message}")
+    raise RanksLost(f"Of {len(answers)} ranks, {failed} failed in a call: {first.message}")

@@ -1,4 +1,4 @@
-"""Ray for one engine: started in this container, or running already. Quiet, and without this process's secrets."""
+"""Ray for one engine: started in this container, or already running. Without log noise, and without our secrets."""
 
 from __future__ import annotations
 
@@ -23,48 +23,49 @@ log = structlog.get_logger(__name__)
 
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "HF_HOME")
 PASSED_ON_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "GLOO_", "RAY_")
-"""What ranks need of the environment. The rest stays here: it holds keys to stores and hubs, and ranks need none."""
+"""The environment that ranks need. The rest is withheld: it holds keys of stores and hubs."""
 
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
-"""Where ranks are on GPUs: which of the machine's are this worker's."""
+"""The variable that selects this worker's GPUs."""
 
 SHARED_MEMORY = "/dev/shm"
 SMALLEST_OBJECT_STORE_BYTES = 80 * 1024**2
 LARGEST_OBJECT_STORE_BYTES = 2 * 1024**3
 LOST_HEAD_SECONDS = 10
-"""A cluster without its head is no cluster; Ray's own patience is a minute."""
+"""A cluster is lost without its head. Ray's default patience is a minute."""
 
 ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    # Its handler would abort the worker at the SIGTERM that asks for a clean end.
+    # Its handler would abort the worker at a SIGTERM, which requests a clean end.
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
-    # Half a minute by default, which a busy node does not keep to.
+    # 30 s by default, which is too short on a busy node.
     "RAY_gcs_server_port_wait_time_s": "120",
 }
 SYSTEM_CONFIG: Mapping[str, Any] = {"worker_niceness": 0}
-"""Ray's workers give way to all else by default; ranks are what this machine is for."""
+"""By default Ray lowers the priority of its workers; ranks are this machine's main work."""
 RAY_FOLDER = "/tmp/ray"
-"""Where Ray keeps its logs and sockets by itself, and pods have a volume for them."""
+"""Ray's default folder for logs and sockets, for which pods have a volume."""
 FOLDER_PREFIX = "tinray-"
 SHORT_FOLDER = "/tmp"
 LONGEST_SOCKET_BYTES = 107
 BELOW_FOLDER = "/session_2026-01-02_03-04-05_678901_4194304/sockets/plasma_store"
-"""The longest path that Ray makes a socket at, below its folder."""
+"""The longest path of a socket that Ray creates, below its folder."""
 
 
 def prepare_for_ray() -> None:
-    """Before this process imports Ray, which reads its settings then."""
+    """Set Ray's settings. Call this before the process imports Ray, which reads them then."""
     os.environ.update(ALWAYS)
 
 
 class RayCluster:
-    """This process as Ray's driver, after `prepare_for_ray`. One at a time in a process, as Ray has it."""
+    """This process as Ray's driver, after `prepare_for_ray`. Ray allows one per process."""
 
     def __init__(self, address: str | None, *, cpus: int, gpus: int = 0, shows_actors: bool = False) -> None:
-        """Starts Ray with `cpus` and `gpus` where `address` is None; what actors print, `shows_actors` prints here too.
+        """Attach to `address`, or start Ray with `cpus` and `gpus` if it is None.
 
-        Raises ServerError where it cannot be reached or started.
+        With `shows_actors`, the output of actors appears in this process's output. Raises ServerError if Ray cannot be
+        reached or started.
         """
         self._folder: str | None = None
         try:
@@ -78,23 +79,23 @@ class RayCluster:
             raise ServerError(f"Ray {where} does not answer: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Ends what was started. Idempotent."""
+        """Disconnect, and end a Ray that was started here. Idempotent."""
         stop_ray(self._folder)
 
 
 def new_folder() -> str:
-    """Named after this process, without what others of its kind left when they were killed; short, as sockets want."""
+    """Create a folder named after this process, and remove those of killed processes. Sockets need short names."""
     parent = _parent()
     for folder in parent.glob(f"{FOLDER_PREFIX}*-*"):
         owner = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
-        # In a container every life has the same number.
+        # In a container every process has the same id.
         if owner.isdigit() and (owner == str(os.getpid()) or not Path("/proc", owner).exists()):
             shutil.rmtree(folder, ignore_errors=True)
     return tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=parent)
 
 
 def _parent() -> Path:
-    """Where the longest socket still has a name that the kernel takes: many machines have a long $TMPDIR."""
+    """Return a folder whose longest socket name the kernel accepts: many machines have a long $TMPDIR."""
     if os.access(RAY_FOLDER, os.W_OK):
         return Path(RAY_FOLDER)
     usual = Path(tempfile.gettempdir())
@@ -109,26 +110,27 @@ def _attach(address: str, shows_actors: bool) -> None:
 
 
 def start_ray(start: Callable[[str], None]) -> str:
-    """The folder of a Ray that runs now: `start` is given it.
+    """Call `start` with a new folder, and return the folder of the running Ray.
 
-    Ray waits 30 s for its own programs, whatever it is told; those of a busy node may need longer once.
+    Ray waits 30 s for its own programs, and this is not configurable. A busy node may need longer once, so a failed
+    start is repeated.
     """
     try:
         return _start_once(start)
     except Exception as error:
-        log.warning("Ray did not start, and is started again", reason=f"{type(error).__name__}: {error}")
+        log.warning("Ray did not start; starting it again", reason=f"{type(error).__name__}: {error}")
         return _start_once(start)
 
 
 def stop_ray(folder: str | None) -> None:
-    """This process is no driver any more, and `folder`, of a Ray that it started, is gone."""
+    """Disconnect from Ray, and remove `folder`, which belongs to a Ray that this process started."""
     _shut_down()
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start_once(start: Callable[[str], None]) -> str:
-    """Or nothing is left of it."""
+    """Start Ray, or clean up after a failure."""
     folder = new_folder()
     try:
         start(folder)
@@ -146,16 +148,16 @@ def _shut_down() -> None:
 
 
 def _clear_away(folder: str) -> None:
-    """Of a start that failed Ray ends nothing: its programs would go on beside those of the next."""
-    for told in Path("/proc").glob("[0-9]*/cmdline"):
+    """Kill the programs of a failed start, which Ray leaves running, and remove their folder."""
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if os.fsencode(folder) in told.read_bytes():
-                os.kill(int(told.parent.name), signal.SIGKILL)
+            if os.fsencode(folder) in cmdline.read_bytes():
+                os.kill(int(cmdline.parent.name), signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start(folder: str, cpus: int, gpus: int, shows_actors: bool) -> None:
-    # Ray says that it leaves SIGTERM alone in a thread like ours, where it is the worker's.
+    # Ray logs that it does not handle SIGTERM in this thread, where the worker handles it.
     logging.getLogger("ray").setLevel(logging.ERROR)
     require_token()
     import ray
@@ -176,29 +178,29 @@ def _start(folder: str, cpus: int, gpus: int, shows_actors: bool) -> None:
 
 
 def require_token() -> None:
-    """Of all who speak to a Ray that this process starts: whoever may do so may run any program."""
+    """Require a token from all clients of a Ray that this process starts, since they may run any program."""
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_token())
     from ray._raylet import Config  # type: ignore[attr-defined]
 
-    # Ray reads its settings when it is imported, which it may have been before.
+    # Ray reads its settings at import, which may have happened before.
     Config.initialize("")
 
 
 @functools.cache
 def _token() -> str:
-    """One for the life of the process: Ray reads it once, and a second cluster would refuse its own driver."""
+    """Return the token of this process. Ray reads it once, so a second cluster must use the same."""
     return secrets.token_hex(32)
 
 
 def _object_store_bytes() -> int:
-    """What calls and states travel through; Ray spills to disk what does not fit."""
+    """Return the memory for calls and states in transit. Ray spills the rest to disk."""
     free = shutil.disk_usage(SHARED_MEMORY).free
     return max(SMALLEST_OBJECT_STORE_BYTES, min(LARGEST_OBJECT_STORE_BYTES, free // 2))
 
 
 @contextmanager
 def _only_passed_on(also: Sequence[str]) -> Iterator[None]:
-    """Ray's processes inherit the environment in which they are started."""
+    """Hide other variables from Ray's processes, which inherit the environment."""
     kept_back = {name: value for name, value in os.environ.items() if not is_passed_on(name) and name not in also}
     for name in kept_back:
         del os.environ[name]

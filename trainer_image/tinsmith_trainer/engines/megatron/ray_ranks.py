@@ -1,4 +1,4 @@
-"""Ranks that are Ray's actors, one process each, on one machine or many: their places, their calls, their end."""
+"""Ranks as Ray actors, one process each, on one machine or many: placement, calls, loss detection and end."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ from tinsmith_trainer.process.exit import end_process
 log = structlog.get_logger(__name__)
 
 PLACEMENT_SECONDS = 600.0
-"""How long all places for ranks may take to be free, nodes that are still to come included."""
+"""The time until all ranks must have a place, including nodes that have yet to start."""
 PROGRESS_SECONDS = 120.0
-"""After this long without a rank that is ready, the log has which are missing. How long a model takes, nobody knows."""
+"""The interval without a ready rank after which the log lists the missing ones. Models may take any time."""
 
 Resources = Mapping[str, float]
-"""Of one rank, in Ray's words."""
+"""The resources of one rank, in Ray's terms."""
 
 ON_CPUS: Resources = {"CPU": 1}
 ON_GPUS: Resources = {"CPU": 1, "GPU": 1}
 
 
 class RankProcess(ABC):
-    """What Ray makes an actor of. Built in steps: the first rank must know where all meet before others can come."""
+    """The class of a Ray actor. It is built in steps, since the first rank chooses the rendezvous for the others."""
 
     _rank: Any
-    """A `Rank`, once it has joined."""
+    """A `Rank`, after `join`."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """All that takes long and needs no other rank, before a meeting is set."""
+        """Do everything slow that needs no other rank, before the rendezvous."""
 
     @abstractmethod
     def host(self) -> tuple[str, int]:
-        """Of the first rank: the address and port where all meet."""
+        """Return the address and port of the rendezvous. Called on the first rank."""
 
     @abstractmethod
     def join(self, address: str, port: int) -> None:
-        """Returns when all ranks have come and the model is built."""
+        """Return when all ranks have joined and the model is built."""
 
     def ts_call(self, method: str, args: tuple[Any, ...]) -> Answer:
-        """What came of `Rank`'s method of that name."""
+        """Return the result of `Rank`'s method of that name."""
         return attempt(lambda: getattr(self._rank, method)(*args))
 
     def ts_call_on_shard(self, method: str, shard: Any, args: tuple[Any, ...]) -> Answer:
@@ -63,10 +63,10 @@ class RankProcess(ABC):
 
 
 class RankPlacement:
-    """Room for all ranks of a model or for none, since half a model would wait for ever, and the actors there."""
+    """The reserved resources for all ranks of a model, and the actors that use them."""
 
     def __init__(self, ranks: int, nodes: int, each: Resources = ON_CPUS) -> None:
-        """Raises ServerError where Ray has no such room, and RayError."""
+        """Reserve all resources or none. Raises ServerError if Ray lacks them, and RayError."""
         self._ranks = ranks
         self._nodes = nodes
         self._each = each
@@ -74,7 +74,7 @@ class RankPlacement:
         self.actors: list[Any] = []
 
     def start(self, cls: type[RankProcess], *args: Any, environment: Mapping[str, str] | None = None) -> Any:
-        """The next rank's actor. Ranks in their order fill one node after the other: who talk most are neighbours."""
+        """Start the next rank's actor. Ranks fill one node after the other, so that close ranks are neighbours."""
         bundle = len(self.actors) * self._nodes // self._ranks
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
         options: dict[str, Any] = {"num_cpus": self._each["CPU"], "num_gpus": self._each.get("GPU", 0)}
@@ -85,13 +85,13 @@ class RankPlacement:
         return actor
 
     def meet(self) -> None:
-        """Returns when every rank has its part of the model. Raises RayError of the first that fails."""
+        """Return when every rank has its part of the model. Raises the RayError of the first failure."""
         _until_all([actor.prepare.remote() for actor in self.actors], "are being prepared")
         [place] = _until_all([self.actors[0].host.remote()], "is looking for a place to meet")
         _until_all([actor.join.remote(*place) for actor in self.actors], "build the model")
 
     def close(self) -> None:
-        """Ranks first: the other way round leaves them behind. Idempotent. What fails keeps nothing else from it."""
+        """End the ranks first: the other order leaves them behind. Each failure is independent. Idempotent."""
         with ExitStack() as closing:
             closing.callback(remove_placement_group, self._group)
             for actor in self.actors:
@@ -100,7 +100,7 @@ class RankPlacement:
 
 
 def _until_all(calls: Sequence[Any], doing: str) -> list[Any]:
-    """Raises at the first that fails, for which the others may wait in vain."""
+    """Wait for all calls. Raises at the first failure, for which the others may wait in vain."""
     pending = list(calls)
     while pending:
         ready, pending = ray.wait(pending, num_returns=1, timeout=PROGRESS_SECONDS)
@@ -112,7 +112,7 @@ def _until_all(calls: Sequence[Any], doing: str) -> list[Any]:
 
 def _reserve(ranks: int, nodes: int, each: Resources) -> PlacementGroup:
     if ranks % nodes:
-        raise ServerError(f"{ranks} ranks do not divide into {nodes} nodes; give a multiple.")
+        raise ServerError(f"{ranks} ranks cannot be divided among {nodes} nodes; use a multiple.")
     strategy = "PACK" if nodes == 1 else "STRICT_SPREAD"
     bundle = {resource: count * (ranks // nodes) for resource, count in each.items()}
     places = placement_group([bundle] * nodes, strategy=strategy)
@@ -126,20 +126,20 @@ def _reserve(ranks: int, nodes: int, each: Resources) -> PlacementGroup:
 
 def _no_room(ranks: int, nodes: int, each: Resources) -> str:
     has = ray.cluster_resources()
-    theirs = ", ".join(f"their {resource}s: {has.get(resource, 0):.0f}" for resource in each)
+    totals = ", ".join(f"{resource}s: {has.get(resource, 0):.0f}" for resource in each)
     return (
         f"Ray has no room for --ranks {ranks} on --nodes {nodes} after {PLACEMENT_SECONDS:.0f} s. Each needs a "
-        f"{' and a '.join(each)}; Ray's nodes: {len(ray.nodes())}, {theirs}."
+        f"{' and a '.join(each)}; Ray's nodes: {len(ray.nodes())}, {totals}."
     )
 
 
 class RayRanks(RankGroup):
-    """Actors of the cluster that this process is the driver of, all of them or none. `places` belong to it."""
+    """All actors of a model on the cluster of this driver. It owns `places`."""
 
     def __init__(
         self, parallelism: Parallelism, places: RankPlacement, *, at_close: Callable[[], None] = lambda: None
     ) -> None:
-        """All ranks of `places` are ready to be called."""
+        """Take over ready ranks."""
         self._parallelism = parallelism
         self._places = places
         self._at_close = at_close
@@ -185,9 +185,9 @@ def start_ranks_on(
     *,
     at_close: Callable[[], None] = lambda: None,
 ) -> RayRanks:
-    """Ranks that `start` makes on places that are there, or nothing is left of them, and `at_close` was called.
+    """Reserve resources and start ranks on them, or clean up and call `at_close`.
 
-    Raises ServerError where there is no room, and a rank's own TrainerError.
+    Raises ServerError if there is no room, and a rank's own TrainerError.
     """
     places: RankPlacement | None = None
     try:
@@ -202,22 +202,22 @@ def start_ranks_on(
 
 
 def _undo(places: RankPlacement | None, at_close: Callable[[], None]) -> None:
-    """The start's own error is the one that counts."""
+    """Clean up after a failed start, whose own error is the one to report."""
     try:
         if places is not None:
             places.close()
     except Exception:
-        log.exception("ranks that did not start could not be ended")
+        log.exception("the ranks of a failed start could not be ended")
     finally:
         at_close()
 
 
 GRACE_SECONDS = 10.0
-"""How long the others may take to fail as well once one has: then they are waiting for it in vain."""
+"""The time in which the other ranks must fail too, after which they are waiting for the failed one."""
 
 
 def collect(calls: Sequence[Any]) -> list[Answer]:
-    """By rank. Raises RanksLost as soon as one is known to be dead, or to have failed where others wait for it."""
+    """Return answers by rank. Raises RanksLost if a rank is dead, or failed while others wait for it."""
     answers: dict[Any, Answer] = {}
     pending, give_up_at = list(calls), math.inf
     while pending:
@@ -225,7 +225,7 @@ def collect(calls: Sequence[Any]) -> list[Answer]:
         ready, pending = ray.wait(pending, num_returns=1, timeout=timeout)
         if not ready:
             why = next(answer.message for answer in answers.values() if answer.fault is not None)
-            raise RanksLost(f"{len(pending)} of {len(calls)} ranks do not answer, since another one failed: {why}")
+            raise RanksLost(f"{len(pending)} of {len(calls)} ranks do not answer because another one failed: {why}")
         answers[ready[0]] = _answer(ready[0])
         if answers[ready[0]].fault is not None:
             give_up_at = min(give_up_at, time.monotonic() + GRACE_SECONDS)
@@ -241,12 +241,12 @@ def _answer(call: Any) -> Answer:
 
 
 def start_error(error: BaseException | None) -> Exception:
-    """A rank's own sentence on what is wrong with the model, where it has one; else Ray's first, and all in the log."""
+    """Return a rank's own error if it explains the failure, else the first line of Ray's. The log has all of it."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, TrainerError):
         return cause
-    log.error("ranks did not start", error=str(error))
-    said = str(cause).strip().splitlines()[:1] if cause else ["some failed, and others waited for them in vain"]
+    log.error("the ranks did not start", error=str(error))
+    said = str(cause).strip().splitlines()[:1] if cause else ["some failed, and others waited for them"]
     return ServerError(f"The ranks did not start: {''.join(said) or type(cause).__name__}")
 
 
@@ -254,14 +254,15 @@ EVERY_SECONDS = 1.0
 
 
 def end_worker() -> None:
-    """In the handler of the error that tells of the loss. A new process brings new ranks."""
+    """End the process while the error of the loss is handled. A new process brings new ranks."""
     end_process("a rank of the model is gone")
 
 
 class RankWatch:
-    """A thread that asks each of Ray's actors, now and then, for a sign of life.
+    """A thread that checks that each actor is alive while no call is in progress.
 
-    A rank that is busy answers after its call, so one question at a time is under way to each, and none is in a hurry.
+    So the next call should find a restarted worker. A busy rank answers after its call, so each rank has one question
+    in progress at a time.
     """
 
     def __init__(
@@ -271,7 +272,7 @@ class RankWatch:
         *,
         every_seconds: float = EVERY_SECONDS,
     ) -> None:
-        """`on_lost` is called once, from the thread, while the error is handled."""
+        """Start the thread. `on_lost` is called once, in the thread, while the error is handled."""
         self._actors = actors
         self._on_lost = on_lost
         self._every_seconds = every_seconds
@@ -280,7 +281,7 @@ class RankWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Before the ranks are ended on purpose. Idempotent."""
+        """Stop the thread, before the ranks are ended on purpose. Idempotent."""
         self._closed.set()
         self._thread.join()
 
@@ -295,7 +296,7 @@ class RankWatch:
 
 
 def _renewed(actor: Any, asked: Any) -> Any:
-    """The next question where this one was answered. Raises RayError where it never will be."""
+    """Return the next question if this one was answered. Raises RayError if it never will be."""
     answered, _ = ray.wait([asked], timeout=0)
     if not answered:
         return asked
@@ -304,5 +305,5 @@ def _renewed(actor: Any, asked: Any) -> Any:
 
 
 def _ask(actor: Any) -> Any:
-    """Every actor of Ray has this method."""
+    """Ask an actor whether it is ready. Every Ray actor has this method."""
     return actor.__ray_ready__.remote()

@@ -1,9 +1,9 @@
-"""A call over data-parallel ranks and microbatches.
+"""The division of a call among data-parallel ranks and microbatches.
 
-Copies of the model compute each for itself until a call's gradients are added up, so they may have other microbatches,
-and a microbatch is as long as its own longest datum: pipeline stages tell each other the shape of each. Where context
-ranks pack sequences, all rows of a call are of one length, which is not computed but cut off again, and rows that count
-for nothing fill up the last microbatches.
+Copies of the model compute independently until a call's gradients are summed, so their microbatches may differ, and a
+microbatch is as long as its longest datum: pipeline stages tell each other each shape. If context ranks pack sequences,
+all rows of a call have one length, whose padding is cut off again without being computed, and padding rows fill the
+last microbatches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 
 MAX_ROWS = 8
 LOGPROB_CHUNK_TOKENS = 1024
-"""Tokens whose logits are there at a time: a whole sequence's would not fit beside the model."""
+"""Tokens whose logits exist at a time: those of a whole sequence would not fit next to the model."""
 
 SHORTEST_BESIDE = 0.5
 """A datum joins a microbatch of longer ones unless more than half of its row would be padding."""
@@ -38,31 +38,28 @@ SHORTEST_BESIDE = 0.5
 def shards_of(
     datums: Sequence[Datum], arrays: Sequence[LossArrays], layout: Parallelism, token_budget: int
 ) -> list[list[Batch]]:
-    """Microbatches for each data-parallel rank, at least one. Each datum is in one of them, under its index.
+    """Return microbatches for each data-parallel rank, at least one. Each datum is in one of them, under its index.
 
-    Tensors share no memory: a view would be pickled with all of what it is a view of.
+    Tensors share no memory: pickling a view would copy all of its base.
     """
     return (equal_shards if layout.context > 1 else close_shards)(datums, arrays, layout, token_budget)
 
 
 def length_multiple(*, tensor: int, context: int) -> int:
-    """What a row's length must be a multiple of.
+    """Return what a row's length must be a multiple of.
 
-    Tensor ranks split a sequence between them, and context ranks take two pieces each, one from either end, so that
-    causal attention costs all of them the same.
+    Tensor ranks divide a sequence, and context ranks take two pieces each, one from either end, so that causal
+    attention costs the same on all of them.
     """
     return tensor * (2 * context if context > 1 else 1)
-
-
-# ---- microbatches as long as their own datums
 
 
 def close_shards(
     datums: Sequence[Datum], arrays: Sequence[LossArrays], layout: Parallelism, token_budget: int
 ) -> list[list[Batch]]:
-    """Datums by length, dealt out in turn, so that copies of the model have about as much to do.
+    """Deal out datums by length, so that copies of the model have similar work.
 
-    Microbatches come by falling length, so that pipeline stages, which wait for each other, are at similar ones.
+    Microbatches have decreasing lengths, so that pipeline stages, which wait for each other, work on similar ones.
     """
     lengths = [datum.length for datum in datums]
     multiple = length_multiple(tensor=layout.tensor, context=layout.context)
@@ -73,22 +70,22 @@ def close_shards(
         return encode(own, of_loss, multiple_of=multiple, shifted=shifted) | {ROW_ID: torch.tensor(rows)}
 
     by_length = sorted(range(len(datums)), key=lambda row: -lengths[row])
-    # A rank that has no datum must take part in the sum of gradients all the same.
+    # A rank without datums still takes part in the sum of gradients.
     idle = filling(batch(by_length[-1:]), 1)
     dealt = (by_length[rank :: layout.data] for rank in range(layout.data))
     shards = [[batch(rows) for rows in cut_by_length(own, lengths, token_budget)] for own in dealt]
-    # Copies that share experts send each other tokens in each of their microbatches, and so have as many.
+    # Copies that share experts exchange tokens in each microbatch, so they have equally many.
     least = max(map(len, shards)) if layout.expert > 1 else 1
     return [shard + [idle] * (least - len(shard)) for shard in shards]
 
 
 def row_count(length: int, token_budget: int) -> int:
-    """Rows of a microbatch of this length at most."""
+    """Return the largest number of rows of a microbatch of this length."""
     return max(1, min(MAX_ROWS, token_budget // length))
 
 
 def cut_by_length(rows: Sequence[int], lengths: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Rows in the order of falling lengths, in microbatches of as many as the first of each leaves room for."""
+    """Split rows of decreasing lengths into microbatches, each with room for rows of its first length."""
     parts: list[list[int]] = []
     for row in rows:
         longest = lengths[parts[-1][0]] if parts else 0
@@ -100,13 +97,10 @@ def cut_by_length(rows: Sequence[int], lengths: Sequence[int], token_budget: int
     return parts
 
 
-# ---- microbatches of one shape
-
-
 def equal_shards(
     datums: Sequence[Datum], arrays: Sequence[LossArrays], layout: Parallelism, token_budget: int
 ) -> list[list[Batch]]:
-    """Rows as long as the call's longest datum, dealt out in turn, so that those that fill up spread evenly."""
+    """Deal out rows as long as the call's longest datum, so that padding rows are spread evenly."""
     multiple = length_multiple(tensor=layout.tensor, context=layout.context)
     most = row_count(max(datum.length for datum in datums), token_budget)
     rows = rows_of_microbatch(len(datums), layout.data, most)
@@ -116,24 +110,24 @@ def equal_shards(
 
 
 def rows_of_microbatch(rows: int, data_parallel: int, most: int) -> int:
-    """The fewest with which a rank's share of `rows` takes no more microbatches than of `most` rows each.
+    """Return the fewest rows with which a rank's share takes no more microbatches than with `most` rows each.
 
-    Full ones would leave a last one that is nearly all filling: 9 rows, 8 at most, are two microbatches of 5.
+    Full ones would leave a last one of mostly padding: 9 rows with at most 8 are two microbatches of 5.
     """
     share = -(-rows // data_parallel)
     return -(-share // -(-share // most))
 
 
 def fill_up(batch: Mapping[str, Tensor], multiple_of_rows: int) -> Batch:
-    """The batch with rows at its end until their number is a multiple."""
+    """Add padding rows until the number of rows is a multiple."""
     missing = filling(batch, -rows_in(batch) % multiple_of_rows)
     return {name: torch.cat([column, missing[name]]) for name, column in batch.items()}
 
 
 def filling(batch: Mapping[str, Tensor], rows: int) -> Batch:
-    """Rows like the batch's: one token, no target, no weight, no datum.
+    """Return padding rows in the batch's shape: one token, no target, no weight, no datum.
 
-    A row without any token would divide by zero in packed attention.
+    A row without tokens would divide by zero in packed attention.
     """
     empty = {name: column.new_zeros(rows, *column.shape[1:]) for name, column in batch.items()}
     return empty | {INPUT_LENGTHS: torch.ones(rows, dtype=torch.int64), ROW_ID: torch.full((rows,), NO_ROW)}

@@ -1,5 +1,5 @@
 """Miles' Megatron actors as the ranks of a model: a second backend on GPUs.
 
 Miles parses arguments, joins Megatron's process groups, builds model and optimizer and reads the Hugging Face weights;
-all that follows is `engines/megatron`. Only ranks import Miles, in their own processes, when they are called.
+`engines/megatron` does the rest. Only ranks import Miles, in their own processes, inside functions.
 """

@@ -1,7 +1,8 @@
-"""The command line by which Miles makes one of our ranks: LoRA by Megatron-Bridge, no rollout, no loss, no schedule.
+"""The command line with which Miles builds one of our ranks: LoRA by Megatron-Bridge, no rollout, loss or schedule.
 
-Miles takes everything from one Namespace, which its `parse_args` alone makes right (`miles/utils/arguments.py`), for a
-whole program of reinforcement learning. What such a program must say and no rank of ours ever reads is here too.
+Miles takes all settings from one Namespace, which only its `parse_args` can build (`miles/utils/arguments.py`), for a
+whole program of reinforcement learning. Settings that such a program must have, and our ranks never read, are also
+here.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 
 _NEVER_USED = ("--optimizer", "adam", "--lr", "1e-4", "--weight-decay", "0.0", "--clip-grad", "0.0")
-"""Every step brings its own; the optimizer itself is Adam, which Miles always divides among data-parallel ranks."""
+"""Every step sets its own values. The optimizer is Adam, which Miles always divides among data-parallel ranks."""
 
 DTYPES = ("bfloat16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a dense model, as its configuration has them. Miles' parser wants them said again and compares.
+    """The sizes of a dense model, from its configuration. Miles' parser requires them again, and compares.
 
-    But for `dtype`, that of the weights and so of the ranks' computing: float32 takes twice the memory of bfloat16.
+    `dtype` is that of the weights, in which ranks compute: float32 takes twice the memory of bfloat16.
     """
 
     layers: int
@@ -42,7 +43,7 @@ class Sizes:
 
 
 def sizes_of(directory: Path) -> Sizes:
-    """Raises ModelDirectoryInvalid for a configuration that says them otherwise than dense transformers do."""
+    """Read the sizes. Raises ModelDirectoryInvalid for a configuration that is not a dense transformer's."""
     from transformers import AutoConfig
 
     config: Any = AutoConfig.from_pretrained(directory)
@@ -59,39 +60,39 @@ def sizes_of(directory: Path) -> Sizes:
     except (AttributeError, KeyError, TypeError) as error:
         missing = error.name if isinstance(error, AttributeError) else "rope_theta"
         raise ModelDirectoryInvalid(
-            f"The configuration in {directory} has no {missing}, which Miles asks for: the engine miles trains dense "
-            f"transformers with rotary positions. docs/reference/models.md says what the engine peft trains."
+            f"The configuration in {directory} has no {missing}, which Miles requires: the engine miles trains dense "
+            f"transformers with rotary positions. docs/reference/models.md lists the models of the engine peft."
         ) from error
 
 
 def _whole(directory: Path, rope_theta: float) -> int:
-    """Megatron's flag takes no other."""
+    """Return an integer, which Megatron's flag requires."""
     if rope_theta != int(rope_theta):
         raise ModelDirectoryInvalid(
-            f"The configuration in {directory} has rope_theta {rope_theta}, and Miles takes whole numbers alone. "
+            f"The configuration in {directory} has rope_theta {rope_theta}, but Miles supports only integers. "
             f"Use the engine nemo-rl."
         )
     return int(rope_theta)
 
 
 def check_dense(model: RankedModel) -> None:
-    """Raises ModelDirectoryInvalid for a mixture of experts."""
+    """Raise ModelDirectoryInvalid for a mixture of experts."""
     if model.experts:
-        # Base weights are read into a model that has its adapters, and Megatron-Bridge finds experts under their own
-        # names alone (`_load_checkpoint_hf` in `miles/backends/megatron_utils/checkpoint.py`).
+        # Base weights are read into a model with adapters, and Megatron-Bridge finds experts only under their original
+        # names (`_load_checkpoint_hf` in `miles/backends/megatron_utils/checkpoint.py`).
         raise ModelDirectoryInvalid(
-            f"The model in {model.directory} is a mixture of {model.experts} experts, and the engine miles trains "
-            f"dense transformers. Use the engine nemo-rl."
+            f"The model in {model.directory} is a mixture of {model.experts} experts, but the engine miles trains "
+            f"only dense transformers. Use the engine nemo-rl."
         )
 
 
 def miles_arguments(model: RankedModel, sizes: Sizes, parallelism: Parallelism, *, nodes: int) -> list[str]:
-    """Raises ModelDirectoryInvalid where such ranks could not hold such a model."""
+    """Return the arguments. Raises ModelDirectoryInvalid if such ranks cannot hold the model."""
     check_layout(model, parallelism)
     if sizes.dtype not in DTYPES:
-        # Megatron-Bridge computes in the folder's own type, whatever Miles' flags say.
+        # Megatron-Bridge computes in the folder's dtype, and ignores Miles' flags.
         raise ModelDirectoryInvalid(
-            f"The configuration in {model.directory} says dtype {sizes.dtype}, and ranks of Miles compute in that: "
+            f"The configuration in {model.directory} has dtype {sizes.dtype}, and ranks of Miles support "
             f"{' or '.join(DTYPES)}. Save the model in bfloat16, or use the engine nemo-rl, which converts it."
         )
     return [
@@ -108,7 +109,7 @@ def miles_arguments(model: RankedModel, sizes: Sizes, parallelism: Parallelism, 
 
 
 def _one_batch(parallelism: Parallelism) -> list[str]:
-    """A datum on each data-parallel rank, which one rollout fills: Miles asserts that there is a step to schedule."""
+    """Return a batch of one datum per data-parallel rank: Miles asserts that there is a step to schedule."""
     whole = str(parallelism.data)
     return [
         *("--num-rollout", "1", "--rollout-batch-size", whole, "--n-samples-per-prompt", "1"),
@@ -117,7 +118,7 @@ def _one_batch(parallelism: Parallelism) -> list[str]:
 
 
 def _architecture(model: RankedModel, sizes: Sizes) -> list[str]:
-    """What Miles compares with the model's own configuration; Megatron-Bridge builds from that."""
+    """Return the sizes that Miles compares with the model's configuration, from which Megatron-Bridge builds."""
     return [
         *("--num-layers", str(sizes.layers), "--hidden-size", str(sizes.hidden)),
         *("--ffn-hidden-size", str(sizes.feed_forward), "--num-attention-heads", str(sizes.heads)),
@@ -139,20 +140,20 @@ def _layout(parallelism: Parallelism, nodes: int) -> list[str]:
 
 
 def _lora(model: RankedModel) -> list[str]:
-    """An A and a B for each projection, as PEFT has them; of scale 1, until an adapter is switched in."""
+    """Return the settings for an A and a B per projection, as in PEFT, with a scale of 1 until an adapter is set."""
     rank = str(model.max_rank)
     return [
         *("--lora-type", "canonical_lora", "--lora-rank", rank, "--lora-alpha", rank, "--lora-dropout", "0.0"),
         *("--target-modules", ",".join(model.lora_targets)),
-        "--lora-train-only",  # no rollout engine, to which weights would be sent
+        "--lora-train-only",  # there is no rollout engine to send weights to
     ]
 
 
 def _gradients() -> list[str]:
-    """As `check_setup` asks for: sums in float32, and nothing that is dropped by chance."""
+    """Return the settings that `check_setup` requires: sums in float32, and no dropout."""
     return [
         "--accumulate-allreduce-grads-in-fp32",
-        "--no-gradient-accumulation-fusion",  # its kernels write gradients behind autograd's back
+        "--no-gradient-accumulation-fusion",  # its kernels bypass autograd
         *("--attention-dropout", "0.0", "--hidden-dropout", "0.0"),
     ]
 
@@ -168,9 +169,9 @@ def _recompute(model: RankedModel) -> list[str]:
 
 
 def parsed(arguments: Sequence[str]) -> Namespace:
-    """By Miles itself, on a rank: with tensor ranks it asks the GPU, which the driver must leave alone.
+    """Parse with Miles itself, on a rank: with tensor ranks it queries the GPU, which the driver must not use.
 
-    Raises ServerError with what Miles says against them.
+    Raises ServerError with Miles' message.
     """
     from miles.utils.arguments import parse_args
 

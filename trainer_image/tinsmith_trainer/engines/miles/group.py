@@ -1,4 +1,4 @@
-"""Ranks on GPUs, one on each, as Ray's actors that have Miles: on a placement of ours, since Miles' moves weekly."""
+"""Ranks on GPUs, one on each, as Ray actors with Miles. Placement is our own, since Miles' changes weekly."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tinsmith_trainer.engines.miles.arguments import miles_arguments, sizes_of
 from tinsmith_trainer.engines.miles.rank import MilesRank
 
 MILES_VARIABLES: Mapping[str, str] = {
-    # Those of `allocate_gpus_for_actor` (`miles/ray/train/actor_factory.py`): SGLang and NVSHMEM, which share the
-    # image, have NCCL without them; and a rank sees all GPUs of its node and takes the one that Ray gave it.
+    # As in `allocate_gpus_for_actor` (`miles/ray/train/actor_factory.py`): for SGLang and NVSHMEM in the same image;
+    # and a rank sees all GPUs of its node, and uses the one that Ray assigned.
     "NCCL_CUMEM_ENABLE": "0",
     "NVSHMEM_DISABLE_NCCL": "1",
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-    # Megatron asserts it of tensor ranks, but on the newest GPUs: communication is queued in the order of the program.
+    # Megatron requires it for tensor ranks, except on the newest GPUs: communication is queued in program order.
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    # The same sums in a replay as before the crash.
+    # A replay must compute the same sums as before the crash.
     "NCCL_ALGO": "Ring",
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -31,15 +31,14 @@ PASSED_ON = (
     *("NCCL_", "GLOO_", "NVSHMEM_", "UCX_", "FI_"),
     *("CUDA_", "NVTE_", "TORCH_", "PYTORCH_", "TRITON_", "HF_HUB_OFFLINE"),
 )
-"""What an installation tells a node's libraries of its network and GPUs. What is above stands."""
+"""Variables with which an installation configures the network and GPUs of a node. MILES_VARIABLES override them."""
 
 
 def start_miles_ranks(request: RanksRequest) -> tuple[RayRanks, torch.dtype]:
-    """Returns when all ranks hold their part of the model, read from `directory` by each of them: minutes.
+    """Return when all ranks hold their part of the model, which each reads from `directory`: minutes.
 
-    Also in which type they hold it, which is the folder's.
-
-    Raises ModelDirectoryInvalid, before Ray is asked where that can be known, and ServerError.
+    Also returns the dtype of the weights, which is the folder's. Raises ModelDirectoryInvalid, before Ray starts if
+    possible, and ServerError.
     """
     wanted, parallelism = request.wanted, request.wanted.parallelism
     check_no_code(request.directory, "Miles")
@@ -65,8 +64,8 @@ def _start(arguments: list[str], request: RanksRequest, places: RankPlacement) -
 
 
 def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a rank has beside its node's own: nothing of the driver's that is secret, nor which GPUs are its."""
-    told = {
+    """Return the variables of a rank in addition to its node's: no secrets, and no choice of GPUs."""
+    forwarded = {
         name: value for name, value in environment.items() if name.startswith(PASSED_ON) and name not in GPU_VARIABLES
     }
-    return {**told, **MILES_VARIABLES}
+    return {**forwarded, **MILES_VARIABLES}

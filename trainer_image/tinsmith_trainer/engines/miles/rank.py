@@ -1,7 +1,7 @@
-"""One of our ranks, made of what Miles' Megatron actor builds; the class that is Ray's actor.
+"""One of our ranks, built from Miles' Megatron actor; the class of the Ray actor.
 
-It has an actor of Miles and is none: of that one no more than its constructor, `init`, `model` and `optimizer` is used,
-and so this class can be named by a driver that never imports Miles.
+It contains an actor of Miles and does not inherit from it. Only that actor's constructor, `init`, `model` and
+`optimizer` are used, and a driver can name this class without importing Miles.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MilesRank(RankProcess):
 
     @override
     def prepare(self) -> None:
-        """Imports Miles, which takes half a minute, and parses. Raises ServerError for what Miles refuses."""
+        """Import Miles, which takes half a minute, and parse. Raises ServerError for refused arguments."""
         from miles.backends.megatron_utils.actor import MegatronTrainRayActor
 
         from tinsmith_trainer.engines.miles.arguments import parsed
@@ -39,7 +39,7 @@ class MilesRank(RankProcess):
 
     @override
     def host(self) -> tuple[str, int]:
-        """A port that is free now and taken at once. Miles would draw one between 20000 and 21000, as others do."""
+        """Return a free port, which is used at once. Miles would draw one between 20000 and 21000, as others do."""
         import ray
 
         with socket.socket() as free:
@@ -48,11 +48,14 @@ class MilesRank(RankProcess):
 
     @override
     def join(self, address: str, port: int) -> None:
-        """Raises ModelDirectoryInvalid, ServerError, and ValueError for a model that our steps cannot be made on."""
+        """Build the rank.
+
+        Raises ModelDirectoryInvalid, ServerError, and ValueError for a model whose steps are not supported.
+        """
         self._rank = rank_of(self._made(address, port), self._parallelism, self._number)
 
     def _made(self, address: str, port: int) -> Any:
-        """As `allocate_gpus_for_actor` (`miles/ray/train/actor_factory.py`) and its group make and start one."""
+        """Create and start an actor as `allocate_gpus_for_actor` (`miles/ray/train/actor_factory.py`) does."""
         from megatron.bridge import AutoBridge
         from miles.utils.ft_utils.indep_dp import IndepDPInfo
 
@@ -72,12 +75,12 @@ class MilesRank(RankProcess):
 
 
 def rank_of(actor: Any, parallelism: Parallelism, number: int) -> Rank:
-    """`actor` after its `init`. Miles' methods for training are never called: neither its loss nor its scheduler."""
+    """Build a rank from an `actor` after its `init`. Miles' training methods are never called."""
     from tinsmith_trainer.engines.megatron.model.canonical_lora import adapted_rank
     from tinsmith_trainer.engines.megatron.model.schedule import MegatronSchedule
 
     if len(actor.model) != 1:
-        raise ServerError(f"Miles built {len(actor.model)} pieces of the model on one rank; a rank of ours has one.")
+        raise ServerError(f"Miles built {len(actor.model)} model chunks on one rank; only one is supported.")
     (chunk,) = actor.model
     return adapted_rank(
         chunk, actor.optimizer, lambda: MegatronSchedule(chunk, **_precision(chunk)), parallelism, number
@@ -86,22 +89,22 @@ def rank_of(actor: Any, parallelism: Parallelism, number: int) -> Rank:
 
 @contextmanager
 def sums_in(bridge: type[Any]) -> Iterator[None]:
-    """Models built inside by `bridge`, Megatron-Bridge's AutoBridge, add gradients up, and have stages.
+    """Make models that `bridge`, Megatron-Bridge's AutoBridge, builds inside sum gradients and support stages.
 
-    Megatron's data parallelism reads `calculate_per_token_loss` when it is made, to know whether gradients are sums or
-    means, and stages need to know the type of what they send each other. Miles has flags for both that do not reach a
-    model with adapters: `_setup_lora_model_via_bridge` (`miles/backends/megatron_utils/bridge_lora_helpers.py`) hands
-    on to the bridge's provider what it names one by one, and these are not among it.
+    Megatron's data parallelism reads `calculate_per_token_loss` at its creation, to choose between sums and means, and
+    stages need the dtype of their messages. Miles has flags for both, which do not reach a model with adapters:
+    `_setup_lora_model_via_bridge` (`miles/backends/megatron_utils/bridge_lora_helpers.py`) passes only some settings to
+    the bridge's provider, and these are not among them.
     """
     stock = bridge.to_megatron_provider
 
-    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def with_sums(self: Any, *args: Any, **kwargs: Any) -> Any:
         provider = stock(self, *args, **kwargs)
         provider.calculate_per_token_loss = True
         provider.pipeline_dtype = provider.params_dtype
         return provider
 
-    bridge.to_megatron_provider = told
+    bridge.to_megatron_provider = with_sums
     try:
         yield
     finally:
@@ -109,7 +112,7 @@ def sums_in(bridge: type[Any]) -> Iterator[None]:
 
 
 def _precision(chunk: Any) -> dict[str, bool]:
-    """A model in half precision would give its hidden states in float32, which its output layer then refuses."""
+    """Return options that keep hidden states in half precision, which the output layer requires."""
     from megatron.core.transformer.module import Float16Module
 
     return {"fp32_output": False} if isinstance(chunk.module, Float16Module) else {}

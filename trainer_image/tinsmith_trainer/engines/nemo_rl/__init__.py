@@ -1,5 +1,5 @@
-"""NeMo RL's Megatron policy workers as the ranks of a model: the backend on GPUs.
+"""NeMo RL's Megatron policy workers as the ranks of a model: a backend on GPUs.
 
-Only `actor` imports NeMo RL where it is read, and only Ray reads it, on the ranks. Everything else imports it, Ray
-and Megatron-Bridge when it is called.
+Only `actor` imports NeMo RL at module level, and only Ray imports `actor`, on the ranks. Other modules import NeMo RL,
+Ray and Megatron-Bridge inside functions.
 """

@@ -1,7 +1,7 @@
-"""`python -m …bridge_import DIRECTORY FOLDER`, by the ranks' Python: one process, without a GPU if there is none.
+"""The program `python -m …bridge_import DIRECTORY FOLDER`, which the ranks' Python runs in one process, without a GPU.
 
-What `AutoBridge.import_ckpt` does, and what NeMo RL's `import_model_from_hf_name` saves, so that ranks find what they
-would have made themselves, but for their layout, which a checkpoint of Megatron's does not depend on.
+It does what `AutoBridge.import_ckpt` does, and saves what NeMo RL's `import_model_from_hf_name` saves, so that ranks
+find the checkpoint that they would have made. A Megatron checkpoint does not depend on the layout of the ranks.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _end_with_parent() -> None:
-    """The parent never writes: the end of its pipe is its own."""
-    os.read(STANDARD_INPUT, 1)  # not by sys.stdin, whose lock a thread must not hold when the interpreter ends
+    """End the process when the parent ends, which closes the pipe that it never writes to."""
+    os.read(STANDARD_INPUT, 1)  # not sys.stdin, whose lock a thread must not hold when the interpreter ends
     os._exit(1)
 
 
@@ -44,10 +44,10 @@ def import_into(directory: Path, folder: Path) -> None:
     bridge = AutoBridge.from_hf_pretrained(str(directory), trust_remote_code=False)
     with temporary_distributed_context(backend="gloo"):
         provider = bridge.to_megatron_provider(load_weights=True)
-        provider.gradient_accumulation_fusion = False  # needs kernels, and nothing is computed here
+        provider.gradient_accumulation_fusion = False  # it needs kernels, and nothing is computed here
         provider.finalize()
         model = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
-        # It is saved with the model, and ranks would build theirs in host memory.
+        # It is saved with the model, and ranks would build their model in host memory.
         model[0].config.use_cpu_initialization = False
         with _saving_without_gpu():
             bridge.save_megatron_model(model, str(folder))
@@ -55,10 +55,12 @@ def import_into(directory: Path, folder: Path) -> None:
 
 @contextmanager
 def _saving_without_gpu() -> Iterator[None]:
-    """Megatron asks a GPU also where there is none, and nothing on one: for its random state, which is not saved
-    (`get_rng_state` of Megatron-Bridge's `checkpointing.py`), to have finished copying tensors to the host
-    (`preload_tensors` of Megatron-core's `filesystem_async.py`), and where to tell other ranks of failures
-    (`save_state_dict_async_finalize` of its `state_dict_saver.py`), which gloo does on the host as well.
+    """Answer Megatron's queries of a GPU, which it makes even without one and does not need here.
+
+    It asks for the random state, which is not saved (`get_rng_state` of Megatron-Bridge's `checkpointing.py`), for the
+    end of copies to the host (`preload_tensors` of Megatron-core's `filesystem_async.py`), and for the device on which
+    to tell other ranks of failures (`save_state_dict_async_finalize` of its `state_dict_saver.py`), which gloo does on
+    the host.
     """
     import torch
 

@@ -1,10 +1,10 @@
-"""The base model in Megatron's format: made once, by one process, before there are ranks, on a path that all share.
+"""The base model in Megatron's format: converted once, by one process, before ranks start, to a shared path.
 
-NeMo RL would convert with all ranks while it makes them (`handle_model_import` in `nemo_rl/models/megatron/setup.py`),
-into a folder named after the model's path: other weights at that path would be taken for the old ones, a folder that
-ranks left when they died for a whole conversion, and two groups of ranks would write the same files. Here a conversion
-is named after the weights and after what converts them, belongs to one process at a time, and is marked when it is
-whole. Ranks are told where it is, and never convert.
+NeMo RL would convert with all ranks while it creates them (`handle_model_import` in
+`nemo_rl/models/megatron/setup.py`), into a folder named after the model's path. Then other weights at that path would
+be taken for the old ones, an unfinished folder of dead ranks for a finished one, and two groups of ranks would write
+the same files. Here a conversion is named after the weights and the converter, belongs to one process at a time, and is
+marked when it is complete. Ranks get its path, and never convert.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ log = structlog.get_logger(__name__)
 
 IMPORTER = "tinsmith_trainer.engines.nemo_rl.bridge_import"
 ITERATION = "iter_0000000"
-"""The folder in which Megatron-Bridge saves weights that no step has changed."""
+"""The folder in which Megatron-Bridge saves weights before any step."""
 FAILURE = "failure"
-"""Where the importer leaves its error."""
+"""The file to which the importer writes its error."""
 
 PROGRESS_SECONDS = 10.0
 STANDARD_ERROR = 2
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
-"""Of ranks. The importer is alone, and takes a port that is free."""
+"""Variables of ranks. The importer runs alone, and uses a free port."""
 
 
 class ConversionOutOfMemory(ServerError):
-    """The kernel killed the process that converted."""
+    """The kernel killed the converting process."""
 
 
 def import_model(
@@ -52,10 +52,11 @@ def import_model(
     lock: int,
     progress_seconds: float = PROGRESS_SECONDS,
 ) -> None:
-    """Converts the model in `directory` into `folder`, an empty folder. Raises ServerError or ConversionOutOfMemory.
+    """Convert the model in `directory` into the empty `folder`. Raises ServerError or ConversionOutOfMemory.
 
-    `python` has Megatron-Bridge, which this process need not have. The child holds the descriptor `lock` too: were
-    this process killed, nobody else would begin while the child, which ends when its input does, still writes.
+    `python` has Megatron-Bridge, which this process may lack. The child also holds the descriptor `lock`: if this
+    process is killed, no other process starts converting while the child still writes. The child ends when its input
+    closes.
     """
     started = time.monotonic()
     log.info(
@@ -80,7 +81,7 @@ def import_model(
 
 
 def _importers_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without secrets, and offline: all it reads is in the model's directory."""
+    """Return an environment without secrets, and offline: all input is in the model's directory."""
     kept = {name: value for name, value in for_ranks(environment).items() if name not in _RENDEZVOUS}
     return {**kept, "HF_HUB_OFFLINE": "1"}
 
@@ -90,7 +91,7 @@ def _wait(child: subprocess.Popen[bytes], folder: Path, started: float, progress
         try:
             child.wait(progress_seconds)
         except subprocess.TimeoutExpired:
-            log.info("the base model is being converted", seconds=_since(started), bytes=_written_bytes(folder))
+            log.info("still converting the base model", seconds=_since(started), bytes=_written_bytes(folder))
         else:
             return
 
@@ -102,14 +103,14 @@ def _error(status: int) -> type[ServerError]:
 def _reason(status: int, folder: Path) -> str:
     if status == -signal.SIGKILL:
         return (
-            "its process was killed, as the kernel does where memory runs out. It needs about twice the model's size: "
-            "give the container more memory."
+            "its process was killed, probably out of memory. It needs about twice the model's size: give the container "
+            "more memory."
         )
     if status < 0:
-        return f"its process was ended by {signal.Signals(-status).name}; the lines above are its last."
+        return f"its process was ended by {signal.Signals(-status).name}; see its output above."
     failure = folder / FAILURE
     said = failure.read_text() if failure.exists() else ""
-    return said or f"its process ended with {status}; the lines above are its last."
+    return said or f"its process ended with status {status}; see its output above."
 
 
 def _weights_bytes(directory: Path) -> int:
@@ -125,7 +126,7 @@ def _since(started: float) -> float:
 
 
 BRIDGE_COMMIT = "8c46dc4259080c510b7455f43e836fdff222c5d3"
-"""Of Megatron-Bridge, which does not promise that it reads what another version wrote."""
+"""The commit of Megatron-Bridge, which does not promise to read what another version wrote."""
 
 ROOT_VARIABLE = "NRL_MEGATRON_CHECKPOINT_DIR"
 WHOLE = "tinsmith-whole"
@@ -141,10 +142,10 @@ def converted_model(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
-    """The folder for `pretrained_checkpoint` of NeMo RL. Found, or made, alone: waits while another process makes it.
+    """Return the folder for NeMo RL's `pretrained_checkpoint`, converting the model if needed.
 
-    `revision` is the digest of the weights in `directory`, `python` the ranks' interpreter. Minutes, and the model's
-    size on disk. Raises ServerError.
+    Waits while another process converts it. `revision` is the digest of the weights in `directory`, `python` the ranks'
+    interpreter. Takes minutes, and the model's size on disk. Raises ServerError.
     """
     folder = conversion_folder(revision, environment)
     if not _is_whole(folder):
@@ -152,11 +153,10 @@ def converted_model(
             _convert_alone(directory, folder, python, environment, sleep)
         except OSError as error:
             raise ServerError(
-                f"The model in {directory} cannot be converted to Megatron's format in {folder.parent}: {error}. It "
-                f"needs room there for the model's size once more, and to be writable; {ROOT_VARIABLE} names another "
-                f"place."
+                f"The model in {directory} cannot be converted to Megatron's format in {folder.parent}: {error}. The "
+                f"folder must be writable, with free space of the model's size; {ROOT_VARIABLE} sets another folder."
             ) from error
-    log.info("the base model is there in Megatron's format", folder=str(folder))
+    log.info("the base model is converted to Megatron's format", folder=str(folder))
     return folder / ITERATION
 
 
@@ -165,7 +165,7 @@ def conversion_folder(revision: str, environment: Mapping[str, str] = os.environ
 
 
 def _root(environment: Mapping[str, str]) -> Path:
-    """As `get_megatron_checkpoint_dir` in `nemo_rl/models/policy/utils.py` finds it."""
+    """Return the folder that `get_megatron_checkpoint_dir` in `nemo_rl/models/policy/utils.py` returns."""
     if root := environment.get(ROOT_VARIABLE, "").strip():
         return Path(root)
     home = environment.get("HF_HOME", "").strip()
@@ -180,7 +180,7 @@ def _convert_alone(
         if _is_whole(folder):
             return
         if folder.exists():
-            log.warning("a conversion of the base model was left unfinished, and starts anew", folder=str(folder))
+            log.warning("restarting an unfinished conversion of the base model", folder=str(folder))
             shutil.rmtree(folder)
         folder.mkdir()
         import_model(directory, folder, python, environment, lock=lock)
@@ -192,7 +192,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _mark_whole(folder: Path) -> None:
-    """After a power cut the mark must not be there without the weights."""
+    """Mark the conversion as complete, after a sync: a power cut must not keep the mark without the weights."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -204,7 +204,7 @@ def _mark_whole(folder: Path) -> None:
 
 @contextmanager
 def _alone(lock: Path, sleep: Callable[[float], None]) -> Iterator[int]:
-    """The kernel gives a lock up with the processes that hold it, so one that died keeps nobody waiting."""
+    """Hold a file lock. The kernel releases it when its processes end, so a dead one blocks no other."""
     with lock.open("w") as file:
         waiting = False
         while not _taken(file.fileno()):

@@ -1,8 +1,8 @@
-"""What of the driver's environment its ranks may have, and what the driver must have itself.
+"""The part of the driver's environment that its ranks may have, and the part that the driver needs.
 
-NeMo RL hands every variable of the driver's to every rank (`init_ray` in `nemo_rl/distributed/virtual_cluster.py`,
-`_create_workers_from_bundle_indices` in `nemo_rl/distributed/worker_groups.py`), where Ray shows them to whoever may
-ask it for an actor. So what must stay secret is taken out while ranks are made.
+NeMo RL passes every variable of the driver to every rank (`init_ray` in `nemo_rl/distributed/virtual_cluster.py`,
+`_create_workers_from_bundle_indices` in `nemo_rl/distributed/worker_groups.py`), where Ray shows them to any client
+that may list actors. So secrets are removed while ranks are created.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
 
 _SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH", re.IGNORECASE)
 _LAUNCHERS = ("PMIX_", "PMI_", "MPI_", "OMPI_", "SLURM_")
-"""A rank that finds these believes that one of those programs started it."""
+"""A rank with these variables assumes that one of these programs started it."""
 _RAY_OWN = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
-"""Of the process that reads them: another's mislead it."""
+"""Variables of the process that reads them, which would mislead another."""
 _RAY_KEY = "RAY_AUTH_"
-"""By which every process of a cluster knows the others, ranks too. It opens nothing else."""
+"""The token by which the processes of a cluster, including ranks, authenticate. It has no other use."""
 _OURS = "TINSMITH_"
 """This process's own settings. Ranks get theirs as arguments."""
 
 
 class DriverEnvironmentInvalid(TrainerError):
-    """The driver lacks a variable without which NeMo RL refuses to make ranks."""
+    """The driver lacks a variable without which NeMo RL does not create ranks."""
 
 
 def stays_with_driver(name: str) -> bool:
-    """Whether a variable of that name must not reach a rank. Names tell: values are never looked at."""
+    """Return whether a variable must not reach a rank. Only its name counts, not its value."""
     if name.startswith(_RAY_KEY):
         return False
     return name.startswith((*_LAUNCHERS, _OURS)) or name in _RAY_OWN or _SECRET.search(name) is not None
 
 
 def for_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """What ranks are given of the driver's environment."""
+    """Return the part of the driver's environment that ranks get."""
     return {name: value for name, value in environment.items() if not stays_with_driver(name)}
 
 
 def check_driver(environment: Mapping[str, str]) -> None:
-    """Raises DriverEnvironmentInvalid. `Policy.__init__` raises too, but only after Ray has found all GPUs."""
+    """Raise DriverEnvironmentInvalid. `Policy.__init__` raises too, but only after Ray has found all GPUs."""
     if not environment.get(ARCHITECTURES):
         raise DriverEnvironmentInvalid(
-            f"{ARCHITECTURES} is not set, and NeMo RL makes no Megatron workers without it. The image that it comes "
-            f"in sets it to the GPU architectures that it was built for; run the worker in that image, or set it."
+            f"{ARCHITECTURES} is not set, and NeMo RL creates no Megatron workers without it. NeMo RL's image sets it "
+            f"to the GPU architectures that it was built for; run the worker in that image, or set it."
         )
 
 
 @contextmanager
 def shared_with_ranks(environment: MutableMapping[str, str]) -> Iterator[None]:
-    """Ranks made inside get what they may have, since NeMo RL copies the process's environment. Restored at the end.
+    """Remove secrets from the environment while ranks are created, since NeMo RL copies it.
 
-    For a process that does nothing else meanwhile: others would miss the variables too.
+    The process must do nothing else meanwhile: other threads would miss the variables too.
     """
     withheld = {name: value for name, value in environment.items() if stays_with_driver(name)}
     for name in withheld:

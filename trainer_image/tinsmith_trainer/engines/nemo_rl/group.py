@@ -1,4 +1,4 @@
-"""NeMo RL's workers as a rank group: a virtual cluster of GPUs, a `Policy` on it, and one call at a time."""
+"""NeMo RL's workers as a rank group: the prepared model, a virtual cluster of GPUs, and a `Policy` on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 STOCK_WORKER = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
 WORKER = "tinsmith_trainer.engines.nemo_rl.actor.TinsmithMegatronWorker"
 START, CALL, CALL_SHARDED = "ts_start", "ts_call", "ts_call_sharded"
-"""Its methods. Named here, because the driver's Python has no Megatron, which the class needs."""
+"""The worker's methods. They are named here because the driver's Python lacks Megatron, which the class needs."""
 
 VENVS_VARIABLE = "NEMO_RL_VENV_DIR"
 DEFAULT_VENVS = Path("/opt/ray_venvs")
@@ -39,29 +39,29 @@ class RankPythonMissing(TrainerError):
 
 
 def rank_python(environment: Mapping[str, str] = os.environ) -> Path:
-    """The interpreter that NeMo RL's image prepared for its own Megatron workers; ours are the same but for a mixin.
+    """Return the interpreter that NeMo RL's image prepared for its Megatron workers; ours only add a mixin.
 
-    By path, because NeMo RL builds a new environment, for minutes and from the network, for a class whose entry begins
-    with `uv` (`_create_workers_from_bundle_indices` in `nemo_rl/distributed/worker_groups.py`).
-    Raises RankPythonMissing.
+    It is passed as a path, because for an entry that begins with `uv` NeMo RL builds a new environment, for minutes and
+    from the network (`_create_workers_from_bundle_indices` in `nemo_rl/distributed/worker_groups.py`). Raises
+    RankPythonMissing.
     """
     python = Path(environment.get(VENVS_VARIABLE, DEFAULT_VENVS)) / STOCK_WORKER / "bin" / "python"
     if not python.exists():
         raise RankPythonMissing(
-            f"{python} does not exist: this is no image of NeMo RL with its Megatron workers' environment built in. "
+            f"{python} does not exist: this image has no built-in environment for NeMo RL's Megatron workers. "
             f"Build one as docs/how-to/nemo-rl.md says, or set {VENVS_VARIABLE} to where the environments are."
         )
     return python
 
 
 def register(registry: MutableMapping[str, str], python: Path) -> None:
-    """Before `Policy` is made: a class that is not in `ACTOR_ENVIRONMENT_REGISTRY` raises ValueError there."""
+    """Register our worker before `Policy` is created, which raises ValueError for unknown classes."""
     registry[WORKER] = str(python)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """`config` is NeMo RL's for the ranks, `python` theirs."""
+    """NeMo RL's `config` for the ranks, and their `python`."""
 
     config: Config
     python: Path
@@ -74,7 +74,7 @@ def prepare(
     settings: MegatronSettings,
     environment: Mapping[str, str] = os.environ,
 ) -> Prepared:
-    """Refuses first, then converts. Raises ModelDirectoryInvalid, RankPythonMissing and ServerError."""
+    """Check the model, then convert it. Raises ModelDirectoryInvalid, RankPythonMissing and ServerError."""
     check_no_code(directory, "NeMo RL")
     python = rank_python(environment)
     config = policy_config(ranked_model(directory, info, settings), parallelism)
@@ -89,10 +89,10 @@ OTHER_AXES = ("pipeline_parallel", "context_parallel", "tensor_parallel")
 
 
 def build_nemo_group(request: RanksRequest) -> RankGroup:
-    """Ranks on GPUs, one on each. Minutes: the first start on a model converts it, where no Job has.
+    """Start ranks on GPUs, one on each. Takes minutes: the first start on a model converts it, unless a Job has.
 
-    The conversion must be there, at its path, on every node. Raises ModelDirectoryInvalid, DriverEnvironmentInvalid or
-    RankPythonMissing before Ray is asked, and ServerError where the conversion, Ray or the workers fail.
+    The conversion must be at the same path on every node. Raises ModelDirectoryInvalid, DriverEnvironmentInvalid or
+    RankPythonMissing before Ray starts, and ServerError if the conversion, Ray or the workers fail.
     """
     check_driver(os.environ)
     wanted = request.wanted
@@ -100,14 +100,14 @@ def build_nemo_group(request: RanksRequest) -> RankGroup:
     with shared_with_ranks(os.environ), _joined_ray(wanted.ray_address) as folder:
         cluster, policy = _start(prepared, request.directory, wanted.nodes, wanted.gpus_per_node)
         group = NemoGroup(policy, cluster, wanted.parallelism, ray_folder=folder)
-        # `Policy` returns when Ray has begun with its workers. This waits until they are there.
+        # `Policy` returns when Ray starts its workers. This waits until they are ready.
         group.start()
     return group
 
 
 @contextmanager
 def _joined_ray(address: str | None) -> Iterator[str | None]:
-    """Ranks are made inside. Without them this process leaves Ray again. Raises ServerError."""
+    """Join Ray while ranks are created, and leave it if that fails. Raises ServerError."""
     where = "in this container" if address is None else f"at {address}"
     try:
         folder = _join_ray(address)
@@ -123,9 +123,9 @@ def _joined_ray(address: str | None) -> Iterator[str | None]:
 
 
 def _join_ray(address: str | None) -> str | None:
-    """The folder of a Ray that was started; None: it ran already.
+    """Return the folder of a Ray that was started, or None if it was already running.
 
-    Not by NeMo RL's `init_ray`, which attaches to whatever cluster it finds, and starts one with a dashboard.
+    NeMo RL's `init_ray` is not used: it attaches to any cluster it finds, and starts one with a dashboard.
     """
     import ray
 
@@ -150,7 +150,7 @@ def _start(prepared: Prepared, directory: Path, nodes: int, gpus_per_node: int) 
         bundle_ct_per_node_list=[gpus_per_node] * nodes,
         use_gpus=True,
         num_gpus_per_node=gpus_per_node,
-        max_colocated_worker_groups=1,  # more would give each rank a part of a GPU in Ray's books
+        max_colocated_worker_groups=1,  # more would assign a fraction of a GPU to each rank
         name="tinsmith",
     )
     policy = Policy(
@@ -159,16 +159,16 @@ def _start(prepared: Prepared, directory: Path, nodes: int, gpus_per_node: int) 
         tokenizer=AutoTokenizer.from_pretrained(directory),
         name_prefix="tinsmith",
         init_optimizer=True,
-        init_reference_model=False,  # there is none, and it would be another copy of the model in host memory
+        init_reference_model=False,  # it would be another copy of the model in host memory
         worker_extension_cls_fqn=WORKER,
     )
     return cluster, policy
 
 
 class NemoGroup(RankGroup):
-    """`policy`, `cluster` and the Ray of `ray_folder` belong to it.
+    """A group that owns `policy`, `cluster` and the Ray of `ray_folder`.
 
-    Of Ray and NeMo RL no error but RanksLost leaves it.
+    It raises no errors of Ray and NeMo RL other than RanksLost.
     """
 
     def __init__(self, policy: Any, cluster: Any, parallelism: Parallelism, *, ray_folder: str | None = None) -> None:
@@ -184,7 +184,7 @@ class NemoGroup(RankGroup):
         return self._parallelism
 
     def start(self) -> None:
-        """Before the first call. Raises TrainerError where a rank could not be made of its worker."""
+        """Build the ranks, before the first call. Raises TrainerError if a worker cannot become a rank."""
         workers = self._policy.worker_group
         try:
             collect(workers.run_all_workers_single_data(START, parallelism=self._parallelism))
@@ -198,7 +198,7 @@ class NemoGroup(RankGroup):
 
     @override
     def sharded(self, method: str, shards: Sequence[Any], *args: Any) -> list[Any]:
-        # No axis is said to have equal outputs: NeMo RL would return the first pipeline stage's, and the last has them.
+        # No axis is declared to have equal outputs: NeMo RL would return the first pipeline stage's, not the last's.
         calls = self._policy.worker_group.run_all_workers_sharded_data(
             CALL_SHARDED,
             in_sharded_axes=[DATA_AXIS],
@@ -211,7 +211,7 @@ class NemoGroup(RankGroup):
 
     @override
     def close(self) -> None:
-        """Ranks first, then the GPUs that they are placed on, then Ray: the other way round leaves ranks behind."""
+        """End ranks first, then release their GPUs, then leave Ray: the other order leaves ranks behind."""
         if self._closed:
             return
         self._closed = True

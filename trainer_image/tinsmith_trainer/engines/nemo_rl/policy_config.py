@@ -1,6 +1,6 @@
-"""NeMo RL's `PolicyConfig` for our ranks: every key, since a missing one is a KeyError deep inside.
+"""NeMo RL's `PolicyConfig` for our ranks, with every key, since a missing one raises KeyError deep inside.
 
-Keys and their meaning are those of `examples/configs/grpo_math_1B_megatron.yaml` and of the TypedDicts in
+Keys and meanings are those of `examples/configs/grpo_math_1B_megatron.yaml` and of the TypedDicts in
 `nemo_rl/models/policy/__init__.py` at the pinned commit.
 """
 
@@ -20,7 +20,7 @@ Config = dict[str, Any]
 
 
 def policy_config(model: RankedModel, parallelism: Parallelism) -> Config:
-    """Raises ModelDirectoryInvalid where such ranks could not hold such a model."""
+    """Return the configuration. Raises ModelDirectoryInvalid if such ranks cannot hold the model."""
     check_layout(model, parallelism)
     multiple = length_multiple(tensor=parallelism.tensor, context=parallelism.context)
     length = -(-(model.max_tokens + EXTRA_COLUMNS) // multiple) * multiple
@@ -31,16 +31,16 @@ def policy_config(model: RankedModel, parallelism: Parallelism) -> Config:
         "algorithm": "modified_first_fit_decreasing",
         "microbatch_order": "packer",
         "sequence_length_round": 64,
-        "fuse_loss": False,  # its wrapper knows no logits, which targets of the caller's choice need
+        "fuse_loss": False,  # its wrapper does not support logits, which arbitrary targets need
     }
     return {
         "model_name": str(model.directory),
         "tokenizer": {"name": str(model.directory), "chat_template_kwargs": None, "use_fastokens": False},
         "hf_config_overrides": {},
         "train_global_batch_size": parallelism.data,
-        "train_micro_batch_size": 1,  # every call brings its own
+        "train_micro_batch_size": 1,  # every call sets its own
         "generation_batch_size": 1,
-        "logprob_batch_size": 1,  # equal: with 4 or more tensor ranks `Policy` asserts it
+        "logprob_batch_size": 1,  # `Policy` asserts equality for 4 or more tensor ranks
         "logprob_chunk_size": LOGPROB_CHUNK_TOKENS,
         "max_total_sequence_length": length,
         "precision": PRECISION,
@@ -54,18 +54,18 @@ def policy_config(model: RankedModel, parallelism: Parallelism) -> Config:
             "logprob_mb_tokens": length,
             "sequence_length_round": 64,
         },
-        # Only where it must be, for context ranks: without it a rank's results do not depend on its rows' company.
+        # Only for context ranks, which need it: without packing a row's results do not depend on the other rows.
         "sequence_packing": {"enabled": parallelism.context > 1, **packing},
         "make_sequence_length_divisible_by": multiple,
         "max_grad_norm": 0.0,
         "optimizer": None,
         "scheduler": None,
-        "generation": None,  # else its temperature, top_p and top_k are applied to the training logits
+        "generation": None,  # otherwise its temperature, top_p and top_k apply to the training logits
     }
 
 
 def starting_from(config: Config, converted: Path) -> Config:
-    """With the weights in `converted`, a folder of Megatron-Bridge's. Without this ranks would convert them."""
+    """Add the folder of converted weights. Without it, ranks would convert them."""
     return {**config, "pretrained_checkpoint": {"format": "megatron_bridge", "path": str(converted)}}
 
 
@@ -74,7 +74,7 @@ def _megatron(model: RankedModel, parallelism: Parallelism) -> Config:
         "enabled": True,
         "model_overrides": {},
         "checkpoint": {"async_save": False, "ckpt_assume_constant_structure": True},
-        "use_fused_linear_logprobs": False,  # it knows no targets but the tokens after; see `NemoSchedule`
+        "use_fused_linear_logprobs": False,  # it supports only the next tokens as targets; see `NemoSchedule`
         "fused_linear_logprobs_chunk_size": 256,
         "force_reconvert_from_hf": False,
         "empty_unused_memory_level": 0,  # no sampling engine shares these GPUs
@@ -91,9 +91,9 @@ def _megatron(model: RankedModel, parallelism: Parallelism) -> Config:
         "bias_activation_fusion": True,
         "gradient_accumulation_fusion": False,
         "use_fused_weighted_squared_relu": False,
-        "defer_fp32_logits": True,  # asserted where logprobs are computed in chunks
+        "defer_fp32_logits": True,  # required for logprobs in chunks
         "use_gloo_process_groups": False,
-        "train_iters": 1_000_000,  # asserted to be there; nothing of ours counts them
+        "train_iters": 1_000_000,  # required, but unused
         "fp8_cfg": {"enabled": False, "fp8": "e4m3", "fp8_recipe": "blockwise", "fp8_param": False},
         "env_vars": None,
         **_layout(parallelism),
@@ -103,7 +103,7 @@ def _megatron(model: RankedModel, parallelism: Parallelism) -> Config:
         "scheduler": _scheduler(),
         "distributed_data_parallel_config": {
             "grad_reduce_in_fp32": True,
-            # Our step reduces once per call itself, and gathers parameters when it switches adapters: with overlap
+            # Our step itself reduces once per call, and gathers parameters when it switches adapters. With overlap,
             # either would happen in the next forward, on parameters of another adapter.
             "overlap_grad_reduce": False,
             "overlap_param_gather": False,
@@ -127,7 +127,7 @@ def _layout(parallelism: Parallelism) -> Config:
 
 
 def _no_loss_but_the_callers() -> Config:
-    """Routers and further prediction heads bring losses of their own, whose gradients nobody asked for."""
+    """Disable the losses of routers and further prediction heads, whose gradients were not requested."""
     return {
         "freeze_moe_router": True,
         "moe_router_dtype": "fp64",
@@ -146,16 +146,16 @@ def _no_loss_but_the_callers() -> Config:
 
 
 def _peft(model: RankedModel) -> Config:
-    """What `setup_model_and_optimizer` builds its LoRA from; `canonical_lora` has it build another one.
+    """Return the settings of the LoRA in `setup_model_and_optimizer`, which `canonical_lora` replaces.
 
-    All that a client may ask to train is a target; what it does not is zero, and stays so.
+    All modules that a client may train are targets; untrained ones stay zero.
     """
     return {
         "enabled": True,
         "target_modules": model.lora_targets,
         "exclude_modules": [],
         "dim": model.max_rank,
-        "alpha": model.max_rank,  # a scale of 1, until an adapter is switched in
+        "alpha": model.max_rank,  # a scale of 1 until an adapter is set
         "dropout": 0.0,
         "dropout_position": "pre",
         "lora_A_init_method": "xavier",
@@ -166,7 +166,7 @@ def _peft(model: RankedModel) -> Config:
 
 
 def _optimizer(parallelism: Parallelism) -> Config:
-    """Learning rate and the like come with every step; what stands here is never used."""
+    """Return the optimizer's settings. Each step sets its own learning rate and decay, so these values are unused."""
     return {
         "optimizer": "adam",
         "lr": 1.0e-4,
@@ -180,7 +180,7 @@ def _optimizer(parallelism: Parallelism) -> Config:
         "adam_eps": 1e-12,
         "sgd_momentum": 0.9,
         "use_distributed_optimizer": parallelism.distributed_optimizer,
-        "use_precision_aware_optimizer": False,  # float32 masters and moments, which snapshots hold bit for bit
+        "use_precision_aware_optimizer": False,  # snapshots hold float32 masters and moments bit for bit
         "clip_grad": 0.0,
         "optimizer_cpu_offload": False,
         "optimizer_offload_fraction": 0.0,
@@ -189,7 +189,7 @@ def _optimizer(parallelism: Parallelism) -> Config:
 
 
 def _scheduler() -> Config:
-    """Never stepped: it would overwrite each step's learning rate and weight decay."""
+    """Return a scheduler that is never stepped: it would overwrite each step's learning rate and weight decay."""
     return {
         "start_weight_decay": 0.0,
         "end_weight_decay": 0.0,

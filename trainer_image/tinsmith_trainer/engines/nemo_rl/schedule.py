@@ -1,7 +1,9 @@
-"""A shard of a call through NeMo RL's forward and backward on one rank: Megatron's schedule, packing, context ranks.
+"""A shard of a call in NeMo RL's forward and backward on one rank: Megatron's schedule, packing, context ranks, losses.
 
 The calls are those of `MegatronPolicyWorkerImpl._train_microbatch_body` (`nemo_rl/models/policy/workers/
-megatron_policy_worker.py`) without what opens, scales and closes a step: that is `AdapterStep`'s.
+megatron_policy_worker.py`), without the parts that open, scale and close a step, which `AdapterStep` does. Losses are
+called as `LossFunction` of `nemo_rl/algorithms/loss/interfaces.py`: on the ranks, once per microbatch, or once per
+sequence of a packed one. The scalar is a plain sum; the counts that NeMo RL offers as divisors are ignored.
 """
 
 from __future__ import annotations
@@ -31,16 +33,21 @@ from tinsmith_trainer.engines.megatron.batch import (
 from tinsmith_trainer.engines.megatron.sharding import LOGPROB_CHUNK_TOKENS
 
 ROWS = "tinsmith_rows"
-"""The one metric. Those that NeMo RL knows by name, or by an ending, it rescales."""
+"""The only metric. NeMo RL rescales metrics with certain names or endings."""
 
 Logprobs = Callable[[Tensor, Tensor], Tensor]
-"""Of targets `[b, S]` or `[b, S, K]` under what the model gave: float32 `[b, S - 1]` or `[b, S - 1, K]`, where column i
-scores column i + 1 of the targets."""
+"""The type of a function from the model's output and targets `[b, S]` or `[b, S, K]` to logprobs.
+
+They are float32 `[b, S - 1]` or `[b, S - 1, K]`, and column i scores column i + 1 of the targets.
+"""
 
 
 class RowList(list[RowResults]):
-    """A metric that may be summed: `SequencePackingLossWrapper` of `nemo_rl/algorithms/loss/wrapper.py` starts from 0
-    and adds each sequence's, and these have no common length."""
+    """A metric that can be summed.
+
+    `SequencePackingLossWrapper` of `nemo_rl/algorithms/loss/wrapper.py` adds each sequence's metric to 0, and these
+    have no common length.
+    """
 
     def __radd__(self, other: int | list[RowResults]) -> RowList:
         return RowList(self if isinstance(other, int) else [*other, *self])
@@ -51,16 +58,16 @@ class RowList(list[RowResults]):
 
 
 class TinkerLoss:
-    """`compute` is one of `losses.py`'s, by a call's name and config.
+    """A loss of `losses.py`, as NeMo RL calls it.
 
-    NeMo RL can compute a shifted batch's logprobs itself (`LossInputType.LOGPROB`). A general one's targets it does not
-    know, nor what to do with hidden states: with `by_itself` this asks for what the model gave (`LossInputType.LOGIT`).
+    NeMo RL can compute a shifted batch's logprobs itself (`LossInputType.LOGPROB`). It supports neither a general
+    batch's targets nor hidden states: with `by_itself` the loss requests the model's output (`LossInputType.LOGIT`).
     """
 
     def __init__(self, compute: Callable[[Tensor, Inputs], Terms], *, by_itself: bool, logprobs: Logprobs) -> None:
         from nemo_rl.algorithms.loss.interfaces import LossInputType, LossType
 
-        self.loss_type = LossType.TOKEN_LEVEL  # picks a denominator of NeMo RL's own step, which never runs
+        self.loss_type = LossType.TOKEN_LEVEL  # selects a divisor in NeMo RL's own step, which never runs
         self.input_type = LossInputType.LOGIT if by_itself else LossInputType.LOGPROB
         self._compute = compute
         self._logprobs = logprobs
@@ -74,7 +81,7 @@ class TinkerLoss:
         next_token_logprobs: Tensor | None = None,
         logits: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """The sum of the rows' losses, and what each was made from."""
+        """Return the sum of the rows' losses, and the rows' results."""
         if next_token_logprobs is None:
             assert logits is not None
             next_token_logprobs = self._logprobs(logits, data[TARGET_IDS if TARGET_IDS in data else INPUT_IDS])
@@ -83,9 +90,9 @@ class TinkerLoss:
 
 
 def parallel_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
-    """As NeMo RL's own for the tokens after: vocabulary over tensor ranks, sequence over context ranks, in chunks."""
+    """Compute logprobs like NeMo RL's for next tokens: over tensor and context ranks, in chunks."""
     if targets.ndim == 3:
-        return torch.stack([parallel_logprobs(logits, one) for one in targets.unbind(-1)], dim=-1)
+        return torch.stack([parallel_logprobs(logits, own) for own in targets.unbind(-1)], dim=-1)
     from megatron.core import parallel_state
     from nemo_rl.distributed.model_utils import (
         get_next_token_logprobs_from_logits,
@@ -103,12 +110,12 @@ def parallel_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 SHORTEST_PACKED = 2
-"""Columns: a sequence of one has no position that scores anything, and losses take maxima over positions."""
+"""The least columns of a sequence: with one, no position is scored, and losses take maxima over positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Microbatches of one shape as NeMo RL hands them out. Where stages ask for each shape, none need be said."""
+    """Microbatches of one shape from NeMo RL. If stages tell each other shapes, the shape here is unused."""
 
     microbatches: Iterator[Any]
     count: int
@@ -117,9 +124,10 @@ class _Cut:
 
 
 class NemoSchedule:
-    """`worker` is a constructed `MegatronPolicyWorkerImpl`, whose model's output layer is called from here on.
+    """A schedule on a constructed `MegatronPolicyWorkerImpl`, whose output layer is called here from now on.
 
-    But with packing, where NeMo RL cuts sequences out of what the model gave: tensor ranks would have pieces of them.
+    With packing, the model calls its output layer: NeMo RL cuts sequences out of the model's output, of which tensor
+    ranks would have pieces.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -129,10 +137,11 @@ class NemoSchedule:
         self._unembedding = None if worker.cfg["sequence_packing"]["enabled"] else defer_unembedding(worker.model)
 
     def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
-        """Every rank of a data index gets the same. The rows' results on the last pipeline stage, else none.
+        """Return the rows' results on the last pipeline stage, none on the others.
 
-        Gradients are added to what the model's buffers hold, as plain sums over microbatches and context ranks. NeMo RL
-        cuts microbatches of one shape out of a batch; those of all shapes go through the stages one behind the other.
+        All ranks of a data index get the same microbatches. Gradients are added to the model's buffers, as plain sums
+        over microbatches and context ranks. NeMo RL cuts microbatches of one shape out of a batch; those of all shapes
+        pass through the stages in sequence.
         """
         from nemo_rl.models.megatron.train import LossPostProcessor, megatron_forward_backward
 
@@ -175,7 +184,7 @@ class NemoSchedule:
         return _Cut(iterator, count, rows, padded_length)
 
     def _wrapped(self, shard: Batch) -> Any:
-        """NeMo RL's `BatchedDataDict`, cut into packed microbatches where the workers' configuration says so."""
+        """Return NeMo RL's `BatchedDataDict`, packed if the workers' configuration says so."""
         from nemo_rl.distributed.batched_data_dict import BatchedDataDict
 
         packing = self._worker.cfg["sequence_packing"]
@@ -183,7 +192,7 @@ class NemoSchedule:
             return BatchedDataDict(shard)
         lengths = shard[INPUT_LENGTHS].clamp(min=SHORTEST_PACKED)
         whole = BatchedDataDict({**shard, INPUT_LENGTHS: lengths})
-        # Into one shard, since this is one already. Its order is the packer's; rows know their datum.
+        # One shard, since this is one already. The packer changes the order; rows carry their datum's index.
         (packed,), _ = whole.shard_by_batch_size(
             1,
             sequence_packing_args={
@@ -202,5 +211,5 @@ def _shapes(batch: Batch) -> dict[str, torch.Size]:
 
 
 def _together(batches: Sequence[Batch]) -> Batch:
-    """NeMo RL cuts a shard into microbatches itself, of as many rows as the configuration or the caller says."""
+    """Concatenate batches, since NeMo RL splits a shard into microbatches itself."""
     return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}

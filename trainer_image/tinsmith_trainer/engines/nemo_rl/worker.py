@@ -1,6 +1,6 @@
-"""What makes NeMo RL's Megatron worker one of our ranks; `actor` mixes it into the worker itself.
+"""The mixin that turns NeMo RL's Megatron worker into one of our ranks; `actor` combines the two.
 
-One method crosses the wire, because NeMo RL passes arguments by keyword alone and ours by position.
+There is one method for all remote calls, because NeMo RL passes arguments by keyword only, and our calls by position.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tinsmith_trainer.engines.nemo_rl.schedule import NemoSchedule
 
 
 class TinsmithMegatronWorkerMixin:
-    """Stands before `MegatronPolicyWorkerImpl` among a class's bases.
+    """A base class that precedes `MegatronPolicyWorkerImpl`.
 
-    Uses of what that class builds: `model` (Megatron's DistributedDataParallel), `optimizer`, `cfg`, `rank`,
+    It uses attributes that class builds: `model` (Megatron's DistributedDataParallel), `optimizer`, `cfg`, `rank`,
     `mcore_state`, `defer_fp32_logits`. Its own training methods are never called.
     """
 
@@ -33,17 +33,19 @@ class TinsmithMegatronWorkerMixin:
         self._ts_rank: Rank | None = None
 
     def ts_start(self, parallelism: Parallelism) -> Answer:
-        """Once, before all other calls, on every rank. Raises ModelDirectoryInvalid, or ValueError for a model that
-        steps of ours cannot be made on."""
+        """Build the rank, once, on every rank, before all other calls.
+
+        Raises ModelDirectoryInvalid, or ValueError for a model whose steps are not supported.
+        """
         self._ts_rank = rank_of(self, parallelism)
         return Answer()
 
     def ts_call(self, method: str, arguments: Sequence[Any]) -> Answer:
-        """What came of `Rank`'s method of that name."""
+        """Return the result of `Rank`'s method of that name."""
         return attempt(lambda: getattr(self._started, method)(*arguments))
 
     def ts_call_sharded(self, shard: Any, method: str, arguments: Sequence[Any]) -> Answer:
-        """The same, with this rank's shard first."""
+        """Return the same, with this rank's shard as first argument."""
         return attempt(lambda: getattr(self._started, method)(shard, *arguments))
 
     @property
@@ -54,7 +56,7 @@ class TinsmithMegatronWorkerMixin:
 
 @contextmanager
 def canonical_lora_in(setup: ModuleType) -> Iterator[None]:
-    """Workers made inside get CanonicalLoRA where `setup`, NeMo RL's module, says LoRA, and cannot be asked for it."""
+    """Make NeMo RL's module `setup`, which has no option for it, use CanonicalLoRA for workers created inside."""
     stock = setup.LoRA
     vars(setup)["LoRA"] = _canonical_lora
     try:
@@ -64,16 +66,16 @@ def canonical_lora_in(setup: ModuleType) -> Iterator[None]:
 
 
 def _canonical_lora(*, target_modules: Sequence[str], dim: int, **_others: Any) -> Any:
-    """In place of `LoRA(...)`, whose other arguments are ours too (`policy_config._peft`), and neutral."""
+    """Replace `LoRA(...)`, whose other arguments are neutral (`policy_config._peft`)."""
     return canonical_lora(target_modules=target_modules, dim=dim)
 
 
 @contextmanager
 def no_compiler_in(initialize: ModuleType) -> Iterator[None]:
-    """Workers made inside compile nothing for Megatron's data sets, of which none is ever read here.
+    """Disable the compilation of Megatron's data sets, which are not used here, for workers created inside.
 
-    `initialize_megatron` in `initialize`, Megatron-Bridge's module, does so in the folder of the package, where a rank
-    that is not root may not write, and ends the rank when it fails.
+    `initialize_megatron` in `initialize`, Megatron-Bridge's module, compiles in the package's folder, where a rank that
+    is not root may not write, and ends the rank when that fails.
     """
     stock = initialize.compile_helpers
     vars(initialize)["compile_helpers"] = lambda: None
@@ -84,8 +86,8 @@ def no_compiler_in(initialize: ModuleType) -> Iterator[None]:
 
 
 def rank_of(worker: Any, parallelism: Parallelism) -> Rank:
-    """One of our ranks, made of what NeMo RL's worker built."""
-    # `_create_megatron_config` in `nemo_rl/models/megatron/setup.py` leaves no choice, and Megatron would end the rank
-    # where a step of ours refuses a gradient's norm that is not finite, and lives on.
+    """Build one of our ranks from NeMo RL's worker."""
+    # `_create_megatron_config` in `nemo_rl/models/megatron/setup.py` has no option for it, and Megatron would end the
+    # rank for a non-finite gradient, which our step refuses without ending it.
     worker.model.ddp_config.check_for_nan_in_grad = False
     return adapted_rank(worker.model, worker.optimizer, lambda: NemoSchedule(worker), parallelism, worker.rank)

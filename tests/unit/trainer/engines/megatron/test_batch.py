@@ -201,7 +201,7 @@ def test_a_row_that_no_rank_returned_is_named() -> None:
 
 @pytest.mark.parametrize("row_ids", [(0, 0), (0, 2), (-2, 0)])
 def test_a_row_that_comes_twice_or_from_nowhere_is_refused(row_ids: tuple[int, ...]) -> None:
-    with pytest.raises(ServerError, match="twice, or it is none of the call's"):
+    with pytest.raises(ServerError, match="twice, or it is not part of the call"):
         gather([results(*row_ids)], [sft_datum(4), sft_datum(4)])
 
 

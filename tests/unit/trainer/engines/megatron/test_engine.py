@@ -129,7 +129,7 @@ def test_a_state_of_a_rank_beyond_what_ranks_have_room_for_says_what_to_set(
     engine: MegatronEngine, ranks: RecordedGroup
 ) -> None:
     state = AdapterState(LoraSpec(9, 32.0, 1), 0, {})
-    with pytest.raises(ServerError, match=r"has rank 9, .* up to 8: .* Set it to 9 or more\."):
+    with pytest.raises(ServerError, match=r"has rank 9, .* up to 8: .* Set it to at least 9\."):
         engine.load_state("a", state, with_optimizer=True)
     assert ranks.calls == []
 
@@ -150,7 +150,7 @@ def test_a_lost_rank_ends_the_process(engine: MegatronEngine, ranks: RecordedGro
 def test_a_computation_that_fails_on_all_ranks_fails_its_call(engine: MegatronEngine, ranks: RecordedGroup) -> None:
     ranks.failure = RanksFailed("out of memory")
     with pytest.raises(
-        ServerError, match=r"^The computation failed in this worker and the model is unchanged: out of memory$"
+        ServerError, match=r"^The computation failed in this worker, and the model is unchanged: out of memory$"
     ):
         forward_backward(engine, [sft_datum(4)])
 

@@ -53,7 +53,7 @@ def test_each_copy_of_the_data_has_one_speaker_on_the_last_stage(
 @pytest.mark.parametrize(
     ("sizes", "sentence"),
     [
-        ({"world_size": 6, "tensor": 4}, "whole number of times on 6"),
+        ({"world_size": 6, "tensor": 4}, "does not divide 6 ranks"),
         ({"world_size": 4, "expert": 3}, "Experts"),
         ({"tensor": 0}, "least 1"),
     ],

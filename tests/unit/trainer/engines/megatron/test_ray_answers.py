@@ -64,7 +64,7 @@ def test_answers_come_by_rank_however_long_a_rank_computes(start: Start) -> None
 
 def test_a_rank_that_waits_for_one_that_failed_is_given_up_after_seconds_with_the_reason(start: Start) -> None:
     calls = start((NEVER, Answer()), (5.0, FAILED), (7.0, Answer()))
-    with pytest.raises(RanksLost, match="1 of 3 ranks do not answer, since another one failed: out of memory"):
+    with pytest.raises(RanksLost, match="1 of 3 ranks do not answer because another one failed: out of memory"):
         collect([0, 1, 2])
     assert calls.now == 5.0 + GRACE_SECONDS
 
@@ -91,4 +91,4 @@ def test_a_start_that_fails_is_told_in_a_line_and_by_a_ranks_own_sentence_where_
     assert str(died) == "The ranks did not start: System error: the head does not answer"
     own = ModelDirectoryInvalid("model.safetensors is truncated")
     assert start_error(RayTaskError("join", "a traceback", own)) is own
-    assert str(start_error(None)) == "The ranks did not start: some failed, and others waited for them in vain"
+    assert str(start_error(None)) == "The ranks did not start: some failed, and others waited for them"

@@ -46,9 +46,9 @@ def never(_places: RankPlacement) -> None:
         (
             ON_CPUS,
             GetTimeoutError("no"),
-            "Ray has no room for --ranks 2 on --nodes 1 .* Each needs a CPU; Ray's nodes: 1, their CPUs: 1",
+            "Ray has no room for --ranks 2 on --nodes 1 .* Each needs a CPU; Ray's nodes: 1, CPUs: 1",
         ),
-        (ON_GPUS, GetTimeoutError("no"), ".* Each needs a CPU and a GPU; Ray's nodes: 1, their CPUs: 1, their GPUs: 0"),
+        (ON_GPUS, GetTimeoutError("no"), ".* Each needs a CPU and a GPU; Ray's nodes: 1, CPUs: 1, GPUs: 0"),
         (ON_CPUS, RaySystemError("the head is gone"), "The ranks did not start: .*the head is gone"),
     ],
 )

@@ -72,7 +72,7 @@ def test_a_layout_that_cannot_hold_the_model_is_refused() -> None:
 
 def test_a_family_that_says_its_sizes_otherwise_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(ModelDirectoryInvalid, match=r"has no intermediate_size, which Miles asks for: .* engine peft"):
+    with pytest.raises(ModelDirectoryInvalid, match=r"has no intermediate_size, which Miles requires: .* engine peft"):
         sizes_of(tmp_path)
 
 
@@ -80,7 +80,7 @@ def test_rotary_positions_of_a_base_that_is_no_whole_number_are_refused(tmp_path
     content = json.loads((tiny_model().directory / "config.json").read_text())
     content["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.5}
     (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(ModelDirectoryInvalid, match=r"rope_theta 10000\.5, and Miles takes whole numbers alone"):
+    with pytest.raises(ModelDirectoryInvalid, match=r"rope_theta 10000\.5, but Miles supports only integers"):
         sizes_of(tmp_path)
 
 
@@ -89,7 +89,7 @@ def test_a_model_in_a_type_that_ranks_do_not_train_in_is_refused(dtype: str) -> 
     model = tiny_model()
     sizes = replace(sizes_of(model.directory), dtype=dtype)
     ranked = ranked_model(model.directory, model.info, SETTINGS)
-    with pytest.raises(ModelDirectoryInvalid, match=rf"says dtype {dtype}, .* bfloat16 or float32\. Save the"):
+    with pytest.raises(ModelDirectoryInvalid, match=rf"has dtype {dtype}, .* bfloat16 or float32\. Save the"):
         miles_arguments(ranked, sizes, Parallelism(), nodes=1)
 
 

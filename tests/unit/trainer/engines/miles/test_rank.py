@@ -59,7 +59,7 @@ def test_a_model_of_several_chunks_is_refused() -> None:
         built = actors._built
         vars(actors)["_built"] = lambda *asked: (built(*asked)[0] * 2, None)
         rank.prepare()
-        with pytest.raises(ServerError, match="Miles built 2 pieces of the model on one rank"):
+        with pytest.raises(ServerError, match="Miles built 2 model chunks on one rank"):
             rank.join("127.0.0.1", 0)
 
 

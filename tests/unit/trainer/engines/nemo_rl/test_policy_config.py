@@ -107,7 +107,7 @@ def test_rows_and_packed_microbatches_hold_the_longest_datum_and_divide_among_th
     [
         ({}, Parallelism(2, expert=2), "has no experts, which 2 ranks cannot share equally"),
         ({"experts": 6}, Parallelism(4, expert=4), "has 6 experts, which 4 ranks cannot share equally"),
-        ({"experts": 6, "max_rank": 4}, Parallelism(2, expert=2), "the highest rank is 4. Choose a multiple of 8"),
+        ({"experts": 6, "max_rank": 4}, Parallelism(2, expert=2), "max_rank is 4. Choose a multiple of 8"),
         ({"kv_heads": 2}, Parallelism(4, tensor=4), "has 2 key and value heads, which 4 tensor ranks cannot share"),
         ({"vocab_size": 50_257}, Parallelism(2, tensor=2), "50257 tokens in its vocabulary"),
         ({"max_rank": 36}, Parallelism(8, tensor=8), "36 rows of LoRA's A"),

@@ -1,1 +1,1 @@
-"""One rank's part of a model on Megatron's own layers: base weights, LoRA, and what Megatron needs without a GPU."""
+"""One rank's part of a model in Megatron's layers: base weights, LoRA, and substitutes for what needs a GPU."""

@@ -1,4 +1,4 @@
-"""What of a transformers config decides a Megatron model, and which models that can be."""
+"""The part of a transformers configuration that defines a Megatron model, and the supported models."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tinsmith_trainer.errors import ModelDirectoryInvalid
 FAMILIES = ("llama", "qwen3", "qwen3_moe")
 MIXTURES = ("qwen3_moe",)
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""By one of which the config of a mixture of any family says how many experts a layer has."""
-# Frequencies that depend on nothing but the config; the others change with the sequence's length, or scale attention.
+"""The keys that give the number of experts of a layer, in any family."""
+# Frequencies that depend only on the config. The others change with the sequence's length, or scale attention.
 ROTARY_TYPES = ("default", "linear", "llama3")
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Experts in the place of a feed-forward, in every layer.
+    """Experts that replace the feed-forward in every layer.
 
-    Each token goes to the `chosen` likeliest, weighted by their probabilities: `renormalised` to 1 together, or as they
-    are among all.
+    Each token is routed to the `chosen` most probable ones, weighted by their probabilities, which are `renormalised`
+    to a sum of 1 or used as they are.
     """
 
     experts: int
@@ -50,7 +50,7 @@ class Architecture:
 
 
 def read_architecture(directory: Path, config: Any) -> Architecture:
-    """Raises ModelDirectoryInvalid for a model that Megatron's layers, as they are put together here, are not."""
+    """Read the sizes. Raises ModelDirectoryInvalid for a model that these layers do not implement."""
     _check_family(directory, config)
     return Architecture(
         layers=config.num_hidden_layers,
@@ -69,13 +69,13 @@ def read_architecture(directory: Path, config: Any) -> Architecture:
 
 
 def read_mixture(directory: Path, config: Any) -> Mixture | None:
-    """None of a dense model, of whatever family. Raises ModelDirectoryInvalid for a mixture of another kind."""
+    """Return the mixture, or None for a dense model. Raises ModelDirectoryInvalid for unsupported mixtures."""
     if not any(getattr(config, name, None) for name in EXPERT_COUNTS):
         return None
     if config.model_type not in MIXTURES or _is_partly_dense(config):
         raise ModelDirectoryInvalid(
-            f"Ranks of Megatron train mixtures of experts of the family {', '.join(MIXTURES)} that have experts in "
-            f"every layer; {directory} is of {config.model_type!r}{_dense_too(config)}. Use the peft engine."
+            f"Ranks of Megatron support mixtures of experts of the family {', '.join(MIXTURES)} with experts in every "
+            f"layer; {directory} is of {config.model_type!r}{_dense_too(config)}. Use the peft engine."
         )
     return Mixture(
         experts=config.num_experts,
@@ -88,7 +88,7 @@ def read_mixture(directory: Path, config: Any) -> Mixture | None:
 def _check_family(directory: Path, config: Any) -> None:
     if config.model_type not in FAMILIES:
         raise ModelDirectoryInvalid(
-            f"Ranks of Megatron on CPUs run models of the families {', '.join(FAMILIES)}; {directory} is of "
+            f"Ranks of Megatron on CPUs support models of the families {', '.join(FAMILIES)}; {directory} is of "
             f"{config.model_type!r}. Use the peft engine, or GPUs."
         )
     unsupported = {
@@ -100,7 +100,7 @@ def _check_family(directory: Path, config: Any) -> None:
     }
     if found := [what for what, is_there in unsupported.items() if is_there]:
         raise ModelDirectoryInvalid(
-            f"Ranks of Megatron on CPUs cannot run the model in {directory}: it has {' and '.join(found)}. "
+            f"Ranks of Megatron on CPUs do not support the model in {directory}: it has {' and '.join(found)}. "
             "Use the peft engine, or GPUs."
         )
 
@@ -122,7 +122,7 @@ def _rotary_type(config: Any) -> str:
 
 
 def check_divisible(directory: Path, architecture: Architecture, parallelism: Parallelism) -> None:
-    """Raises ModelDirectoryInvalid where tensor, pipeline or expert ranks cannot have equal parts of the model."""
+    """Raise ModelDirectoryInvalid if tensor, pipeline or expert ranks cannot have equal parts of the model."""
     tensor, pipeline, expert, mixture = (
         parallelism.tensor,
         parallelism.pipeline,
@@ -131,12 +131,12 @@ def check_divisible(directory: Path, architecture: Architecture, parallelism: Pa
     )
     if mixture is None and expert > 1:
         raise ModelDirectoryInvalid(
-            f"The model in {directory} has no experts that {expert} ranks could share. Set expert parallelism to 1."
+            f"The model in {directory} has no experts to divide among {expert} ranks. Set expert parallelism to 1."
         )
     if mixture is not None and tensor > 1:
         raise ModelDirectoryInvalid(
-            f"Ranks on the CPU cannot divide the matrices of a mixture of experts, as {directory} is one. Set tensor "
-            f"parallelism to 1, and share the experts by expert parallelism."
+            f"Ranks on the CPU cannot divide the matrices of a mixture of experts such as {directory}. Set tensor "
+            f"parallelism to 1, and divide the experts by expert parallelism."
         )
     parts = {
         "attention heads": (architecture.heads, tensor, "tensor"),
@@ -154,9 +154,9 @@ def check_divisible(directory: Path, architecture: Architecture, parallelism: Pa
 
 
 def check_cpu_dimensions(parallelism: Parallelism) -> None:
-    """Raises ValueError for a dimension that needs attention kernels of a GPU."""
+    """Raise ValueError for a dimension that needs a GPU's attention kernels."""
     if (count := parallelism.context) > 1:
         raise ValueError(
-            f"Ranks on the CPU cannot divide a model by context, which was set to {count}: it needs kernels that "
-            f"only GPUs have. Set context to 1."
+            f"Ranks on the CPU do not support context parallelism, which was set to {count}: it needs kernels of GPUs. "
+            f"Set context to 1."
         )

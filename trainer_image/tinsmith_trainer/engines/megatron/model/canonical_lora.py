@@ -1,12 +1,12 @@
-"""LoRA as PEFT has it on Megatron-Bridge's models: an A and a B for each projection, fused layers or not.
+"""LoRA in PEFT's layout on Megatron-Bridge's models: an A and a B for each projection, in fused layers too.
 
-Megatron-Bridge's `LoRA` has one A for query, key and value, which no adapter of PEFT's could be loaded into; its
-`CanonicalLoRA` (`megatron/bridge/peft/canonical_lora.py`) has one of each. Each of its layers is a module with
-`to_wrap`, the frozen layer, and `adapter`: one `ParallelLinearAdapter` (`megatron/bridge/peft/utils.py`) or several by
+Megatron-Bridge's `LoRA` has one A for query, key and value, which no PEFT adapter could be loaded into. Its
+`CanonicalLoRA` (`megatron/bridge/peft/canonical_lora.py`) has one for each. Each of its layers is a module with
+`to_wrap`, the frozen layer, and `adapter`: one `ParallelLinearAdapter` (`megatron/bridge/peft/utils.py`), or several by
 name. All of them have `linear_in` (A) and `linear_out` (B), and scale by `alpha / dim`.
 
-Of a mixture's experts it has one adapter for all of a rank, or of each expert both factors, and one for gate and up
-together. So these get ours (`expert_lora.py`), at the same place in the making of a model.
+For a mixture's experts it has one adapter for all experts of a rank, or both factors for each expert, and one for gate
+and up together. So experts get our own adapters (`expert_lora.py`), at the same step of building a model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tinsmith_trainer.errors import ModelDirectoryInvalid
 log = structlog.get_logger(__name__)
 
 OF_LAYER = "mlp.experts"
-"""What a layer's experts are called in it."""
+"""The path of a layer's experts within the layer."""
 
 _ONLY = ""
 _PROJECTIONS: Mapping[tuple[str, str], str] = {
@@ -49,14 +49,14 @@ _LAYER = re.compile(r"(?P<layer>(?:.*\.)?decoder\.layers\.\d+)\.(?P<linear>.+)")
 
 
 def canonical_lora(*, target_modules: Sequence[str], dim: int) -> Any:
-    """What Megatron-Bridge gives a model adapters by, with a scale of 1 until an adapter is switched in.
+    """Return the object with which Megatron-Bridge adds adapters to a model, with a scale of 1 at first.
 
-    `target_modules` in its names, as `RankedModel` has them; `dim` is the rank that all are padded to.
+    `target_modules` are its names, as in `RankedModel`; `dim` is the rank that all adapters are padded to.
     """
     from megatron.bridge.peft.canonical_lora import CanonicalLoRA
 
     class WithExperts(CanonicalLoRA):  # type: ignore[misc]
-        """Asked for each module of a model by its name, the outer ones first."""
+        """A transformation that is called for each module of a model by name, outer modules first."""
 
         @override
         def transform(self, m: Any, name: str | None = None, prefix: str | None = None) -> Any:
@@ -69,7 +69,7 @@ def canonical_lora(*, target_modules: Sequence[str], dim: int) -> Any:
 
 
 def _experts_lora(experts: Any, dim: int) -> ExpertsLora:
-    """Of Megatron's SequentialMLP or TEGroupedMLP. Which layer of the model they are in, they do not know."""
+    """Build the adapters for Megatron's SequentialMLP or TEGroupedMLP, which do not know their layer."""
     config = experts.config
     sizes = ExpertSizes(config.num_moe_experts, config.hidden_size, config.moe_ffn_hidden_size)
     part = Part(experts.ep_group.rank(), experts.ep_group.size())
@@ -78,14 +78,14 @@ def _experts_lora(experts: Any, dim: int) -> ExpertsLora:
 
 @dataclass(frozen=True, slots=True)
 class CanonicalLora:
-    """A pipeline stage's adapter, one place that any adapter is switched into. `tensors` are sorted by name."""
+    """A pipeline stage's adapter weights, which hold one adapter at a time. `tensors` are sorted by name."""
 
     tensors: tuple[LoraTensor, ...]
     _adapters: tuple[Any, ...]
     _experts: tuple[ExpertsLora, ...]
 
     def set_scale(self, scale: float) -> None:
-        """alpha / rank of the adapter that is switched in, whatever its rank is padded to."""
+        """Set alpha / rank of the current adapter, which is independent of its padding."""
         for adapter in self._adapters:
             adapter.alpha = scale * adapter.dim
         for experts in self._experts:
@@ -95,12 +95,12 @@ class CanonicalLora:
 def adapted_rank(
     chunk: Any, optimizer: Any, make_schedule: Callable[[], Schedule], parallelism: Parallelism, number: int
 ) -> Rank:
-    """One of our ranks, of a part of a model that Megatron-Bridge gave adapters.
+    """Build a rank from a part of a model to which Megatron-Bridge added adapters.
 
     `chunk` is Megatron's DistributedDataParallel around it, `optimizer` Megatron's. `make_schedule` may change the
-    model's output layer. Raises ModelDirectoryInvalid, or ValueError for a model that steps of ours cannot be made on.
+    model's output layer. Raises ModelDirectoryInvalid, or ValueError for a model whose steps are not supported.
     """
-    # Schedules read this at every call: stages tell each other each microbatch's shape, and none is padded.
+    # Schedules read this in every call: stages tell each other each microbatch's shape, and none is padded.
     chunk.config.variable_seq_lengths = parallelism.pipeline > 1
     lora = find_lora(chunk, tensor_ranks=parallelism.tensor)
     step = AdapterStep(chunk, optimizer, lora.tensors)
@@ -110,7 +110,7 @@ def adapted_rank(
 
 
 def find_lora(model: nn.Module, *, tensor_ranks: int) -> CanonicalLora:
-    """The adapter in what a worker built. Raises ModelDirectoryInvalid for a layer without a name in PEFT's layout."""
+    """Find a model's adapter. Raises ModelDirectoryInvalid for a layer without a name in PEFT's layout."""
     found, of_experts = list(_adapters(model)), list(_experts(model))
     tensors = [tensor for name, adapter in found for tensor in _tensors(name, adapter, tensor_ranks)]
     for layer, experts in of_experts:
@@ -123,23 +123,23 @@ def find_lora(model: nn.Module, *, tensor_ranks: int) -> CanonicalLora:
 
 
 def _adapters(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Each projection's name in the transformers model, and its adapter."""
+    """Yield each projection's name in the transformers model, and its adapter."""
     for path, module in model.named_modules():
         if isinstance(getattr(module, "to_wrap", None), nn.Module):
             adapter: Any = module.adapter
             if isinstance(adapter, nn.ModuleDict):
-                for part, one in adapter.items():
-                    yield _name(model, path, part), one
+                for part, own in adapter.items():
+                    yield _name(model, path, part), own
             else:
                 yield _name(model, path, _ONLY), adapter
 
 
 def _experts(model: nn.Module) -> Iterator[tuple[str, ExpertsLora]]:
-    """Each layer's name in the transformers model, and the adapters of its experts."""
+    """Yield each layer's name in the transformers model, and the adapters of its experts."""
     for path, module in model.named_modules():
         if isinstance(module, ExpertsLora):
             match = _LAYER.fullmatch(path)
-            assert match is not None, f"experts outside of the layers: {path}"
+            assert match is not None, f"experts outside the layers: {path}"
             yield _layer_name(model, match["layer"]), module
 
 
@@ -150,21 +150,23 @@ def _name(model: nn.Module, path: str, part: str) -> str:
     projection = match and _PROJECTIONS.get((match["linear"], part))
     if match is None or projection is None:
         raise ModelDirectoryInvalid(
-            f"The model has a linear layer {path} that an adapter of PEFT's layout has no name for. Ranks "
-            f"train dense transformers and Qwen3's mixtures, without state spaces or towers for pictures."
+            f"The model has a linear layer {path}, which has no name in PEFT's layout. Ranks support dense "
+            f"transformers and Qwen3's mixtures, without state spaces or vision towers."
         )
     return f"{_layer_name(model, match['layer'])}.{projection}"
 
 
 def _layer_name(model: nn.Module, path: str) -> str:
-    """Counted from 1 over all pipeline stages, while the path counts from 0 in this one."""
+    """Return the layer's name. Numbers count from 1 over all pipeline stages, while paths count from 0 in a stage."""
     number: Any = model.get_submodule(path).layer_number
     return f"model.layers.{number - 1}"
 
 
 def _tensors(name: str, adapter: Any, tensor_ranks: int) -> Iterator[LoraTensor]:
-    """How `ParallelLinearAdapter.__init__` divides its two layers: B by its rows, always; A by its rows too, which are
-    those of the padded rank, but under a row-parallel layer by its columns."""
+    """Yield A and B as `ParallelLinearAdapter.__init__` divides them.
+
+    B is always divided by rows. A is divided by rows of the padded rank, or by columns under a row-parallel layer.
+    """
     A, B = adapter.linear_in.weight, adapter.linear_out.weight
     split = COLUMNS if adapter.input_is_parallel else ROWS
     yield LoraTensor(f"{name}.lora_A", A, split, _whole(A, split, tensor_ranks))

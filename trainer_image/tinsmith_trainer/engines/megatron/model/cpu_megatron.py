@@ -1,8 +1,8 @@
 """Megatron's own layers, schedules and optimizers on a machine without a GPU.
 
-Megatron names the device "cuda" in many places and asks it for its number, its streams and its random states. Inside
-`cpu_megatron()` those questions are answered for the CPU, for the calling thread alone; outside, torch and Megatron are
-as they were.
+Megatron names the device "cuda" in many places, and queries its index, streams and random states. Inside
+`cpu_megatron()` these queries are answered for the CPU, in the calling thread only; outside, torch and Megatron are
+unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing_extensions import override
 from tinsmith_trainer.errors import ServerError
 
 with warnings.catch_warnings():
-    # At its first import Megatron warns of what it would have on a GPU: Apex and TransformerEngine.
+    # At import Megatron warns of missing GPU packages: Apex and TransformerEngine.
     warnings.simplefilter("ignore")
     import megatron.core.models.gpt.gpt_layer_specs
     import megatron.core.optimizer  # noqa: F401
@@ -31,7 +31,7 @@ with warnings.catch_warnings():
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
-# A router asks for it without TransformerEngine too, whose import would have set it.
+# A router reads it even without TransformerEngine, whose import sets it.
 vars(moe_utils).setdefault("te_general_gemm", None)
 
 WRITTEN_FOR = "0.16."
@@ -41,7 +41,7 @@ _Answer = Callable[..., Any]
 
 
 class _Here(threading.local):
-    """Whether this thread is inside, how deep."""
+    """The nesting depth of `cpu_megatron` in this thread."""
 
     depth = 0
 
@@ -54,9 +54,9 @@ _originals: dict[tuple[object, str], _Answer] = {}
 
 @contextmanager
 def cpu_megatron() -> Iterator[None]:
-    """All of Megatron runs inside where there is no CUDA; where there is, this does nothing.
+    """Run Megatron inside this context if there is no CUDA; with CUDA it does nothing.
 
-    Raises ServerError for a Megatron whose questions are not known here. May be entered again inside.
+    Raises ServerError for an unknown version of Megatron. May be nested.
     """
     if torch.cuda.is_available() or _here.depth > 0:
         yield
@@ -64,7 +64,7 @@ def cpu_megatron() -> Iterator[None]:
     _check_version()
     _here.depth += 1
     _answer_for_cpu()
-    # A class attribute, set once; None has it made, which needs a GPU.
+    # A class attribute that is set once. If it is None, a stream is created, which needs a GPU.
     token_dispatcher.MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = _NO_STREAM
     try:
         with _OnCpu():
@@ -77,26 +77,29 @@ def cpu_megatron() -> Iterator[None]:
 def _check_version() -> None:
     if not installed_version.startswith(WRITTEN_FOR):
         raise ServerError(
-            f"Ranks on the CPU need megatron-core {WRITTEN_FOR}x, and {installed_version} is installed: what it asks "
-            f"of a GPU may differ. Install megatron-core {WRITTEN_FOR}x, or run on GPUs."
+            f"Ranks on the CPU need megatron-core {WRITTEN_FOR}x, but {installed_version} is installed, whose use of "
+            f"a GPU may differ. Install megatron-core {WRITTEN_FOR}x, or run on GPUs."
         )
 
 
 class _NoStream:
-    """In the place of a stream and of its events: what is asked for is there."""
+    """A substitute for a stream and its events, whose work is always complete."""
 
     def record_event(self) -> _NoStream:
         return self
 
     def synchronize(self) -> None:
-        """There is nothing to wait for."""
+        """Return at once."""
 
 
 _NO_STREAM = _NoStream()
 
 
 class _OnCpu(TorchFunctionMode):
-    """Takes "cuda" for the CPU in what this thread calls, and tells types as Megatron's checks want them."""
+    """Replaces the device "cuda" with the CPU in this thread's calls.
+
+    It also reports tensor types as Megatron expects them.
+    """
 
     @override
     def __torch_function__(
@@ -126,16 +129,16 @@ def _current_device() -> torch.device:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """There is nothing to wait for."""
+    """Return at once."""
 
 
 def _no_random_states(*_: Any, **__: Any) -> AbstractContextManager[None]:
-    """Nothing is drawn: dropout is 0, and weights come from files."""
+    """Do nothing: dropout is 0, and weights come from files."""
     return nullcontext()
 
 
 def _no_random_state(*_: Any, **__: Any) -> Tensor:
-    """What a layer is computed again with."""
+    """Return the random state for recomputed layers, which is empty."""
     return torch.empty(0, dtype=torch.uint8)
 
 
@@ -144,7 +147,7 @@ def _no_stream(*_: Any, **__: Any) -> _NoStream:
 
 
 def _as_counts(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
-    """How many tokens go to whom: Megatron turns them to numbers where it moves them off a GPU."""
+    """Return counts as numbers, which Megatron converts when it moves them off a GPU."""
     return tensor.numpy() if as_numpy and isinstance(tensor, Tensor) else tensor
 
 
@@ -182,7 +185,7 @@ def _answer_as_before() -> None:
 
 
 def _inside_only(stand_in: _Answer, original: _Answer) -> _Answer:
-    """Other threads, a sampler's say, keep asking the real thing."""
+    """Substitute the function inside the context only. Other threads, such as a sampler's, use the original."""
 
     @functools.wraps(original)
     def answer(*args: Any, **kwargs: Any) -> Any:

@@ -1,13 +1,13 @@
 """LoRA on a mixture's experts in Megatron's layers, in the layout of `torch_model.experts`.
 
-Each expert has an adapter of its own, but for the factor at the model's hidden size, which all experts of a layer
-share: A of `w1` (gate) and `w3` (up), B of `w2` (down). A rank holds its experts' own factors, one behind the other,
-and all of what is shared. Every token's gradient of an expert comes to the rank that has it, so own factors are summed
-over ranks with the same experts alone, and shared ones over all copies of the model, as Megatron does by `allreduce`.
-Tensor ranks that share a sequence send experts other tokens of it, too: what is shared is then summed over them as
-well, by `sequence_parallel`.
+Each expert has its own adapter, except for the factor at the model's hidden size, which all experts of a layer share: A
+of `w1` (gate) and `w3` (up), B of `w2` (down). A rank holds its experts' own factors, concatenated, and all shared
+factors. All gradients of an expert reach the rank that holds it, so own factors are summed only over ranks with the
+same experts, and shared ones over all copies of the model, which Megatron selects by `allreduce`. Tensor ranks that
+share a sequence send other tokens of it to the experts: shared factors are then also summed over them, by
+`sequence_parallel`.
 
-Megatron computes experts one by one (`SequentialMLP`), or all of a rank's in one product (`TEGroupedMLP`).
+Megatron computes experts one by one (`SequentialMLP`), or all of a rank in one product (`TEGroupedMLP`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tinsmith_trainer.torch_model.expert_products import by_all, by_expert
 from tinsmith_trainer.torch_model.experts import DOWN, GATE, UP, ExpertProjection
 
 EXPERTS = 0
-"""The dimension of own factors that ranks share."""
+"""The dimension in which ranks divide own factors."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """Of a layer: how many experts it has on all ranks, how wide what goes into them is, and they are inside."""
+    """The sizes of a layer: the number of experts on all ranks, and the widths of their input and inside."""
 
     experts: int
     hidden: int
@@ -39,10 +39,10 @@ class ExpertSizes:
 
 
 class ExpertsLora(nn.Module):
-    """The adapters of a layer's experts on this rank; stands beside them, and their layers reach for it.
+    """The adapters of a layer's experts on this rank, next to the layers that use them.
 
-    Parameters are of `like`'s type and device. They are the module's own, and in no container, which Megatron-Bridge
-    would take for modules.
+    Parameters have the dtype and device of `like`. They belong to this module directly, because Megatron-Bridge would
+    treat a container as a module.
     """
 
     def __init__(self, name: str, sizes: ExpertSizes, part: Part, max_rank: int, like: Tensor) -> None:
@@ -64,18 +64,18 @@ class ExpertsLora(nn.Module):
                 self.register_parameter(f"{key}_{factor}", parameter)
 
     def factors(self, key: str) -> tuple[nn.Parameter, nn.Parameter]:
-        """A and B of a projection, `[experts here or 1, rank, d_in]` and `[experts here or 1, d_out, rank]`."""
+        """Return A `[experts here or 1, rank, d_in]` and B `[experts here or 1, d_out, rank]` of a projection."""
         return self.get_parameter(f"{key}_A"), self.get_parameter(f"{key}_B")
 
     def delta(self, key: str, expert: int, x: Tensor) -> Tensor:
-        """Of rows `[rows, d_in]` that came to the rank's expert of this number: `[rows, d_out]`."""
+        """Return `[rows, d_out]` for rows `[rows, d_in]` of the rank's expert with this number."""
         A, B = self.factors(key)
         own_A, own_B = (A[expert], B[0]) if self._projections[key].is_down else (A[0], B[expert])
         found: Tensor = (x.to(A.dtype) @ own_A.T * self.scale) @ own_B.T
         return found
 
     def deltas(self, key: str, x: Tensor, counts: Tensor) -> Tensor:
-        """The same of rows that came to all of the rank's experts, one's behind another's; `counts` says how many."""
+        """Return the deltas of rows of all of the rank's experts, sorted by expert; `counts` are their numbers."""
         A, B = self.factors(key)
         if self._projections[key].is_down:
             return by_all(by_expert(x, A, counts) * self.scale, B)
@@ -91,17 +91,17 @@ class ExpertsLora(nn.Module):
 
 
 class _WithDeltas(nn.Module):
-    """A frozen layer with the deltas of its projections, side by side."""
+    """A frozen layer with the deltas of its projections, concatenated."""
 
     def __init__(self, base: nn.Module, lora: ExpertsLora, keys: Sequence[str]) -> None:
         super().__init__()
         self.base = base
-        self.lora = (lora,)  # not a part of this module: it is the layer's
+        self.lora = (lora,)  # a tuple, so that it is not registered as a submodule
         self.keys = tuple(keys)
 
 
 class ExpertLinear(_WithDeltas):
-    """Of one expert."""
+    """The layer of one expert."""
 
     def __init__(self, base: nn.Module, lora: ExpertsLora, keys: Sequence[str], expert: int) -> None:
         super().__init__(base, lora, keys)
@@ -115,12 +115,12 @@ class ExpertLinear(_WithDeltas):
 
 
 class GroupedExpertLinear(_WithDeltas):
-    """Of all experts of a rank, which is told how many rows are each one's."""
+    """The layer of all experts of a rank, which is called with the number of rows of each."""
 
     @override
     def forward(self, x: Tensor, rows_of_experts: Sequence[int], *args: Any) -> tuple[Tensor, Tensor | None]:
         out, bias = self.base(x, rows_of_experts, *args)
-        if not len(x):  # no token came to this rank, and a GPU's product is of one row or more
+        if not len(x):  # no tokens reached this rank, and a GPU's product needs at least one row
             return out, bias
         counts = torch.as_tensor(rows_of_experts, device=x.device)
         delta = torch.cat([self.lora[0].deltas(key, x, counts) for key in self.keys], dim=-1)
@@ -128,10 +128,10 @@ class GroupedExpertLinear(_WithDeltas):
 
 
 def place_experts(experts: Any, lora: ExpertsLora) -> None:
-    """Wraps the layers of Megatron's SequentialMLP or TEGroupedMLP in place, which has `lora` from here on.
+    """Wrap the layers of Megatron's SequentialMLP or TEGroupedMLP in place, and attach `lora` as `adapter`.
 
-    As `adapter`: what is trained under another name Megatron-Bridge takes for the base itself, and then gives layers
-    that are computed again no input with a gradient (`maybe_enable_recompute_inputs_grad`), so that they have none.
+    Under another name, Megatron-Bridge would treat trained parameters as part of the base, and give recomputed layers
+    no input with a gradient (`maybe_enable_recompute_inputs_grad`), so that the adapters would get none.
     """
     experts.adapter = lora
     if not hasattr(experts, "local_experts"):

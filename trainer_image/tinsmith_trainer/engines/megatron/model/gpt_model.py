@@ -43,9 +43,9 @@ from tinsmith_trainer.torch_model.stored_weights import checked_config
 
 
 class CausalAttention(nn.Module):
-    """Stands in for Megatron's DotProductAttention, which keeps `[B, heads, S, S]` for backward.
+    """A replacement for Megatron's DotProductAttention, which keeps `[B, heads, S, S]` for backward.
 
-    Measured with four layers on rows of 2048 tokens, that made a step five times as long as transformers' is.
+    Measured with four layers on rows of 2048 tokens, a step with it took five times as long as transformers'.
     """
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -53,7 +53,7 @@ class CausalAttention(nn.Module):
 
     @override
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        """`[S, B, heads, size]`, with as many keys and values as there are groups of queries, to `[S, B, features]`."""
+        """Map `[S, B, heads, size]`, with a key and value for each group of queries, to `[S, B, features]`."""
         query, key, value = (heads.permute(1, 2, 0, 3) for heads in (query, key, value))
         attended = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return attended.permute(2, 0, 1, 3).flatten(2)
@@ -61,11 +61,11 @@ class CausalAttention(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class MegatronModel:
-    """A pipeline stage's layers, split over tensor ranks.
+    """A pipeline stage's layers, divided among tensor ranks.
 
-    `chunk` is a GPTModel whose base is frozen, not yet wrapped for data parallelism. Called with `input_ids`,
-    `position_ids` (both `[B, S]`) and `attention_mask=None` (always causal), the last stage gives this tensor rank's
-    logits `[B, S, V/TP]`, -inf where the vocabulary is padded; the other stages hidden states `[S, B, hidden]`.
+    `chunk` is a GPTModel with a frozen base, not yet wrapped for data parallelism. Called with `input_ids`,
+    `position_ids` (both `[B, S]`) and `attention_mask=None` (always causal), the last stage returns this tensor rank's
+    logits `[B, S, V/TP]`, -inf where the vocabulary is padded; the other stages return hidden states `[S, B, hidden]`.
     """
 
     chunk: nn.Module
@@ -73,16 +73,16 @@ class MegatronModel:
 
 
 def initialise_parallel(parallelism: Parallelism, rank: int) -> None:
-    """Tells Megatron who this rank is, once a process: its groups end with torch.distributed's.
+    """Tell Megatron which rank this is, once per process: its groups end with torch.distributed's.
 
-    torch.distributed has its process group already, and all ranks call this together. Raises RuntimeError where that
-    group is another than the parallelism's, ValueError for dimensions that a CPU cannot have.
+    torch.distributed must have its process group, and all ranks call this together. Raises RuntimeError if that group
+    does not match the parallelism, ValueError for dimensions that a CPU does not support.
     """
     check_cpu_dimensions(parallelism)
     if (torch.distributed.get_rank(), torch.distributed.get_world_size()) != (rank, parallelism.world_size):
         raise RuntimeError(
             f"This is rank {torch.distributed.get_rank()} of {torch.distributed.get_world_size()} in the process "
-            f"group, and rank {rank} of {parallelism.world_size} for the engine."
+            f"group, but rank {rank} of {parallelism.world_size} for the engine."
         )
     with cpu_megatron():
         parallel_state.initialize_model_parallel(
@@ -102,10 +102,9 @@ def build_megatron_model(
     recompute: RankRecompute = "none",
     device: str = "cpu",
 ) -> MegatronModel:
-    """This rank's part, after `initialise_parallel`. The adapter's tensors are float32 whatever `dtype` the base has.
+    """Build this rank's part, after `initialise_parallel`. The adapter is float32 for any `dtype` of the base.
 
-    Raises ModelDirectoryInvalid for files that cannot be read, models of other families, and parts that do not
-    come out even.
+    Raises ModelDirectoryInvalid for unreadable files, other families, and uneven parts.
     """
     config = checked_config(directory)
     architecture = read_architecture(directory, config)
@@ -113,7 +112,7 @@ def build_megatron_model(
     part = Part(parallel_state.get_tensor_model_parallel_rank(), parallelism.tensor)
     experts = Part(parallel_state.get_expert_model_parallel_rank(), parallelism.expert)
     with cpu_megatron():
-        # Megatron makes weights on the CPU, and the files are copied to where they then are.
+        # Megatron creates weights on the CPU; they are moved before the files are copied into them.
         chunk = _build_chunk(architecture, parallelism, dtype, recompute).to(device)
         with Checkpoint(directory) as checkpoint:
             Loader(checkpoint, architecture, part, experts).load(chunk)
@@ -135,7 +134,7 @@ def _build_chunk(
         max_sequence_length=architecture.max_sequence_length,
         pre_process=is_first,
         post_process=is_last,
-        # Frozen weights need no gradient in common: two stages load tied ones each for itself.
+        # Frozen weights need no shared gradient: two stages load tied ones separately.
         share_embeddings_and_output_weights=False,
         position_embedding_type="rope",
     )
@@ -143,11 +142,11 @@ def _build_chunk(
         model.output_layer.weight = model.embedding.word_embeddings.weight
     if recompute == "layers" and is_first:
         model.embedding.register_forward_hook(_with_gradient)
-    return model.to(dtype)  # its norms are float32 whatever the config says
+    return model.to(dtype)  # its norms are float32 for any config
 
 
 def _with_gradient(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
-    """Where nothing that goes into a layer has a gradient, it would not be computed again, and its LoRA get none."""
+    """Require a gradient of the embedding. Without one, layers would not be recomputed, and LoRA would get none."""
     return embedded.detach().requires_grad_() if torch.is_grad_enabled() else embedded
 
 
@@ -173,7 +172,7 @@ def _recompute_config(recompute: RankRecompute, mixture: Mixture | None) -> dict
 def _transformer_config(
     architecture: Architecture, parallelism: Parallelism, dtype: torch.dtype, recompute: RankRecompute
 ) -> TransformerConfig:
-    """Sums everywhere, nothing fused (that is CUDA's), nothing drawn at random."""
+    """Configure sums everywhere, no fused kernels (they need CUDA) and no randomness."""
     return TransformerConfig(
         num_layers=architecture.layers,
         hidden_size=architecture.hidden_size,
@@ -201,11 +200,11 @@ def _transformer_config(
         perform_initialization=False,
         params_dtype=dtype,
         pipeline_dtype=dtype,
-        # Microbatches are as long as their own datums: stages tell each other the shape of each.
+        # Microbatches have the length of their datums: stages tell each other each shape.
         variable_seq_lengths=parallelism.pipeline > 1,
-        moe_token_dispatcher_type="alltoall",  # asked even without experts: the default has one shape for all
+        moe_token_dispatcher_type="alltoall",  # also checked without experts: the default requires equal shapes
         bf16=dtype == torch.bfloat16,
-        cuda_graph_scope=[],  # its default is deprecated, and says so at every start
+        cuda_graph_scope=[],  # the default is deprecated, and warns at every start
         calculate_per_token_loss=True,
         **_recompute_config(recompute, architecture.mixture),
         **({} if architecture.mixture is None else _mixture_config(architecture.mixture, parallelism)),
@@ -213,12 +212,12 @@ def _transformer_config(
 
 
 def _mixture_config(mixture: Mixture, parallelism: Parallelism) -> dict[str, Any]:
-    """No token is dropped, and no loss of a router's joins the caller's."""
+    """Configure experts without dropped tokens and without router losses."""
     return {
         "num_moe_experts": mixture.experts,
         "moe_router_topk": mixture.chosen,
         "moe_ffn_hidden_size": mixture.intermediate_size,
-        # Softmax of the chosen alone is that of all with the chosen's share of it divided out.
+        # Softmax over the chosen equals softmax over all, renormalised to the chosen.
         "moe_router_pre_softmax": not mixture.renormalised,
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
@@ -228,7 +227,7 @@ def _mixture_config(mixture: Mixture, parallelism: Parallelism) -> dict[str, Any
 
 
 def _set_rotary_frequencies(chunk: Any, config: Any) -> None:
-    """As transformers computes them: Megatron knows one set of Llama 3's scaling factors only."""
+    """Use transformers' frequencies: Megatron knows only one set of Llama 3's scaling factors."""
     chunk.rotary_pos_emb.inv_freq.copy_(LlamaRotaryEmbedding(config=config).inv_freq)
 
 
@@ -249,7 +248,7 @@ class _Placing:
         return layer
 
     def layer(self, layer: Any) -> list[AdaptedLayer]:
-        """All linear layers of a transformer layer, which knows its number in the whole model, from 1."""
+        """Wrap all linear layers of a transformer layer, whose number counts from 1 over the whole model."""
         name = f"model.layers.{layer.layer_number - 1}."
         return [*self._attention(layer, f"{name}self_attn."), *self._feed_forward(layer, name)]
 
@@ -294,8 +293,9 @@ def _side_by_side(outputs: Sequence[Tensor]) -> Tensor:
 
 
 def place_lora(chunk: Any, architecture: Architecture, part: Part, experts: Part, max_rank: int) -> MegatronLora:
-    """Wraps every linear layer of a GPTModel's pipeline stage in place. `part` is a tensor rank's, `experts` which of
-    a mixture's experts are here.
+    """Wrap every linear layer of a GPTModel's pipeline stage in place.
+
+    `part` is the tensor rank's, `experts` the part of a mixture's experts on this rank.
     """
     placing = _Placing(architecture, part, experts, max_rank)
     layers: list[AdaptedLayer] = [placed for layer in chunk.decoder.layers for placed in placing.layer(layer)]

@@ -1,15 +1,15 @@
 """LoRA on Megatron's parallel linear layers, one A and one B per projection of the transformers model.
 
-Megatron fuses query, key and value into one layer, and gate and up into another. Each projection keeps an adapter of
-its own, whose delta is added to its columns of the fused layer's output: an adapter has the tensors that PEFT's has.
+Megatron fuses query, key and value into one layer, and gate and up into another. Each projection keeps its own adapter,
+whose delta is added to its columns of the fused layer's output: an adapter has the same tensors as PEFT's.
 
     y[columns of p] += scale * (x A_p^T) B_p^T
 
-A and B are padded to the greatest rank that any adapter may have. Padding is zero and adds nothing: rows of A get
-their gradient through columns of B, columns of B through rows of A, so both get exactly zero.
+A and B are padded to the largest rank of any adapter. Padding is zero and adds nothing: rows of A get their gradient
+through columns of B, columns of B through rows of A, so both get exactly zero.
 
-Over tensor ranks a column-parallel layer has its rows of B and all of A, a row-parallel one its columns of A and
-all of B. What is whole has the same gradient on all of them.
+Among tensor ranks, a column-parallel layer has its rows of B and all of A, a row-parallel one its columns of A and all
+of B. Whole factors have the same gradient on all ranks.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Join = Callable[[Sequence[Tensor]], Tensor]
 class LoraTensor:
     """One tensor of the adapter on this rank.
 
-    `name` is the whole model's, as in an AdapterState ("model.layers.0.self_attn.q_proj.lora_A"). `parameter` is
-    this rank's part of it, float32; dimension `split` is divided in equal parts, in their order, among the ranks of
-    tensor or expert parallelism, as `among` says; None: all have the same. `full_shape` is the model's, `[max_rank,
-    d_in]` or `[d_out, max_rank]`, of experts with their number before it. The parts of a vocabulary may be longer
-    together; what is beyond the full shape stays zero.
+    `name` is the whole model's, as in an AdapterState ("model.layers.0.self_attn.q_proj.lora_A"). `parameter` is this
+    rank's part of it, float32. Dimension `split` is divided in equal parts, in order, among the ranks of tensor or
+    expert parallelism, as `among` says; None: all ranks have the same. `full_shape` is the model's, `[max_rank, d_in]`
+    or `[d_out, max_rank]`, with the number of experts in front. The parts of a vocabulary may be longer in total;
+    values beyond the full shape stay zero.
     """
 
     name: str
@@ -52,7 +52,7 @@ class LoraTensor:
     among: Literal["tensor", "expert"] = "tensor"
 
     def part(self) -> TensorPart:
-        """What the engine must know to cut this rank's part out of an adapter, and to join it to the others'."""
+        """Return what the engine needs to cut this rank's part out of an adapter, and to join the parts."""
         return TensorPart(self.name, tuple(self.parameter.shape), self.split, self.full_shape, self.among)
 
 
@@ -66,10 +66,10 @@ class Projection:
 
 
 class ParallelLora(nn.Module):
-    """A frozen Column- or RowParallelLinear with its projections' adapters; stands in its place.
+    """A frozen Column- or RowParallelLinear with its projections' adapters, which replaces it.
 
-    `split` says which dimension of the frozen weight is divided, `part` which part of it is here. `join` lays the
-    projections' outputs out as the fused layer's. Columns beyond a vocabulary's end are -inf: they get no probability.
+    `split` is the divided dimension of the frozen weight, `part` the part on this rank. `join` arranges the
+    projections' outputs like the fused layer's. Columns beyond a vocabulary's end are -inf, so they get no probability.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class ParallelLora(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The frozen weight's part; Megatron peeks at it."""
+        """This rank's part of the frozen weight, which Megatron accesses."""
         weight: Tensor = self.base.weight  # type: ignore[assignment]
         return weight
 
@@ -130,7 +130,7 @@ class ParallelLora(nn.Module):
             yield LoraTensor(f"{projection.name}.lora_B", B, split_B, (projection.out_features, self._max_rank))
 
     def _delta(self, x: Tensor) -> Tensor:
-        """All projections share one product with x, and one exchange between tensor ranks."""
+        """Compute the delta. All projections share one product with x, and one exchange between tensor ranks."""
         down = x.to(self.lora_A[0].dtype) @ torch.cat(tuple(self.lora_A)).T * self.scale
         if self.split == ROWS:
             down = copy_to_tensor_model_parallel_region(down)
@@ -141,7 +141,7 @@ class ParallelLora(nn.Module):
 
 
 def _only(outputs: Sequence[Tensor]) -> Tensor:
-    """A layer that stands for one projection has its output."""
+    """Return the output of the only projection."""
     (output,) = outputs
     return output
 
@@ -151,7 +151,7 @@ def _length(part: slice) -> int:
 
 
 def _mark(parameter: nn.Parameter, split: int | None) -> None:
-    """What Megatron's gradient norm asks, so that what all tensor ranks have is counted once."""
+    """Set the attributes that Megatron's gradient norm uses, so that values on all tensor ranks count once."""
     marked: Any = parameter
     marked.tensor_model_parallel = split is not None
     marked.partition_dim = -1 if split is None else split
@@ -166,9 +166,9 @@ class AdaptedLayer(Protocol):
 
 
 class MegatronLora:
-    """The adapter of a pipeline stage, one place that any adapter is switched into.
+    """The adapter weights of a pipeline stage, which hold one adapter at a time.
 
-    `tensors` are sorted by name. All are there whatever an adapter trains: what it does not train is zero.
+    `tensors` are sorted by name. All exist for every adapter: untrained ones are zero.
     """
 
     def __init__(self, layers: Sequence[AdaptedLayer]) -> None:
@@ -177,6 +177,6 @@ class MegatronLora:
         self.tensors = tuple(sorted(found, key=lambda tensor: tensor.name))
 
     def set_scale(self, scale: float) -> None:
-        """alpha / rank of the adapter that is switched in."""
+        """Set alpha / rank of the current adapter."""
         for layer in self._layers:
             layer.scale = scale

@@ -1,4 +1,4 @@
-"""A base model as ranks on GPUs get it: what of it decides whether they can hold it, and what is refused."""
+"""The properties of a base model that decide whether ranks on GPUs can hold it, and the refusals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinsmith_trainer.errors import ModelDirectoryInvalid
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 GROUPED_ROW_FLOATS = 8
-"""In bfloat16, 16 bytes: grouped products of GPUs refuse rows that are no multiple of it."""
+"""16 bytes in bfloat16: grouped products of GPUs require rows of a multiple of this."""
 
 EXPERTS = "experts"
 _ATTENTION = ("linear_q", "linear_k", "linear_v", "linear_proj")
@@ -22,16 +22,16 @@ _FEED_FORWARD = ("linear_fc1_gate", "linear_fc1_up", "linear_fc2")
 _UNEMBEDDING = ("output_layer",)
 
 NAMES_CODE = "auto_map"
-"""The key by which a configuration names a module, in the directory or in a repository of a hub."""
+"""The key by which a configuration names a Python module, in the directory or in a hub repository."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankedModel:
-    """What ranks are made for.
+    """The model that ranks are built for.
 
-    `max_tokens` is the longest datum's, `max_rank` the highest rank of an adapter, `token_budget` how many tokens a
-    packed microbatch may have, or those of a longest datum if that is more, `recompute` what of each layer is
-    computed again in backward. `experts`: of each layer of a mixture; 0 of a dense model.
+    `max_tokens` is the length of the longest datum, `max_rank` the highest rank of an adapter. `token_budget` limits a
+    packed microbatch, which may always hold a longest datum. `recompute` is what each layer recomputes in backward.
+    `experts` is their number in each layer; 0 for a dense model.
     """
 
     directory: Path
@@ -46,12 +46,12 @@ class RankedModel:
 
     @property
     def lora_targets(self) -> list[str]:
-        """All that a client may ask to train, in Megatron-Bridge's names; what it does not is zero, and stays so."""
+        """All modules that a client may train, in Megatron-Bridge's names. Untrained ones stay zero."""
         return [*_ATTENTION, *((EXPERTS,) if self.experts else _FEED_FORWARD), *_UNEMBEDDING]
 
 
 def ranked_model(directory: Path, info: BaseModelInfo, settings: MegatronSettings) -> RankedModel:
-    """Raises ModelDirectoryInvalid for a mixture of experts that adapters of ours have no names for."""
+    """Read the model's properties. Raises ModelDirectoryInvalid for an unsupported mixture of experts."""
     from transformers import AutoConfig
 
     config: Any = AutoConfig.from_pretrained(directory)
@@ -70,20 +70,20 @@ def ranked_model(directory: Path, info: BaseModelInfo, settings: MegatronSetting
 
 
 def check_layout(model: RankedModel, parallelism: Parallelism) -> None:
-    """Raises ModelDirectoryInvalid where such ranks on GPUs could not hold such a model."""
+    """Raise ModelDirectoryInvalid if such ranks on GPUs cannot hold the model."""
     if parallelism.expert > 1 and (not model.experts or model.experts % parallelism.expert):
         raise ModelDirectoryInvalid(
             f"The model in {model.directory} has {model.experts or 'no'} experts, which {parallelism.expert} ranks "
-            f"cannot share equally. Choose an expert parallelism that divides them; of a dense model that is 1."
+            f"cannot share equally. Choose an expert parallelism that divides them; 1 for a dense model."
         )
     if model.experts and model.max_rank % GROUPED_ROW_FLOATS:
         raise ModelDirectoryInvalid(
-            f"Adapters of experts are multiplied by rows of {GROUPED_ROW_FLOATS} numbers, and the highest rank is "
+            f"Adapters of experts need a highest rank that is a multiple of {GROUPED_ROW_FLOATS}, and max_rank is "
             f"{model.max_rank}. Choose a multiple of {GROUPED_ROW_FLOATS}: smaller ranks are padded to it."
         )
     shared = {
         "key and value heads": model.kv_heads,
-        "tokens in its vocabulary": model.vocab_size,  # Megatron-Bridge pads none of a transformers model's
+        "tokens in its vocabulary": model.vocab_size,  # Megatron-Bridge does not pad it
         "rows of LoRA's A at the highest rank": model.max_rank,
     }
     for what, count in shared.items():
@@ -93,35 +93,35 @@ def check_layout(model: RankedModel, parallelism: Parallelism) -> None:
                 f"share equally. Choose a number of tensor ranks that divides {count}."
             )
     if model.tied_embeddings and parallelism.pipeline > 1:
-        # The last stage takes its unembedding from `LoRALinear.weight`, which has the adapter in it already, and
-        # adds the adapter to what comes out (`megatron/bridge/peft/lora_layers.py`).
+        # The last stage uses `LoRALinear.weight`, which already includes the adapter, as its unembedding, and adds the
+        # adapter again to the output (`megatron/bridge/peft/lora_layers.py`).
         raise ModelDirectoryInvalid(
-            f"The model in {model.directory} unembeds by its embeddings, which pipeline stages would adapt twice. "
-            f"Use 1 pipeline stage: models that share these weights are small enough for tensor ranks alone."
+            f"The model in {model.directory} has tied embeddings, which pipeline stages would adapt twice. Use 1 "
+            f"pipeline stage: models with tied embeddings are small enough for tensor ranks alone."
         )
 
 
-def check_no_code(directory: Path, who: str) -> None:
-    """Raises ModelDirectoryInvalid, naming the file, for a model that brings a program along.
+def check_no_code(directory: Path, framework: str) -> None:
+    """Raise ModelDirectoryInvalid, naming the file, for a model that includes a program.
 
     `who` would run it. NeMo RL loads configurations, tokenizers and models with `trust_remote_code=True`
     (`finalize_megatron_setup` in `nemo_rl/models/megatron/setup.py`, `import_model_from_hf_name` in
     `nemo_rl/models/megatron/community_import.py`), and so does Miles (`init` in
-    `miles/backends/megatron_utils/actor.py`, `_setup_lora_model_via_bridge` beside it); neither offers another way.
-    Without programs there is nothing to trust.
+    `miles/backends/megatron_utils/actor.py`, `_setup_lora_model_via_bridge` in the same folder); neither has an option
+    to change this.
     """
     modules = sorted(path.name for path in directory.glob("*.py"))
     naming = sorted(path.name for path in directory.glob("*.json") if _names_code(path))
     if found := [*modules, *naming]:
         raise ModelDirectoryInvalid(
-            f"The model in {directory} brings a program along ({', '.join(found)}), which {who} would run on every "
-            f"rank. Use a model of a family that transformers has itself, and take these files, or their "
-            f"{NAMES_CODE}, away."
+            f"The model in {directory} includes a program ({', '.join(found)}), which {framework} would run on every "
+            f"rank. Use a model of a family that transformers implements, and remove these files, or their "
+            f"{NAMES_CODE}."
         )
 
 
 def _names_code(file: Path) -> bool:
-    """Only objects count: a tokenizer's vocabulary may hold any word."""
+    """Return whether a JSON file names code. Only objects count: a tokenizer's vocabulary may hold any word."""
     try:
         content = json.loads(file.read_text())
     except (UnicodeDecodeError, json.JSONDecodeError):

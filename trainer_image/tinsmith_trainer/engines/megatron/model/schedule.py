@@ -1,4 +1,4 @@
-"""A call's microbatches through Megatron's schedule, with or without pipeline stages."""
+"""A call's microbatches in Megatron's schedule, with or without pipeline stages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ Scored = tuple[Tensor, Tensor, dict[str, Any]]
 
 
 class MegatronSchedule:
-    """Runs on every rank of the model alike; `chunk` is this rank's stage, whose output layer is called from here on.
+    """A schedule that runs in the same way on every rank of the model.
 
-    Gradients are plain sums over tokens, rows and microbatches: `calculate_per_token_loss` keeps the schedule from
-    averaging, and the count of tokens that it then asks for is 0, since nothing may be divided by it.
+    `chunk` is this rank's stage, whose output layer is called here from now on. Gradients are plain sums over tokens,
+    rows and microbatches: `calculate_per_token_loss` disables averaging, and the token count that the schedule then
+    requires is 0, so nothing is divided by it.
     """
 
     def __init__(self, chunk: nn.Module, **asked: Any) -> None:
-        """`asked`: what else the model is called with."""
+        """Prepare the stage. `asked` are additional arguments of the model."""
         config: Any = chunk.config
         if not config.calculate_per_token_loss:
             raise ValueError("Megatron would average over microbatches: calculate_per_token_loss is off.")
@@ -35,9 +36,9 @@ class MegatronSchedule:
         self._unembedding = defer_unembedding(chunk)
 
     def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
-        """One result a microbatch on the last stage, none on the others."""
+        """Return one result per microbatch on the last stage, none on the others."""
         collected: list[RowResults] = []
-        rows, length = microbatches[0][INPUT_IDS].shape  # stages ask each other for those of the others
+        rows, length = microbatches[0][INPUT_IDS].shape  # stages tell each other the shapes of the others
         with torch.set_grad_enabled(not forward_only):
             get_forward_backward_func()(
                 forward_step_func=partial(self._forward, loss=loss, collected=collected),
@@ -60,7 +61,7 @@ class MegatronSchedule:
         return out, partial(self._score, batch=batch, loss=loss, collected=collected)
 
     def _score(self, hidden: Tensor, *, batch: Batch, loss: PreparedLoss, collected: list[RowResults]) -> Scored:
-        assert self._unembedding is not None, "only the last stage has what is scored"
+        assert self._unembedding is not None, "only the last stage has logprobs"
         seen = scored(batch)
         logprobs = self._unembedding.logprobs(hidden, seen.targets)
         terms = loss(logprobs, seen.inputs)

@@ -1,14 +1,14 @@
-"""From a transformers checkpoint to one rank's parameters of Megatron's GPT model.
+"""Loading of a transformers checkpoint into one rank's parameters of Megatron's GPT model.
 
-Megatron fuses what transformers keeps apart, and splits it over tensor ranks:
+Megatron fuses tensors that transformers keeps separate, and divides them among tensor ranks:
 
-- `linear_qkv` holds, key and value head by head, the query heads of that group, then its key, then its value;
+- `linear_qkv` holds, for each key and value head, the query heads of its group, then its key, then its value;
 - `linear_fc1` holds a rank's part of gate, then its part of up;
-- columns of `linear_proj` and `linear_fc2`, rows of all others; norms and routers are whole on each rank;
+- `linear_proj` and `linear_fc2` are divided by columns, all others by rows; norms and routers are whole on each rank;
 - each expert of a mixture is such a `linear_fc1` and `linear_fc2`, and expert ranks have some of them;
 - embedding and output layer are padded with zeros to equal parts.
 
-Only what belongs to this rank is read.
+Only this rank's parts are read.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Checkpoint:
         shards = sorted(directory.glob("*.safetensors"))
         if not shards:
             raise ModelDirectoryInvalid(
-                f"{directory} has no *.safetensors, which ranks read in parts. Save the model anew "
-                "with transformers, which writes them."
+                f"{directory} has no *.safetensors, which ranks read in parts. Save the model "
+                "again with transformers, which writes them."
             )
         for shard in shards:
             file = self._open_files.enter_context(safe_open(str(shard), framework="pt"))
@@ -56,7 +56,7 @@ class Checkpoint:
         self._open_files.close()
 
     def part(self, name: str, shape: tuple[int, ...], split: int | None, part: Part) -> Tensor:
-        """This rank's part of a tensor that must have `shape`; all of it if `split` is None."""
+        """Return this rank's part of a tensor that must have `shape`; all of it if `split` is None."""
         if name not in self._file_of:
             raise ModelDirectoryInvalid(f"The weights in {self._directory} lack the tensor {name}.")
         lazy = self._file_of[name].get_slice(name)
@@ -75,24 +75,24 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Which of how many equal parts is this tensor rank's."""
+    """The index of this tensor rank's part, and the number of equal parts."""
 
     index: int
     count: int
 
     def width(self, size: int) -> int:
-        """Of every part, with the padding that makes the last ones equal."""
+        """Return the width of every part, including the padding of the last ones."""
         return -(-size // self.count)
 
     def of(self, size: int) -> slice:
-        """The part's place in a dimension; the last parts are short or empty where they do not come out even."""
+        """Return the part's range in a dimension. The last parts are short or empty if the division is uneven."""
         width = self.width(size)
         return slice(min(self.index * width, size), min((self.index + 1) * width, size))
 
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Makes parameters of one tensor rank out of a checkpoint."""
+    """Reads the parameters of one tensor rank from a checkpoint."""
 
     checkpoint: Checkpoint
     architecture: Architecture
@@ -100,7 +100,7 @@ class Loader:
     experts: Part = Part(0, 1)
 
     def load(self, chunk: Any) -> None:
-        """Fills every parameter of a GPTModel's pipeline stage."""
+        """Fill every parameter of a GPTModel's pipeline stage."""
         # Megatron counts the whole model's layers from 1.
         makers = self._makers([layer.layer_number - 1 for layer in chunk.decoder.layers])
         with torch.no_grad():
@@ -164,7 +164,7 @@ class Loader:
         return interleave_groups(query, key, value, key.shape[0] // sizes.head_size, dim=0)
 
     def _vocabulary(self, name: str) -> Tensor:
-        """This rank's rows, and zeros where the vocabulary ends before its last row."""
+        """Return this rank's rows, with zeros after the end of the vocabulary."""
         rows = self._rows(name, self.architecture.vocab_size)
         width = self.part.width(self.architecture.vocab_size)
         return torch.cat([rows, rows.new_zeros(width - rows.shape[0], rows.shape[1])])
@@ -180,6 +180,6 @@ class Loader:
 
 
 def interleave_groups(query: Tensor, key: Tensor, value: Tensor, groups: int, *, dim: int) -> Tensor:
-    """Puts each group's queries, key and value side by side in dimension `dim`, as Megatron's fused layer has them."""
+    """Arrange each group's queries, key and value next to each other in dimension `dim`, as in Megatron's layer."""
     by_group = zip(*(tensor.chunk(groups, dim) for tensor in (query, key, value)), strict=True)
     return torch.cat([part for group in by_group for part in group], dim)

@@ -1,4 +1,5 @@
-"""What one rank does with its part of a model, whoever built it: adapters in turn, gradients, optimizer steps, state.
+"""One rank's work on its part of a model: switching adapters, gradients, optimizer steps and state.
 
-Knows Megatron's optimizers and data parallelism, but neither how the model was made nor where the rank runs.
+It uses Megatron's optimizers and data parallelism, but depends neither on how the model was built nor on where the rank
+runs.
 """

@@ -1,7 +1,7 @@
 """Adapters that wait in host memory while another one is in the model.
 
-What waits is flat: one tensor for all weights, one for each of Adam's moments, so that a switch is a handful of
-copies between host and device and not thousands.
+Waiting adapters are flat: one tensor for all weights, and one for each of Adam's moments, so that a switch takes a few
+copies between host and device, and not thousands.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """What a rank's model and optimizer hold of one adapter, on the host.
+    """A rank's share of one adapter in the model and optimizer, on the host.
 
-    `model`: the rank's parameters in their own type. `masters`: the float32 values that the optimizer steps, None where
-    those are the parameters themselves. `moments`: exp_avg and exp_avg_sq, None before the first step. Of masters and
-    moments a rank has what its optimizer has: with the distributed optimizer, a shard.
+    `model`: the rank's parameters in their own type. `masters`: the float32 values that the optimizer steps, None if
+    those are the parameters themselves. `moments`: exp_avg and exp_avg_sq, None before the first step. Masters and
+    moments are those of the rank's optimizer; with the distributed optimizer, a shard.
     """
 
     model: Tensor
@@ -31,8 +31,8 @@ class Parked:
 class AdapterSlot:
     """One adapter of a rank. `parked` is None while the adapter is in the model.
 
-    `gradients` is what was accumulated since the last step, flat and float32, on the model's device while the adapter
-    is in the model; None where nothing was.
+    `gradients` were accumulated since the last step, flat and float32, on the model's device while the adapter is in
+    the model; None if there are none.
     """
 
     step: int
@@ -41,7 +41,7 @@ class AdapterSlot:
     parked: Parked | None
 
     def add(self, gradients: Tensor) -> None:
-        """Takes a call's gradients, which become the slot's."""
+        """Add a call's gradients. The slot takes ownership."""
         if self.gradients is None:
             self.gradients = gradients
         else:
@@ -53,25 +53,25 @@ class AdapterSlot:
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """A flat copy of tensors of one type and device, in their order."""
+    """Return a flat copy of tensors of one type and device, in order."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors]) if tensors else torch.empty(0)
 
 
 def unpack(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Sets tensors from what `pack` made of them, whatever device it is on now."""
+    """Set tensors from the flat result of `pack`, on any device."""
     if tensors:
         targets = [tensor.detach() for tensor in tensors]
         torch._foreach_copy_(targets, split(flat.to(targets[0].device, non_blocking=True), targets))
 
 
 def split(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Views of `flat` in the shapes of `tensors`."""
+    """Return views of `flat` in the shapes of `tensors`."""
     parts = torch.split(flat, [tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def to_host(flat: Tensor) -> Tensor:
-    """Pinned where it comes from a GPU, so that it goes back at the bus's speed. A tensor of the host stays itself."""
+    """Copy to the host, pinned if it comes from a GPU for a fast way back. A host tensor is returned unchanged."""
     if not flat.is_cuda:
         return flat
     return torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat)

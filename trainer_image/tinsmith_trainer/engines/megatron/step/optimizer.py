@@ -1,7 +1,8 @@
-"""What Megatron's optimizers hold of each parameter: float32 masters and Adam's moments, read and set.
+"""Megatron's data parallelism and optimizers: their setup, and their state read and set.
 
-Three optimizers are known: on float32 parameters; on 16-bit parameters with float32 masters; and the distributed one,
-in which every data-parallel rank holds a range of each flattened parameter.
+The setup makes gradients sums and disables overlapping communication. An optimizer holds a float32 master and Adam's
+moments for each parameter. Three optimizers are supported: on float32 parameters; on 16-bit parameters with float32
+masters; and the distributed one, in which every data-parallel rank holds a range of each flattened parameter.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Moments = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """What this rank's optimizer steps of `parameter`: the elements `start` to `end` of it, flattened.
+    """The elements `start` to `end` of a flattened `parameter` that this rank's optimizer steps.
 
     `tensor` holds them in float32, and is the key to `inner.state`.
     """
@@ -37,29 +38,29 @@ class Master:
 
 
 class OptimizerState:
-    """Masters and moments of `parameters`, flat, in their order; a rank's shards of them where they are sharded."""
+    """Masters and moments of `parameters`, flat, in order; a rank's shards if they are sharded."""
 
     def __init__(self, optimizer: Any, parameters: Sequence[Tensor]) -> None:
         self._parameters = parameters
-        self._optimizers = [one for one in chained(optimizer) if not one.is_stub_optimizer]
-        by_parameter = {id(master.parameter): master for one in self._optimizers for master in _masters(one)}
+        self._optimizers = [each for each in chained(optimizer) if not each.is_stub_optimizer]
+        by_parameter = {id(master.parameter): master for each in self._optimizers for master in _masters(each)}
         held = (by_parameter.get(id(parameter)) for parameter in parameters)
         self._masters = [master for master in held if master is not None]
         self._groups = _data_groups(self._optimizers)
 
     def masters(self) -> list[Tensor]:
-        """The live tensors."""
+        """Return the live tensors."""
         return [master.tensor for master in self._masters]
 
     def moments(self) -> Moments:
-        """Copies. Only after a step: before it, Adam has none."""
+        """Return copies. Adam has moments only after a step."""
         first, second = (
             pack([master.inner.state[master.tensor][name] for master in self._masters]) for name in MOMENTS
         )
         return first, second
 
     def set_moments(self, step: int, moments: Moments | None) -> None:
-        """None removes the entries: Adam makes new ones at its next step, and zeros would not be the same to it."""
+        """Set the moments; None removes them. Adam creates new ones in its next step, unlike from zeros."""
         for inner in self._inners():
             inner.state.clear()
             _set_group_step(inner, step if moments else None)
@@ -74,7 +75,7 @@ class OptimizerState:
             master.inner.state[master.tensor] = entry
 
     def set_hyperparameters(self, params: AdamParams) -> None:
-        """LoRA has matrices alone, which all decay: groups differ in nothing."""
+        """Set the hyperparameters in all groups. All of LoRA's matrices decay, so groups are equal."""
         for inner in self._inners():
             for group in inner.param_groups:
                 group["lr"] = params.learning_rate
@@ -83,21 +84,21 @@ class OptimizerState:
                 group["weight_decay"] = params.weight_decay
 
     def clip(self, norm: float, largest: float) -> None:
-        """Scales the ready gradients as torch's clipping does; `largest` 0 is off."""
+        """Scale the ready gradients as torch's clipping does. A `largest` of 0 disables it."""
         scale = largest / (norm + 1e-6) if largest > 0 else 1.0
         gradients = [gradient for master in self._masters if (gradient := master.tensor.grad) is not None]
         if scale < 1.0 and gradients:
             torch._foreach_mul_(gradients, scale)
 
     def forget_gradients(self) -> None:
-        """The ready gradients are views of buffers, in which the next backward would find them a second time."""
+        """Drop the ready gradients: they are views of buffers, which the next backward would add to again."""
         for master in self._masters:
             master.tensor.grad = None
         for parameter in self._parameters:
             parameter.grad = None
 
     def shards(self, whole: Tensor) -> Tensor:
-        """Of values of all parameters, flat, those that this rank's optimizer holds, flat."""
+        """Return this rank's shards, flat, of flat values of all parameters."""
         by_parameter = {
             id(parameter): part.reshape(-1)
             for parameter, part in zip(self._parameters, split(whole, self._parameters), strict=True)
@@ -105,7 +106,7 @@ class OptimizerState:
         return pack([by_parameter[id(master.parameter)][master.start : master.end] for master in self._masters])
 
     def whole(self, shards: Tensor) -> Tensor:
-        """The inverse of `shards`, on the host; with the distributed optimizer a call of all data-parallel ranks."""
+        """Invert `shards`, on the host. With the distributed optimizer all data-parallel ranks must call it."""
         flat = torch.zeros(sum(parameter.numel() for parameter in self._parameters), device=self._device)
         parts = dict(zip(map(id, self._parameters), split(flat, self._parameters), strict=True))
         held = split(shards.to(self._device), self.masters())
@@ -120,17 +121,17 @@ class OptimizerState:
         return self._parameters[0].device
 
     def _inners(self) -> list[torch.optim.Optimizer]:
-        return [one.optimizer for one in self._optimizers]
+        return [each.optimizer for each in self._optimizers]
 
 
 def chained(optimizer: Any) -> Sequence[Any]:
-    """Megatron has an optimizer for dense parameters and one for those of experts."""
+    """Return Megatron's optimizers: one for dense parameters and one for those of experts."""
     optimizers: Sequence[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
     return optimizers
 
 
 def _masters(optimizer: Any) -> Iterator[Master]:
-    # Imported already, by who made the optimizer.
+    # Already imported by the creator of the optimizer.
     from megatron.core.optimizer import DistributedOptimizer, Float16OptimizerWithFloat16Params
 
     if isinstance(optimizer, DistributedOptimizer):
@@ -161,7 +162,7 @@ def _sharded_masters(optimizer: Any) -> Iterator[Master]:
 
 
 def _data_groups(optimizers: Sequence[Any]) -> list[tuple[Any, list[Tensor]]]:
-    """Over which ranks a parameter's shards are spread, for each distributed optimizer."""
+    """Return the ranks that share a parameter's shards, for each distributed optimizer."""
     from megatron.core.optimizer import DistributedOptimizer
 
     return [
@@ -172,7 +173,7 @@ def _data_groups(optimizers: Sequence[Any]) -> list[tuple[Any, list[Tensor]]]:
 
 
 def _fill_gaps(parts: Sequence[Tensor], group: Any) -> None:
-    """Every element is on one rank, and zero on the others. Summed as integers, so that the bits stay what they are."""
+    """Combine parts. Each element is on one rank and zero on the others; summing integers keeps the bits."""
     bits = pack(parts).view(torch.int32)
     torch.distributed.all_reduce(bits, group=group)
     for part, filled in zip(parts, split(bits.view(torch.float32), parts), strict=True):
@@ -180,7 +181,7 @@ def _fill_gaps(parts: Sequence[Tensor], group: Any) -> None:
 
 
 def _keeps_step_by_tensor(inner: torch.optim.Optimizer) -> bool:
-    """torch's AdamW does. TransformerEngine's and Apex's keep one number in each parameter group."""
+    """Return whether the step is kept per tensor, as in torch. TransformerEngine and Apex keep it per group."""
     return isinstance(inner, torch.optim.Adam | torch.optim.AdamW)
 
 
@@ -194,9 +195,9 @@ def _set_group_step(inner: torch.optim.Optimizer, step: int | None) -> None:
 
 
 def wrap_for_training(chunk: Any, *, distributed_optimizer: bool = False) -> tuple[Any, Any]:
-    """Megatron's DistributedDataParallel and optimizer of what a model's part has to train, fit for `AdapterStep`.
+    """Return Megatron's DistributedDataParallel and optimizer for the trainable parameters, for `AdapterStep`.
 
-    `chunk.config` must ask for sums: `calculate_per_token_loss`. Inside `cpu_megatron()`.
+    `chunk.config` must request sums: `calculate_per_token_loss`. Call this inside `cpu_megatron()`.
     """
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -212,7 +213,7 @@ def wrap_for_training(chunk: Any, *, distributed_optimizer: bool = False) -> tup
     ddp = DistributedDataParallel(chunk.config, data_parallel, chunk)
     adam = OptimizerConfig(
         optimizer="adam",
-        # Every step brings its own; see AdamParams.
+        # Every step sets its own; see AdamParams.
         lr=0.0,
         clip_grad=0.0,
         bf16=any(parameter.dtype == torch.bfloat16 for parameter in chunk.parameters() if parameter.requires_grad),
@@ -222,7 +223,7 @@ def wrap_for_training(chunk: Any, *, distributed_optimizer: bool = False) -> tup
 
 
 def check_setup(ddp: Any, optimizer: Any, parameters: Sequence[Tensor]) -> None:
-    """Raises ValueError with all that would make a step of ours wrong."""
+    """Raise ValueError with everything that would make a step wrong."""
     if wrong := [*_wrong_with_parameters(ddp, parameters), *_wrong_with_reduction(ddp), *_wrong_with_adam(optimizer)]:
         raise ValueError(f"Adapters cannot be trained on this model: {'; '.join(wrong)}.")
 
@@ -230,9 +231,9 @@ def check_setup(ddp: Any, optimizer: Any, parameters: Sequence[Tensor]) -> None:
 def _wrong_with_parameters(ddp: Any, parameters: Sequence[Tensor]) -> Iterator[str]:
     trained = {id(parameter) for parameter in ddp.parameters() if parameter.requires_grad}
     if not parameters:
-        yield "this rank's part of it has no matrices to train"
+        yield "this rank's part has no matrices to train"
     elif trained != {id(parameter) for parameter in parameters}:
-        yield "what it trains is not what the adapters consist of"
+        yield "its trainable parameters are not those of the adapters"
     if len({parameter.dtype for parameter in parameters}) > 1:
         yield "its adapter has parameters of several types"
 
@@ -242,22 +243,22 @@ def _wrong_with_reduction(ddp: Any) -> Iterator[str]:
     if not config.calculate_per_token_loss or data_parallel.average_in_collective:
         yield "its gradients would be means (set calculate_per_token_loss, and average_in_collective off)"
     if data_parallel.overlap_grad_reduce or data_parallel.overlap_param_gather:
-        yield "it communicates ahead of a call's end (set overlap_grad_reduce and overlap_param_gather off)"
+        yield "it communicates before a call's end (set overlap_grad_reduce and overlap_param_gather off)"
     if data_parallel.check_for_nan_in_grad:
-        yield "it ends a rank where a gradient is not a number (set check_for_nan_in_grad off)"
+        yield "it ends a rank when a gradient is NaN (set check_for_nan_in_grad off)"
     if not data_parallel.grad_reduce_in_fp32:
         yield "its gradients are not summed in float32 (set grad_reduce_in_fp32)"
     if data_parallel.num_distributed_optimizer_instances != 1:
         yield "it has several instances of the distributed optimizer"
     if config.hidden_dropout or config.attention_dropout:
-        yield "it drops activations by chance (set hidden_dropout and attention_dropout to 0)"
+        yield "it has dropout (set hidden_dropout and attention_dropout to 0)"
 
 
 def _wrong_with_adam(optimizer: Any) -> Iterator[str]:
-    for config in (one.config for one in chained(optimizer)):
+    for config in (each.config for each in chained(optimizer)):
         if config.optimizer != "adam" or not config.decoupled_weight_decay:
             yield "its optimizer is not AdamW (set optimizer: adam, and decoupled_weight_decay)"
         if config.fp16:
-            yield "it scales losses, as float16 needs (use bf16)"
+            yield "it scales losses for float16 (use bf16)"
         if config.use_precision_aware_optimizer or config.optimizer_cpu_offload:
-            yield "its optimizer keeps state where it cannot be read (no precision-aware optimizer, no CPU offload)"
+            yield "its optimizer state cannot be read (disable the precision-aware optimizer and CPU offload)"

@@ -1,7 +1,7 @@
-"""One rank of a model: what the engine asks of it, by name, wherever it runs.
+"""One rank of a model, with the methods that the engine calls by name, wherever the rank runs.
 
-Every rank gets every call, in the same order. Arguments and results are picklable; tensors come whole and on the
-CPU, each rank cuts its part; what it gives back is its part, and the engine joins them.
+Every rank receives every call, in the same order. Arguments and results are picklable. Tensors arrive whole and on the
+CPU, and each rank cuts its part; it returns its part, and the engine joins the parts.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep, StepS
 
 class Schedule(Protocol):
     def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
-        """Results on the last pipeline stage, nothing on the others. Microbatches may be of several shapes."""
+        """Return results on the last pipeline stage, none on the others. Microbatches may have several shapes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraTarget:
-    """Where adapters are switched in: the parts of their tensors, and how alpha / rank is set."""
+    """The place of the current adapter in a model: the parts of its tensors, and the setter of alpha / rank."""
 
     parts: tuple[TensorPart, ...]
     set_scale: Callable[[float], None]
 
 
 class Rank:
-    """Methods that the engine calls begin with `ts_`."""
+    """A rank. The engine calls the methods that begin with `ts_`."""
 
     def __init__(
         self, step: AdapterStep, schedule: Schedule, places: LoraTarget, parallelism: Parallelism, rank: int
@@ -48,18 +48,18 @@ class Rank:
         self._scales: dict[str, float] = {}
 
     def ts_parts(self) -> tuple[TensorPart, ...]:
-        """Of every adapter, whatever it trains."""
+        """Return the parts that this rank holds of every adapter."""
         return self._places.parts
 
     def ts_create(self, adapter_id: str, scale: float, weights: Tensors) -> None:
-        """`weights` are whole; `scale` is alpha / rank."""
+        """Create an adapter. `weights` are whole; `scale` is alpha / rank."""
         self._step.create(adapter_id, self._cut(weights))
         self._scales[adapter_id] = scale
 
     def ts_forward_backward(
         self, shard: Sequence[Batch], adapter_id: str, loss: PreparedLoss, forward_only: bool
     ) -> list[RowResults]:
-        """Of microbatches all rows on the last pipeline stage, none on the others. Leaves no trace where it raises."""
+        """Return all rows on the last pipeline stage, none on the others. An error leaves the adapter unchanged."""
         self._places.set_scale(self._scales[adapter_id])
 
         def run() -> list[RowResults]:
@@ -69,30 +69,30 @@ class Rank:
         return run_on(adapter_id, run)
 
     def ts_optim_step(self, adapter_id: str, params: AdamParams) -> float:
-        """The gradient's norm over all ranks, before clipping. Raises UserError where it is not finite."""
+        """Step, and return the gradient's norm over all ranks before clipping. Raises UserError if it is not finite."""
         return self._step.optim_step(adapter_id, params)
 
     def ts_clear_gradients(self, adapter_id: str) -> None:
         self._step.clear_gradients(adapter_id)
 
     def ts_state(self, adapter_id: str) -> StepState | None:
-        """This rank's parts. None where other ranks tell all of the same."""
+        """Return this rank's parts, or None if other ranks report all of them."""
         state = self._step.read(adapter_id)
         return state if self._tells_state else None
 
     def ts_load_state(self, adapter_id: str, scale: float, state: StepState) -> None:
-        """`state` holds whole tensors. Replaces what the adapter was."""
+        """Replace the adapter by a state of whole tensors."""
         groups = {name: self._cut(tensors) for name, tensors in state.groups.items()}
         self._step.write(adapter_id, replace(state, groups=groups))
         self._scales[adapter_id] = scale
 
     def ts_drop(self, adapter_id: str) -> None:
-        """Unknown ids are ignored."""
+        """Drop an adapter. Unknown ids are ignored."""
         self._step.drop(adapter_id)
         self._scales.pop(adapter_id, None)
 
     def ts_health(self) -> dict[str, int]:
-        """For whoever looks for a rank that lags or leaks."""
+        """Return numbers that show a rank that lags or leaks."""
         return {"rank": self._rank, "adapters": len(self._scales)}
 
     def _cut(self, whole: Tensors) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
-"""An adapter's whole tensors, and the parts of them that ranks hold. Pure.
+"""The division of an adapter's whole tensors into ranks' parts, and their join.
 
-Parts are padded to the greatest rank that an adapter may have: A `[max_rank, d_in]`, B `[d_out, max_rank]`, and of a
-mixture's experts `[experts or 1, ...]` of these. What a part has beyond the adapter's rank, or beyond the end of a
-dimension that tensor ranks divide, is zero. So is all of a module that the adapter does not train.
+Parts are padded to the largest rank of any adapter: A `[max_rank, d_in]`, B `[d_out, max_rank]`, and for a mixture's
+experts `[experts or 1, ...]` of these. Values beyond the adapter's rank, or beyond the end of a dimension that tensor
+ranks divide, are zero. So are the tensors of modules that the adapter does not train.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """One rank's part of `<module>.lora_A` or `<module>.lora_B`: its own shape, padding included.
+    """One rank's part of `<module>.lora_A` or `<module>.lora_B`, with its own shape, including padding.
 
-    `split` is the dimension that ranks divide in equal parts, those of tensor or expert parallelism as `among` says;
-    None: each holds all of it. `whole_shape` is the model's, with the greatest rank; the parts may be more together.
+    `split` is the dimension that the ranks of tensor or expert parallelism divide equally, as `among` says; None: each
+    holds all of it. `whole_shape` is the model's, with the largest rank; the parts may be longer in total.
     """
 
     name: str
@@ -36,7 +36,7 @@ class TensorPart:
 
 
 def whole_shapes(parts: Sequence[Sequence[TensorPart]], modules: Sequence[str], rank: int) -> dict[str, Shape]:
-    """Of an adapter of this rank on these modules: modules in their order, A before B. `parts` are every rank's."""
+    """Return the shapes of an adapter of this rank: modules in order, A before B. `parts` are every rank's."""
     padded = {part.name: part.whole_shape for held in parts for part in held}
     shapes: dict[str, Shape] = {}
     for module in modules:
@@ -47,7 +47,7 @@ def whole_shapes(parts: Sequence[Sequence[TensorPart]], modules: Sequence[str], 
 
 
 def cut(whole: Tensors, parts: Sequence[TensorPart], at: Coordinates) -> dict[str, Tensor]:
-    """A rank's own copy of its parts."""
+    """Return a copy of a rank's own parts."""
     return {part.name: _cut(whole.get(part.name), part, getattr(at, part.among)) for part in parts}
 
 
@@ -64,7 +64,7 @@ def _cut(whole: Tensor | None, part: TensorPart, index: int) -> Tensor:
 
 
 def _corner(shape: Shape) -> tuple[slice, ...]:
-    """Of a larger tensor, what one of this shape takes."""
+    """Return the index of the leading part of this shape in a larger tensor."""
     return tuple(slice(size) for size in shape)
 
 
@@ -74,21 +74,22 @@ def join(
     parallelism: Parallelism,
     shapes: Mapping[str, Shape],
 ) -> dict[str, Tensor]:
-    """The whole tensors of `shapes`, from what the first of the ranks with equal parts hold. `held` and `parts` are by
-    rank.
+    """Join the whole tensors of `shapes` from the parts of the first ranks that hold them.
+
+    `held` and `parts` are by rank.
     """
     pieces: dict[str, list[Tensor]] = {}
     splits: dict[str, int | None] = {}
     for rank, (tensors, own) in enumerate(zip(held, parts, strict=True)):
         for part in own:
             splits[part.name] = part.split
-            if _tells(part, parallelism, rank):
-                assert tensors is not None, f"rank {rank} has {part.name} and told nothing"
+            if _reports(part, parallelism, rank):
+                assert tensors is not None, f"rank {rank} has {part.name} but reported nothing"
                 pieces.setdefault(part.name, []).append(tensors[part.name])
     return {name: _join(pieces[name], splits[name], shape) for name, shape in shapes.items()}
 
 
-def _tells(part: TensorPart, parallelism: Parallelism, rank: int) -> bool:
+def _reports(part: TensorPart, parallelism: Parallelism, rank: int) -> bool:
     if part.among == "expert":
         return parallelism.is_first_of_experts(rank)
     return parallelism.is_first_copy(rank) and (part.split is not None or parallelism.coordinates(rank).tensor == 0)

@@ -1,8 +1,8 @@
-"""The split train step on one rank: gradients of several calls, then one AdamW, for many adapters on one model.
+"""The split train step on one rank: gradients of several calls, then one AdamW step, for many adapters on one model.
 
-Every `accumulate` reduces its own gradients over data-parallel ranks, in buffers that start at zero, and adds them to
-the adapter's accumulator only when all of the call went well. An accumulator is therefore whole on every rank and does
-not depend on how the data was spread; nothing is reduced twice; and a failed call leaves no trace.
+Each `accumulate` reduces its own gradients over data-parallel ranks, in buffers that start at zero, and adds them to
+the adapter's accumulator only after the whole call succeeded. So an accumulator is whole on every rank and does not
+depend on the distribution of the data, nothing is reduced twice, and a failed call has no effect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class TrainableTensor(Protocol):
-    """One matrix of the adapter that is in the model: this rank's shard of it, padded to the largest rank."""
+    """One matrix of the adapter in the model: this rank's shard, padded to the largest rank."""
 
     @property
     def name(self) -> str: ...
@@ -37,11 +37,11 @@ class TrainableTensor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepState:
-    """All of an adapter on one rank, on the host. Picklable.
+    """The complete state of an adapter on one rank, on the host. Picklable.
 
-    `groups` are those of `engines.adapters`, by tensor name: weights (float32 masters), Adam's moments, gradients.
-    Shards of tensor and pipeline parallelism, whole over data-parallel ranks. A group may be absent: no moments before
-    the first step, no gradients since the last.
+    `groups` are those of `engines.adapters`, by tensor name: weights (float32 masters), Adam's moments, gradients. They
+    are shards of tensor and pipeline parallelism, and whole over data-parallel ranks. A group may be absent: no moments
+    before the first step, no gradients since the last.
     """
 
     step: int
@@ -49,11 +49,11 @@ class StepState:
 
 
 class AdapterStep:
-    """Adapters on this rank's part of a model, of which one at a time is in it.
+    """Adapters on this rank's part of a model, one of which is in the model at a time.
 
     `ddp` is Megatron's DistributedDataParallel around the part, `optimizer` Megatron's over the same parameters, and
-    `tensors` all of those. Every rank makes the same calls in the same order: most of them speak to other ranks.
-    Raises ValueError for a model or an optimizer that does not sum.
+    `tensors` all of those. Every rank must make the same calls in the same order: most calls communicate. Raises
+    ValueError for a model or an optimizer that does not sum.
     """
 
     def __init__(self, ddp: Any, optimizer: Any, tensors: Sequence[TrainableTensor]) -> None:
@@ -68,11 +68,11 @@ class AdapterStep:
         self._inside: str | None = None
 
     def create(self, adapter_id: str, weights: Mapping[str, Tensor]) -> None:
-        """A new adapter with a fresh optimizer, or in the place of the one of that id."""
+        """Create or replace an adapter, with a new optimizer."""
         self.write(adapter_id, StepState(0, {WEIGHTS: weights}))
 
     def accumulate(self, adapter_id: str, run: Callable[[], T]) -> T:
-        """`run` does forwards and backwards whose gradients are added; its error is raised, and nothing was added."""
+        """Add the gradients of the forwards and backwards in `run`. If it raises, nothing is added."""
         slot = self._switch(adapter_id)
         self._ddp.train()
         self._ddp.zero_grad_buffer()
@@ -87,17 +87,17 @@ class AdapterStep:
         return result
 
     def forward_only(self, adapter_id: str, run: Callable[[], T]) -> T:
-        """`run` without gradients. In training mode too: outputs are those that `accumulate` would give."""
+        """Call `run` without gradients, but in training mode, so that outputs equal those of `accumulate`."""
         self._switch(adapter_id)
         self._ddp.train()
         with torch.no_grad():
             return run()
 
     def optim_step(self, adapter_id: str, params: AdamParams) -> float:
-        """Clips, steps AdamW, clears the accumulator; returns the norm before clipping, over all ranks.
+        """Clip, step AdamW, and clear the accumulator; return the norm over all ranks before clipping.
 
-        Raises UserError, weights and optimizer as before, for hyperparameters out of range and for a norm that is not
-        finite; the second clears the accumulator. Raises RanksLost if the step itself failed halfway.
+        Raises UserError, with weights and optimizer unchanged, for hyperparameters out of range and for a norm that is
+        not finite, which also clears the accumulator. Raises RanksLost if the step itself failed.
         """
         check_adam(params)
         slot = self._switch(adapter_id)
@@ -117,13 +117,13 @@ class AdapterStep:
         self._slot(adapter_id).gradients = None
 
     def drop(self, adapter_id: str) -> None:
-        """Unknown ids are ignored."""
+        """Drop an adapter. Unknown ids are ignored."""
         self._slots.pop(adapter_id, None)
         if self._inside == adapter_id:
             self._inside = None
 
     def read(self, adapter_id: str) -> StepState:
-        """A copy. With the distributed optimizer, data-parallel ranks must call this together."""
+        """Return a copy. With the distributed optimizer, data-parallel ranks must call this together."""
         slot = self._slot(adapter_id)
         parked = slot.parked or self._park(slot)
         weights = parked.model if parked.masters is None else self._state.whole(parked.masters)
@@ -136,7 +136,7 @@ class AdapterStep:
         return StepState(slot.step, {group: self._named(flat) for group, flat in groups.items()})
 
     def write(self, adapter_id: str, state: StepState) -> None:
-        """Sets an adapter, new or not. Speaks to no other rank."""
+        """Set a new or existing adapter, without communication."""
         flat = {group: self._flat(group, tensors) for group, tensors in state.groups.items()}
         weights = flat[WEIGHTS]
         moments = None
@@ -154,7 +154,7 @@ class AdapterStep:
             raise ServerError(f"Adapter {adapter_id} is not loaded in this worker.") from None
 
     def _switch(self, adapter_id: str) -> AdapterSlot:
-        """Brings an adapter into the model, and the one that is there out of it."""
+        """Move an adapter into the model, and the current one out of it."""
         slot = self._slot(adapter_id)
         if slot.parked is None:
             return slot
@@ -162,7 +162,7 @@ class AdapterStep:
             leaving = self._slots[self._inside]
             leaving.parked = self._park(leaving)
             leaving.gradients = None if leaving.gradients is None else to_host(leaving.gradients)
-        # Until the other one is in completely, none is: an error here costs no adapter anything.
+        # No adapter is current until the other one is completely in: an error here damages none.
         self._inside = None
         self._bring_in(slot.step, slot.parked)
         slot.gradients = None if slot.gradients is None else slot.gradients.to(self._parameters[0].device)
@@ -171,7 +171,7 @@ class AdapterStep:
         return slot
 
     def _park(self, slot: AdapterSlot) -> Parked:
-        """A copy on the host of what the model and the optimizer hold."""
+        """Return a host copy of what the model and the optimizer hold."""
         first_second = self._state.moments() if slot.has_moments else None
         return Parked(
             to_host(pack(self._parameters)),
@@ -186,22 +186,22 @@ class AdapterStep:
         self._state.set_moments(step, parked.moments)
 
     def _reduce(self) -> None:
-        """Sums over data-parallel ranks, and whatever else Megatron sums over other ranks.
+        """Sum over data-parallel ranks, and wherever else Megatron sums.
 
-        All of it on every rank, also with the distributed optimizer, which could do with a shard: LoRA's gradients are
-        small, and an accumulator that is whole can be read, written and resharded without asking other ranks.
+        Every rank gets the whole sum, even with the distributed optimizer, which would need only a shard: LoRA's
+        gradients are small, and a whole accumulator can be read, written and resharded without communication.
         """
         finalize = self._ddp.config.finalize_model_grads_func or _megatrons_finalize()
         finalize([self._ddp], None, force_all_reduce=True)
 
     def _offer(self, gradients: Tensor | None) -> None:
-        """Puts an accumulator where the optimizer looks; none is zeros."""
+        """Copy an accumulator to where the optimizer expects it; None means zeros."""
         self._ddp.zero_grad_buffer()
         if gradients is not None:
             unpack(gradients, self._buffers())
 
     def _buffers(self) -> list[Tensor]:
-        """Where Megatron sums each parameter's gradient, in float32."""
+        """Return the float32 buffers in which Megatron sums each parameter's gradient."""
         return [cast(Any, parameter).main_grad for parameter in self._parameters]
 
     def _apply(self, params: AdamParams, norm: float) -> None:
@@ -210,10 +210,10 @@ class AdapterStep:
             self._state.clip(norm, params.grad_clip_norm)
             self._optimizer.step_with_ready_grads()
         except Exception as error:
-            raise RanksLost(f"A step failed after it had begun to change weights: {error}") from error
+            raise RanksLost(f"A step failed after it began to change weights: {error}") from error
 
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Copies, each in a storage of its own: a pickled view would carry all of the flat tensor."""
+        """Return copies with separate storage: a pickled view would carry the whole flat tensor."""
         parts = split(flat.cpu(), self._parameters)
         return {name: part.clone() for name, part in zip(self._names, parts, strict=True)}
 
@@ -221,15 +221,15 @@ class AdapterStep:
         for name, parameter in zip(self._names, self._parameters, strict=True):
             if name not in tensors or tensors[name].shape != parameter.shape:
                 has = list(tensors[name].shape) if name in tensors else "nothing"
-                raise ServerError(f"Rank's {group}/{name} must have shape {list(parameter.shape)}, and got {has}.")
+                raise ServerError(f"Rank's {group}/{name} must have shape {list(parameter.shape)}, but got {has}.")
         if extra := tensors.keys() - set(self._names):
-            raise ServerError(f"This rank trains no {min(extra)}, of which it got {group}.")
+            raise ServerError(f"This rank does not train {min(extra)}, but got its {group}.")
         return pack([tensors[name].float() for name in self._names])
 
 
 @contextlib.contextmanager
 def _without_hooks(config: Any) -> Iterator[None]:
-    """Schedules reduce nothing of their own accord, so that one reduction follows the whole call."""
+    """Keep schedules from reducing gradients, so that one reduction follows the whole call."""
     names = ("finalize_model_grads_func", "grad_sync_func", "no_sync_func")
     before = {name: getattr(config, name) for name in names}
     config.finalize_model_grads_func = config.grad_sync_func = None

@@ -1,9 +1,9 @@
-"""Logprobs of targets straight from hidden states: of a microbatch's logits, never more than a part's exist.
+"""Logprobs of targets from hidden states, holding the logits of only a part of a microbatch at a time.
 
 A sequence's logits are the largest tensor of a step: as many values as the vocabulary has tokens, at each position. So
-the output layer is not called where the model does it, but here, for some positions at a time, with their logprobs at
-once; and again in backward, which costs one to three percent of a step, and more of the smallest models. Its adapter,
-and what tensor ranks exchange, are in the layer, which is called as it is.
+the output layer is called here instead of in the model, for some positions at a time, together with their logprobs; and
+again in backward, which costs one to three percent of a step, and more for the smallest models. Its adapter, and the
+exchange between tensor ranks, are part of the layer, which is called unchanged.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ OUTPUT_LAYER = "output_layer"
 
 
 class DeferredUnembedding(nn.Module):
-    """In an output layer's place: what goes in comes out, and is told here what it would have become.
+    """A replacement for an output layer that returns its input, and calls the layer later for logprobs.
 
-    Where tensor ranks share the sequence, what goes in is this rank's piece of it, and the layer gathers the pieces.
+    If tensor ranks share the sequence, the input is this rank's piece of it, and the layer gathers the pieces.
     """
 
     def __init__(self, layer: nn.Module, *, pieces: int, chunk_tokens: int = LOGPROB_CHUNK_TOKENS) -> None:
@@ -39,21 +39,21 @@ class DeferredUnembedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Megatron peeks at it."""
+        """The layer's weight, which Megatron accesses."""
         weight: Tensor = self.layer.weight  # type: ignore[assignment]
         return weight
 
     @override
     def forward(self, hidden: Tensor, **asked: Any) -> tuple[Tensor, None]:
-        """`asked`: how the model calls its layer, the same each time; tied models give it its weight."""
+        """Return the input. `asked` are the model's arguments, equal in each call; tied models pass their weight."""
         self._asked = asked
         return hidden, None
 
     def logprobs(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """float32 of the targets' shape, differentiable, the same on all tensor ranks.
+        """Return float32 of the targets' shape, differentiable, and equal on all tensor ranks.
 
-        `hidden` `[B, S / pieces, H]` is what the model gave; `targets` `[B, S']` or `[B, S', K]`, S' up to S, are those
-        of its first positions.
+        `hidden` `[B, S / pieces, H]` is the model's output; `targets` `[B, S']` or `[B, S', K]`, with S' up to S, are
+        those of its first positions.
         """
         states = hidden.transpose(0, 1)
         length, rows = states.shape[:2]
@@ -69,7 +69,7 @@ class DeferredUnembedding(nn.Module):
         return found[:, : targets.shape[1]].reshape(targets.shape)
 
     def _by_piece(self, targets: Tensor, length: int) -> Tensor:
-        """`[pieces, S / pieces, B, K]`; token 0 where no target is."""
+        """Return `[pieces, S / pieces, B, K]`, with token 0 where there is no target."""
         wanted = targets if targets.ndim == 3 else targets.unsqueeze(-1)
         rows, given, several = wanted.shape
         whole = wanted.new_zeros(self._pieces * length, rows, several)
@@ -77,21 +77,21 @@ class DeferredUnembedding(nn.Module):
         return whole.view(self._pieces, length, rows, several)
 
     def _score(self, states: Tensor, targets: Tensor) -> Tensor:
-        """Of some positions of each piece `[s, B, H]`, whose targets are `[pieces, s, B, K]`: of the targets' shape."""
+        """Score some positions of each piece `[s, B, H]` with targets `[pieces, s, B, K]`, in the targets' shape."""
         logits, _ = self.layer(states, **self._asked)
         return target_logprobs(logits, targets.flatten(0, 1).to(logits.device)).view(targets.shape)
 
 
 def _computed_again(score: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    def kept_nothing(states: Tensor, targets: Tensor) -> Tensor:
+    def recomputed(states: Tensor, targets: Tensor) -> Tensor:
         found: Tensor = checkpoint(score, states, targets, use_reentrant=False, preserve_rng_state=False)
         return found
 
-    return kept_nothing
+    return recomputed
 
 
 def defer_unembedding(model: nn.Module, *, chunk_tokens: int = LOGPROB_CHUNK_TOKENS) -> DeferredUnembedding | None:
-    """Changes the model in place: the last pipeline stage then gives hidden states. None on the others."""
+    """Change the model in place, so that the last pipeline stage returns hidden states. None on other stages."""
     for path, module in model.named_modules():
         owner, _, name = path.rpartition(".")
         if name == OUTPUT_LAYER and module is not None:
@@ -104,10 +104,10 @@ def defer_unembedding(model: nn.Module, *, chunk_tokens: int = LOGPROB_CHUNK_TOK
 
 
 def target_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
-    """float32 of the targets' shape, differentiable, the same on all tensor ranks.
+    """Return float32 of the targets' shape, differentiable, and equal on all tensor ranks.
 
-    `logits` are this rank's part, `[B, S, V/TP]`; entries of a padded vocabulary are -inf. `targets` `[B, S]` or
-    `[B, S, K]` are ids of the whole vocabulary. Each rank's gradient is that of its part.
+    `logits` are this rank's part, `[B, S, V/TP]`; entries of a padded vocabulary are -inf. `targets` `[B, S]` or `[B,
+    S, K]` are ids of the whole vocabulary. Each rank's gradient is that of its part.
     """
     wanted = targets if targets.ndim == logits.ndim else targets.unsqueeze(-1)
     logits = logits.float()
@@ -116,7 +116,7 @@ def target_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _log_total(logits: Tensor) -> Tensor:
-    """log(sum(exp)) over the whole vocabulary, `[B, S]`."""
+    """Return log(sum(exp)) over the whole vocabulary, `[B, S]`."""
     highest = logits.detach().amax(-1)
     torch.distributed.all_reduce(
         highest, op=torch.distributed.ReduceOp.MAX, group=parallel_state.get_tensor_model_parallel_group()
@@ -127,7 +127,7 @@ def _log_total(logits: Tensor) -> Tensor:
 
 
 def _target_logits(logits: Tensor, targets: Tensor) -> Tensor:
-    """Each target's logit, from the rank that has it."""
+    """Return each target's logit, from the rank that has it."""
     width = logits.shape[-1]
     own = targets - parallel_state.get_tensor_model_parallel_rank() * width
     is_here = (own >= 0) & (own < width)

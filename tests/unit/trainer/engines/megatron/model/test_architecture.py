@@ -104,8 +104,8 @@ def test_mixtures_of_other_families_are_refused_also_where_dense_models_of_all_a
 @pytest.mark.parametrize(
     ("config", "parallelism", "sentence"),
     [
-        (LlamaConfig(**SIZES), Parallelism(2, expert=2), "has no experts that 2 ranks could share"),
-        (mixture(), Parallelism(2, tensor=2), "Set tensor parallelism to 1, and share the experts"),
+        (LlamaConfig(**SIZES), Parallelism(2, expert=2), "has no experts to divide among 2 ranks"),
+        (mixture(), Parallelism(2, tensor=2), "Set tensor parallelism to 1, and divide the experts"),
         (mixture(), Parallelism(4, expert=4), "6 experts, which do not divide among 4 expert ranks"),
     ],
     ids=["dense", "tensor", "experts"],

@@ -43,13 +43,13 @@ def test_sums_in_float32_by_adamw_are_taken() -> None:
     [
         ("calculate_per_token_loss", False, "means"),
         ("average_in_collective", True, "means"),
-        ("overlap_grad_reduce", True, "ahead of a call's end"),
-        ("overlap_param_gather", True, "ahead of a call's end"),
-        ("check_for_nan_in_grad", True, "not a number"),
+        ("overlap_grad_reduce", True, "before a call's end"),
+        ("overlap_param_gather", True, "before a call's end"),
+        ("check_for_nan_in_grad", True, "is NaN"),
         ("grad_reduce_in_fp32", False, "not summed in float32"),
         ("num_distributed_optimizer_instances", 2, "several instances"),
-        ("hidden_dropout", 0.1, "by chance"),
-        ("attention_dropout", 0.1, "by chance"),
+        ("hidden_dropout", 0.1, "dropout"),
+        ("attention_dropout", 0.1, "dropout"),
         ("optimizer", "sgd", "not AdamW"),
         ("decoupled_weight_decay", False, "not AdamW"),
         ("fp16", True, "float16"),
@@ -66,7 +66,7 @@ def test_what_is_trained_must_be_the_adapter_and_of_one_type() -> None:
     ddp, optimizer, parameters = setup()
     with pytest.raises(ValueError, match="no matrices to train"):
         check_setup(ddp, optimizer, [])
-    with pytest.raises(ValueError, match="not what the adapters consist of"):
+    with pytest.raises(ValueError, match="not those of the adapters"):
         check_setup(ddp, optimizer, [nn.Parameter(torch.zeros(2, 2))])
     ddp.other = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="several types"):
