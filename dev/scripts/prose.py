@@ -9,16 +9,19 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-# Words that open a fragment or a clause. A docstring opens with an imperative verb or a noun phrase.
+# Words that open a fragment. A docstring opens with an imperative verb or a noun phrase.
 OPENING = re.compile(
     r"(?:Each of|One of|Some of|Any of|"
-    r"After|Also|And|Anything|As|At|Before|Behind|Beside|Both|But|By|Either|Else|Everybody|Everything|For|"
-    r"From|How|If|In|It|Its|Like|Neither|Nobody|None|Nor|Not|Nothing|Of|On|Only|Or|Otherwise|Over|Since|So|"
-    r"Somebody|That|There|They|This|Those|Though|To|Together|Under|Unless|Until|What|Whatever|When|"
-    r"Whenever|Where|Wherever|Whether|Which|While|Who|Whoever|Whom|Whose|Why|With|Within|Without"
+    r"Also|And|Anything|As|Behind|Beside|Both|But|By|Either|Else|Everybody|Everything|From|How|Like|Nobody|Nor|Not|"
+    r"Nothing|Of|Only|Or|Since|So|Somebody|That|This|Those|Though|To|Together|Under|Unless|What|Whatever|Whenever|"
+    r"Where|Wherever|Whether|Which|Who|Whoever|Whom|Whose|Why|Within"
     r")\b"
+)
+# Words that open a sentence without a subject of its own. The docstring of a test may: it explains the test's name.
+CONTEXT = re.compile(
+    r"(?:After|At|Before|For|If|In|It|Its|Neither|None|On|Otherwise|Over|There|They|Until|When|While|With|Without)\b"
 )
 
 # A name says what a thing is; these say only that there is one.
@@ -35,12 +38,14 @@ PHRASES = re.compile(
 )
 
 
-def broken_docstrings(docstrings: Iterable[str]) -> Iterator[str]:
-    """Yield the first line of each docstring that opens with a fragment."""
-    for docstring in docstrings:
-        first = docstring.lstrip().partition("\n")[0]
-        if OPENING.match(first):
-            yield first
+def fragments_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and the first sentence of each docstring that opens with a fragment."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node)
+            is_test = getattr(node, "name", "").startswith("test_")
+            if docstring and (OPENING.match(docstring) or (CONTEXT.match(docstring) and not is_test)):
+                yield node.body[0].lineno, docstring.partition("\n")[0]
 
 
 def pronouns_in(tree: ast.AST) -> Iterator[tuple[int, str]]:

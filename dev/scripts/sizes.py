@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from prose import broken_docstrings
+from prose import fragments_in
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("operator/", "api_server/", "trainer_image/", "client/", "rpc/")
@@ -51,17 +51,14 @@ def measure(sources: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     yield "words in docs", sum(len(text.split()) for text in pages.values())
     yield "words in docs/design.md", len(pages.get("docs/design.md", "").split())
     yield "pages over 200 lines", sum(text.count("\n") > 200 for text in pages.values())
-    docstrings = [docstring for text in python.values() for docstring in docstrings_of(text)]
-    yield "docstrings", len(docstrings)
-    yield "docstrings that open with a fragment", len(list(broken_docstrings(docstrings)))
+    trees = [ast.parse(text) for text in python.values()]
+    yield "docstrings", sum(_docstrings(tree) for tree in trees)
+    yield "docstrings that open with a fragment", sum(len(list(fragments_in(tree))) for tree in trees)
 
 
-def docstrings_of(text: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = ast.get_docstring(node)
-            if docstring is not None:
-                yield docstring
+def _docstrings(tree: ast.AST) -> int:
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return sum(isinstance(node, documented) and ast.get_docstring(node) is not None for node in ast.walk(tree))
 
 
 def _lines(files: Mapping[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""What `tinsmith import` asks of a server."""
+"""The requests that `tinsmith import` sends to a server."""
 
 from __future__ import annotations
 

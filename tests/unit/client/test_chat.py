@@ -171,7 +171,7 @@ def endless_server() -> Iterator[str]:
 
         @override
         def log_message(self, format: str, *args: object) -> None:
-            """Tests print nothing."""
+            """Print nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))

@@ -22,7 +22,7 @@ signal.sigwait([signal.SIGTERM])
 
 
 def serve_with(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    """Runs a program in the place of `tinsmith serve`."""
+    """Run a program in place of `tinsmith serve`."""
     monkeypatch.setattr(local_server, "tinsmith_command", lambda: [sys.executable, "-c", program])
 
 

@@ -1,4 +1,4 @@
-"""Where doctor looks for a tokenizer is where the SDK looks."""
+"""`tinsmith doctor` looks for a tokenizer where the SDK does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sessions and pools may name, of everything that a spec can name."""
+"""The fields of a spec that sessions and pools may use under a policy."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_secrets_can_be_limited_to_a_list(spec: dict[str, Any], may: bool) -> No
 
 
 def test_a_lone_star_vouches_for_no_image_and_a_list_does() -> None:
-    """Everybody may bring any image; nobody of the platform has looked at it."""
+    """A lone star permits any image, and none of them is trusted."""
     assert Policy(IMAGE).vouches_for(IMAGE)
     assert not Policy(IMAGE).vouches_for("ghcr.io/team/trainer:1")
     assert Policy(IMAGE, allowed_images=("ghcr.io/team/*",)).vouches_for("ghcr.io/team/trainer:1")

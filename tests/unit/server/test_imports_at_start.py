@@ -1,4 +1,4 @@
-"""What a server that starts imports, and what it leaves alone: a second of imports is a second of waiting."""
+"""The imports of a starting server: a second of imports is a second of waiting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OF_OTHERS = ("aiohttp", "kubernetes", "numpy", "peft", "psycopg", "ray", "s3fs",
 
 
 def loaded(watched: tuple[str, ...], by: tuple[str, ...]) -> list[str]:
-    """In a process of its own, which has nothing loaded before."""
+    """Return the loaded modules of a fresh process."""
     command = [sys.executable, "-c", LOADED_BY, json.dumps(by), json.dumps(watched)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: list[str] = json.loads(done.stdout)

@@ -38,7 +38,7 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory, base_model: Path) -> Path:
-    """Of an adapter whose B is not zero, so that it changes what the model says."""
+    """Return a checkpoint of an adapter with a non-zero B, which changes the model's output."""
     engine = build_peft_engine(load_torch_model(str(base_model)))
     engine.create_adapter("run", LoraSpec(rank=4, alpha=32, seed=1))
     fresh = engine.state("run")

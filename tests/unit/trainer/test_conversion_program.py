@@ -50,7 +50,7 @@ def image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def run(*flags: str) -> tuple[int, list[str]]:
-    """Its status, and what it logged."""
+    """Run the program; return its status and its log."""
     with structlog.testing.capture_logs() as logs:
         status = conversion.run([f"--model={tiny_directory()}", *flags])
     return status, [str(entry["event"]) for entry in logs]

@@ -37,7 +37,7 @@ class SmallCluster:
         (folder / "kubectl").chmod(0o755)
 
     def holds(self, **objects: list[dict[str, Any]]) -> None:
-        """By the plural of their kind."""
+        """Return the stored objects by the plural of their kind."""
         for plural, items in objects.items():
             (self._folder / plural).write_text(json.dumps({"items": items}))
 
@@ -53,7 +53,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallCluster:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """As kubectl runs its plugin; the exit status."""
+    """Run the plugin as kubectl does, and return its exit status."""
     monkeypatch.setattr("sys.argv", ["kubectl-tinsmith", *words])
     with pytest.raises(SystemExit) as end:
         kubectl_tinsmith()

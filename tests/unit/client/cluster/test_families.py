@@ -1,4 +1,4 @@
-"""Who belongs to whom, and which one a person means."""
+"""Owners and their objects, and the family that a user's words select."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def test_what_may_not_be_read_is_named_and_the_rest_is_shown() -> None:
 
 
 def group(name: str = "qwen") -> Manifest:
-    """A session of two nodes."""
+    """Return a session of two nodes."""
     session = made.session(name)
     return {**session, "spec": {**session["spec"], "parallelism": {"nodes": 2}}}
 
 
 def members_of(session: Manifest) -> list[Manifest]:
-    """As KubeRay names them; the worker is the second by name."""
+    """Return the pods as KubeRay names them; the worker is the second by name."""
     member, head = made.pod("qwen-a-worker-x", of=session), made.pod("qwen-head-x", of=session)
     member["metadata"]["labels"]["app.kubernetes.io/name"] = "tinsmith-worker-member"
     return [member, head]

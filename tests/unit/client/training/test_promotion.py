@@ -1,4 +1,4 @@
-"""What a server is asked of a promotion, and what its refusal means."""
+"""The requests of a promotion, and the meaning of a server's refusal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """Print nothing."""
 
 
 @pytest.fixture

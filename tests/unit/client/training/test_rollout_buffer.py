@@ -1,4 +1,4 @@
-"""Whoever samples too far ahead waits, and nothing is lost at the end."""
+"""The rollout buffer holds back samplers that run ahead, and loses nothing at the end."""
 
 from __future__ import annotations
 

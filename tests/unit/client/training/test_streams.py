@@ -1,4 +1,4 @@
-"""Which minibatches and steps a stream becomes, and when; what they compute is tests/sdk/test_streams.py's."""
+"""The minibatches and steps of a stream and their times; tests/sdk/test_streams.py has their results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ADAM = types.AdamParams(learning_rate=1e-3)
 
 @dataclass
 class RecordingClient:
-    """What the stream asks of a TrainingClient, in order; answers are given at once unless `held`."""
+    """A TrainingClient that records the stream's calls in order; it answers at once unless `held`."""
 
     calls: list[Any] = field(default_factory=list)
     held: asyncio.Event | None = None

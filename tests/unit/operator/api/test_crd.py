@@ -127,7 +127,7 @@ def test_the_names_of_the_code_are_those_of_the_crd(crd: Crd) -> None:
 
 
 def in_words_of_neither(field: Any) -> Any:
-    """Without what is said to people, and without the default that a pool has of its own."""
+    """Return the schema without descriptions and without the pool's own default."""
     if isinstance(field, dict):
         spoken = {"description", "message"}
         return {name: in_words_of_neither(each) for name, each in field.items() if name not in spoken}

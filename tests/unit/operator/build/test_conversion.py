@@ -1,4 +1,4 @@
-"""What the Job that converts a model is told, and what it has of what the worker has."""
+"""The arguments and mounts of the Job that converts a model."""
 
 from __future__ import annotations
 

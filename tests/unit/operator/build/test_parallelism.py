@@ -1,4 +1,4 @@
-"""What pods of a divided model are told and given."""
+"""The arguments and devices of the pods of a divided model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What KubeRay is told, and what runs in the pods that it makes."""
+"""The RayCluster, and the programs in KubeRay's pods."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_members_are_not_what_the_service_finds() -> None:
 
 
 def test_the_scripts_are_what_a_shell_can_read() -> None:
-    """As the kubelet gives them to the shell: with one dollar for two in commands, and as they are in hooks."""
+    """The kubelet gives scripts to the shell with one dollar for two in commands, and unchanged in hooks."""
     cluster = group()
     member = container_of(member_of(cluster))
     [shell, _, hook] = member["lifecycle"]["preStop"]["exec"]["command"]

@@ -1,4 +1,4 @@
-"""How a worker reaches a checkpoint root that is not a volume."""
+"""A worker's access to a checkpoint root that is not a volume."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_model_from_the_hub_is_fetched_beside_a_store_of_ones_own() -> None:
 
 
 def cidrs(owner: Owner, installation: Installation) -> dict[str, set[int]]:
-    """The addresses that are opened besides any, and their ports."""
+    """Return the opened addresses, other than any, and their ports."""
     egress = build_policy(owner, installation)["spec"]["egress"]
     return {
         peer["ipBlock"]["cidr"]: {port["port"] for port in rule["ports"]}
@@ -54,7 +54,7 @@ def cidrs(owner: Owner, installation: Installation) -> dict[str, set[int]]:
 
 @pytest.mark.parametrize("owner", [make_session(), make_pool()], ids=["session", "pool"])
 def test_without_keys_the_pod_may_ask_its_node_and_the_cloud_for_credentials(owner: Owner) -> None:
-    """Nobody has named a key, so it is let in by what its node or its ServiceAccount may do."""
+    """Without a key the pod has the rights of its node or its ServiceAccount."""
     installation = replace(REMOTE, checkpoint_environment={"AWS_ENDPOINT_URL_S3": "https://store.example.com:9000"})
     assert cidrs(owner, installation) == {"169.254.169.254/32": {80}, "169.254.170.23/32": {80}}
     assert ports(owner, installation) == {53, 80, 443, 9000}

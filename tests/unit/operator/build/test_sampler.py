@@ -1,4 +1,4 @@
-"""What a pool becomes: a Deployment of samplers and what is beside it."""
+"""The objects of a pool: a Deployment of samplers, and its Service, policy and budget."""
 
 from __future__ import annotations
 

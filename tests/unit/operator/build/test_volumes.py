@@ -1,4 +1,4 @@
-"""What a pod mounts of its claims."""
+"""The volumes that a pod mounts."""
 
 from __future__ import annotations
 

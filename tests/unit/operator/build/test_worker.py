@@ -1,4 +1,4 @@
-"""What a worker's pod promises, whatever its session says."""
+"""The promises of a worker's pod, for any session."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def measured(seconds: int | None, **spec: Any) -> TrainingSession:
 
 
 def test_a_worker_hears_of_places_only_where_somebody_said_how_many() -> None:
-    """It knows how many suit its slots, and one of an earlier image would not know the flag."""
+    """The worker derives the number from its slots, and an earlier image would not know the flag."""
     assert not [word for word in worker(make_session())["args"] if word.startswith("--model-places")]
     assert "--model-places=24" in worker(make_session(adapters={"slots": 4, "modelPlaces": 24}))["args"]
 

@@ -109,7 +109,7 @@ def test_there_are_no_facts_about_a_leaf_with_another_ones_key(authority: Author
 
 @pytest.mark.parametrize("oddity", odd_leaves())
 def test_an_odd_certificate_is_no_leaf_and_no_authority(oddity: str) -> None:
-    """For some, a reader has exceptions of its own that are no ValueError."""
+    """For some of these a parser raises exceptions of its own, other than ValueError."""
     data = odd_leaves()[oddity].secret_data()
     assert read_facts(secret(data)) is None
     with pytest.raises(AuthorityInvalid, match=r"Secret tin/some holds no certificate authority \(.+\)"):
@@ -124,7 +124,7 @@ def test_what_is_no_base64_is_no_certificate(leaf: Leaf, name: str, text: object
 
 
 def test_a_key_that_would_take_seconds_to_check_is_not_read(leaf: Leaf) -> None:
-    """Of RSA, which nothing here uses: the Lease is not renewed meanwhile."""
+    """The key is an RSA key, which nothing here uses; checking it would delay the renewal of the Lease."""
     long = b"-----BEGIN PRIVATE KEY-----\n" + b"A" * 6000 + b"\n-----END PRIVATE KEY-----\n"
     with pytest.raises(CertificateUnreadable, match=r"tls.key is longer than 1024 bytes"):
         parse_facts(secret({**leaf.secret_data(), "tls.key": encoded(long)}))
@@ -178,7 +178,7 @@ def test_openssl_accepts_the_chain_for_its_name_and_for_no_other() -> None:
 
 
 def handshake(client: ssl.SSLContext, leaf: Leaf, name: str) -> Exception | None:
-    """The client's error, if any, in memory."""
+    """Return the client's error of a handshake in memory; None when there is none."""
     import tempfile
 
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -102,7 +102,7 @@ async def rests() -> Installation:
 
 
 async def goes_on_to(installation: Installation, state: State) -> None:
-    """As the operator does it, which looks again and again."""
+    """Refresh repeatedly, as the operator does, until this state."""
     for _ in range(200):
         if installation.state is state:
             await installation.look()
@@ -112,7 +112,7 @@ async def goes_on_to(installation: Installation, state: State) -> None:
 
 
 async def all_states(installation: Installation) -> list[tuple[Files, Files]]:
-    """What the worker and the API server have, in each."""
+    """Return the files of the worker and of the API server in each state."""
     installation.ask()
     files = [(installation.worker_files, installation.client_files)]
     for state in (State.TRUSTING, State.ISSUING, State.AT_REST):
@@ -141,7 +141,7 @@ async def answer(_request: bytes, _context: grpc.aio.ServicerContext) -> bytes:
 
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[str]:
-    """As a worker does."""
+    """Serve as a worker does."""
     server = grpc.aio.server()
     handler = grpc.unary_unary_rpc_method_handler(answer)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test.Worker", {"Ask": handler})])
@@ -154,7 +154,7 @@ async def serving(folder: Path) -> AsyncIterator[str]:
 
 
 async def speaks(worker: Files, client: Files, folder: Path) -> bool:
-    """Whether the API server and the worker take each other for what they are."""
+    """Return whether the API server and the worker accept each other's certificates."""
     async with serving(written(folder / "worker", worker)) as address:
         tls = ClientFiles(written(folder / "client", client)).for_worker(WORKER)
         async with open_channel(address, tls) as channel:
@@ -287,7 +287,7 @@ def test_another_one_takes_over_before_the_end_and_certificates_never_stop() -> 
 
 
 def test_an_authority_that_somebody_else_keeps_is_never_rotated() -> None:
-    """As cert-manager, which renews it itself: it has not the operator's label."""
+    """cert-manager renews such an authority itself; it lacks the operator's label."""
 
     async def live() -> None:
         installation = await rests()
@@ -317,7 +317,7 @@ def test_what_is_no_authority_beside_it_is_named_and_nothing_is_written(field: s
 
 
 def test_a_leaf_from_before_there_were_rotations_is_not_issued_anew() -> None:
-    """What it trusts is called by the same fingerprint as before."""
+    """The fingerprint of its trust anchor is unchanged."""
     authority: Authority = new_authority("tinsmith", NOW)
     leaf = authority.issue(("x",), Use.CLIENT, NOW)
     facts = parse_facts({"metadata": {"namespace": "tin", "name": "x"}, "data": leaf.secret_data()})

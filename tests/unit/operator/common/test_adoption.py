@@ -25,7 +25,7 @@ WORLDS = pytest.mark.parametrize(
 
 
 def children(world: ModelCluster) -> dict[Place, list[str]]:
-    """The owners of everything that has our labels, but for claims and pods."""
+    """Return the owners of all objects with Tinsmith's labels, except claims and pods."""
     return {
         place: [owner["uid"] for owner in live["metadata"].get("ownerReferences", [])]
         for place, live in world.objects.items()

@@ -1,4 +1,4 @@
-"""What a session or pool must not name or mount leaves it without pods, and without a trace of what it named."""
+"""A forbidden name or mount leaves a session or pool without pods, and without a trace of the name."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_session_that_stops_for_it_keeps_its_volume() -> None:
 
 
 def test_a_session_that_has_no_worker_for_it_loses_no_adapters_when_it_is_deleted() -> None:
-    """Nothing can save them to the checkpoint root, so their volume stays."""
+    """No worker can save them to the checkpoint root, so their volume stays."""
     world = a_session(storage={"retentionPolicy": {"whenDeleted": "Delete"}})
     world.settle()
     world.worker_reports(adapters_used=3)
@@ -93,7 +93,7 @@ def test_an_image_that_a_volume_is_pinned_to_must_be_allowed_too() -> None:
 
 
 def test_a_refusal_of_the_volume_brings_no_image_that_is_not_allowed() -> None:
-    """Whatever runs in the pod writes it: the image that the journal needs is a claim of its own."""
+    """Every image in the pod writes the volume, so the image of the journal is checked as well."""
     world = a_session()
     world.settle()
     world.change_installation(allowed_images=())

@@ -1,4 +1,4 @@
-"""When a worker's certificate is made anew."""
+"""The times at which a worker's certificate is renewed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a live object already is what is wanted, however the API server stored it."""
+"""The comparison of a live object with the desired one, however the API server stored it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tinsmith_operator.common.workloads import template_of
 
 
 def with_defaults(manifest: Manifest) -> Manifest:
-    """The fields that an API server adds."""
+    """Return the object with the fields that an API server adds."""
     live = copy.deepcopy(manifest)
     live["metadata"] |= {"uid": "u", "resourceVersion": "7", "managedFields": [{"manager": "tinsmith-operator"}]}
     live["status"] = {"replicas": 1}
@@ -82,7 +82,7 @@ def test_what_is_held(live: Any, wanted: Any, held: bool) -> None:
 
 @pytest.mark.parametrize("built", BUILT.values(), ids=BUILT)
 def test_a_field_that_is_wanted_no_more_is_noticed(built: Built) -> None:
-    """By the hash of what was wanted: the field itself looks like somebody's addition."""
+    """The hash of the desired object shows it; the field itself looks like another manager's addition."""
     more = built.objects()[-1]
     template_of(more)["spec"]["nodeSelector"] = {"zone": "b"}
     fewer = built.objects()[-1]
@@ -91,7 +91,7 @@ def test_a_field_that_is_wanted_no_more_is_noticed(built: Built) -> None:
 
 
 def rounds_a_quantity(manifest: Manifest) -> None:
-    """In a way that no page of Kubernetes names."""
+    """Round a quantity as Kubernetes does, although its documentation does not say so."""
     if manifest["kind"] in TEMPLATED:
         template_of(manifest)["spec"]["containers"][0]["resources"] = {"limits": {"memory": "7Gi"}}
 

@@ -1,4 +1,4 @@
-"""What a container leaves behind is told to others only where it can be, and never with a key in it."""
+"""A container's last words are quoted only when they can be, and never with a key."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_words_are_quoted_of_images_that_the_platform_vouches_for(
 
 
 def test_the_words_of_a_pod_are_its_own_images_whatever_the_spec_says_by_then() -> None:
-    """Else who takes an image out of the spec would have its words quoted."""
+    """Otherwise a user who removes the image from the spec would make its words quotable."""
     world = a_world("ghcr.io/team/trainer:1", "*")
     world.container_ends(exit_code=3, message=HOSTILE)
     world.user_sets(pod={})
@@ -122,7 +122,7 @@ def test_why_a_worker_takes_no_snapshot_is_told_alike(image: str | None, quotes:
 
 
 def test_an_image_that_a_worker_asks_for_is_believed_of_those_that_are_vouched_for() -> None:
-    """Its name would stand in the status, and nodes would ask a registry of its choice for it."""
+    """Otherwise its name would appear in the status, and nodes would contact a registry of the worker's choice."""
     world = a_world("ghcr.io/team/trainer:1", "*")
     record: dict[str, Any] = {"reason": "ImageChanged", "message": "replay", "image": f"evil.io/{HOSTILE}"}
     world.container_ends(exit_code=3, message=json.dumps(record))

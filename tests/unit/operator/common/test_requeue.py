@@ -1,4 +1,4 @@
-"""When a controller is asked to create refused pods again."""
+"""The times at which a controller is asked to create refused pods again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ REFUSALS: Steps = {"session": refused_session, "group": refused_group, "pool": r
 
 
 def asked(world: ModelCluster, duration: timedelta) -> list[Annotate]:
-    """What is asked of controllers while that time passes and nothing else happens."""
+    """Return the annotations written while this time passes and nothing else happens."""
     found: list[Annotate] = []
     for _ in range(duration // STEP):
         world.time_passes(STEP)

@@ -28,7 +28,7 @@ KEY = Key("tin", "tiny", "TrainingSession")
 
 
 def listed(cache: Cache, resource: Resource, shown: list[dict[str, Any]], version: int) -> None:
-    """A whole list of the namespace, in one page."""
+    """Apply a whole list of the namespace, in one page."""
     cache.drop_unlisted(resource, "tin", cache.note_listed(shown, version), version)
 
 
@@ -214,7 +214,7 @@ def test_a_group_by_a_label_that_is_not_followed_is_refused_and_not_empty(cache:
 
 
 def large(resource: Resource, **labels: str) -> dict[str, Any]:
-    """As kubectl applies it, with a lot in it."""
+    """Return a large object as kubectl applies it."""
     body = manifest(resource, **labels) | {"spec": {"much": "x" * 50_000}, "status": {"replicas": 3}}
     body["metadata"]["managedFields"] = [{"manager": "kubectl", "fieldsV1": {"f:spec": {"f:much": {}}}}]
     body["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(body["spec"])}

@@ -1,4 +1,4 @@
-"""What goes over the wire, against a web server that writes it down."""
+"""The client's requests, against a web server that records them."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ async def test_each_status_becomes_an_error_of_ours(
 
 
 def test_a_refusal_is_what_the_server_said_and_nothing_else() -> None:
-    """It is shown in the session's conditions."""
+    """The text appears in the session's conditions."""
     body = json.dumps({"reason": "Forbidden", "message": "exceeded quota: small"}).encode()
     assert str(error_of(403, body, None, "POST /x")) == "exceeded quota: small"
 
@@ -379,7 +379,7 @@ async def test_no_credentials_at_all_is_said_with_the_cure(monkeypatch: pytest.M
 
 
 async def test_a_list_that_the_watch_asks_for_is_read_beside_it(wire: Wire) -> None:
-    """So nobody has to ask for it a second time."""
+    """The operator therefore needs no second request."""
     heard: list[tuple[str | None, str, str, Any, bool]] = []
     turns: list[str] = []
 

@@ -1,4 +1,4 @@
-"""What nests deeper than a parser goes is read without its depths, and everything else to the letter."""
+"""An object nested deeper than the parser's limit is truncated, and everything else is exact."""
 
 from __future__ import annotations
 

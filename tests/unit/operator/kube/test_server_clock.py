@@ -20,7 +20,7 @@ HOURS = timedelta(hours=2)
 
 
 def told(offset: timedelta, taking: timedelta = timedelta(seconds=0.1)) -> ServerClock:
-    """A clock that heard one answer of an API server that is ahead by this much."""
+    """Return a clock that has seen one answer of an API server that is ahead by this much."""
     clock = ServerClock(lambda: LOCAL)
     clock.note(format_datetime((LOCAL + offset).replace(microsecond=0), usegmt=True), LOCAL - taking)
     return clock
@@ -34,7 +34,7 @@ def told(offset: timedelta, taking: timedelta = timedelta(seconds=0.1)) -> Serve
 def test_an_offset_is_never_overstated_however_long_an_answer_takes(
     offset: timedelta, taking: timedelta, written: float
 ) -> None:
-    """Its answer was written at some moment in between, and its clock shows whole seconds."""
+    """The answer is written at some moment in between, and its Date has whole seconds."""
     sent = LOCAL - taking
     date = (sent + taking * written + offset).replace(microsecond=0)
     least = least_offset(date, sent, LOCAL)

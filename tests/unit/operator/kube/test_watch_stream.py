@@ -28,7 +28,7 @@ def beside(nested: str) -> str:
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    """Of a watch that tells of a deep object between two others, the last without its end; and of a list of them."""
+    """Yield the address of an API server whose watch has a deep object between two others, the last truncated."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if "watch" not in request.query:
@@ -195,7 +195,7 @@ class Watching:
         self.heard.put_nowait((plural, code))
 
     async def hears(self, *answers: tuple[str, str]) -> None:
-        """Returns when all of these have been heard, in any order. Fails when the watch ends before."""
+        """Wait until all of these have arrived, in any order. Fails when the watch ends before."""
         left = list(answers)
         while left:
             next_one = asyncio.create_task(self.heard.get())
@@ -206,7 +206,7 @@ class Watching:
                 left.remove(next_one.result())
 
     async def asks(self, *calls: ApiCall) -> None:
-        """Returns when all of these have been asked, in any order."""
+        """Wait until all of these were requested, in any order."""
         left = list(calls)
         while left:
             call = await self.api.asked.get()
@@ -215,7 +215,7 @@ class Watching:
 
 
 async def no_turn() -> None:
-    """Nothing else is asked for."""
+    """Return at once: nothing else uses the rate limit."""
 
 
 @pytest.fixture

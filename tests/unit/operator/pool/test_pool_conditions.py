@@ -1,4 +1,4 @@
-"""What a pool says of itself: whether one can sample from it, and what keeps it from what its spec says."""
+"""A pool's conditions: whether it can sample, and what keeps it from its spec."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_of_pods_that_a_node_admits_none_of_the_latest_is_quoted_and_all_but_a_f
 
 
 def test_one_more_pod_that_fails_alike_writes_no_status() -> None:
-    """They can follow each other every second."""
+    """Such pods can fail every second."""
     world = settled_world(replicas=1)
     failed_pods(world, "UnexpectedAdmissionError")
     world.operate()
@@ -138,7 +138,7 @@ def test_failures_that_are_over_are_not_told_and_are_removed(reason: str, hours_
 
 
 def refused(kind: str, message: str, replicas: int) -> list[Manifest]:
-    """The conditions of a pool that wants this object, and is refused it."""
+    """Return the conditions of a pool whose object of this kind is refused."""
     world = settled_world(replicas=replicas)
     world.someone_deletes((kind, "qwen-sampler"))
     observed = replace(world.observe(), refusals={kind: message})

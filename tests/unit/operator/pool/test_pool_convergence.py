@@ -1,4 +1,4 @@
-"""Whatever happens around a pool, decisions lead to what its spec says, and to rest.
+"""Decisions lead any pool to its spec, and to rest.
 
 The cluster is the one of support/operator/pool_world.py. Each test lets a random world do its worst first.
 """
@@ -80,7 +80,7 @@ def live_through(world: PoolWorld, life: list[Step]) -> None:
 
 
 def essence(world: PoolWorld) -> Manifest:
-    """What is there, without what tells of the way there."""
+    """Return the objects without traces of their history."""
     children = {place: _said_of(world.objects[place]) for place in CHILDREN if place in world.objects}
     pods = sorted(str(_said_of(pod)["spec"]) for pod in world.pods())
     status = world.owner.get("status", {}) if world.owner is not None else {}
@@ -134,7 +134,7 @@ def test_while_its_model_is_on_a_journal_it_rests_without_a_pod_and_then_goes_on
 @given(life=st.lists(steps(), max_size=30), last=specs, restart=st.just(7))
 @SETTINGS
 def test_any_history_ends_where_the_last_spec_alone_leads(life: list[Step], last: Manifest, restart: int) -> None:
-    """With a restart at its end, since a pool keeps the image that it runs."""
+    """A restart at the end is part of the history, since a pool keeps the image that it runs."""
     world, fresh = a_world(), a_world(last)
     live_through(world, life)
     fresh.installation = world.installation

@@ -1,4 +1,4 @@
-"""When a pool's pods are started anew, and when they are not."""
+"""The changes that restart a pool's pods, and those that do not."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_template_that_somebody_edits_becomes_what_it_was() -> None:
 
 
 def test_a_template_that_was_being_mended_when_the_operator_died_is_mended_by_the_next_one() -> None:
-    """Whose the fields are was already put right, which breaks the seal; what is in them was not."""
+    """The field managers were already corrected, which breaks the seal; the fields were not."""
     world = settled_world()
     before = copy.deepcopy(world.objects[DEPLOYMENT]["spec"]["template"])
     world.someone_edits(DEPLOYMENT)

@@ -119,7 +119,7 @@ async def test_an_apply_first_makes_the_fields_of_our_post_ours_to_take_away(hou
 async def test_an_apply_that_fails_after_the_fields_were_made_ours_leaves_the_object_known_as_unfinished(
     house: House,
 ) -> None:
-    """Or what others wrote into it would now seem to be what we wanted."""
+    """Otherwise another manager's values would count as the operator's own."""
     others = {"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:spec": {"f:ports": {}}}}
     annotations = {CONFIGURATION_ANNOTATION: "a hash", "example.com/mine": "kept"}
     wanted = manifest(SERVICE, annotations=annotations)
@@ -171,7 +171,7 @@ async def test_an_answer_that_comes_after_the_end_was_told_brings_nothing_back(
 
 
 def remade_while_it_is_looked_for(house: House, monkeypatch: pytest.MonkeyPatch, ref: Ref) -> dict[str, Any]:
-    """The next GET finds nothing; before its answer is handled, the watch tells of a new object of that name."""
+    """Delete and recreate the object: the next GET finds nothing, and the watch reports a new one before its answer."""
     successor = house.cluster.put(house.cluster.objects[ref] | {"metadata": manifest(ref)["metadata"]})
     del house.cluster.objects[ref]
 
@@ -282,7 +282,7 @@ async def test_a_certificate_that_was_stored_otherwise_is_known_by_what_was_want
 
 
 async def test_a_status_that_is_refused_keeps_no_child_from_being_kept(house: House) -> None:
-    """As by a CRD that is older than the operator."""
+    """An older CRD refuses such a status."""
     house.cluster.failures["apply"] = [Refused(".status.group: field not declared in schema")]
     with pytest.raises(Refused, match="field not declared"):
         await house.act(WriteStatus({"epoch": 3}), EVENT, Create(manifest(SERVICE)))

@@ -168,7 +168,7 @@ async def test_a_failure_is_tried_again_with_growing_pauses(error: Exception, re
 
 @simulated_time
 async def test_a_session_met_while_the_lease_was_renewed_late_is_looked_at_again_in_the_same_term() -> None:
-    """Nobody was told that the lead was lost, so nobody enqueues every session when it is back."""
+    """A late renewal ends no term, so no other event enqueues every session."""
     run = Run(NotLeading("late"), SETTLED)
     await run.go(3600)
     assert run.at == [0, 1]
@@ -176,7 +176,7 @@ async def test_a_session_met_while_the_lease_was_renewed_late_is_looked_at_again
 
 @simulated_time
 async def test_other_tasks_have_their_turn_between_any_two_keys_at_rest() -> None:
-    """Or a look at all of hundreds would keep the leader from renewing its Lease."""
+    """Otherwise a resync of hundreds of keys would delay the renewal of the Lease."""
     seen: list[str] = []
 
     async def reconcile(key: Key) -> ReconcileResult:
@@ -252,7 +252,7 @@ async def test_a_poisoned_session_holds_up_no_other(error: Exception) -> None:
 
 
 def lines_of(run: Run, identify: Identify, seconds: float = 0.05) -> list[dict[str, Any]]:
-    """As they are written, but for the time and the logger."""
+    """Return the log lines as written, except time and logger."""
 
     said: list[dict[str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""What Kopf is told. What it then does to objects is seen in tests/cluster/operator."""
+"""Kopf's settings and handlers. tests/cluster/operator shows their effect on objects."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_api_server_that_is_away_for_long_is_asked_for_ever() -> None:
 
 
 async def no_turn() -> None:
-    """Nobody else asks for anything."""
+    """Return at once: nothing else uses the rate limit."""
 
 
 async def test_a_session_that_kopf_was_stopped_from_taking_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ async def test_a_session_that_kopf_was_stopped_from_taking_is_closed(monkeypatch
         return [asyncio.create_task(login.fn())]
 
     async def run_tasks(*_: Any, **__: Any) -> None:
-        """As after a stop: what the login gave is nobody's."""
+        """Return as after a stop, without closing the login's session."""
 
     monkeypatch.setattr(doors, "open_watch_session", open_session)
     monkeypatch.setattr(doors.kopf, "spawn_tasks", spawn_tasks)

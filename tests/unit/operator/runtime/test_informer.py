@@ -26,7 +26,7 @@ class House:
         self.informer = Informer(cast(Any, self.cluster), self.cache, scope, self.entered.append)
 
     async def watch(self, namespace: str | None) -> None:
-        """As Kopf does: each kind is listed by its watch."""
+        """Report lists as Kopf does, one for each kind."""
         for resource in WATCHED:
             await self.watch_one(namespace, resource)
 
@@ -225,7 +225,7 @@ async def test_a_namespace_that_comes_later_is_entered_once_every_kind_in_it_is_
 
 @simulated_time
 async def test_one_kind_that_is_forbidden_keeps_its_whole_namespace_unknown() -> None:
-    """What is decided about a session depends on all of its children."""
+    """Decisions about a session depend on all of its children."""
     house = House("a", "b")
     await house.watch("a")
     for resource in WATCHED:

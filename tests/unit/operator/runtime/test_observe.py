@@ -1,4 +1,4 @@
-"""What is read of the surroundings of a pool or session, and that reading subscribes to them."""
+"""The observed surroundings of a pool or session; reading subscribes to their changes."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_of_the_sessions_that_name_one_claim_the_first_holds_it(
 
 
 def test_a_session_whose_worker_has_the_claim_keeps_it(cache: Cache) -> None:
-    """Of two that were made within a second, the one that was seen later may have the smaller UID."""
+    """Of two sessions created in the same second, the later one may have the smaller UID."""
     cache.note(manifest(CLAIMS, "qwen-journal", "uid-claim"))
     now = "2026-01-02T00:00:00Z"
     for session in (by_default(now), using("qwen-journal", "zoe", now) | {"status": {"workerId": "uid-claim"}}):
@@ -126,7 +126,7 @@ def test_a_session_whose_worker_has_the_claim_keeps_it(cache: Cache) -> None:
 
 
 def test_a_pod_that_outlives_its_session_keeps_the_claim(cache: Cache, enqueued: list[Key]) -> None:
-    """It stops in its own time, or runs on where a node is silent: a second one must not write beside it."""
+    """The pod ends in its own time, or runs on a silent node: a second one must not write the volume."""
     cache.note(by_default("2026-01-02T00:00:00Z"))
     own, left = numbered_pod(), numbered_pod()
     left["metadata"] |= {"name": "ada-0", "uid": "uid-ada-0", "labels": WORKER | {"tinsmith.dev/session": "ada"}}
@@ -141,7 +141,7 @@ def test_a_pod_that_outlives_its_session_keeps_the_claim(cache: Cache, enqueued:
 
 
 def mounting(volume: str, claim: str, **how: Any) -> dict[str, Any]:
-    """As the spec of a pod."""
+    """Return the spec of a pod that mounts this claim."""
     source = {"claimName": claim, **how}
     return {"spec": {"volumes": [{"name": "tmp", "emptyDir": {}}, {"name": volume, "persistentVolumeClaim": source}]}}
 
@@ -224,7 +224,7 @@ def test_who_reads_from_a_claim_stops_no_worker_that_has_begun_and_keeps_nobody_
 def test_a_claim_that_others_read_from_already_is_no_place_for_a_new_journal(
     cache: Cache, enqueued: list[Key], kind: Resource, spec: dict[str, Any]
 ) -> None:
-    """Else whoever names the volume of everybody's models for a journal would stop them all."""
+    """Otherwise a session that names the shared volume of models for its journal would stop every reader."""
     session = make_session(storage={"existingClaim": "data"})
     cache.note(reading(kind, "ada", LATE, **spec))
     assert observe_session(cache, SESSION_KEY, session, None).claim_reader is None

@@ -56,7 +56,7 @@ class LeasingCluster(FakeCluster):
         return self.put(manifest)
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class ListingWatch:
@@ -90,14 +90,14 @@ class ListingWatch:
         await asyncio.Event().wait()
 
     async def stop(self) -> None:
-        """Nothing runs any more."""
+        """Do nothing: nothing runs any more."""
 
 
 @asynccontextmanager
 async def operator_over(
     cluster: LeasingCluster, settings: Settings, monkeypatch: pytest.MonkeyPatch, **asks: Any
 ) -> AsyncIterator[Operator]:
-    """It leads, and has found out how its certificates are. asks: how it asks workers."""
+    """Yield a leading operator that has checked its certificates. asks: the function that queries workers."""
     monkeypatch.setattr(running, "Cluster", lambda *_: cluster)
     monkeypatch.setattr(running, "Watch", partial(ListingWatch, cluster))
     operator, stop = Operator(settings, **asks), asyncio.Event()
@@ -123,7 +123,7 @@ def cluster() -> LeasingCluster:
 def test_who_lost_the_lead_tells_nothing_of_the_installations_certificates(
     cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not look at them any more: what it knew would be told for ever."""
+    """The former leader no longer reads them, so its metrics would never change."""
     settings = settings_for("tin", lease_seconds=15)
 
     @simulated_time
@@ -258,7 +258,7 @@ def test_an_odd_authority_stops_no_operator_and_certificates_are_not_kept(
 
 
 def a_started_worker(cluster: LeasingCluster) -> None:
-    """Of a session that somebody wants a snapshot of."""
+    """Start a worker whose session has a pending snapshot request."""
     asked = {SNAPSHOT_REQUEST_ANNOTATION: "2026-02-01T12:00:00Z"}
     session = session_manifest("tiny")
     cluster.put({**session, "metadata": {"name": "tiny", "namespace": "tin", "generation": 1, "annotations": asked}})
@@ -280,7 +280,7 @@ async def note_and_be_silent(asked: list[str], what: str, _target: Target) -> No
 def test_who_lost_the_lead_asks_no_worker_for_anything(
     cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever leads asks them, and an old report or a second snapshot at the same time helps nobody."""
+    """The leader queries them; an old report or a second snapshot would do harm."""
     asked: list[str] = []
     describe, snapshot = (partial(note_and_be_silent, asked, what) for what in ("describe", "snapshot"))
     a_started_worker(cluster)
@@ -306,7 +306,7 @@ def test_who_lost_the_lead_asks_no_worker_for_anything(
 def test_a_renewal_that_is_slow_at_the_start_keeps_no_leader_from_acting(
     cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the lists are there, the permit has ended for a moment, and the lead goes on without a new term."""
+    """The permit lapses while the first lists arrive, and the lead continues without a new term."""
     asked: list[str] = []
     describe = partial(note_and_be_silent, asked, "describe")
     a_started_worker(cluster)

@@ -1,4 +1,4 @@
-"""Of many sessions a few restart at the same time for what nobody asked; and a policy says how many, and when."""
+"""Only a few sessions restart automatically at the same time; a policy sets the number and the hours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MONDAY = datetime(2026, 1, 5, 12, 0, tzinfo=UTC)
 
 
 class Sessions:
-    """As many as are asked for, and turns among them."""
+    """A number of sessions that take restart slots."""
 
     def __init__(self, count: int, policy: RestartPolicy, *, taking: int = 0) -> None:
         self.now = MONDAY

@@ -143,7 +143,7 @@ async def test_a_worker_that_cannot_even_be_asked_is_asked_again() -> None:
 
 @simulated_time
 async def test_who_waits_for_an_answer_is_not_told_an_older_one() -> None:
-    """Its date is no help: the clocks of operator and API server may differ."""
+    """Dates cannot decide it: the clocks of operator and API server may differ."""
     asked = Asked()
     asked.reports.follow(KEY, TARGET)
     await asyncio.sleep(1)
@@ -221,7 +221,7 @@ def leaf(authority: Authority, name: str, use: Use) -> Leaf:
 
 
 class Savable(FakeWorker):
-    """It says when it last wrote a snapshot, or fails with a code."""
+    """A worker that reports its last snapshot, or fails with a status code."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ def worker() -> Savable:
 
 @pytest.fixture
 async def address(authority: Authority, worker: Savable) -> AsyncIterator[str]:
-    """That worker with the identity `claim-1`, which wants a certificate of its callers."""
+    """Yield the address of this worker, with the identity `claim-1`; it requires client certificates."""
     mine = leaf(authority, worker_dns_name("claim-1"), Use.SERVER)
     credentials = grpc.ssl_server_credentials(
         [(mine.key, mine.certificate)], root_certificates=authority.pem, require_client_auth=True

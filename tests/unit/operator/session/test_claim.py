@@ -68,7 +68,7 @@ CORRECTIONS: dict[str, tuple[Manifest, Manifest]] = {
 
 
 def unbound_world(**storage: object) -> World:
-    """Its claim and its pod wait for a volume."""
+    """Return a world whose claim and pod wait for a volume."""
     world = World(session_manifest(storage=storage))
     for _ in range(4):
         world.operate()
@@ -152,7 +152,7 @@ def test_a_growth_that_came_to_nothing_is_taken_back_above_what_the_volume_has(h
 
 
 def kept_in_class_fast(**spec: object) -> World:
-    """And taken up by a session that names no storage class."""
+    """Return a claim of class `fast`, resumed by a session that names no storage class."""
     world = settled_world(storageClassName="fast", size="10Gi")
     world.objects[CLAIM]["spec"]["volumeName"] = "disk-1"
     world.user_deletes_owner()
@@ -166,7 +166,7 @@ def kept_in_class_fast(**spec: object) -> World:
 
 
 def booked(manager: str, *fields: str) -> Manifest:
-    """As the API server books a write of these fields."""
+    """Return the managed-fields entry that the API server makes for such a write."""
     return {"manager": manager, "operation": "Update", "fieldsV1": {"f:spec": {f"f:{name}": {} for name in fields}}}
 
 
@@ -212,7 +212,7 @@ def replaced_journals(world: World) -> list[Emit]:
 
 
 def test_a_claim_that_others_replaced_between_two_looks_is_told() -> None:
-    """As a restore does, or a storage system that lost it: the operator never sees that there was none."""
+    """A restore or a storage failure does this: the operator never observes the gap."""
     world = World(session_manifest(storage={"existingClaim": "mine"}))
     world.add({**PLAIN_CLAIM, "metadata": {"name": "mine"}})
     world.settle()
@@ -268,7 +268,7 @@ def test_a_session_gets_the_claim_when_the_one_before_it_is_gone() -> None:
 
 
 def test_of_two_that_have_started_at_once_the_later_stops_again() -> None:
-    """Neither had seen the other yet."""
+    """Neither had observed the other yet."""
     world = settled_world()
     world.claim_holder = "ada"
     world.settle()

@@ -1,4 +1,4 @@
-"""Whatever happens to a cluster, deciding and doing comes to rest, and nothing of others was touched.
+"""Decisions bring any cluster to rest, and leave foreign objects alone.
 
 The cluster is the one of support/operator/session_world.py. Each test lets a random world do its worst first.
 """
@@ -97,7 +97,7 @@ def live_through(world: World, life: list[Step]) -> None:
 
 
 def essence(world: World) -> Manifest:
-    """What is there, without what tells of the way there: numbers, times, counts, and images before this one."""
+    """Return the objects without history: without counters, times and earlier images."""
     objects = {place: _without_history(live) for place, live in world.objects.items()}
     if world.session is None:
         return {"objects": objects}

@@ -33,7 +33,7 @@ KINDS = pytest.mark.parametrize("make", [one_pod, several_pods])
 
 
 def converting(world: World | None = None) -> World:
-    """Its Job is there, with a pod that has not begun, of an image that the platform lists."""
+    """Return a world whose Job has a pending pod with an allowed image."""
     world = world or one_pod()
     world.change_installation(allowed_images=("*", "tinsmith.local/tinsmith/*"))
     for _ in range(6):
@@ -132,7 +132,7 @@ def test_another_image_is_not_converted_with_while_the_old_one_runs() -> None:
 
 
 def test_a_worker_that_runs_is_not_stopped_because_its_job_is_gone() -> None:
-    """As one that an earlier operator started without any."""
+    """An earlier operator started such a worker without any Job."""
     world = settled(one_pod())
     pod = uid_of(world, ("Pod", "qwen-0"))
     world.someone_deletes(JOB)
@@ -249,7 +249,7 @@ def test_the_trouble_of_its_pod_is_told_as_a_workers_is(status: Manifest, reason
 
 
 def test_a_job_that_others_hold_back_is_told_and_left_to_them() -> None:
-    """As what queues Jobs does."""
+    """A job queue suspends Jobs in this way."""
     world = converting()
     for pod in world.converters():
         del world.objects["Pod", pod["metadata"]["name"]]

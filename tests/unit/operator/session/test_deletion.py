@@ -1,4 +1,4 @@
-"""What becomes of a session that is deleted, and of its volume."""
+"""The fate of a deleted session and of its volume."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_report_by_a_clock_that_is_behind_the_api_servers_counts_all_the_same(
 
 
 def never_ready() -> World:
-    """Its pod is there, and gets no further."""
+    """Return a world whose pod exists and never becomes ready."""
     world = World(session_manifest(storage=DELETE))
     for _ in range(4):
         world.operate()
@@ -161,7 +161,7 @@ def test_a_worker_that_was_ready_under_an_operator_that_noted_no_first_time_is_w
 
 
 def kept_and_taken_up_again(**spec: object) -> World:
-    """By a session of the same name, a day later."""
+    """Return a volume kept from a deleted session and resumed a day later by one of the same name."""
     world = settled_world()
     world.user_deletes_owner()
     world.settle()
@@ -192,7 +192,7 @@ def test_adapters_on_a_volume_from_before_wake_a_session_that_was_suspended_all_
 
 
 def saves_before_it_goes(world: World) -> None:
-    """A worker starts, is asked, and is started no second time."""
+    """Check that a worker starts once, is asked to save, and does not start again."""
     for step in (world.controller_works, world.kubelet_starts):
         world.operate()
         assert ready_reason(world) == "WaitingForCheckpoints"
@@ -269,7 +269,7 @@ def suspended_with_adapters(used: int) -> World:
 
 @pytest.mark.parametrize("reported", [2, 0])
 def test_a_suspended_session_is_woken_so_that_its_adapters_can_be_saved(reported: int) -> None:
-    """Whatever it last said: it may have taken one on after that, before it stopped."""
+    """Its last report does not matter: it may have loaded an adapter after that."""
     world = suspended_with_adapters(reported)
     world.user_deletes_owner()
     saves_before_it_goes(world)
@@ -344,7 +344,7 @@ def test_a_foreign_pod_of_the_workers_name_holds_no_deletion_up() -> None:
 
 
 def test_a_session_that_is_being_deleted_gives_its_turn_to_restart_away() -> None:
-    """Its node may be lost, and then nothing of it ends."""
+    """Its node may be lost, and then it never ends."""
     world = settled_world(storage=DELETE)
     world.change_installation(trainer_image="tinsmith.local/tinsmith/trainer:0.2.0")
     world.settle()

@@ -1,4 +1,4 @@
-"""Why a session is not ready: one reason, and a sentence that quotes what is known and says what to do."""
+"""The reason why a session is not ready: one reason, and a sentence with the facts and the next step."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_a_worker_that_runs_on_under_a_refused_change_is_ready_and_stalled() -> 
 
 
 def test_a_refused_change_that_is_taken_back_is_forgotten() -> None:
-    """Nothing is asked of the API server then, so no success tells that the trouble is over."""
+    """No further request is made, so no success reports the recovery."""
     found = conditions(ready_world(), refusals={"StatefulSet": "Invalid value"})
     assert (found["Ready"].status, found["Stalled"].status) == ("True", "False")
 
@@ -259,7 +259,7 @@ def test_a_ready_worker_behind_a_foreign_object_is_not_ready(place: tuple[str, s
 
 
 def mark_node_lost(world: World) -> None:
-    """As the node's controller does it."""
+    """Mark the node as the node controller does."""
     for condition in world.objects[POD]["status"]["conditions"]:
         if condition["type"] == "Ready":
             condition["status"] = "False"

@@ -24,7 +24,7 @@ def a_world(**spec: Any) -> GroupWorld:
 
 @pytest.fixture(params=[{}, {**MILES, "modelCache": None}], ids=["nemo-rl", "miles"])
 def world(request: pytest.FixtureRequest) -> GroupWorld:
-    """It serves."""
+    """Return a world that serves."""
     world = a_world(**request.param)
     world.settle()
     assert ready(world)["reason"] == "WorkerReady"
@@ -42,7 +42,7 @@ def deletions(world: World) -> list[Delete]:
 
 
 def uids(world: GroupWorld) -> set[str]:
-    """Of the group's pods."""
+    """Return the UIDs of the group's pods."""
     pods = [pod for place, pod in world.objects.items() if place[0] == "Pod" and pod not in world.converters()]
     return {pod["metadata"]["uid"] for pod in pods}
 

@@ -1,4 +1,4 @@
-"""Whatever happens to the pods of a session of several, they end as one group that serves.
+"""The pods of a multi-node session end as one group that serves, whatever happens to them.
 
 The cluster is the one of support/operator/group_world.py, whose head never serves with a member of an earlier run.
 """
@@ -113,7 +113,7 @@ def test_any_history_ends_with_a_group_of_one_run_or_with_none(life: list[Step],
 def test_no_pod_of_a_group_begins_before_the_model_is_converted_with_its_image(
     life: list[Step], image: str, converts_after: int
 ) -> None:
-    """Unless somebody else takes away what the operator has made, or starts it himself."""
+    """Histories in which another user deletes the operator's objects or starts the pods are excluded."""
     world = a_world()
     undisturbed = [one for one in life if not one.__name__.startswith(("delete", "edit"))]
     live_through(world, undisturbed)

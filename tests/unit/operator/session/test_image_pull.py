@@ -123,7 +123,7 @@ def test_an_image_that_does_not_run_at_all_stops_no_worker() -> None:
 
 
 def with_puller(image: str, status: Manifest, **spec: Any) -> World:
-    """A session whose image is about to be pulled, by a pod with this status."""
+    """Return a session whose image pull has a pod with this status."""
     world = settled()
     world.user_sets(pod={"image": image, **spec})
     world.operate()

@@ -39,7 +39,7 @@ def with_new_default(**spec: Any) -> World:
 
 
 def running_image(world: World) -> str:
-    """As the worker was told it."""
+    """Return the image in the worker's pod."""
     arguments = world.objects[POD]["spec"]["containers"][0]["args"]
     return next(each.removeprefix("--image=") for each in arguments if each.startswith("--image="))
 
@@ -145,7 +145,7 @@ def test_an_image_that_somebody_writes_into_the_spec_is_taken_at_once(image: str
 
 
 def test_who_chose_the_image_is_said_on_the_claim_only_where_it_was_the_session() -> None:
-    """So that nothing changes on the claims of sessions that a newer operator finds."""
+    """The claims of existing sessions therefore do not change when the operator is upgraded."""
     annotations = settled_world().objects[CLAIM]["metadata"]["annotations"]
     assert IMAGE_CHOICE_ANNOTATION not in annotations
     annotations = settled_world(pod={"image": OWN}).objects[CLAIM]["metadata"]["annotations"]

@@ -1,4 +1,4 @@
-"""When the operator deletes the worker's pod, and when it does not."""
+"""The cases in which the operator deletes the worker's pod."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ CLUSTER = ("RayCluster", "qwen")
 
 
 def queued(**spec: Any) -> GroupWorld:
-    """In a queue, not admitted yet."""
+    """Return a group in a queue, not admitted yet."""
     world = GroupWorld(session_manifest(**{**DIVIDED, **spec}))
     while CLUSTER not in world.objects:
         world.operate()

@@ -1,4 +1,4 @@
-"""What restarts a worker at once, what waits for its turn, and what restarts nobody."""
+"""The changes that restart a worker at once, those that wait for a slot, and those that restart nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the status is written."""
+"""The times at which the status is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_conditions_of_others_and_their_order_are_no_reason_to_write() -> None:
 
 
 def busy_world() -> World:
-    """A settled session whose worker has reported one snapshot."""
+    """Return a settled session whose worker has reported one snapshot."""
     world = World(session_manifest())
     world.settle()
     world.worker_reports()

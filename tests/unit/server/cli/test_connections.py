@@ -1,4 +1,4 @@
-"""How many connections an address may have, and how answers end on them."""
+"""The number of connections per address, and the end of answers on them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def streaming(scope: Any, _receive: Any, send: Any) -> None:
 
 @pytest.fixture
 async def connected() -> AsyncIterator[Callable[[bytes], Awaitable[bytes]]]:
-    """A function that sends bytes on a new connection, and returns what comes until its end."""
+    """Yield a function that sends bytes on a new connection and returns everything until its end."""
     config = uvicorn.Config(streaming, lifespan="off", log_config=None, access_log=False)
     config.load()
     state, loop = ServerState(), asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""What `tinsmith serve` says to a person and to a script."""
+"""The output of `tinsmith serve` for a person and for a script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tinsmith_server.store.records import ApiKey
 
 
 def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within the test: pytest puts another stream in place of standard error after fixtures are set up."""
+    """Attach a terminal within the test: pytest replaces standard error after fixtures are set up."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
 
 

@@ -1,4 +1,4 @@
-"""What Prometheus is shown of the workers."""
+"""The metrics of the workers."""
 
 from __future__ import annotations
 

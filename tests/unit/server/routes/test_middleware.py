@@ -1,4 +1,4 @@
-"""What the log of requests says of them."""
+"""The log lines of requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_links_that_are_a_permission_by_themselves_are_left_out(path: str, told:
 
 
 async def test_head_of_a_stream_reads_none_of_it_behind_the_first_part() -> None:
-    """It may be an archive of gigabytes, which GET would compress."""
+    """The stream may be an archive of gigabytes, which GET would compress."""
     app, read = FastAPI(), []
 
     async def parts() -> AsyncIterator[bytes]:

@@ -128,7 +128,7 @@ async def test_a_status_or_an_answer_of_another_kind_is_left_to_fastapi() -> Non
 
 
 def test_the_calls_of_a_training_loop_take_a_handful_of_steps() -> None:
-    """What is called by no plan would be slow without anybody's notice."""
+    """A dependency outside of the plan would be slow without a visible error."""
     routes = [route for route in ROUTES if isinstance(route, PlannedRoute)]
     steps = {route.path.removeprefix(API_PREFIX): len(plan(route.dependant)) for route in routes if route.is_planned}
 

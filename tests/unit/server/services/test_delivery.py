@@ -157,7 +157,7 @@ async def test_a_handle_that_stays_given_up_is_said_when_patience_ends(delivery:
 async def test_an_epoch_that_the_store_never_confirms_ends_with_patience(
     delivery: Delivery, store: EpochsOneByOne, worker: OneWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the store's reads come from a standby that lags behind."""
+    """A lagging standby that serves the store's reads causes this."""
 
     async def renew() -> None: ...
 

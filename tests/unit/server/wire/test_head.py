@@ -66,7 +66,7 @@ def test_a_body_without_a_head_is_unreadable(content: bytes, encoding: str) -> N
 
 
 def length_of(number: int) -> bytes:
-    """The key of field 7, which is skipped by its length, and the length."""
+    """Return the key of field 7, which is skipped by its length, and the length."""
     written = bytearray(b"\x3a")
     while number > 0x7F:
         written.append(number & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""What is wrong with a body, in words of bounded length; and what of a body is bounded."""
+"""Errors of a body have a bounded length, and so has what is read of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoints an SDK can be shown."""
+"""The checkpoints that each SDK version can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training request counts against a rate of tokens."""
+"""A training request's count against a rate of tokens."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def write(root: CheckpointRoot, *, seq_id: int = 3, epoch: int = 1) -> WrittenCh
 
 @pytest.fixture(params=["file", "memory"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointRoot:
-    """On a local folder, and on a file system that only fsspec knows."""
+    """Return a root in a local folder, and one in a file system that only fsspec knows."""
     if request.param == "file":
         return CheckpointRoot(f"file://{tmp_path}")
     return CheckpointRoot(f"memory://{tmp_path.name}")
@@ -151,7 +151,7 @@ def test_what_may_pass_is_told_from_what_lasts_at_reads_and_writes_alike(
 
 
 def test_a_missing_file_is_no_outage(tmp_path: Path) -> None:
-    """To wait for it would be in vain."""
+    """Waiting for it would be in vain."""
     with pytest.raises(CheckpointInvalid, match="incomplete"):
         CheckpointRoot(f"file://{tmp_path}").read("weights/none/1-1", "digest", BASE)
 

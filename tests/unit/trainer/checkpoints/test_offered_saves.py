@@ -1,4 +1,4 @@
-"""What a worker offers to samplers elsewhere: byte for byte what is on the root, and no more than was allowed."""
+"""A worker's offers to remote samplers: byte for byte the root's files, and no more than the limit."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def keep(saves: SharedSaves, digest: str, saved: AdapterState) -> None:
 
 
 def sealed_files() -> int:
-    """How many this process has, opened or mapped."""
+    """Return the number of sealed files that this process has open or mapped."""
     names = []
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # the listing's own
@@ -54,7 +54,7 @@ def door(tmp_path: Path) -> Iterator[SaveSocket]:
 
 @contextmanager
 def giver(path: Path, answer: Callable[[socket.socket], None]) -> Iterator[Path]:
-    """A worker that answers one request so, and ends."""
+    """Run a worker that answers one request in this way, and ends."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(str(path))
         listening.listen()

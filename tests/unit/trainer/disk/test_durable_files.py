@@ -42,7 +42,7 @@ def without_direct_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_writes_that_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one of them leaves is aligned no more."""
+    """Shorten writes, so that the remainder is no longer aligned."""
     working = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, block: working(descriptor, block[: len(block) // 2 + 1]))
 

@@ -16,7 +16,7 @@ from tinsmith_trainer.disk.free_space import DiskRoom, RetriesForRoom
 
 
 def test_nothing_is_written_where_blocks_cannot_be_allocated(tmp_path: Path) -> None:
-    """On a network, a byte for each 4 KiB is a request for each."""
+    """Over a network, one byte for each 4 KiB is one request for each."""
 
     async def scenario(disk: SmallDisk) -> None:
         with (disk.folder / "file").open("wb") as file:

@@ -15,7 +15,7 @@ def added(tensors: dict[str, np.ndarray], part: str) -> np.ndarray:
 
 
 def peft_delta(lora_A: np.ndarray, lora_B: np.ndarray) -> np.ndarray:
-    """As peft.tuners.lora.layer.ParamWrapper.get_delta_weight computes it."""
+    """Compute the delta as peft.tuners.lora.layer.ParamWrapper.get_delta_weight does."""
     by_expert = lora_A.reshape(EXPERTS, -1, lora_A.shape[1])
     product: np.ndarray = np.einsum("ore,eri->eoi", lora_B.reshape(lora_B.shape[0], -1, EXPERTS), by_expert)
     return product

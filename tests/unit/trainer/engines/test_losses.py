@@ -29,7 +29,7 @@ def datum(**inputs: object) -> Datum:
 
 
 def evaluate(loss: PreparedLoss, lp: torch.Tensor, *, padding: int = 0) -> Terms:
-    """The loss of one datum whose logprobs are `lp`, with empty tokens behind it."""
+    """Return the loss of one datum whose logprobs are `lp`, followed by padding."""
     width = len(loss.arrays[0]["advantages" if "advantages" in loss.arrays[0] else "weights"])
     inputs = {name: torch.from_numpy(np.array(values))[None] for name, values in loss.arrays[0].items()}
     inputs[VALID] = torch.ones(1, width, dtype=torch.bool)

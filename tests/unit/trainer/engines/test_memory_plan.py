@@ -34,7 +34,7 @@ WEIGHTS = int(16.4 * GB)
 
 
 def planned(memory_gb: int, given_budget: int | None = None, recompute: Recompute = "auto") -> MemoryPlan:
-    """Of Qwen3-8B in bfloat16."""
+    """Return the plan for Qwen3-8B in bfloat16."""
     return plan_for_room(activations_room(memory_gb * GB, WEIGHTS), QWEN3_8B, 2, given_budget, recompute)
 
 

@@ -1,4 +1,4 @@
-"""What the PEFT engine does beyond the contract: bounded memory, low precision, failures."""
+"""The PEFT engine beyond the contract: bounded memory, low precision, failures."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_layers_recomputed_in_backward_train_bit_for_bit_as_layers_kept() -> Non
 
 @pytest.fixture
 def portable_kernels() -> Iterator[None]:
-    """Some virtual machines advertise AMX and trap on it; oneDNN would use it for bfloat16."""
+    """Disable AMX: some virtual machines advertise it and trap on it, and oneDNN would use it for bfloat16."""
     with torch.backends.mkldnn.flags(enabled=False):
         yield
 
@@ -270,7 +270,7 @@ def test_a_model_that_caps_its_logits_is_refused() -> None:
 
 
 def test_another_thread_gets_the_device_between_microbatches() -> None:
-    """As a sampler does: it waits behind one microbatch, not behind the whole call."""
+    """A sampler waits for one microbatch, not for the whole call."""
     engine, model = new_engine(PeftEngineSettings(token_budget=40)), tiny_model()
     order: list[str] = []
 
@@ -298,7 +298,7 @@ def test_another_thread_gets_the_device_between_microbatches() -> None:
 
 
 def test_every_tensor_starts_where_blas_finds_it_aligned() -> None:
-    """Else an adapter's bits could depend on the rank, and so the place, of the tensors before it."""
+    """Otherwise an adapter's bits could depend on the rank, and so on the offset, of earlier tensors."""
     layout = plan_layout(LoraSpec(rank=5, alpha=32.0, seed=1), tiny_model().layers)
     addresses = [view.data_ptr() for view in layout.views(torch.zeros(layout.size)).values()]
     assert all(address % 64 == 0 for address in addresses)

@@ -50,7 +50,7 @@ def test_what_is_not_of_float32_is_refused() -> None:
 
 
 def test_tensors_that_are_read_are_views_and_aligned() -> None:
-    """Else a sampler would copy them, or compute other bits than one that got them otherwise."""
+    """Otherwise a sampler would copy them, or compute other bits than from another source."""
     content = b"".join(tensor_file({"a": np.ones((3, 16), np.float32), "b": np.ones(32, np.float32)}, {"odd": "x" * 9}))
     memory = memory_for_tensors(content[:SIZE_BYTES], len(content))
     memory[:] = content

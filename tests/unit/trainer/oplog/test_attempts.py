@@ -1,4 +1,4 @@
-"""How often a process may end at the same work, and what happens then."""
+"""The number of crashes at the same work, and its consequence."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_was_answered_never_fails(purpose: str) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from([None, *WORKS]), max_size=8))
 def test_each_end_is_counted_once_for_the_work_that_it_came_in(ends: list[InFlightWork | None]) -> None:
-    """None: the process ended between two calls."""
+    """None means that the process ended between two calls."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for work in ends:

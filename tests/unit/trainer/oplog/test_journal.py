@@ -203,7 +203,7 @@ def test_an_error_of_the_disk_fails_its_writes_and_not_the_journal(tmp_path: Pat
 def test_what_has_happened_and_cannot_be_written_ends_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its memory is ahead of the file; one that went on would acknowledge what the next process does not know."""
+    """Its memory is ahead of the file; continuing would acknowledge operations that the next process lacks."""
     ended: Future[int] = Future()
     monkeypatch.setattr(os, "_exit", ended.set_result)
     journal = Journal(tmp_path / "journal")

@@ -1,4 +1,4 @@
-"""What the journal forgets is nothing that anybody is promised, and of no operation that it knew the number."""
+"""The journal forgets nothing that was promised, and no sequence number of an operation."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def kept(journal: Journal) -> list[int]:
 
 
 def known(journal: Journal) -> tuple[set[int], list[int]]:
-    """As a start reads it: the numbers that need nothing more, and those of the operations that do."""
+    """Return, as a start reads them, the finished numbers and those of pending operations."""
 
     def read(db: Database) -> tuple[set[int], list[int]]:
         [model] = journal_tables.read_models(db)
@@ -248,7 +248,7 @@ def test_a_clock_that_was_set_back_makes_no_new_result_the_first_to_go() -> None
 
 @pytest.mark.core("durability 10")
 async def test_a_clock_that_is_set_forward_drops_nothing(tmp_path: Path) -> None:
-    """By a bad answer of a time server, or a machine that wakes after three days."""
+    """A wrong time server or a machine that wakes after three days sets a clock forward."""
     now, ran = [NOW], [0.0]
     clock = SteadyClock(lambda: now[0], lambda: ran[0])
     rows = [Row(0, age_seconds=5.0), Row(1, age_seconds=0.0)]

@@ -10,7 +10,7 @@ NUMBERS = st.lists(st.integers(-1, 40))
 
 
 def ranges_of(numbers: set[int]) -> list[tuple[int, int]]:
-    """By the definition: each number that has no neighbour below begins one."""
+    """Return the ranges by definition: each number without a lower neighbour begins one."""
     firsts = sorted(number for number in numbers if number - 1 not in numbers)
     lasts = sorted(number for number in numbers if number + 1 not in numbers)
     return list(zip(firsts, lasts, strict=True))

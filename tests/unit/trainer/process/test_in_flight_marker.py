@@ -21,7 +21,7 @@ WORK = InFlightWork("operation", "sess:train:0", 7)
 
 
 def left_in(path: Path) -> Interruption | None:
-    """What the next process finds."""
+    """Return the marker as the next process reads it."""
     return InFlightMarker(path).left_behind
 
 
@@ -181,7 +181,7 @@ def test_a_marker_is_read_as_it_was_written_or_not_at_all(
 
 
 def test_a_marker_of_a_later_release_that_says_more_is_read(tmp_path: Path) -> None:
-    """Otherwise no start would come through after a downgrade."""
+    """Otherwise no process would start after a downgrade."""
     work = {"purpose": "operation", "model_id": "m", "seq_id": 3, "tenant": "t"}
     body = orjson.dumps({"work": work, "beside": [work], "life": "x", "last_sign": "", "since": 1})
     (tmp_path / "running").write_bytes(HEADER.pack(len(body), zlib.crc32(body)) + body)

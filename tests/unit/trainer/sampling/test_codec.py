@@ -26,12 +26,12 @@ def asking(tensor: wire_pb2.Tensor) -> worker_pb2.SampleRequest:
 
 
 def on_the_wire(tensor: TensorData) -> wire_pb2.Tensor:
-    """As the SDK encodes it, in our package's name."""
+    """Encode as the SDK does, in this package's message type."""
     return wire_pb2.Tensor.FromString(_tensor_data_to_proto(tensor).SerializeToString())
 
 
 def sparse(ids: np.ndarray) -> TensorData:  # type: ignore[type-arg]
-    """Lists the entries that ask for something. The SDK's own conversion stays dense where that is smaller."""
+    """Return a sparse tensor of the non-zero entries. The SDK's own conversion keeps a smaller dense one."""
     rows, columns = np.nonzero(ids != NO_TARGET)
     starts = np.searchsorted(rows, np.arange(len(ids) + 1))
     return TensorData(

@@ -1,4 +1,4 @@
-"""From conversations to tokens, by the model's own files."""
+"""Conversations become tokens by the model's own files."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_model_without_a_chat_template_takes_texts_alone(
 
 
 def test_transformers_knows_how_answers_of_these_families_are_read() -> None:
-    """Under no public name: another release may have them elsewhere."""
+    """The names are private, so another release may move them."""
     families = ["qwen2", "qwen3", "qwen3_moe", "qwen3_5", "gemma4"]
     assert all(language_module._known_template(family) for family in families)
     assert language_module._known_template("llama") is None
@@ -96,7 +96,7 @@ def test_on_a_transformers_without_a_parser_answers_are_content_as_they_were_wri
 def test_a_transformers_with_a_parser_and_no_table_reads_only_what_the_models_files_describe(
     language: ModelLanguage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As 5.13 and 5.14 are; a model whose files say nothing has its answers as they were written."""
+    """Versions 5.13 and 5.14 are such; without a description in the model's files answers are returned verbatim."""
     from transformers.cli.serving import utils
 
     monkeypatch.delattr(utils, "_RESPONSE_TEMPLATE_FALLBACKS")

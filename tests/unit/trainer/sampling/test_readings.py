@@ -102,7 +102,7 @@ def test_token_0_is_among_the_likeliest_like_any_other_and_an_empty_cell_is_not(
 
 
 async def test_an_echo_is_the_prompt_with_its_logprobs_and_what_is_drawn_to_its_end(language: ModelLanguage) -> None:
-    """Nothing is before the first token; and the one that ends is there, on which readers of prompts count."""
+    """The first token has no prefix; the end token is included, since readers of prompts count on it."""
     prompt, (drawn, end) = tokens_of(language, "ab"), tokens_of(language, "c<|im_end|>")
     rows = TopkLogprobs(np.array([[0], [7]], np.int32), np.array([[0.0], [-0.25]], np.float32))
     job = SampleJob("r", "", np.array(prompt, np.int32), AT_THE_END, prompt_logprobs=True)
@@ -136,7 +136,7 @@ async def test_the_text_of_an_echo_that_ends_within_a_character_is_its_last_toke
 
 
 async def test_an_echo_is_counted_while_it_is_drawn_and_whoever_waits_hears_of_it(language: ModelLanguage) -> None:
-    """Who goes away before its text has come is charged for what was drawn till then."""
+    """A client that leaves before its text has arrived is charged for what was drawn until then."""
     prompt, tokens = np.array(tokens_of(language, "ab"), np.int32), tokens_of(language, "cde")
     reading = Reading()
     reading.begin(language, SampleJob("r", "", prompt, AT_THE_END, num_samples=2), worker_pb2.Reading(echo=True))

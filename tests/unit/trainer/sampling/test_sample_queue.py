@@ -35,7 +35,7 @@ def sampler() -> ScriptedSampler:
 
 @pytest.fixture
 def limits() -> QueueLimits:
-    """A test that needs others says so by its parameter."""
+    """Return the default limits; a test with other limits passes a parameter."""
     return QueueLimits()
 
 
@@ -53,7 +53,7 @@ def request(request_id: str, adapter: worker_pb2.AdapterRef | None = None) -> wo
 
 
 def echo(request_id: str, tokens: int = 3, likeliest: int = 1) -> worker_pb2.SampleRequest:
-    """Of `tokens` tokens, with their logprobs and the likeliest ones."""
+    """Return a request of `tokens` tokens, with their logprobs and the likeliest ones."""
     asked = request(request_id)
     asked.prompt_tokens = np.ones(tokens, "<i4").tobytes()
     asked.prompt_logprobs, asked.topk_prompt_logprobs = True, likeliest
@@ -98,7 +98,7 @@ async def settle() -> None:
 
 
 async def until_held(sampler: ScriptedSampler, samples: int) -> None:
-    """So many have come as far as the sampler, by threads of their own."""
+    """Wait until this many samples of other threads have reached the sampler."""
     async with asyncio.timeout(WAIT_SECONDS):
         while len(sampler.held) < samples:
             await asyncio.sleep(0.01)
@@ -277,7 +277,7 @@ async def test_one_that_drains_does_not_stay_for_what_nobody_wants(samples: Samp
 async def test_samples_that_end_with_their_sampler_are_as_if_they_had_never_been(
     samples: Samples, sampler: ScriptedSampler
 ) -> None:
-    """Not found, a client submits again; a failure, it would give up."""
+    """A client submits a sample again when it is not found, and gives up when it failed."""
     sampler.holds = True
     samples.submit(request("a"), TENANT)
     asked = asyncio.create_task(samples.wait("a", WAIT_SECONDS))

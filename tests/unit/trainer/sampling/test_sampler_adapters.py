@@ -92,7 +92,7 @@ async def used(adapters: SamplerAdapters, name: str) -> None:
 
 
 async def settle() -> None:
-    """Everything has happened that needs nobody else."""
+    """Run the loop until only external events are left."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -162,7 +162,7 @@ async def test_where_all_are_in_use_a_newcomer_waits_for_the_first_that_is_given
 
 
 async def test_a_program_that_never_rests_does_not_keep_another_out() -> None:
-    """Its next sample would always come before the last one ends."""
+    """Its next sample would always arrive before the last one ends."""
     memory = Memory(limit=1)
     adapters = memory.adapters()
     first = await taken(adapters, "busy")
@@ -290,7 +290,7 @@ async def test_an_announced_adapter_that_cannot_be_read_is_read_again_for_its_sa
 
 
 async def announced(adapters: SamplerAdapters, name: str) -> None:
-    """Returns when it has been read, and all that follows from it has happened."""
+    """Wait until the announcement has been read and its consequences have happened."""
     adapters.prepare(reference(name))
     async with asyncio.timeout(WAIT_SECONDS):
         while adapters._preparing:

@@ -20,7 +20,7 @@ def tokenizer(model: TorchModel) -> Any:
 
 
 def end_of(rule: StopRule, tokenizer: Any, tokens: list[int]) -> int | None:
-    """The index of the token that ends the sequence."""
+    """Return the index of the token that ends the sequence."""
     watch = rule.watch(tokenizer, [])
     return next((index for index, token in enumerate(tokens) if watch.sees_end(token)), None)
 

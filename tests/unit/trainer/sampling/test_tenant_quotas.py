@@ -1,4 +1,4 @@
-"""Whatever some tenants hold, another finds room; and what is kept for one does not push out another's."""
+"""A tenant always finds room, and its cached entries do not evict another tenant's."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_coming_and_going_wins_nothing(acts: list[tuple[str, str, float]]) -> No
 
 @given(ACTS)
 def test_nobody_is_ever_owed_more_than_two_credits(acts: list[tuple[str, str, float]]) -> None:
-    """Whoever could not use its turns, for want of memory, must not have all turns later."""
+    """A tenant that lacked memory for its turns must not get all turns later."""
     turns = FairQueue(CREDIT)
     turns.enter("blocked")
     for act, name, cost in acts:

@@ -29,7 +29,7 @@ def vocabulary(*tokens: str) -> dict[str, int]:
 
 
 def sentencepiece(decoder: Any) -> Tokenizer:
-    """As Llama 2 has it: words begin with a space, and what has no token is bytes."""
+    """Return a tokenizer like Llama 2's: words begin with a space, and unknown text becomes bytes."""
     words = [start + word for start in ("▁", "") for word in WORDS]
     scored = [("<unk>", 0.0), *((byte, -20.0) for byte in BYTES), *((word, -1.0) for word in ("▁", "▁▁", *words))]
     made = Tokenizer(models.Unigram(scored, unk_id=0, byte_fallback=True))
@@ -90,7 +90,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Any:
 
 
 def language_of(tokenizer: Any) -> ModelLanguage:
-    """Without a model's files, which plain text needs none of."""
+    """Return a language without a model's files, which plain text does not need."""
     eos = tokenizer.convert_tokens_to_ids("</s>")
     return ModelLanguage(tokenizer, (eos,), None, 4096)  # type: ignore[arg-type]
 
@@ -123,7 +123,7 @@ async def read(
     logprobs: bool = False,
     echo: bool = False,
 ) -> list[worker_pb2.TextPiece]:
-    """The pieces of one sequence, of which `told` tokens were told before the end."""
+    """Return the pieces of one sequence, of which `told` tokens were sent before the end."""
     language = language_of(tokenizer)
     job = SampleJob(
         "r", "", np.array(prompt, np.int32), SamplingParams(stop_strings=tuple(stops)), prompt_logprobs=echo

@@ -13,7 +13,7 @@ from tinsmith_trainer.torch_model.base_model import UNUSED_FILES, model_director
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Exception | None], list[dict[str, Any]]]:
-    """Sets what the hub answers; returns what it is asked."""
+    """Set the hub's answer; return the requests it gets."""
 
     def answer(error: Exception | None = None) -> list[dict[str, Any]]:
         asked: list[dict[str, Any]] = []

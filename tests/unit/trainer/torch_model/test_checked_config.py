@@ -25,7 +25,7 @@ HOLDS_AN_ADAPTER = r"holds a PEFT adapter \(adapter_config\.json\).*`tinsmith im
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A model with what a training program leaves beside it."""
+    """Return a model directory with the remains of a training program."""
     made = Path(shutil.copytree(tiny_directory(), tmp_path / "model"))
     (made / "adapter_config.json").write_text(
         json.dumps({"peft_type": "LORA", "base_model_name_or_path": "owner/base"})

@@ -1,4 +1,4 @@
-"""What spoils a device for the whole process, told from what one call ran into."""
+"""Faults that spoil a device for the whole process, as opposed to the failure of one call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tinsmith_trainer.torch_model.device import end_if_device_is_lost, is_device
 
 
 def accelerator_error(text: str, code: int) -> Exception:
-    """As this torch raises it: before 2.8 it had no class of its own."""
+    """Return the error as this torch raises it; before 2.8 it had no class of its own."""
     kind = getattr(torch, "AcceleratorError", None)
     return kind(text, code) if kind is not None else RuntimeError(text)
 

@@ -21,7 +21,7 @@ LORA = LoraSpec(rank=RANK, alpha=8.0, seed=0)
 
 
 def deltas(seed: int) -> dict[str, OwnDelta]:
-    """Of the first layer's experts, by projection."""
+    """Return the deltas of the first layer's experts, by projection."""
     torch.manual_seed(seed)
     layers = tiny_model("qwen3-moe").layers
     return {

@@ -16,7 +16,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A copy that a test may damage."""
+    """Return a copy that a test may damage."""
     return Path(shutil.copytree(tiny_directory(), tmp_path / "model"))
 
 

@@ -41,7 +41,7 @@ def delta(layer: StackedLoraLinear, groups: int, *, rank: int = 4, seed: int = 1
 
 
 def apart(stack: StackedDelta) -> DeltasApart:
-    """The same adapters, each by itself, some rows at a time."""
+    """Return the same adapters one by one, some rows at a time."""
     scales = stack.scale.flatten().tolist()
     owns = tuple(map(OwnDelta, stack.lora_A, stack.lora_B, scales))
     return DeltasApart(owns, (ROWS * LENGTH,) * len(owns), PRODUCT_TOKENS)
@@ -126,7 +126,7 @@ def test_a_rows_bits_do_not_depend_on_its_groups_length_where_products_are_onedn
     slope = torch.randn(ROWS, LENGTH, 640, generator=torch.Generator().manual_seed(3))
 
     def output_and_gradient(first: int) -> tuple[Tensor, Tensor]:
-        """Of the last row, with those from the first on before it."""
+        """Return output and gradient of the last row, preceded by the rows from `first` on."""
         with routed({"layer": DeltasApart((own,), ((ROWS - first) * LENGTH,), PRODUCT_TOKENS)}):
             part = x[first:].detach().requires_grad_()
             out = one(part)

@@ -117,7 +117,7 @@ def test_the_angles_of_kinds_of_layers_are_asked_for_as_models_ask() -> None:
 
 
 def is_packed(model: PreTrainedModel) -> bool:
-    """As it is when it has been loaded."""
+    """Return whether the model is packed, as after loading."""
     wrap_activations(model.eval())
     wrap_linears(model)
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model

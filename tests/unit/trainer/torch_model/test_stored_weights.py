@@ -44,7 +44,7 @@ def set_config(directory: Path, **changes: Any) -> None:
 
 
 def shard(directory: Path) -> None:
-    """In two files, of which the second holds the second layer."""
+    """Split the weights into two files, the second with the second layer."""
     tensors = load_file(directory / WEIGHTS)
     (directory / WEIGHTS).unlink()
     names = {name: SECOND_SHARD if ".layers.1." in name else "model-00001-of-00002.safetensors" for name in tensors}

@@ -1,4 +1,4 @@
-"""What is refused of images, in words, and what is not: decoded by a kept library, and never a bomb of a header."""
+"""Images that are refused, with the reason, and images that are not; no header causes a large allocation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def vision() -> Vision:
 
 
 def png_that_claims(width: int, height: int) -> bytes:
-    """A header that asks for pixels which nobody sent."""
+    """Return a header that claims pixels which were never sent."""
     header = struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(

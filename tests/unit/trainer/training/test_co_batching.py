@@ -10,7 +10,7 @@ SECONDS = st.floats(1e-6, 10.0)
 
 
 def run(measured: ForwardTimes, forwards: int, alone: float, shared: float) -> list[bool]:
-    """Which of so many forwards were shared."""
+    """Return, for each of this many forwards, whether it was shared."""
     decided = []
     for _ in range(forwards):
         decided.append(measured.sharing_pays())

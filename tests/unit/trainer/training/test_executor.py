@@ -1,4 +1,4 @@
-"""What operations answer, in the form that the SDK can read."""
+"""The results of operations, in the SDK's form."""
 
 from __future__ import annotations
 

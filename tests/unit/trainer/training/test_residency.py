@@ -1,4 +1,4 @@
-"""Who leaves memory, whoever is there: idle ones first, and nobody at work; and it always goes on."""
+"""The choice of adapters to evict: idle ones first, busy ones only after a turn; progress is guaranteed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_one_with_work_does_not_leave_for_a_tenant_that_has_more_while_one_of_th
 
 
 def alone(residency: Residency, stay: Stay) -> bool:
-    """Whether it would leave if the others were at work."""
+    """Return whether the model would leave if the others were busy."""
     others = [replace(other, pinned=other.model_id != stay.model_id) for other in residency.stays]
     return replace(residency, stays=others).who_leaves() == stay
 
@@ -113,7 +113,7 @@ def test_where_all_have_work_each_gets_its_turns_and_exchanges_keep_their_share(
 
 
 def test_a_tenant_with_many_busy_models_gives_slots_up_until_another_has_as_many() -> None:
-    """After a short turn each, whatever exchanges cost, and no further."""
+    """Each keeps its slot for a short turn, whatever exchanges cost, and gives up no more than needed."""
     here = ["ada"] * 8
     for _ in range(20):
         stays = [Stay(f"m{number}", tenant, NOW - 3, NOW, busy=True) for number, tenant in enumerate(here)]

@@ -1,4 +1,4 @@
-"""What is tried again when storage is away, how often, and for how long."""
+"""The retries during a storage outage: which calls, how often and for how long."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_a_compressed_body_is_decoded() -> None:
 
 
 def test_a_frame_that_declares_more_than_a_body_may_hold_is_refused() -> None:
-    """Before memory is taken for it: such a frame has a dozen bytes."""
+    """No memory is allocated for it: such a frame has a dozen bytes."""
     declares_32_tebibytes = struct.pack("<IBQ", zstandard.MAGIC_NUMBER, 0xE0, 2**45) + b"\x01\0\0"
     with pytest.raises(UserError, match="over 536870912 bytes once unpacked"):
         read(declares_32_tebibytes, zstd=True)

@@ -21,7 +21,7 @@ def options(*flags: str) -> WorkerOptions:
 
 @pytest.mark.slow("imports PyTorch in a process of its own")
 def test_what_every_model_stands_on_comes_with_the_factories_while_the_collector_rests() -> None:
-    """And not later with the model, whose loading may make garbage that must go."""
+    """The collector pauses during imports, not during loading, whose garbage must be freed."""
     program = """
 import sys
 import tinsmith_trainer.worker.engine_factories

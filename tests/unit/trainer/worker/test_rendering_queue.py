@@ -60,7 +60,7 @@ async def test_who_gives_up_in_the_queue_is_passed_over() -> None:
 
 
 async def test_who_gives_up_under_way_keeps_the_turn_until_the_thread_has_ended() -> None:
-    """Otherwise whoever asks and goes away, again and again, has as many threads as it likes."""
+    """Otherwise a client that repeatedly cancels would occupy any number of threads."""
     rendering = Rendering()
     gone = rendering.ask("gone")
     while not rendering.begun:

@@ -1,4 +1,4 @@
-"""Who a sampler waits for when it is told to stop."""
+"""The clients for which a stopping sampler waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker gives away of its model's directory."""
+"""The files of a model's directory that a worker gives away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loop sees of its checkpoints, beside a server in memory."""
+"""A training loop's view of its checkpoints, with a server in memory."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_a_loop_state_holds_numbers_strings_and_tensors(manage: Manage, model: A
 def test_a_loop_state_that_would_run_code_to_be_read_is_refused_at_once(
     manage: Manage, server: FakeServer, model: Any, value: object
 ) -> None:
-    """Also where PyTorch would read it in this process, since another library has allowed it to."""
+    """The loop state is refused even when PyTorch would read it, since another library has allowed the type."""
     import torch
 
     found = r"loop_state may contain numbers, strings.*: loop_state\['data'\]\[1\] is of "

@@ -1,4 +1,4 @@
-"""Which checkpoints stay, whatever was saved in whatever order with whatever metrics."""
+"""The checkpoints that are kept, for any order of saves and any metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What servers say that lack a call, or a checkpoint; by the real SDK over HTTP."""
+"""Servers without a call or without a checkpoint, through the real SDK over HTTP."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """Print nothing."""
 
 
 @contextmanager

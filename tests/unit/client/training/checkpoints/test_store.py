@@ -32,7 +32,7 @@ def store(url: str) -> CheckpointStore:
 
 
 def change(url: str, path: str, content: bytes | None) -> None:
-    """Behind the store's back; None removes the file."""
+    """Write a file past the store; None removes it."""
     filesystem, root = fsspec.core.url_to_fs(url)
     if content is None:
         filesystem.rm_file(f"{root}/{path}")
@@ -145,7 +145,7 @@ def test_a_removal_without_its_end_is_no_checkpoint_and_is_found_with_its_files(
 
 @pytest.mark.slow("starts and kills a program for each operation on files")
 def test_a_kill_between_any_two_operations_on_files_leaves_whole_checkpoints_alone(tmp_path: Path) -> None:
-    """Of a process that writes step 3 and removes step 1. Afterwards step 3 can be written."""
+    """The process writes step 3 and removes step 1. Afterwards step 3 can be written."""
     program = [sys.executable, killed_writes.__file__, str(tmp_path)]
     environment = {"PYTHONPATH": str(Path(__file__).parents[4])}
     printed = subprocess.run(program, check=True, capture_output=True, text=True, env=environment).stdout

@@ -43,7 +43,7 @@ class Rubric:
 
 
 class AsksTwice:
-    """In the form of an environment of verifiers."""
+    """An environment with the interface of verifiers that samples twice."""
 
     def __init__(self, asked: int = 2, error: Exception | None = None) -> None:
         self.rubric, self.score_rollouts = Rubric(), True

@@ -1,4 +1,4 @@
-"""What counts as right."""
+"""The answers that count as correct."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Run:
 
 
 class Saved:
-    """As the SDK's futures: nobody has to await it."""
+    """A future with the SDK's interface that need not be awaited."""
 
     def __init__(self, failure: Exception | None) -> None:
         self._failure = failure
@@ -170,7 +170,7 @@ def test_answers_are_kept_as_a_sweep_keeps_them(tmp_path: Path) -> None:
 def test_an_answer_that_cannot_be_kept_costs_its_row_alone_and_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one with a token that is impossible."""
+    """The answer has a token that the tokenizer cannot decode."""
 
     def impossible(result: ExampleResult) -> list[dict[str, Any]]:
         return [{"logprobs": [float("-inf") if result.example == "0" else -1.0]}]

@@ -1,4 +1,4 @@
-"""From the prompts of a task to tokens."""
+"""Rendering from the prompts of a task to tokens."""
 
 from __future__ import annotations
 

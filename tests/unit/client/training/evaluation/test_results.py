@@ -1,4 +1,4 @@
-"""What a kill leaves of results is whole, and is of one set of tasks."""
+"""Results after a kill are complete, and belong to one set of tasks."""
 
 from __future__ import annotations
 

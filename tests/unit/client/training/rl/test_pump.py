@@ -1,4 +1,4 @@
-"""How far ahead groups are sampled, and in which order they come."""
+"""The number of groups sampled ahead, and their order."""
 
 from __future__ import annotations
 

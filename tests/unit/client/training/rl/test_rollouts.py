@@ -25,7 +25,7 @@ def test_seeds_are_the_same_on_every_machine_and_differ_by_each_part() -> None:
 
 
 class Waits(Env):
-    """For ever, unless it fails."""
+    """A rollout that waits until it fails."""
 
     def __init__(self, error: Exception | None, ended: list[str]) -> None:
         self._error, self._ended = error, ended

@@ -1,4 +1,4 @@
-"""What a run does about environments that fail, rewards that are equal, and servers that are gone; without a server."""
+"""A run's reaction to failed environments, equal rewards and lost servers; without a server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Log(Logger):
 
 
 class Manager:
-    """In the form of a CheckpointManager."""
+    """A manager with the interface of CheckpointManager."""
 
     def __init__(self, save_every: int) -> None:
         self.saved: list[Any] = []

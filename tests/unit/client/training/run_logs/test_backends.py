@@ -39,7 +39,7 @@ with run_log({directory!r}, project="tests", config={{"rank": 8}}, to=("jsonl", 
 def run(
     python: Path | str, backend: str, directory: Path, steps: range, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Logs a loss for each step."""
+    """Log a loss for each step."""
     return run_program(
         python, backend, directory, [f'log_metrics({{"loss": {1 / step}}}, {step})' for step in steps], **environment
     )
@@ -91,7 +91,7 @@ def test_wandb_offline_has_each_step_once_under_one_id_and_leaves_no_process(tmp
 
 @pytest.mark.slow("starts the services of others, in processes of their own")
 def test_wandb_takes_metrics_of_a_step_that_others_have_passed(tmp_path: Path) -> None:
-    """Those of an evaluation beside the run."""
+    """The metrics are those of an evaluation that runs in parallel."""
     calls = [
         "enable_event_steps()",
         *(f'log_metrics({{"loss": {1 / step}}}, {step})' for step in (1, 2)),
@@ -142,7 +142,7 @@ def wandb_history(file: Path) -> list[tuple[int, float]]:
 
 
 def wandb_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """What was logged. The file has LevelDB's log format, after a header of its own."""
+    """Yield the logged rows. The file has LevelDB's log format, after a header of its own."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     header_bytes, record_header = 7, struct.Struct("<IHB")
@@ -158,7 +158,7 @@ def wandb_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def processes_marked(mark: str) -> Iterator[str]:
-    """Those that inherited this word in their environment."""
+    """Yield the processes that inherited this word in their environment."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (process / "environ").read_bytes():

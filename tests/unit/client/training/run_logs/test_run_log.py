@@ -65,7 +65,7 @@ def test_a_run_that_goes_on_has_each_step_once(tmp_path: Path) -> None:
 
 
 def test_what_is_logged_late_of_the_step_before_replaces_nothing_of_it(tmp_path: Path) -> None:
-    """As an evaluation that a kill has left out."""
+    """The late metrics are those of an evaluation that a kill interrupted."""
     with run_log(tmp_path, to=("jsonl", "tensorboard")) as log:
         for step in (1, 2, 3):
             log.log_metrics({"loss": 1.0}, step)

@@ -1,4 +1,4 @@
-"""Which tokens an example becomes, and which of them are learned."""
+"""The tokens of an example, and those of them that are trained on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def learned(
     rendering: Rendering, tokenizer: Any, example: SftExample, train_on: TrainOn = "all_assistant"
 ) -> list[str]:
-    """The runs of tokens that are learned, as text."""
+    """Return the trained runs of tokens, as text."""
     [rendered] = rendering.sequences(example, train_on)
     runs: list[list[int]] = []
     for place, (token, is_learned) in enumerate(zip(rendered.tokens, rendered.learned, strict=True)):
@@ -122,7 +122,7 @@ def of_lengths(*lengths: int) -> Examples[int]:
 
 
 def render_length(length: int) -> tuple[Tokens, ...]:
-    """The last two tokens are learned."""
+    """Return an example whose last two tokens are trained on."""
     return (Tokens(list(range(length)), [False] * (length - 2) + [True] * 2),)
 
 

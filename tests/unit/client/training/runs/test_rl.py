@@ -1,4 +1,4 @@
-"""Which evaluations of an RL run are logged, in whatever process it is; without a server."""
+"""The logged evaluations of an RL run across restarts; without a server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def record(out: Path) -> list[tuple[int, list[str]]]:
 
 
 def loop_of(steps_done: int) -> Any:
-    """In the form of RLTrainer: does that many steps, and no more."""
+    """Return a loop with RLTrainer's interface that does this many steps."""
 
     class Trainer:
         def __init__(self, *_: Any, resumed: Any, on_step: Sequence[Any], logger: Any, **__: Any) -> None:

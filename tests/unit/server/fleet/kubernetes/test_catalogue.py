@@ -1,4 +1,4 @@
-"""Which sessions a catalogue allows, and what is wrong with one that cannot be read."""
+"""The sessions that a catalogue allows, and the errors of an unreadable one."""
 
 from __future__ import annotations
 

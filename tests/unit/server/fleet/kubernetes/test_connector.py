@@ -35,7 +35,7 @@ class Client:
 
 
 class Place:
-    """Where the other end is."""
+    """The address of the other end."""
 
     target: str | None = "10.0.0.1:7443"
 

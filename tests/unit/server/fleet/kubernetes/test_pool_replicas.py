@@ -1,4 +1,4 @@
-"""Which pool a pod is taken for, as pools and endpoints are heard of in any order."""
+"""The pool of each pod, for any order of pool and endpoint events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server reads of SamplerPools and their endpoints, and what it says of a pool that does not sample."""
+"""The server's reading of SamplerPools and endpoints, and its message for a pool that cannot sample."""
 
 from __future__ import annotations
 

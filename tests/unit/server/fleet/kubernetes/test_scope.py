@@ -1,4 +1,4 @@
-"""Which namespaces are a fleet's, and where it makes sessions by itself."""
+"""The namespaces of a fleet, and the one in which it creates sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asks for a connection waits for as long as it said, whatever comes and goes meanwhile."""
+"""A caller waits for a connection as long as its own timeout says, whatever happens meanwhile."""
 
 from __future__ import annotations
 

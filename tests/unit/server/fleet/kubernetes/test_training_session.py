@@ -1,4 +1,4 @@
-"""What a server reads of a TrainingSession, and what it says of one that is not at work."""
+"""The server's reading of a TrainingSession, and its message for one that is not running."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def view_of(api: KubernetesApi, *namespaces: str) -> View[Session]:
 
 
 def silence(watch: Watch[Session], trouble: KubernetesError) -> None:
-    """For hours, for this reason."""
+    """Keep the watch silent for hours, for this reason."""
     watch._heard_at = -1e9
     watch._note_failure(trouble)
 

@@ -25,7 +25,7 @@ async def test_the_answer_to_a_creation_does_not_undo_what_the_watch_has_told_si
 
 
 async def test_what_was_deleted_before_the_answer_to_its_creation_came_does_not_come_back() -> None:
-    """As a ghost it would be taken for a session that is on its way, and no other would be made for its model."""
+    """A stale object would count as a starting session, and no other would be created for its model."""
     watch = Watch(Lists(), SESSIONS, "team", parse_session, lambda: None)
     watch._apply("ADDED", manifest(1))
     watch._apply("DELETED", manifest(2))

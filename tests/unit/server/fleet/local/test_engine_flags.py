@@ -1,4 +1,4 @@
-"""What a worker would refuse is refused by the server, before anything starts."""
+"""The server refuses what a worker would refuse, before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which directory a `--model` means, and under which worker it is served."""
+"""The directory that `--model` means, and the worker that serves it."""
 
 from __future__ import annotations
 

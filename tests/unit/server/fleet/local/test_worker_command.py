@@ -1,4 +1,4 @@
-"""What an embedded worker is started with, and the sampler beside it."""
+"""The command lines of an embedded worker and of its sampler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def settings_and_directory(tmp_path: Path, **settings: object) -> tuple[Settings
 
 
 def commands(tmp_path: Path, **settings: object) -> tuple[list[str], list[str]]:
-    """Of a worker, and of a sampler."""
+    """Return the command lines of a worker and of a sampler."""
     loaded, [directory] = settings_and_directory(tmp_path, **settings)
     worker, sampler = WorkerCommand(loaded, directory), SamplerCommand(loaded, directory)
     return worker(tmp_path / "socket", 3), sampler(tmp_path / "socket", 3)

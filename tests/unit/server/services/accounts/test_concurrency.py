@@ -1,4 +1,4 @@
-"""So many requests of a tenant at a time, and no tenant waits for another one's."""
+"""The number of concurrent requests of a tenant; no tenant waits for another one's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAIT_SECONDS = 20.0
 
 @pytest.fixture
 def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many for one tenant alone as beside others."""
+    """Give one tenant alone as many slots as one among others."""
     for name in ("SLOTS_ALONE", "SLOTS_WHILE_SHARED"):
         monkeypatch.setattr(module, name, 1)
 
@@ -159,7 +159,7 @@ REQUESTS = st.tuples(st.sampled_from("abc"), st.booleans(), st.sampled_from([Non
 
 @given(st.lists(REQUESTS, min_size=1, max_size=60))
 def test_every_request_has_its_turn_and_every_place_comes_back(sent: list[tuple[str, bool, float | None]]) -> None:
-    """Also of those that never wait."""
+    """The promise includes requests that never wait."""
     slots = RequestSlots(longest_seconds=0.002)
 
     async def request(tenant: str, may_wait: bool, seconds: float | None) -> None:

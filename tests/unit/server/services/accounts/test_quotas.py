@@ -1,4 +1,4 @@
-"""What a tenant may hold, as it is counted."""
+"""A tenant's quotas and their usage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a key may ask for in a minute, and when it may ask again."""
+"""A key's rate per minute, and the time of its next permitted request."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ TASKS = [f"task {number}" for number in range(60)]
 
 
 class Rows:
-    """What two replicas share. While it is `down` it answers nobody."""
+    """The rows that two replicas share. While `down`, reads fail."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""Which replica requests are sent to, when the fleet or the store cannot be asked."""
+"""The replica that gets requests when the fleet or the store does not answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOST = "the sessions cannot be read"
 
 
 class Rows:
-    """What replicas share."""
+    """The rows that replicas share."""
 
     def __init__(self, *attending: str) -> None:
         self.there = list(attending)

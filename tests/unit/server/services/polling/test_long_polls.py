@@ -34,7 +34,7 @@ async def test_a_client_that_hangs_up_ends_the_work() -> None:
 
 
 class Calls:
-    """Of a worker; each ends when a test says so."""
+    """The calls of a worker; each ends when a test says so."""
 
     def __init__(self) -> None:
         self.shared: SharedCalls[str, str] = SharedCalls()

@@ -1,4 +1,4 @@
-"""How busy a sampler is thought to be."""
+"""The estimated load of a sampler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is missing for a moment is not missing for good."""
+"""A brief absence is not a permanent one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def clock() -> Clock:
 
 
 def missed(tracker: MissingTracker[str], clock: Clock, seconds: int) -> bool:
-    """Whether its time is over after so many seconds in which it was missed again and again."""
+    """Return whether the deadline has passed after this many seconds of repeated misses."""
     for _ in range(seconds // 10):
         tracker.is_over("a")
         clock.go_on(10)

@@ -53,7 +53,7 @@ def test_samples_that_begin_alike_never_pile_up_beyond_the_bound(key: bytes, ids
 
 @given(keys, names)
 def test_the_samples_of_a_group_stay_together(key: bytes, ids: list[str]) -> None:
-    """As a program asks for them that wants 16 answers to one prompt, one by one."""
+    """A program that wants 16 answers to one prompt asks for them one by one."""
     unfinished = dict.fromkeys(ids, 0)
     for _ in range(16):
         unfinished[preference(key, [Load(one, unfinished[one]) for one in ids])[0]] += 1

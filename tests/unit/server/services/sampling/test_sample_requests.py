@@ -1,4 +1,4 @@
-"""Whatever a client sends as a sample becomes a request for the worker, if only a refused one."""
+"""Any sample request of a client becomes a request to the worker, or is refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_sample_of_no_tokens_is_for_scoring_alone(asked: dict[str, object]) ->
 
 
 def test_any_numbers_of_a_tensor_reach_the_worker_or_are_refused() -> None:
-    """What is wrong with a tensor is for the worker to say, which knows the prompt and the vocabulary."""
+    """The worker, which knows the prompt and the vocabulary, judges the tensor."""
     tensor = {"data": [-(2**63)], "dtype": "int64", "shape": [2**63 - 1], "sparse_crow_indices": []}
     body = {"sampling_session_id": "s", "seq_id": 0, "prompt": {"chunks": []}, "target_prompt_logprobs": tensor}
     assert "only make sense together" in sample_request(SESSION, body).rejection.message

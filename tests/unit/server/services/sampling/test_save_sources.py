@@ -1,4 +1,4 @@
-"""Which sampler hears which worker's address: one that can reach it, of the worker that made the save, and no other."""
+"""A sampler gets the address of the worker that made the save, if it can reach it, and of no other."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tinsmith_server.store.store import Store
 
 
 class StoreInMemory:
-    """Of models alone. It counts what it is asked; `broken` is what it answers then."""
+    """A store of models that counts its queries; `broken` is its answer when set."""
 
     def __init__(self, waiting: int) -> None:
         self.models: dict[str, Model] = {}
@@ -91,7 +91,7 @@ class Kept:
         return [model_id for model_id, task in self.tasks.items() if task.done()]
 
     async def rounds(self, count: int) -> None:
-        """Returns after so many more looks at the line."""
+        """Wait for this many more placement rounds."""
         until = self.store.reads + count
         while self.store.reads < until:
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Whose turn it is for a place, and what one who waits is told."""
+"""The next tenant for a slot, and the message for one that waits."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ pieces = st.lists(
 
 
 def added_up(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The content and the end of a message, as Anthropic's clients put them together of its events."""
+    """Return a message's content and end, as Anthropic's clients assemble them from its events."""
     content: list[dict[str, Any]] = []
     arguments: dict[int, str] = {}
     ends: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""From bodies of other makers' clients to samples; what would change the answer and is not done is refused."""
+"""Bodies of other makers' clients become samples; unsupported fields that would change the answer are refused."""
 
 from __future__ import annotations
 

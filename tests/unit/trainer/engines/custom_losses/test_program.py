@@ -1,4 +1,4 @@
-"""What a custom loss computes, and what it may not cost. Hostile graphs end in a sentence, before they take any."""
+"""The result and the limits of a custom loss. Hostile graphs are refused before they consume any resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes in as an adapter is one of this base model, or is refused with what is wrong with which file."""
+"""An imported adapter fits this base model, or is refused with the file and the reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAMILY = {Q: "attn", V: "attn", DOWN: "mlp", HEAD: "unembed"}
 
 
 def shapes_of(lora: LoraSpec) -> dict[str, tuple[int, ...]]:
-    """Of a model with four layers, and experts in its MLPs."""
+    """Return the shapes of a model with four layers and experts in its MLPs."""
     shapes: dict[str, tuple[int, ...]] = {}
     for module, family in FAMILY.items():
         if getattr(lora, f"train_{family}"):

@@ -12,7 +12,7 @@ PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 def mixture(lora: LoraSpec) -> Shapes:
-    """The factors of a mixture of the size of Qwen3-235B, an expert's on the first axis."""
+    """Return the factors of a mixture of Qwen3-235B's size, with experts on the first axis."""
     if not lora.train_mlp:
         return {}
     return {

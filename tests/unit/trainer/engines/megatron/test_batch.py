@@ -42,7 +42,7 @@ LAYOUTS = (
 
 
 def with_shifted_targets(datum: Datum) -> Datum:
-    """As most training data is: each token's target is the next token."""
+    """Return a datum whose targets are the next tokens, as in most training data."""
     inputs = dict(datum.loss_inputs)
     inputs["target_tokens"] = np.append(datum.tokens[1:], inputs["target_tokens"][-1]).astype(np.int64)
     return Datum(datum.tokens, inputs)
@@ -107,7 +107,7 @@ def gradient(total: Tensor, model: CausalModel) -> float:
 
 
 def on_ranks(shards: list[list[Batch]], loss: PreparedLoss) -> tuple[list[RowResults], float]:
-    """As ranks do it: microbatch by microbatch, losses added up."""
+    """Compute as ranks do: microbatch by microbatch, with added losses."""
     model, results, total = fresh_model(), [], torch.zeros((), dtype=torch.float64)
     for batch in (batch for one in shards for batch in one):
         seen = scored(batch)

@@ -1,4 +1,4 @@
-"""What the engine lets ranks see, and what it makes of their failures. Its mathematics are the contract's."""
+"""The engine's calls to its ranks, and its handling of their failures. The contract tests its mathematics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log tells of the start of ranks, which takes from seconds to minutes."""
+"""The log of the start of ranks, which takes from seconds to minutes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def no_gpus(_request: RanksRequest) -> tuple[RankGroup, torch.dtype]:
 
 
 class Log:
-    """In the module's place: what structlog lets through depends on who set it up before in this process."""
+    """A replacement for the module's logger: structlog's filter depends on earlier tests in this process."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Where ranks stand."""
+"""The positions of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks answer together: one value each, one error, or a group that is lost."""
+"""The common answer of ranks: one value each, one error, or a lost group."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ SECONDS = 30.0
 
 
 class Rank:
-    """As Ray's handle of an actor. Its answers are futures; `busy`, it gives none."""
+    """A handle of an actor with Ray's interface. Its answers are futures; while `busy` there are none."""
 
     def __init__(self) -> None:
         self.asked: list[Future[bool]] = []
@@ -31,7 +31,7 @@ class Rank:
         return question
 
     def answer(self, question: Future[bool]) -> bool:
-        """Whether it has, with an error or without."""
+        """Answer the question, if there is one, with or without an error."""
         if self.dead.is_set():
             question.set_exception(RayActorError())
         elif self.busy.is_set():
@@ -43,7 +43,7 @@ class Rank:
 
 
 class StandIn:
-    """As much of Ray as a watch needs."""
+    """The part of Ray's interface that a watch needs."""
 
     def __init__(self, ranks: list[Rank]) -> None:
         self._ranks = ranks

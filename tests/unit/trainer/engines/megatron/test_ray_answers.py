@@ -1,4 +1,4 @@
-"""How long ranks are waited for: as long as they compute, but not for one that waits in vain for another."""
+"""The time to wait for ranks: as long as they compute, but not for one that waits in vain for another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Ray of our own may see of this process, and what is left of it."""
+"""The environment of a private Ray, and its remains."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class FullRay:
         return Places()
 
     def remove_placement_group(self, places: Places) -> None:
-        """The cluster would forget them with its driver in any case."""
+        """Do nothing: the cluster forgets them with its driver in any case."""
 
     def get(self, what: object, timeout: float) -> None:
         raise self.error

@@ -1,4 +1,4 @@
-"""Which datums are computed together, by which copy of the model, and what it costs in padding."""
+"""The grouping of datums, their copies of the model, and the cost of padding."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_the_model_is_read_from_its_own_folder_and_its_sizes_are_said_again() ->
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
 def test_one_rollout_fills_a_batch_of_all_copies(copies: int) -> None:
-    """Else Miles has no step to schedule, and its actors do not start."""
+    """Otherwise Miles has no step to schedule, and its actors do not start."""
     arguments = arguments_of(tiny_model(), SETTINGS, Parallelism(copies))
     of_a_rollout = int(of(arguments, "--rollout-batch-size")) * int(of(arguments, "--n-samples-per-prompt"))
     assert of_a_rollout * int(of(arguments, "--num-rollout")) == int(of(arguments, "--global-batch-size")) == copies

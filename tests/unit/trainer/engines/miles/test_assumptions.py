@@ -1,4 +1,4 @@
-"""What the stand-in of Miles does is written down with its source, and Tinsmith uses nothing else of it."""
+"""Every behaviour of the stand-in for Miles has its source written down, and Tinsmith uses nothing else of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes one of our ranks of Miles' actor, and what its model must have before Megatron wraps it."""
+"""The patches that make a rank of Miles' actor, and the requirements on its model before Megatron wraps it."""
 
 from __future__ import annotations
 

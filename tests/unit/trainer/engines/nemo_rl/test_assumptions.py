@@ -1,4 +1,4 @@
-"""What the fakes of NeMo RL do is written down with its source, and Tinsmith uses nothing else of it."""
+"""Every behaviour of the fakes of NeMo RL has its source written down, and Tinsmith uses nothing else of it."""
 
 from __future__ import annotations
 

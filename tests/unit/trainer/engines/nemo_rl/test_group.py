@@ -127,7 +127,7 @@ def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
 
 @pytest.fixture
 def image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """What the driver finds in NeMo RL's image, and a secret. Variables that a start of Ray sets go with the test."""
+    """Prepare the driver's view of NeMo RL's image, with a secret. Ray's variables are removed after the test."""
     for name, value in {
         "TORCH_CUDA_ARCH_LIST": "9.0 10.0",
         **write_rank_python(tmp_path / "venvs"),

@@ -28,7 +28,7 @@ def prepared(name: str, datums: Sequence[Datum]) -> tuple[PreparedLoss, Batch]:
 
 
 def by_hand(logits: Tensor, batch: Batch) -> Tensor:
-    """Of each target at its position, straight from the whole logits."""
+    """Return the logprob of each target at its position, straight from the whole logits."""
     targets = scored(batch).targets
     logprobs = torch.log_softmax(logits[:, :-1], -1)
     return logprobs.gather(-1, targets if targets.ndim == 3 else targets.unsqueeze(-1)).view(targets.shape)

@@ -23,7 +23,7 @@ SETTINGS = MegatronSettings(adapter_slots=2, max_rank=8)
 
 @pytest.fixture
 def on_the_cpu() -> Engine:
-    """Makes this process the only rank of its process group, too."""
+    """Make this process the only rank of its process group."""
     return in_process_engine(SETTINGS)
 
 

@@ -32,7 +32,7 @@ def loaded(model: TorchModel, rank: int, seed: int) -> LoadedAdapter:
 
 @pytest.fixture(scope="module")
 def adapters(model: TorchModel) -> list[LoadedAdapter]:
-    """Of different ranks, and of one shape."""
+    """Return adapters of different ranks and of one shape."""
     return [loaded(model, rank, seed=rank) for rank in range(2, 8)]
 
 

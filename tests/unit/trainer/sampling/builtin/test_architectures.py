@@ -59,7 +59,7 @@ SETTINGS = BuiltinSamplerSettings(deterministic=True, max_rows=4, prefill_block_
 
 @pytest.fixture
 def directory_of(tmp_path: Path, tiny_directory: Path) -> Callable[[Any], str]:
-    """Saves a model beside the tiny tokenizer."""
+    """Save a model together with the tiny tokenizer."""
 
     def save(made: Any) -> str:
         for file in tiny_directory.glob("*token*"):
@@ -84,7 +84,7 @@ def test_an_architecture_gives_its_own_logprobs(directory_of: Callable[[Any], st
 
 @pytest.fixture
 def without_onednn() -> Iterator[None]:
-    """Some virtual machines announce AMX and forbid it; oneDNN's bfloat16 kernels kill the process there."""
+    """Disable oneDNN: some virtual machines announce AMX and forbid it, and its bfloat16 kernels crash there."""
     with torch.backends.mkldnn.flags(enabled=False):
         yield
 

@@ -1,4 +1,4 @@
-"""What goes wrong inside the loop hurts the jobs it concerns, and nobody else."""
+"""A fault inside the loop fails the affected jobs and no others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sampler(model: TorchModel) -> Iterator[BuiltinSampler]:
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> Future[int]:
-    """The code with which the process would have ended."""
+    """Return the exit code with which the process would have ended."""
     ended: Future[int] = Future()
     monkeypatch.setattr(os, "_exit", lambda code: None if ended.done() else ended.set_result(code))
     return ended
@@ -46,7 +46,7 @@ STEPS = pytest.mark.parametrize(
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, fault: Exception = FAULT) -> None:
-    """The next call of a method raises, later ones work."""
+    """Make the next call of a method raise; later ones work."""
     working = getattr(owner, method)
 
     def failing(*args: object, **kwargs: object) -> object:
@@ -83,7 +83,7 @@ def test_a_lost_device_ends_the_process_instead_of_failing_every_sample_at_once(
 def test_a_device_lost_while_an_adapter_is_loaded_ends_the_process(
     sampler: BuiltinSampler, model: TorchModel, monkeypatch: pytest.MonkeyPatch, ended: Future[int]
 ) -> None:
-    """Its samples never get as far as the loop."""
+    """Its samples never reach the loop."""
 
     def fail(*_: object) -> None:
         raise LOST_DEVICE

@@ -1,4 +1,4 @@
-"""Who goes first, and what is let go of when."""
+"""The order of jobs, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCK = 16
 
 @pytest.fixture
 def new_sampler(model: TorchModel) -> Iterator[Callable[[int], BuiltinSampler]]:
-    """Makes a sampler of so many rows that computes one prompt block between two steps."""
+    """Make a sampler of this many rows that computes one prompt block between two steps."""
     opened = []
 
     def make(rows: int) -> BuiltinSampler:
@@ -29,7 +29,7 @@ def new_sampler(model: TorchModel) -> Iterator[Callable[[int], BuiltinSampler]]:
 
 
 def order_of_answers(model: TorchModel, sampler: BuiltinSampler, jobs: Sequence[SampleJob]) -> list[int]:
-    """Submits all jobs before any can run; their indices in the order in which they ended."""
+    """Submit all jobs before any can run; return their indices in the order in which they ended."""
     ended: list[int] = []
     answers = [Answer() for _ in jobs]
 

@@ -18,7 +18,7 @@ SETTINGS = BuiltinSamplerSettings(max_rows=8, prefill_block_tokens=16, prefill_f
 
 @pytest.fixture
 def forwards(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The lengths of what each forward for prompts computed."""
+    """Record the lengths of each prompt forward."""
     lengths: list[list[int]] = []
     compute = ForwardPass.prompts
 
@@ -31,7 +31,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 
 def answers(model: TorchModel, *jobs: SampleJob) -> list[SampleOutcome]:
-    """Of jobs that are there before the first can run."""
+    """Return the answers of jobs that are submitted before the first can run."""
     sampler = BuiltinSampler(model, SETTINGS)
     sampler.load_adapter("tuned", random_adapter(model))
     with model.device_lock.held():
@@ -42,7 +42,7 @@ def answers(model: TorchModel, *jobs: SampleJob) -> list[SampleOutcome]:
 
 
 def of_length(length: int, seed: int = 0, adapter: str = "") -> SampleJob:
-    """Whose prompt has so many tokens to compute."""
+    """Return a job whose prompt has this many tokens to compute."""
     return job(prompt_of(length + 1, seed=seed), adapter=adapter, max_tokens=2)
 
 

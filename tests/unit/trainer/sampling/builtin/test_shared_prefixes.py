@@ -35,7 +35,7 @@ def short_prompts_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
-    """Of each step the rows that shared a prompt, from and to."""
+    """Record the rows of each step that shared a prompt, as ranges."""
     spans: list[list[tuple[int, int]]] = []
     step = ForwardPass.step
 
@@ -50,7 +50,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
 def answers(
     model: TorchModel, jobs: Sequence[SampleJob], settings: BuiltinSamplerSettings = SETTINGS
 ) -> list[SampleOutcome]:
-    """Of jobs that are there before the first can run."""
+    """Return the answers of jobs that are submitted before the first can run."""
     sampler = BuiltinSampler(model, settings)
     sampler.load_adapter("tuned", random_adapter(model))
     assert sampler._loop._shares_prompts is not settings.deterministic
@@ -114,7 +114,7 @@ def test_in_deterministic_mode_no_prompt_is_shared(model: TorchModel, steps: lis
 def test_shared_prompts_are_within_the_memory_for_keys_and_values(
     model: TorchModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside rows there is room for three."""
+    """There is memory for three more rows."""
     monkeypatch.setattr("tinsmith_trainer.sampling.builtin.batch.SMALLEST_EXTENT", 32)
     kept: list[int] = []
     keep = SharedPrefixes.keep
@@ -136,7 +136,7 @@ def test_shared_prompts_are_within_the_memory_for_keys_and_values(
 def test_a_prompt_that_others_join_while_it_is_computed_is_kept_only_where_there_is_room(
     model: TorchModel, monkeypatch: pytest.MonkeyPatch, steps: list[list[tuple[int, int]]]
 ) -> None:
-    """It takes two forwards."""
+    """Its computation takes two forwards."""
     prompt = prompt_of(100)
     sampler = BuiltinSampler(model, SETTINGS)
     others: list[Answer] = []
@@ -160,7 +160,7 @@ def test_a_prompt_that_others_join_while_it_is_computed_is_kept_only_where_there
 def test_a_tenant_does_not_wait_for_the_end_of_anothers_shared_prompt(
     model: TorchModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which takes most of the memory, and its samples all rows."""
+    """The shared prompt takes most of the memory, and its samples take all rows."""
     monkeypatch.setattr("tinsmith_trainer.sampling.builtin.batch.SMALLEST_EXTENT", 32)
     memory = 4 * (4 * 32 * TOKEN_BYTES)
     sampler = BuiltinSampler(model, BuiltinSamplerSettings(max_rows=4, prefill_block_tokens=16, kv_cache_bytes=memory))

@@ -19,7 +19,7 @@ SETTINGS = BuiltinSamplerSettings(max_rows=4, prefill_block_tokens=16, reads_beh
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Steps as they are launched and read."""
+    """Record the launch and the reading of each step."""
     happened: list[str] = []
     launch, read = LaunchedStep.__init__, LaunchedStep.read
 
@@ -37,7 +37,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def answers(model: TorchModel, settings: BuiltinSamplerSettings, jobs: Sequence[SampleJob]) -> list[SampleOutcome]:
-    """Of jobs that are there before the first can run."""
+    """Return the answers of jobs that are submitted before the first can run."""
     sampler = BuiltinSampler(model, settings)
     for seed in (1, 2):
         sampler.load_adapter(f"tuned {seed}", random_adapter(model, seed=seed))
@@ -49,7 +49,7 @@ def answers(model: TorchModel, settings: BuiltinSamplerSettings, jobs: Sequence[
 
 
 def company(stop: int) -> list[SampleJob]:
-    """Of two tenants, with more samples than rows: rows come, leave, move, give way and outgrow their batch."""
+    """Return jobs of two tenants with more samples than rows, so that rows come, leave, move and are evicted."""
     asked = [
         job(prompt_of(10), max_tokens=30, num_samples=3),
         job(prompt_of(10), max_tokens=30, stop_tokens=(stop,)),
@@ -63,7 +63,7 @@ def company(stop: int) -> list[SampleJob]:
 
 @pytest.fixture
 def stop(model: TorchModel) -> int:
-    """A token in the middle of a sample of `company`."""
+    """Return a token in the middle of a sample of `company`."""
     [outcome] = answers(model, SETTINGS, [job(prompt_of(10), max_tokens=30)])
     return int(outcome.sequences[0].tokens[6])
 

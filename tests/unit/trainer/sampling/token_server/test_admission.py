@@ -1,4 +1,4 @@
-"""Which draws are with a server: never too many, of each tenant its share, and none waits for ever."""
+"""Draws in flight at a server: never too many, a fair share for each tenant, and none waits indefinitely."""
 
 from __future__ import annotations
 

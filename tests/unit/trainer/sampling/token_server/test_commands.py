@@ -1,4 +1,4 @@
-"""What the servers are started with and asked for: every choice is said, and none is left to a default."""
+"""The servers' command lines and requests state every choice; no default applies."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def option(command: ServerCommand, name: str) -> str:
 
 
 def test_vllm_is_asked_by_the_user_that_started_it_alone() -> None:
-    """Its key would guard no route but those below /v1."""
+    """Its API key would protect only the routes below /v1."""
     command = vllm_command(SETTINGS)
     assert option(command, "--uds") == "/private/server.sock"
     assert not {"--host", "--port"} & set(command.words)
@@ -71,7 +71,7 @@ def test_sglang_asks_for_a_key_that_no_command_line_shows() -> None:
 def test_a_server_may_be_installed_in_an_environment_of_its_own(
     command_of: Callable[[ServerSettings], ServerCommand], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the programs that it starts are found, too."""
+    """The search path includes the programs that it starts."""
     monkeypatch.setenv("PATH", "/usr/bin")
     command = command_of(replace(SETTINGS, environment=Path("/opt/theirs")))
     assert command.words[0].startswith("/opt/theirs/bin/")
@@ -87,7 +87,7 @@ def test_words_of_a_user_come_last_so_that_they_win(command_of: Callable[[Server
 
 @COMMANDS
 def test_a_server_downloads_nothing(command_of: Callable[[ServerSettings], ServerCommand]) -> None:
-    """What it serves is what its sampler has read, file by file."""
+    """It serves exactly the files that its sampler has read."""
     assert command_of(SETTINGS).environment["HF_HUB_OFFLINE"] == "1"
 
 
@@ -96,7 +96,7 @@ def test_a_server_downloads_nothing(command_of: Callable[[ServerSettings], Serve
 def test_weights_are_served_in_the_type_that_is_said_and_not_in_the_servers_choice(
     command_of: Callable[[ServerSettings], ServerCommand], dtype: str
 ) -> None:
-    """Which is another one for checkpoints in float32, and another one of each server."""
+    """The server's default differs for float32 checkpoints, and between servers."""
     assert option(command_of(replace(SETTINGS, dtype=dtype)), "--dtype") == dtype
 
 
@@ -138,7 +138,7 @@ def test_vllm_is_asked_by_token_ids_alone() -> None:
 
 @pytest.mark.parametrize(("temperature", "sent"), [(0.0, 0.0), (1e-30, 0.0), (1e-5, 1e-5), (0.5, 0.5)])
 def test_vllm_is_asked_for_the_likeliest_token_where_a_temperature_means_it(temperature: float, sent: float) -> None:
-    """By itself it would draw at 0.01."""
+    """By default it would sample at temperature 0.01."""
     assert vllm_request(replace(REQUEST, temperature=temperature))["temperature"] == sent
 
 
@@ -219,7 +219,7 @@ def test_an_answer_holds_tokens_logprobs_scores_and_what_was_cached(drawn: Gener
     ids=["vllm", "sglang"],
 )
 def test_the_likeliest_tokens_come_first_and_of_equals_the_lower_id(drawn: Generation) -> None:
-    """Whether or not the server adds the token that was drawn or is in the prompt."""
+    """The order does not depend on whether the server adds the drawn or prompted token."""
     assert drawn.sequence.topk_logprobs is not None
     assert drawn.sequence.topk_logprobs.token_ids.tolist() == [[4, 8], [9, 3]]
     assert drawn.sequence.topk_logprobs.logprobs.tolist() == [[-0.5, -0.5], [-0.25, -1.0]]
@@ -250,7 +250,7 @@ def test_a_candidate_that_the_answer_leaves_out_is_an_error_of_the_server() -> N
 
 @pytest.mark.parametrize("reason", ["abort", "repetition", None])
 def test_a_sequence_that_vllm_did_not_finish_is_lost_and_not_short(reason: str | None) -> None:
-    """As when it is shut down: what it has until then comes with a status of 200."""
+    """A server that shuts down returns its partial text with status 200."""
     unfinished = {**VLLM_ANSWER["choices"][0], "finish_reason": reason}
     with pytest.raises(SamplerClosed, match="gave a request up"):
         drawn_by_vllm(REQUEST, {**VLLM_ANSWER, "choices": [unfinished]})

@@ -1,4 +1,4 @@
-"""What must not be under way together."""
+"""Requests that must not overlap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a job to requests, and back."""
+"""Jobs become requests, and answers become results."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_sequence_is_cut_behind_its_stop_however_far_the_server_went(
 
 
 def test_a_stop_string_that_only_the_server_saw_counts(model: ServedModel) -> None:
-    """Its text may be another, since it skips what its tokenizer calls special."""
+    """Its text may differ, since the server skips its tokenizer's special tokens."""
     plan = plan_generation_requests(job(PROMPT, stop_tokens=None, stop_strings=("unseen",)), None, model)
     [sequence] = outcome_of(plan, [drawn([1, 2], stopped=True)], [], model).sequences
     assert (sequence.tokens.tolist(), sequence.stopped) == ([1, 2], True)
@@ -148,7 +148,7 @@ def test_more_text_than_a_server_should_write_is_refused_before_it_is_asked(mode
 
 
 def test_a_prompt_that_the_server_would_score_wrongly_is_not_scored_by_it(model: ServedModel) -> None:
-    """What an adapter adds to the unembedding is in logprobs of drawn tokens alone."""
+    """The server applies an adapter's unembedding only to logprobs of drawn tokens."""
     asked = replace(job(PROMPT, num_samples=2, prompt_logprobs=True), topk_prompt_logprobs=2)
     plan = plan_generation_requests(asked, "version", model, head=True, scored_by_prefixes=True)
     assert [(one.scored_from, one.topk_prompt, one.head) for one in plan.requests] == [(None, 0, True)] * 2

@@ -1,4 +1,4 @@
-"""How long a server may be ill."""
+"""The time a server may be unhealthy."""
 
 from __future__ import annotations
 

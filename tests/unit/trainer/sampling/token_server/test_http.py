@@ -1,4 +1,4 @@
-"""What the failures of a call mean."""
+"""The meaning of a failed call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tinsmith_trainer.sampling.token_server.http import JsonCalls
 
 
 async def answer(request: web.Request) -> web.Response:
-    """As it is told to."""
+    """Answer as configured."""
     return web.Response(status=int(request.query["status"]), text=await request.text())
 
 

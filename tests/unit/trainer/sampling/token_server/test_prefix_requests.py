@@ -22,12 +22,12 @@ PROMPT = prompt_of(6)
 
 
 def logprob_of(position: int, token: int) -> float:
-    """What the imagined model says of a token in a place."""
+    """Return the imagined model's logprob of a token at a position."""
     return -float(position * 1000 + token)
 
 
 def drawn(request: GenerationRequest) -> Generation:
-    """As the imagined model draws: the seed, or the length of the prompt."""
+    """Draw as the imagined model does: the seed, or the length of the prompt."""
     place, token = len(request.prompt), len(request.prompt) if request.seed is None else request.seed % 500
     logprobs = np.array([logprob_of(place, token)], np.float32)
     candidates = np.array([logprob_of(place, token) for token in request.candidates], np.float32)

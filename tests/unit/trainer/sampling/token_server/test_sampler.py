@@ -78,7 +78,7 @@ def sampler(server: Recording, tmp_path: Path) -> Iterator[TokenServerSampler]:
 def test_a_dropped_adapter_leaves_the_server_before_the_next_one_comes(
     sampler: TokenServerSampler, server: Recording
 ) -> None:
-    """Else the server has one too many, and puts out one that is in use."""
+    """Otherwise the server has one too many, and evicts one that is in use."""
     sampler.load_adapter("old", NOTHING)
     sampler.drop_adapter("old")
     loading = threading.Thread(target=sampler.load_adapter, args=("new", NOTHING))

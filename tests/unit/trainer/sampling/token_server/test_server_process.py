@@ -48,7 +48,7 @@ async def started(command: ServerCommand) -> AsyncIterator[ServerProcess]:
 
 
 def is_alive(pid: int) -> bool:
-    """A zombie, which its parent has not asked after, is dead."""
+    """Return whether the process lives; a zombie, which its parent has not collected, is dead."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -91,7 +91,7 @@ async def test_one_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_it_ends_when_whoever_started_it_is_killed_with_all_its_group(number: signal.Signals) -> None:
-    """With its own processes, and without a word from us."""
+    """Its own child processes end as well, without any message."""
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, process_group=0
     )

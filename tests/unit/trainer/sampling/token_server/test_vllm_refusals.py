@@ -1,4 +1,4 @@
-"""Whose fault it is that vLLM does not load an adapter: it says 500 to all that its engine raises."""
+"""The cause of vLLM's refusal of an adapter: its status is 500 for every exception of its engine."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Layer(nn.Module):
 
 
 def column_parallel(out: int, dim: int, tensor: int) -> Adapter:
-    """As ParallelLinearAdapter divides itself: its middle among the ranks, then its output."""
+    """Divide the adapter as ParallelLinearAdapter does: its middle among the ranks, then its output."""
     adapter = Adapter(HIDDEN, out // tensor, dim, input_is_parallel=False)
     adapter.linear_in = nn.Linear(HIDDEN, dim // tensor, bias=False)
     return adapter
@@ -53,7 +53,7 @@ def fused(name: str, outs: tuple[int, ...], dim: int, tensor: int) -> Adapted:
 
 
 def stage(first: int, layers: int, dim: int = 8, tensor: int = 1) -> nn.Module:
-    """As a worker has it: in two wrappers, the last stage with its unembedding."""
+    """Return a stage as a worker has it: in two wrappers, the last stage with its unembedding."""
     gpt = nn.Module()
     gpt.decoder = nn.Module()
     gpt.decoder.layers = nn.ModuleList(Layer(first + i, dim, tensor) for i in range(layers))
@@ -99,7 +99,7 @@ def test_a_ranks_parts_make_whole_tensors_again_and_layers_keep_their_number(ten
 def test_an_adapter_that_was_cut_for_the_ranks_is_whole_again_when_it_is_joined(
     tensor: int, rank: int, seed: int
 ) -> None:
-    """Of any rank up to the padded one, although tensor ranks divide the padded rows of A."""
+    """The rank may be any up to the padded one, although tensor ranks divide the padded rows of A."""
     parts = tuple(one.part() for one in find_lora(stage(1, 1, tensor=tensor), tensor_ranks=tensor).tensors)
     modules = sorted({part.name.rpartition(".")[0] for part in parts})
     shapes = whole_shapes([parts], modules, rank)
@@ -128,7 +128,7 @@ def test_a_layer_without_a_name_in_pefts_layout_is_refused_by_name() -> None:
 
 
 def mixture_stage(first: int, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-    """A layer of the second of two ranks that share 6 experts, as the bridge asks for adapters of its modules."""
+    """Return a layer of the second of two ranks that share 6 experts, as the bridge names its modules."""
     for name, module in fake_modules().items():
         monkeypatch.setitem(sys.modules, name, module)
     model = stage(first, 1)
@@ -165,7 +165,7 @@ def test_experts_have_the_names_shapes_and_parts_that_the_peft_engine_gives_them
 
 
 def test_the_bridge_sees_adapters_alone_in_what_is_trained_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their name. With a base that is trained it would leave layers that are computed anew without gradients."""
+    """Names decide it. A trained base would leave recomputed layers without gradients."""
     mlp = mixture_stage(1, monkeypatch).get_submodule("module.module.decoder.layers.0.mlp")
     names = {name for name, parameter in mlp.named_parameters() if ".linear_" not in name}
     assert names == {f"experts.adapter.{key}_{factor}" for key in ("w1", "w2", "w3") for factor in "AB"}

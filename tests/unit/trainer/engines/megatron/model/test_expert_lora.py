@@ -59,7 +59,7 @@ def weights(out: int, given: int) -> list[Tensor]:
 
 
 def one_by_one(lora: ExpertsLora) -> nn.Module:
-    """As SequentialMLP has them."""
+    """Arrange the experts as SequentialMLP does."""
     experts = nn.Module()
     experts.local_experts = nn.ModuleList()
     for fc1, fc2 in zip(weights(2 * INNER, HIDDEN), weights(HIDDEN, INNER), strict=True):
@@ -71,7 +71,7 @@ def one_by_one(lora: ExpertsLora) -> nn.Module:
 
 
 def all_at_once(lora: ExpertsLora) -> nn.Module:
-    """As TEGroupedMLP has them."""
+    """Arrange the experts as TEGroupedMLP does."""
     experts = nn.Module()
     experts.linear_fc1, experts.linear_fc2 = OfAll(weights(2 * INNER, HIDDEN)), OfAll(weights(HIDDEN, INNER))
     place_experts(experts, lora)
@@ -108,7 +108,7 @@ def test_a_rank_whose_experts_get_no_token_takes_part_all_the_same() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_sum_what_they_share_and_not_what_is_their_experts_own(ranks: int) -> None:
-    """By what Megatron asks of a parameter. Where one rank has all experts there is nothing of its own."""
+    """Megatron reads an attribute of the parameter. A rank with all experts has none of its own."""
     lora = drawn_lora(0, ranks)
     for key, own in ((GATE, "B"), (UP, "B"), (DOWN, "A")):
         for name, factor in zip("AB", lora.factors(key), strict=True):

@@ -1,4 +1,4 @@
-"""On optimizers of one process; `tests/contract/megatron` has those of several ranks."""
+"""Optimizer state in one process; `tests/contract/megatron` has several ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GroupStepAdam(torch.optim.Optimizer):
 
 
 def wrapped(inner: torch.optim.Optimizer) -> Any:
-    """As Megatron's optimizer on float32 parameters."""
+    """Wrap as Megatron's optimizer does on float32 parameters."""
     return SimpleNamespace(is_stub_optimizer=False, optimizer=inner, param_groups=inner.param_groups)
 
 

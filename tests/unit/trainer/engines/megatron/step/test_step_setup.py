@@ -10,7 +10,7 @@ from torch import nn
 
 
 def setup(**changes: Any) -> tuple[Any, Any, list[nn.Parameter]]:
-    """A wrapped model and an optimizer as Megatron's attributes tell of them; sound but for `changes`."""
+    """Return a wrapped model and an optimizer with Megatron's attributes, valid except for `changes`."""
     ddp = nn.Linear(2, 2, bias=False)
     ddp.config = SimpleNamespace(calculate_per_token_loss=True, hidden_dropout=0.0, attention_dropout=0.0)
     ddp.ddp_config = SimpleNamespace(

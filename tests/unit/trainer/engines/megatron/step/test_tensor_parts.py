@@ -17,8 +17,12 @@ INPUTS, OUTPUTS, EXPERTS = 12, 10, 4
 
 
 def parts_of(layout: Parallelism, rank: int) -> list[TensorPart]:
-    """Of a pipeline stage: modules whose rows tensor ranks divide, whose columns they do, and of which expert ranks
-    share the experts, each with a B of its own."""
+    """Return the parts of a pipeline stage.
+
+    Tensor ranks divide the rows of some modules and the columns of others.
+
+        Expert ranks share the experts, each with its own B.
+    """
     stage, tensor = layout.coordinates(rank).pipeline, layout.tensor
     own = (EXPERTS // layout.expert, OUTPUTS, MAX_RANK)
     rows, columns = -(-OUTPUTS // tensor), INPUTS // tensor
