@@ -1,4 +1,4 @@
-"""What can be read of the images for GPUs, which stand on bases of tens of gigabytes that no test has."""
+"""The Dockerfiles of the images for GPUs, whose bases of tens of gigabytes no test has."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _pairs(lines: list[str]) -> dict[str, str]:
 
 
 def imported_by_the_worker() -> set[str]:
-    """The first names of all that the worker's modules import, wherever in them."""
+    """Return the top-level names of everything that the worker's modules import, at any depth."""
     found: set[str] = set()
     for package in ("trainer_image/tinsmith_trainer", "rpc/tinsmith_rpc"):
         for path in (ROOT / package).rglob("*.py"):

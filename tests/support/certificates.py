@@ -42,7 +42,7 @@ class Authority:
     def leaf(
         self, *names: str, usages: tuple[x509.ObjectIdentifier, ...], lifetime: datetime.timedelta = MONTH
     ) -> Leaf:
-        """A certificate for these DNS names; a negative lifetime has passed."""
+        """Return a certificate for these DNS names. A negative lifetime makes one that has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = (
             _builder(key, x509.Name([]), issuer=self._name, lifetime=lifetime)
@@ -57,7 +57,7 @@ class Authority:
 
 
 def mount_secret(directory: Path, leaf: Leaf, authority: Authority) -> Path:
-    """Puts tls.crt, tls.key and ca.crt into a folder, or swaps them there, all at once."""
+    """Write tls.crt, tls.key and ca.crt into a folder, or replace them there, in one step."""
     files = {"tls.crt": leaf.certificate, "tls.key": leaf.key, "ca.crt": authority.certificate}
     moment = f"..moment-{next(_moments)}"
     (directory / moment).mkdir(parents=True)

@@ -12,7 +12,7 @@ OF_THE_ENVIRONMENT = (None, None)
 
 
 def run_tinker(*words: str, url: str, key: str | None, home: Path | None = None, typed: str = "") -> Result:
-    """As in a shell with these variables; `typed` is what its user types."""
+    """Run the command as a shell with these variables does. `typed` is what its user types."""
     # For the life of a process it has one server, the first that the environment named, which may be gone by now.
     sessionless_holder_cache._holders.pop(OF_THE_ENVIRONMENT, None)
     environment = {"TINKER_BASE_URL": url, "TINKER_API_KEY": key}

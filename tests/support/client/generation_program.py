@@ -29,7 +29,7 @@ RESULT_SECONDS = 120
 
 
 def settled(value: Any) -> Any:
-    """Calls that answered with a client once answer with its future now."""
+    """Return the result of a call, or of the future that newer SDKs return from it."""
     return value.result(RESULT_SECONDS) if hasattr(value, "result") else value
 
 
@@ -185,7 +185,7 @@ class Life:
         return int(settled(self.rest.get_weights_info_by_tinker_path(self.saved)).lora_rank)
 
     def archive(self) -> bool | str:
-        """The weights to be sampled from, as one file."""
+        """Download the weights of a sampler as one file."""
         if not hasattr(self.rest, "get_checkpoint_archive_url_from_tinker_path"):
             return NOT_HERE
         link = settled(self.rest.get_checkpoint_archive_url_from_tinker_path(self.saved_for_sampler))

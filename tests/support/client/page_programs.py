@@ -20,7 +20,7 @@ PAGES = [ROOT / "docs" / "how-to" / name for name in ("training.md", "evaluation
 ENVIRONMENTS = ROOT / "examples" / "train" / "rl"
 """The modules that programs import; the page says how a reader copies them."""
 PLACE_OF_MODEL = '"tiny"'
-"""What the programs call the model."""
+"""The name of the model in the programs."""
 LIMIT_SECONDS = 200.0
 
 

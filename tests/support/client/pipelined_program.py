@@ -1,4 +1,4 @@
-"""An SDK program that submits all its rounds at once, is disturbed in the middle, and keeps everything it was told.
+"""An SDK program that submits all its rounds at once, is disturbed in the middle, and keeps every answer.
 
 Two runs that end alike, bit for bit, have executed every acknowledged operation exactly once.
 """
@@ -23,7 +23,7 @@ CHECKPOINT_FILES = ("adapter_model.safetensors", "optimizer.safetensors")
 
 @dataclass(frozen=True)
 class Ending:
-    """Everything that a run leaves behind: each answer, and each tensor of its last checkpoint."""
+    """The results of a run: each answer, and each tensor of its last checkpoint."""
 
     logprobs: list[list[list[float]]]
     grad_norms: list[float]
@@ -41,10 +41,10 @@ def run_program(
     fetch_checkpoint: Callable[[str], Path],
     own_loss: LossHandle | None = None,
 ) -> Ending:
-    """Submits all rounds without waiting, disturbs once a third of them is answered, waits for the rest.
+    """Submit all rounds without waiting, disturb after a third of them is answered, and wait for the rest.
 
-    `fetch_checkpoint` turns a tinker path into a folder of files to read. Every other round has `own_loss`, if there
-    is one.
+    `fetch_checkpoint` turns a tinker path into a folder of files to read. Every other round has `own_loss`, if one is
+    given.
     """
     model = client.create_lora_training_client(base_model, rank=8, seed=1).result()
     rounds = []
@@ -72,18 +72,18 @@ def run_program(
 
 
 def surprise(logprobs: Tensor, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """A loss that runs in the worker: what is unlikely counts for more."""
+    """Compute a loss that runs in the worker, and that gives unlikely tokens more weight."""
     found = -(logprobs * weights)
     return (found * found.detach().sigmoid()).mean(), {"custom/most:mean": found.max()}
 
 
 def checkpoint_run_folder(tinker_path: str) -> str:
-    """Where a training checkpoint's directories lie below the checkpoint root."""
+    """Return the folder of a training checkpoint below the checkpoint root."""
     return f"weights/{tinker_path.split('/')[2].replace(':', '.')}"
 
 
 def run_on(server: Served, checkpoints: Path, disturb: Callable[[], None]) -> Ending:
-    """The whole program as a client of its own; `checkpoints` is the checkpoint root."""
+    """Run the whole program as a client of its own. `checkpoints` is the checkpoint root."""
 
     def fetch_checkpoint(tinker_path: str) -> Path:
         [folder] = (checkpoints / checkpoint_run_folder(tinker_path)).iterdir()

@@ -21,14 +21,14 @@ IN_FLIGHT = 6
 MAX_TOKENS = 24
 
 Question = tuple[int, int]
-"""Which prompt, and which seed."""
+"""The prompt, and the seed."""
 
 Open = Callable[[tinker.ServiceClient], tinker.SamplingClient]
 
 
 @dataclass
 class Answers:
-    """What one program was told. `conflicting` are questions that were answered in two ways."""
+    """The answers that one program received. `conflicting` are questions that were answered in two ways."""
 
     count: int = 0
     known: dict[Question, list[list[int]]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ def sampling_load(connect: Callable[[], tinker.ServiceClient], samplers: Sequenc
 
 
 def wait_for_more(answers: Sequence[Answers], more: int = 10, timeout_seconds: float = 120) -> None:
-    """Until every program has heard so many more answers. Raises what one of them saw instead."""
+    """Wait until every program has received this many more answers. Raises the first failure of a program."""
     wanted = [of_one.count + more for of_one in answers]
     deadline = time.monotonic() + timeout_seconds
     while any(of_one.count < count for of_one, count in zip(answers, wanted, strict=True)):

@@ -46,7 +46,7 @@ class ScriptedSampling:
         return cast(types.SampleResponse, SimpleNamespace(sequences=[sequence] * num_samples))
 
     async def compute_logprobs(self, prompt: types.ModelInput) -> list[float | None]:
-        """The larger a token's number, the less probable it is."""
+        """Give each token a logprob that falls with its number."""
         self.asked.append(prompt.to_ints())
         return [None, *(-token / 1000 for token in prompt.to_ints()[1:])]
 

@@ -23,7 +23,7 @@ class Served(Protocol):
 
 @contextmanager
 def service_client(server: Served, **options: Any) -> Iterator[tinker.ServiceClient]:
-    """A session of its own; finished at the end."""
+    """Yield a session of its own, which ends with the block."""
     client = tinker.ServiceClient(**({"base_url": server.url, "api_key": API_KEY} | options))
     try:
         yield client
@@ -44,5 +44,5 @@ def adam(learning_rate: float = 1e-2, **options: float) -> types.AdamParams:
 
 
 def exact_logprobs(result: types.ForwardBackwardOutput) -> list[list[float]]:
-    """Every logprob of a result; equal lists are equal bits. (The repr of the SDK's tensors hides them.)"""
+    """Return every logprob of a result. Equal lists are equal bits, which the repr of the SDK's tensors hides."""
     return [[float(value) for value in output["logprobs"].data] for output in result.loss_fn_outputs]

@@ -32,7 +32,7 @@ WELL: Mapping[str, Answer] = {
 def stub_server(
     answers: Mapping[str, Answer] = WELL, tls: ssl.SSLContext | None = None, received: list[Any] | None = None
 ) -> Iterator[str]:
-    """Yields the base URL. Every path but healthz answers 401 to all keys but GOOD_KEY.
+    """Yield the base URL of a server that answers 401 to every key but GOOD_KEY, except on healthz.
 
     `received` gets the JSON bodies of requests that have one.
     """
@@ -73,6 +73,6 @@ def _handler_for(answers: Mapping[str, Answer], received: list[Any]) -> type[Bas
 
         @override
         def log_message(self, format: str, *args: object) -> None:
-            """Tests print nothing."""
+            """Print nothing."""
 
     return Handler

@@ -1,7 +1,7 @@
-"""Trains on an environment of verifiers: verifiers_program.py PACKAGES MODEL TOKENIZER
+"""A program that trains on an environment of verifiers: verifiers_program.py PACKAGES MODEL TOKENIZER.
 
-PACKAGES has verifiers, for what this Python's own packages have not. Prints for each step its number, turns of an
-episode, the mean reward, and the mean of what the reward is made of.
+PACKAGES has verifiers, in addition to this Python's own packages. The program prints for each step its number, the
+turns of an episode, the mean reward, and the mean of each part of the reward.
 """
 
 from __future__ import annotations

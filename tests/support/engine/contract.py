@@ -55,7 +55,10 @@ def _dense_bfloat16(place: Place) -> Engine:
 
 
 def _recomputed_experts(place: Place) -> Engine:
-    """In float32: rounding to bfloat16 sends some tokens to other experts, whose results no bound covers."""
+    """Build an engine that recomputes layers of a mixture, in float32.
+
+    Rounding to bfloat16 sends some tokens to other experts, and no bound covers that difference.
+    """
     return peft_engine(place, tiny_directory("qwen3-moe", FEW_EXPERTS), _RECOMPUTED)
 
 
@@ -111,33 +114,33 @@ def forward(engine: CallRunner, datums: Sequence[Datum], *, adapter: str = "a") 
 
 
 def compute_together(engine: CallRunner, works: Sequence[Work]) -> list[Outcome]:
-    """Calls that are under way at once, and share what they can. None may fail."""
+    """Compute calls that are under way at the same time and share forwards where they can. None may fail."""
     calls = [engine.start(work) for work in works]
     advance_all(engine, calls)
     return [engine.finish(call) for call in calls]
 
 
 def advance_all(engine: CallRunner, calls: Sequence[Call]) -> None:
-    """Until nothing is left but to finish them."""
+    """Advance the calls until only `finish` is left."""
     while pending := [call for call in calls if call.next_tokens]:
         engine.advance(engine.cobatch(pending))
 
 
 def train(engine: Engine, datums: Sequence[Datum], steps: int = 1, *, adapter: str = "a") -> None:
-    """A fresh adapter's B is zero and hides A's gradient; a few steps make all of it matter."""
+    """Train an adapter for a few steps. A fresh adapter's B is zero and hides A's gradient."""
     for _ in range(steps):
         forward_backward(engine, datums, adapter=adapter)
         engine.optim_step(adapter, AdamParams(learning_rate=1e-2))
 
 
 def group(state: AdapterState, prefix: str) -> dict[str, NDArray[np.float32]]:
-    """A state's tensors under `prefix/`, by the rest of their names."""
+    """Return a state's tensors under `prefix/`, by the rest of their names."""
     start = f"{prefix}/"
     return {name.removeprefix(start): values for name, values in state.tensors.items() if name.startswith(start)}
 
 
 def gradients(engine: Engine, adapter: str = "a") -> dict[str, NDArray[np.float32]]:
-    """What has been accumulated; zeros where nothing has."""
+    """Return the accumulated gradients, and zeros where there are none."""
     state = engine.state(adapter)
     zeros = {name: np.zeros_like(values) for name, values in group(state, "weights").items()}
     return zeros | group(state, "gradients")
@@ -188,6 +191,6 @@ GPU_ENGINES: dict[str, EngineFactory] = {
     "peft-gpu-experts-float32": lambda: _recomputed_experts("gpu"),
     "peft-gpu-bfloat16": lambda: _dense_bfloat16("gpu"),
 }
-"""For the contract suite, in addition to `ENGINES`."""
+"""The engines on GPUs, for the contract suite, in addition to `ENGINES`."""
 if find_spec("megatron") is not None:
     GPU_ENGINES["megatron-gpu"] = _megatron_on_gpu

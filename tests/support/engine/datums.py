@@ -11,7 +11,7 @@ VOCAB_SIZE = 32
 
 
 def sft_datum(length: int, seed: int = 0, *, targets: int | None = None, weights: ArrayLike | None = None) -> Datum:
-    """For cross_entropy; `targets` is K for several targets per position. Weights are 1 unless given."""
+    """Return a datum for cross_entropy. `targets` is K for several targets per position. Weights are 1 by default."""
     draw = np.random.default_rng([seed, length])
     shape = (length,) if targets is None else (length, targets)
     return Datum(
@@ -24,7 +24,7 @@ def sft_datum(length: int, seed: int = 0, *, targets: int | None = None, weights
 
 
 def policy_datum(length: int, seed: int = 0, **inputs: ArrayLike) -> Datum:
-    """For the policy losses: advantages around 0, sampler logprobs around those of a random model."""
+    """Return a datum for the policy losses, with advantages around 0 and sampler logprobs of a random model."""
     draw = np.random.default_rng([seed, length])
     loss_inputs = {
         "target_tokens": draw.integers(0, VOCAB_SIZE, length),
@@ -36,7 +36,7 @@ def policy_datum(length: int, seed: int = 0, **inputs: ArrayLike) -> Datum:
 
 
 def with_inputs(datum: Datum, **inputs: ArrayLike) -> Datum:
-    """The datum with some loss inputs replaced, as they are."""
+    """Return the datum with some loss inputs replaced."""
     return Datum(datum.tokens, {**datum.loss_inputs, **{name: np.asarray(v) for name, v in inputs.items()}})
 
 

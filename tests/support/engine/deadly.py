@@ -28,7 +28,10 @@ KILLS, ENDS, EXITS = 31, 30, 29
 HANGS, HUNG = "hangs", "hung"
 """The second appears when a call has begun to hang."""
 SLOW_IMPORT, IMPORTING = "slow-import", "importing"
-"""While there is a file of the first name, an import waits; the second appears when it has begun to."""
+"""The files of a gate.
+
+While the first exists, an import waits; the second appears when the import has begun to wait.
+"""
 BAD_DISK = "bad-disk"
 REFUSED = 28
 """A first token: the engine refuses the call, and it kills to read that body once more."""

@@ -9,7 +9,7 @@ NAME = "model.layers.0.mlp.experts"
 
 
 def expert_adapter(*, gated: bool = True) -> dict[str, np.ndarray]:
-    """The factor at the hidden size is one for all experts; `gated` layers have a third projection."""
+    """Return an adapter of experts that share the factor at the hidden size. `gated` layers have a third projection."""
     draw = np.random.default_rng(0)
     shapes = {"w1": ((1, RANK, HIDDEN), (EXPERTS, WIDTH, RANK)), "w2": ((EXPERTS, RANK, WIDTH), (1, HIDDEN, RANK))}
     if gated:

@@ -1,8 +1,8 @@
 """The reference engine behind gates that a test opens: loading waits at one, each microbatch at another.
 
-A gate is a FIFO in the folder that `TINSMITH_TEST_GATES` names. It is passed when somebody opens it for
-writing; where it does not exist, there is no gate. A file beside it, called like it and `.reached`,
-says that somebody has stood there.
+A gate is a FIFO in the folder that `TINSMITH_TEST_GATES` names. The engine passes it when a test opens it for writing;
+where it does not exist, there is no gate. A file of the same name with `.reached` shows that the engine arrived at the
+gate.
 """
 
 from __future__ import annotations

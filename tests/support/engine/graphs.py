@@ -22,7 +22,7 @@ def node(name: str, target: str, *args: Any, op: str = "call_function", **kwargs
 def written(
     *calls: Mapping[str, Any], inputs: Sequence[str] = (), loss: str = "loss", metrics: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """A loss of `logprobs` and of other inputs of rank 1; `loss` and `metrics` name nodes."""
+    """Return a loss of `logprobs` and of other inputs of rank 1. `loss` and `metrics` name nodes."""
     names = ["logprobs", *inputs]
     found = {key: ref(name) for key, name in (metrics or {}).items()}
     return {
@@ -40,7 +40,7 @@ def written(
 
 
 def traced(fn: Callable[..., Any], **ranks: int) -> dict[str, Any]:
-    """What the SDK sends of a function."""
+    """Return what the SDK sends for a function."""
     handle = trace_loss(fn, ranks, "session")  # type: ignore[arg-type]
     return {
         "name": handle.name,

@@ -42,5 +42,5 @@ def create_heavy(model_id: str) -> Call:
 
 
 def build_heavy(options: Any) -> tuple[HeavyEngine, None]:
-    """For a worker's `--engine`."""
+    """Build the engine for a worker's `--engine`."""
     return HeavyEngine(options.model, options.adapter_slots, min(options.max_rank, HEAVY_RANK)), None

@@ -63,7 +63,7 @@ def logprobs_of(
     transform: LogitTransform = PLAIN,
     memory: WarmMemory | None = None,
 ) -> Tensor:
-    """By products of all tokens, unless said."""
+    """Return the logprobs, computed by products of all tokens unless stated otherwise."""
     return target_logprobs(
         hidden,
         targets,
@@ -80,7 +80,7 @@ def logprobs_of(
 def expected(
     hidden: Tensor, targets: Tensor, head: StackedLoraLinear, delta: OwnDelta | None, transform: LogitTransform = PLAIN
 ) -> Tensor:
-    """As one writes it, in float64."""
+    """Return the logprobs of the textbook formula in float64."""
     logits = hidden.double() @ head.weight.double().T
     if head.bias is not None:
         logits = logits + head.bias.double()
@@ -97,7 +97,7 @@ def leaves(hidden: Tensor, delta: OwnDelta | None) -> list[Tensor]:
 
 
 def some_loss(logprobs: Tensor) -> Tensor:
-    """With a gradient of its own, of either sign, for each logprob."""
+    """Return a loss that has a gradient of its own, of either sign, for each logprob."""
     weights = torch.linspace(-1.0, 2.0, logprobs.numel(), dtype=logprobs.dtype).view_as(logprobs)
     return (logprobs * weights).sum() + logprobs.square().sum() / 20
 

@@ -16,7 +16,7 @@ DATUMS = [sft_datum(length, seed) for seed, length in enumerate((5, 20, 12, 40))
 
 
 def new_engine(settings: PeftEngineSettings | None = None, model: TorchModel | None = None) -> PeftEngine:
-    """With adapters `a` and `b`, both trained a little."""
+    """Build an engine with adapters `a` and `b`, both trained a little."""
     engine = build_peft_engine(model or tiny_model(), settings)
     for seed, adapter in enumerate("ab"):
         engine.create_adapter(adapter, LoraSpec(rank=8, alpha=32.0, seed=seed))

@@ -1,4 +1,4 @@
-"""Where the PEFT engine computes in tests: on the CPU, on a GPU, and on the CPU by the path that it takes on a GPU."""
+"""The places where the PEFT engine computes in tests: a CPU, a GPU, and a CPU by the path of a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def require_gpus(count: int = 1) -> None:
 
 
 def model_on(place: Place, directory: Path, dtype: torch.dtype = torch.float32) -> TorchModel:
-    """Loaded once. Skips the test where it asks for a GPU and there is none."""
+    """Return the model, which is loaded once. Skips the test where it needs a GPU and there is none."""
     if place == "gpu":
         require_gpus()
     return _loaded(directory, dtype, "cuda" if place == "gpu" else "cpu")

@@ -232,7 +232,7 @@ class ReferenceEngine:
 
 
 def build_reference(options: Any) -> tuple[ReferenceEngine, None]:
-    """The factory that a worker's `--engine support.engine.reference:build_reference` names."""
+    """Build the engine for a worker's `--engine support.engine.reference:build_reference`."""
     return ReferenceEngine(options.model, options.adapter_slots, min(options.max_rank, 16)), None
 
 
@@ -253,7 +253,7 @@ def _check(index: int, datum: Datum, loss: str) -> None:
 
 
 def _loss(name: str, logprobs: Floats, datum: Datum) -> tuple[float, Floats]:
-    """The loss and its slope in the logprobs, both `[T, K]` inside."""
+    """Return the loss and its slope in the logprobs, both `[T, K]` inside."""
     if name == "cross_entropy":
         weights = datum.loss_inputs.get("weights", np.ones(logprobs.shape, np.float32)).reshape(logprobs.shape)
         return float(-(weights * logprobs).sum()), (-weights).astype(np.float32)

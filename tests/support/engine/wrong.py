@@ -35,7 +35,7 @@ class RoundsLogprobs(ReferenceEngine):
 
 
 class ForgetsTheFirstCall(ReferenceEngine):
-    """As one that does not add up."""
+    """An engine that does not add up calls."""
 
     @override
     def start(self, work: Work) -> Call:

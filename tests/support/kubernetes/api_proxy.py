@@ -24,10 +24,11 @@ REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "Intern
 
 
 class ApiProxy:
-    """`calls` came in, to `paths`, with `queries`. `fault` answers some; `lose_answers_of` does them and says that it
-    failed.
+    """A proxy in front of an API server, which fails or delays calls.
 
-    hold: what is kept on its way until the event; `held` says how each was answered then, None before.
+    `calls` are the calls that came in, to `paths`, with `queries`. `fault` answers some; `lose_answers_of` forwards
+    them and reports a failure. While `hold` is set, calls wait for its event, and `held` has the answer of each, or
+    None.
     """
 
     def __init__(self, server: str, context: ssl.SSLContext) -> None:
@@ -52,7 +53,7 @@ class ApiProxy:
 
     @asynccontextmanager
     async def serve(self, folder: Path) -> AsyncIterator[Path]:
-        """A kubeconfig that leads here."""
+        """Serve, and yield a kubeconfig that leads here."""
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", self._take)
         runner = web.AppRunner(application, shutdown_timeout=0.1)
@@ -126,7 +127,7 @@ def refusal(status: int) -> web.Response:
 
 @asynccontextmanager
 async def proxy_to(kubeconfig: Path) -> AsyncIterator[ApiProxy]:
-    """With the administrator's credentials."""
+    """Proxy to the API server with the administrator's credentials."""
     configuration = Configuration()
     await config.load_kube_config(config_file=str(kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call]
     async with ApiClient(configuration) as client:
@@ -134,7 +135,7 @@ async def proxy_to(kubeconfig: Path) -> AsyncIterator[ApiProxy]:
 
 
 def write_kubeconfig(folder: Path, server: str) -> Path:
-    """For a server without TLS; the token is read from the file `token` beside it."""
+    """Write a kubeconfig for a server without TLS. The token is read from the file `token` in its folder."""
     (folder / "token").touch()
     document = {
         "apiVersion": "v1",

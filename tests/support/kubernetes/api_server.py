@@ -68,7 +68,10 @@ class ApiServer:
         return bool(self.call("POST", path, json.dumps(review).encode(), user=user)["status"]["allowed"])
 
     def _resource(self, api_version: str, kind: str) -> _Resource:
-        """Only found kinds are kept: a fixture may install the others later."""
+        """Return the resource of a kind.
+
+        Only kinds that were found are kept, since a fixture may install the others later.
+        """
         if (api_version, kind) not in self._resources:
             for each in self.call("GET", _root(api_version))["resources"]:
                 if "/" not in each["name"]:

@@ -20,7 +20,7 @@ Object = dict[str, Any]
 
 
 def rights_of(namespace: str, **scope: Any) -> list[Object]:
-    """What the chart would make in an installation of that namespace: account, roles, and who has them."""
+    """Return the account, the roles and the bindings of the chart in that namespace."""
     shown = [word for template in TEMPLATES for word in ("--show-only", template)]
     command = [str(HELM), "template", "tinsmith", str(CHART), "--namespace", namespace, "--values", "-", *shown]
     values = {
@@ -37,7 +37,7 @@ def rights_of(namespace: str, **scope: Any) -> list[Object]:
 
 
 def grant(cluster: Cluster, objects: list[Object]) -> None:
-    """Returns when the API server goes by it: it hears of a right a moment after it has stored it."""
+    """Grant a right, and wait until the API server applies it, a moment after it has stored it."""
     cluster.kubectl("apply", "--filename=-", stdin=yaml.safe_dump_all(objects))
     roles = {place_of(each): each["rules"] for each in objects if each["kind"] == "Role"}
     for binding in (each for each in objects if each["kind"] == "RoleBinding"):
@@ -60,7 +60,7 @@ def until_allowed(cluster: Cluster, *what_and_who: str) -> None:
 
 
 def kubeconfig_of_the_account(cluster: Cluster, namespace: str, folder: Path) -> Path:
-    """Whoever uses it is the operator's service account of that namespace."""
+    """Write a kubeconfig of the operator's service account in that namespace."""
     token = cluster.kubectl(f"--namespace={namespace}", "create", "token", ACCOUNT).strip()
     document = yaml.safe_load(cluster.kubeconfig.read_text())
     document["users"] = [{"name": document["contexts"][0]["context"]["user"], "user": {"token": token}}]

@@ -40,8 +40,10 @@ def render(
 
 
 def notes(values: Mapping[str, Any]) -> str:
-    """What helm prints when it has installed the release. Helm itself renders notes only where there is a cluster,
-    so this is a copy of the chart that has them in an object."""
+    """Return what helm prints when it has installed the release.
+
+    Helm renders notes only where there is a cluster, so this renders a copy of the chart that has them in an object.
+    """
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(CHART, Path(folder) / "tinsmith")
         templates = copy / "templates"
@@ -55,7 +57,7 @@ def notes(values: Mapping[str, Any]) -> str:
 
 
 def refusal(values: Mapping[str, Any], release: str = RELEASE) -> str:
-    """What helm says of values that it must not install."""
+    """Return helm's message about values that it must refuse."""
     done = _template(json.dumps(with_registry(values)), release, CHART)
     assert done.returncode != 0, "helm took these values"
     return done.stderr
@@ -63,7 +65,7 @@ def refusal(values: Mapping[str, Any], release: str = RELEASE) -> str:
 
 @cache
 def _template(values: str, release: str, chart: Path, namespace: str = NAMESPACE) -> subprocess.CompletedProcess[str]:
-    """The chart does not change while tests run, and the same values are rendered by many of them."""
+    """Render the chart once for each set of values: the chart does not change while tests run."""
     options = ["--namespace", namespace, "--kube-version", KUBERNETES_VERSION, "--values", "-"]
     command = [str(HELM), "template", release, str(chart), *options]
     return subprocess.run(command, input=values, capture_output=True, text=True, check=False)
@@ -95,7 +97,7 @@ def pods(objects: Iterable[Object]) -> dict[str, Object]:
 
 
 def environment(pod: Object) -> dict[str, Any]:
-    """Of its one container: names, and values where they are given outright."""
+    """Return the variables of the pod's one container that have a literal value."""
     [container] = pod["containers"]
     return {each["name"]: each.get("value") for each in container["env"]}
 
@@ -104,7 +106,7 @@ def environment(pod: Object) -> dict[str, Any]:
 
 
 def with_registry(values: Mapping[str, Any]) -> Object:
-    """The values, with the registry of images that are loaded into the nodes where they name none."""
+    """Return the values, with the registry of the images in the nodes where they name none."""
     if values.get("image", {}) is None:
         return dict(values)
     return merged(at("image.registry", REGISTRY), values)
@@ -120,7 +122,7 @@ def at(path: str, value: Any) -> Object:
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Object:
-    """Both, objects member by member; elsewhere the second wins."""
+    """Merge two values: objects member by member, and otherwise the second wins."""
     both = dict(first)
     for name, value in second.items():
         mine = both.get(name)
@@ -129,7 +131,7 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Object:
 
 
 def looked_up(values: Mapping[str, Any], path: str) -> Any:
-    """The value at `a.b.c`; None where there is none."""
+    """Return the value at `a.b.c`, or None."""
     found: Any = values
     for name in path.split("."):
         found = found.get(name) if isinstance(found, dict) else None

@@ -17,7 +17,7 @@ Schema = dict[str, Any]
 
 
 def install_crds(kubectl: Callable[..., str]) -> None:
-    """Returns when TrainingSessions and SamplerPools can be made."""
+    """Install the definitions, and wait until TrainingSessions and SamplerPools can be made."""
     kubectl("apply", "--server-side", f"--filename={CRDS}")
     wait_established(kubectl, f"--filename={CRDS}")
     for kind in ("trainingsessions", "samplerpools"):
@@ -48,7 +48,7 @@ def walk(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
 
 
 def fill_defaults(value: Any, schema: Schema) -> Any:
-    """As the API server does it when an object arrives."""
+    """Fill in defaults as the API server does when an object arrives."""
     if isinstance(value, dict):
         for name, field in schema.get("properties", {}).items():
             if name not in value and "default" in field:

@@ -1,4 +1,4 @@
-"""The YAML that people are told to write: code blocks of the documentation, and files of examples/."""
+"""The YAML in the documentation and in examples/ that users are asked to write."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def blocks_of_pages() -> Iterator[Written]:
 
 
 def manifests_of_examples() -> Iterator[Written]:
-    """Everything there but values for the chart, and settings of `tinsmith train`."""
+    """Return the files of examples/ but values for the chart and settings of `tinsmith train`."""
     for file in sorted(ROOT.glob("examples/*.y*ml")):
         if not file.name.startswith("values-"):
             yield from _documents(file.read_text(), str(file.relative_to(ROOT)))

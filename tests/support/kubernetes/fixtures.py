@@ -68,7 +68,7 @@ def api_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def node_cluster() -> Iterator[Cluster]:
-    """A cluster in which pods run."""
+    """Start a cluster in which pods run."""
     given_cluster = given()
     if given_cluster is not None:
         yield given_cluster
@@ -79,9 +79,9 @@ def node_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def two_node_cluster() -> Iterator[Cluster]:
-    """A cluster of ours with `node-2` to lose; the first node carries the control plane, DNS and the ingress.
+    """Start a cluster with `node-2` to lose; the first node carries the control plane, DNS and the ingress.
 
-    Of one file alone: a node that was powered off stays off.
+    One file of tests owns it: a node that was powered off stays off.
     """
     with cluster_of_a_run("node", nodes=2) as cluster:
         yield cluster
@@ -89,21 +89,21 @@ def two_node_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def fresh_cluster() -> Iterator[Cluster]:
-    """A cluster of ours in which nothing was ever installed; of one file alone."""
+    """Start a cluster in which nothing was ever installed, for one file of tests."""
     with _own_cluster("node", 1, "fresh") as cluster:
         yield cluster
 
 
 @contextmanager
 def own_api_cluster() -> Iterator[Cluster]:
-    """As `api_cluster`, and nobody else's: for a file whose tests begin without kinds that others install."""
+    """Start a cluster like `api_cluster`, for a file whose tests begin without kinds that others install."""
     with _own_cluster("api", 0, "fresh") as cluster:
         yield cluster
 
 
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
-    """An empty namespace of the test's own, which admits restricted pods alone, in the cluster that the test uses."""
+    """Make an empty namespace of the test, which admits restricted pods only, in the test's cluster."""
     [fixture] = [name for name in _FIXTURE_TIERS if name in request.fixturenames]
     cluster: Cluster = request.getfixturevalue(fixture)
     with new_namespace(cluster) as name:
@@ -119,14 +119,14 @@ def api_server(api_cluster: Cluster) -> Iterator[ApiServer]:
 
 @pytest.fixture(scope="session")
 def shared_namespace(api_cluster: Cluster) -> Iterator[str]:
-    """A namespace of all tests that make dry runs, or delete what they create; it admits restricted pods alone."""
+    """Make the namespace of the tests that make dry runs or delete what they create. It admits restricted pods only."""
     with new_namespace(api_cluster) as name:
         yield name
 
 
 @contextmanager
 def new_namespace(cluster: Cluster) -> Iterator[str]:
-    """An empty namespace, which admits restricted pods alone."""
+    """Make an empty namespace, which admits restricted pods only."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     cluster.make_namespace(name)
     try:
@@ -136,7 +136,7 @@ def new_namespace(cluster: Cluster) -> Iterator[str]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Builds programs and images before the first test starts: such minutes are no test's own."""
+    """Build programs and images before the first test starts, so that no test is charged for it."""
     if session.config.option.collectonly:
         return
     wanted = {tier for item in session.items for tier in _tiers(item)}
@@ -156,7 +156,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Adds what the cluster says to the report of a test that failed in it."""
+    """Add the state of the cluster to the report of a test that failed in it."""
     report = yield
     used = [value for value in getattr(item, "funcargs", {}).values() if isinstance(value, Cluster)]
     if report.failed:
@@ -165,7 +165,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def diagnosis(cluster: Cluster) -> str:
-    """What kubectl and the cluster's processes say now; the end of each."""
+    """Return the last lines of kubectl and of the cluster's processes."""
     parts = []
     for question in _DIAGNOSIS:
         try:
@@ -177,7 +177,7 @@ def diagnosis(cluster: Cluster) -> str:
 
 
 def _pod_logs(cluster: Cluster) -> Iterator[str]:
-    """Of pods that are not well, what they wrote, before and after their last restart."""
+    """Return the logs of pods that are not well, before and after their last restart."""
     try:
         listed = cluster.kubectl(
             "get", "pods", "--all-namespaces", "--no-headers", "--request-timeout=10s"
@@ -202,7 +202,7 @@ def _pod_logs(cluster: Cluster) -> Iterator[str]:
 
 
 def _runs_images(item: pytest.Item) -> bool:
-    """Tests of the images themselves, and of pods that are made of them."""
+    """Return true for tests of the images themselves, and of pods that run them."""
     return item.path.parent.name in _FOLDERS_WITH_IMAGES and item.path.parent.parent.name == "cluster"
 
 
@@ -238,7 +238,7 @@ def _own_cluster(tier: Tier, nodes: int, mark: str) -> Iterator[Cluster]:
 
 
 def _named() -> Record | None:
-    """The cluster that the run is to use where it fits."""
+    """Return the cluster that the run is configured to use, where it fits."""
     name = os.environ.get(NAME_VARIABLE)
     record = read_record(Places(name)) if name else None
     if name and record is None:
@@ -247,7 +247,7 @@ def _named() -> Record | None:
 
 
 def _brought_up(name: str, tier: Tier, nodes: int) -> Cluster:
-    """By a process of its own, so that the cluster's processes are not children of the tests."""
+    """Start the cluster in a process of its own, so that its processes are no children of the tests."""
     words = ["up", f"--name={name}", f"--tier={tier}", *([f"--nodes={nodes}"] if nodes else [])]
     command = [sys.executable, "-m", "testcluster", *words]
     environment = {**os.environ, "PYTHONPATH": str(_TESTCLUSTER)}

@@ -43,7 +43,7 @@ class Installation:
     chart: Path = CHART
     api_key: str = API_KEY
     by_node_port: bool = False
-    """Whether clients find it by its Service's port on the nodes rather than by the ingress."""
+    """Whether clients use the Service's port on the nodes instead of the ingress."""
 
     # ---- helm
 
@@ -54,7 +54,7 @@ class Installation:
         return done.stdout
 
     def install(self) -> str:
-        """Returns the notes, once every pod of the release is ready."""
+        """Install the release, wait until all its pods are ready, and return the notes."""
         arguments = [
             "upgrade",
             "--install",
@@ -93,20 +93,20 @@ class Installation:
         self.kubectl("patch", kind, name, "--type", "merge", "--patch", json.dumps(patch))
 
     def evict(self, pod: str) -> None:
-        """As a drain does; raises ClusterError where a budget keeps the pod."""
+        """Evict a pod as a drain does. Raises ClusterError where a budget keeps the pod."""
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/eviction"
         self.cluster.kubectl("create", f"--raw={path}", "--filename=-", stdin=json.dumps(eviction))
 
     def key_in(self, secret: str) -> str:
-        """An API key that nobody gave, in the Secret where it was put."""
+        """Return the API key that the operator made, from its Secret."""
         encoded = self.kubectl("get", "secret", secret, "--output=jsonpath={.data.key}")
         return base64.b64decode(encoded).decode()
 
     # ---- sessions
 
     def condition(self, session: str, type: str = "Ready") -> Object:
-        """The session's condition; empty while it has none that speaks of the present spec."""
+        """Return the session's condition, or an empty one until it speaks of the present spec."""
         found = self.get("trainingsession", session) or {}
         conditions = (found.get("status") or {}).get("conditions") or []
         generation = found.get("metadata", {}).get("generation")
@@ -117,7 +117,7 @@ class Installation:
         self.wait_reason(session, "WorkerReady", timeout_seconds)
 
     def wait_reason(self, session: str, reason: str, timeout_seconds: float = 300) -> str:
-        """Waits until the session's Ready condition has this reason; returns its message."""
+        """Wait until the session's Ready condition has this reason, and return its message."""
 
         def reached() -> str | None:
             condition = self.condition(session)
@@ -135,7 +135,7 @@ class Installation:
         return f"{self.cluster.ingress_url}:{self.kubectl('get', 'service', service, port)}"
 
     def wait_answering(self, timeout_seconds: float = 240) -> None:
-        """Until the ingress reaches the API server."""
+        """Wait until the ingress reaches the API server."""
 
         def answers() -> bool:
             try:
@@ -147,12 +147,12 @@ class Installation:
         wait_for(answers, timeout_seconds, lambda: f"{self.url} does not answer")
 
     def connect(self) -> tinker.ServiceClient:
-        """A Tinker session of its own, for the caller to close."""
+        """Open a Tinker session, which the caller closes."""
         return tinker.ServiceClient(base_url=self.url, api_key=self.api_key)
 
     @contextmanager
     def service_client(self) -> Iterator[tinker.ServiceClient]:
-        """A Tinker session of its own; finished at the end."""
+        """Yield a Tinker session, which ends with the block."""
         client = self.connect()
         try:
             yield client
@@ -163,7 +163,7 @@ class Installation:
                 client.close("success").result(timeout=CLOSE_SECONDS)
 
     def an_api_server(self) -> str | None:
-        """A pod of the release's API servers that runs and stays; None while the last ones have no successors yet."""
+        """Return an API server's pod that runs and stays, or None while the last ones have no successors yet."""
         pods = self.list("pod", API_SERVER)
         return next((pod["metadata"]["name"] for pod in pods if stays(pod)), None)
 
@@ -181,7 +181,7 @@ class Installation:
         self.kubectl("delete", "pod", *pods, "--grace-period=0", "--force")
 
     def fetch_checkpoint_folder(self, folder: str, target: Path) -> Path:
-        """The one directory below a folder of the checkpoint root, copied out of the API server's pod."""
+        """Copy the only directory below a folder of the checkpoint root out of the API server's pod."""
         pod = wait_for(self.an_api_server, 120, lambda: "no API server runs whose volume could be read")
         archive = self.cluster.kubectl_bytes(
             "--namespace", self.namespace, "exec", pod, "--", "tar", "-C", f"{CHECKPOINTS}/{folder}", "-c", "."
@@ -193,12 +193,15 @@ class Installation:
 
 
 def stays(pod: Object) -> bool:
-    """It runs, and is not being replaced: one that is says `Running` until its containers are gone."""
+    """Return true if the pod runs and is not being replaced.
+
+    A pod that ends says `Running` until its containers are gone.
+    """
     return pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
 
 
 def wait_for(probe: Callable[[], T | None], timeout_seconds: float, what: Callable[[], str]) -> T:
-    """The probe's first true answer. `what` says, when time is up, what did not come."""
+    """Return the probe's first true answer. `what` names, in the error after the timeout, what did not come."""
     deadline = time.monotonic() + timeout_seconds
     while True:
         trouble = None

@@ -1,4 +1,4 @@
-"""What a person does to a cluster, for tests without nodes: kubectl in one namespace; and the kubelet's part."""
+"""The actions of a person in a cluster without nodes: kubectl in one namespace, and the kubelet's part."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class KubectlUser:
     async def patch(
         self, resource: Resource, name: str, patch: Any, subresource: str | None = None, manager: str | None = None
     ) -> Manifest:
-        """A merge patch, booked as that field manager's."""
+        """Apply a merge patch under the name of that field manager."""
         path = resource.path(self.namespace, name, subresource)
         return await self._send("PATCH", path, patch, MERGE_PATCH, manager)
 
@@ -133,7 +133,7 @@ class Kubelet:
         await self._hands.patch(PODS, pod["metadata"]["name"], {"status": ready_status(pod, **container)}, "status")
 
     async def end(self, pod: Manifest, exit_code: int = 0, message: str = "") -> None:
-        """Of a pod that is not started again."""
+        """End a pod that is not started again."""
         ended = {"exitCode": exit_code, "message": message, "finishedAt": format_time(datetime.now(UTC))}
         status = ready_status(pod, ready=False, started=False, state={"terminated": ended})
         status |= {"phase": "Failed" if exit_code else "Succeeded", "conditions": []}
@@ -145,7 +145,7 @@ def is_of_a_job(pod: Manifest) -> bool:
 
 
 def ready_status(pod: Manifest, **container: Any) -> Manifest:
-    """A pod that runs well; `container` overrides fields of its container's status."""
+    """Return the status of a pod that runs well. `container` overrides fields of its container's status."""
     now = format_time(datetime.now(UTC))
     [worker] = pod["spec"]["containers"]
     status = {
@@ -163,7 +163,7 @@ def ready_status(pod: Manifest, **container: Any) -> Manifest:
 
 
 def image_id(image: str) -> str:
-    """What a node would say that this image is."""
+    """Return the image ID that a node reports for this image."""
     repository = image.partition("@")[0].rpartition(":")[0] or image
     if "@" in image:
         return image

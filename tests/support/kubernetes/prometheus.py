@@ -25,7 +25,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Selector:
-    """Which series of a metric an expression reads: the labels that choose them, with what they are compared to."""
+    """The series of a metric that an expression reads: the labels that choose them, with their values."""
 
     metric: str
     matchers: dict[str, str]
@@ -46,13 +46,13 @@ class Prometheus:
     program: Path
 
     def check_rules(self, groups: Sequence[Any]) -> None:
-        """Raises Refused, also for a template in an annotation."""
+        """Check the rules. Raises Refused, also for a template in an annotation."""
         self._ask(rules={"groups": groups}, series=[], expressions=[], at_seconds=0)
 
     def evaluate(self, expressions: Sequence[str], series: Sequence[str] = (), at_seconds: int = 0) -> list[Answer]:
-        """What each reads, and gives at that time, of series such as `up{job="a"} 1 0x5`: one value for each minute.
+        """Return what each expression reads and gives at that time.
 
-        Raises Refused.
+        Series are such as `up{job="a"} 1 0x5`, with one value for each minute. Raises Refused.
         """
         found = self._ask(rules=None, series=series, expressions=expressions, at_seconds=at_seconds)
         return [
@@ -78,7 +78,7 @@ def prometheus() -> Prometheus:
 
 
 def build_when_used(session: pytest.Session) -> None:
-    """For a conftest's pytest_collection_finish: minutes of a first build are no test's own."""
+    """Build Prometheus in a conftest's pytest_collection_finish, so that no test is charged for it."""
     uses = any("prometheus" in getattr(item, "fixturenames", ()) for item in session.items)
     if not uses or session.config.option.collectonly or shutil.which("go") is None:
         return

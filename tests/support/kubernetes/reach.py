@@ -1,6 +1,6 @@
-"""Who reaches whom in a cluster: asked from inside pods, a connection at a time.
+"""Reachability in a cluster: connections from inside pods, one at a time.
 
-A policy's refusal is told from a port where nobody listens: that is an error of the test.
+A refusal by a policy differs from a port on which no process listens: the latter is an error of the test.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from testcluster.cluster import Cluster
 
 IMAGE = "tinsmith.local/tinsmith/api-server:0.1.0"
 DNS = "dns"
-"""As a target: whether the cluster's names can be looked up."""
+"""A target that asks for the cluster's DNS."""
 
 # Run by the Python of the pod.
 _CONNECT = """
@@ -49,7 +49,7 @@ class Place:
     container: str | None = None
 
     def reaches(self, targets: Mapping[str, str]) -> set[str]:
-        """The names of the targets, `address:port` each, that let this pod in."""
+        """Return the names of the targets, `address:port` each, that this pod can reach."""
         container = [] if self.container is None else [f"--container={self.container}"]
         command = ["exec", self.pod, *container, "--", "python3", "-c", _CONNECT, *targets.values()]
         said: dict[str, str] = json.loads(self.cluster.kubectl(f"--namespace={self.namespace}", *command))
@@ -61,7 +61,7 @@ class Place:
 
 
 def stranger(name: str, labels: Mapping[str, str], *, listens_on: int | None = None) -> Object:
-    """A pod of nobody's that waits to be asked."""
+    """Start a pod without labels, which the test asks to connect."""
     serving = ["-m", "http.server", str(listens_on)] if listens_on else ["-c", "import signal; signal.pause()"]
     container: Object = {
         "name": "stranger",

@@ -18,7 +18,7 @@ Object = dict[str, Any]
 
 
 def postgresql(namespace: str) -> list[Object]:
-    """With the Secret DATABASE_SECRET."""
+    """Run PostgreSQL, with the Secret DATABASE_SECRET."""
     url = f"postgresql://tinsmith:{PASSWORD}@postgresql.{namespace}.svc:{POSTGRESQL_PORT}/postgres"
     probe = {"exec": {"command": ["pg_isready", "--host=127.0.0.1"]}, **PATIENT}
     container = _container("postgresql", ["postgresql"], POSTGRESQL_PORT, probe, POSTGRES_PASSWORD=PASSWORD)
@@ -30,7 +30,7 @@ def postgresql(namespace: str) -> list[Object]:
 
 
 def s3() -> list[Object]:
-    """With the bucket and the Secret STORAGE_SECRET."""
+    """Run an S3 server, with the bucket and the Secret STORAGE_SECRET."""
     probe = {"httpGet": {"path": f"/{BUCKET}", "port": S3_PORT}, **PATIENT}
     container = _container("s3", ["s3", str(S3_PORT), BUCKET], S3_PORT, probe)
     keys = {"AWS_ACCESS_KEY_ID": "tinsmith", "AWS_SECRET_ACCESS_KEY": PASSWORD}
@@ -38,7 +38,7 @@ def s3() -> list[Object]:
 
 
 def s3_environment(namespace: str) -> dict[str, str]:
-    """What finds the server, beside the Secret."""
+    """Return the variables, in addition to the Secret, by which clients find the server."""
     return {"AWS_ENDPOINT_URL_S3": f"http://s3.{namespace}.svc:{S3_PORT}", "AWS_REGION": "us-east-1"}
 
 

@@ -34,7 +34,7 @@ def describe(installation: Installation, session: str, how: str = "with its cert
 
 
 def last_snapshot_seconds(installation: Installation, session: str) -> float:
-    """Of the worker, by its clock."""
+    """Return the time of the worker's last snapshot, by its clock."""
     answered, seconds = describe(installation, session).split()
     assert answered == "answered"
     return float(seconds)

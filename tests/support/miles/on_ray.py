@@ -20,7 +20,7 @@ prepare_for_ray()  # before Ray is imported, which reads its settings then
 
 RANKS = 2
 RAYS_RESOURCES = "RAY_OVERRIDE_RESOURCES"
-"""By which a node tells Ray what it has."""
+"""The resource by which a node tells Ray what it has."""
 
 
 def build(options: WorkerOptions) -> tuple[Engine, Sampler | None]:

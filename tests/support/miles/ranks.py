@@ -27,7 +27,7 @@ STAND_IN = Path(__file__).parent / "stand_in"
 OURS = ("miles", "megatron.bridge")
 
 _rank: list[MilesRank] = []
-"""Of the process that this module is imported in."""
+"""The ranks of the process that imports this module."""
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def one_rank_engine(settings: MegatronSettings) -> Engine:
 
 
 class CpuMilesRank(MilesRank):
-    """Whose Megatron finds no GPU at a call."""
+    """A rank whose Megatron finds no GPU at a call."""
 
     @override
     def ts_call(self, method: str, args: tuple[Any, ...]) -> Answer:
@@ -88,7 +88,7 @@ class OneRank(RankGroup):
 
     @override
     def close(self) -> None:
-        """Nothing runs beside this process."""
+        """Do nothing: no process runs for this group."""
 
 
 class GlooMilesRanks(OverGloo):

@@ -1,4 +1,4 @@
-"""An engine beside the PEFT engine: the same two adapters, calls and steps, and how far apart they come."""
+"""A comparison of an engine with the PEFT engine: two adapters, the same calls and steps, and the differences."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ class Apart:
 
 
 def trained_apart(ours: Engine, peft: Engine) -> Apart:
-    """After `STEPS` steps of either adapter in turn, each of all calls and clipped by its norm. Engines without any."""
+    """Return the largest difference after `STEPS` steps of either adapter in turn, each of all calls and clipped.
+
+    The engines have no adapters before.
+    """
     for engine in (ours, peft):
         for adapter, rank in ADAPTERS.items():
             engine.create_adapter(adapter, spec(engine, rank=rank))

@@ -93,8 +93,10 @@ class ParallelAdapter(nn.Module):
 
 
 def adapted_by_bridge(model: nn.Module, lora: Any, tensor_ranks: int = 1) -> None:
-    """Puts the bridge's layers where Tinsmith's own are in a model that it built for the CPU, and asks `lora`, the
-    CanonicalLoRA of a worker, for those of experts, as the bridge does for each module."""
+    """Replace Tinsmith's layers in a model for the CPU with those of the bridge.
+
+    For experts it asks `lora`, the CanonicalLoRA of a worker, as the bridge does for each module.
+    """
     for path, layer in list(model.named_modules()):
         owner, _, child = path.rpartition(".")
         if isinstance(layer, ParallelLora):
@@ -104,7 +106,7 @@ def adapted_by_bridge(model: nn.Module, lora: Any, tensor_ranks: int = 1) -> Non
 
 
 def _unadapted(experts: Any) -> Any:
-    """As Megatron made them."""
+    """Return the layers as Megatron made them."""
     del experts.adapter
     for expert in experts.local_experts:
         expert.linear_fc1, expert.linear_fc2 = expert.linear_fc1.base, expert.linear_fc2.base

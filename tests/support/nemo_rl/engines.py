@@ -36,7 +36,7 @@ def engine_over(ranks: RankGroup, model: TorchModel, settings: MegatronSettings)
 
 
 def over_ray_engine(settings: MegatronSettings) -> MegatronEngine:
-    """A new engine on ranks that all engines share until `close_shared_ranks`: actors take many seconds to start."""
+    """Build an engine on ranks that all engines share until `close_shared_ranks`: actors take many seconds to start."""
     model = tiny_model()
     return engine_over(AsIfNew(_two_actors(settings.max_rank)), model, settings)
 

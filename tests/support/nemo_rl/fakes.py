@@ -66,7 +66,10 @@ class Model:
 
 
 class AutoBridge:
-    """Its checkpoint holds the tensors under Hugging Face's names: the mapping is Megatron-Bridge's own business."""
+    """A stand-in of AutoBridge, whose checkpoint holds the tensors under Hugging Face's names.
+
+    The mapping of names is Megatron-Bridge's own business.
+    """
 
     def __init__(self, directory: str) -> None:
         json.loads(Path(directory, "config.json").read_text())
@@ -265,7 +268,7 @@ def megatron_forward_backward(
 
 
 def _alone(model: Any, step: Any, microbatches: Iterator[Microbatch], count: int, forward_only: bool) -> dict[str, Any]:
-    """A microbatch of a model that is none of Megatron's, scaled as its schedules scale losses of two elements."""
+    """Compute a microbatch of a model that is not Megatron's, scaled as its schedules scale losses of two elements."""
     logits, score = step(microbatches, model)
     loss, metrics = score(logits)
     if not forward_only:
@@ -305,11 +308,11 @@ PEFT_ARGUMENTS: Mapping[str, Any] = {
     "a2a_experimental": False,
     "lora_dtype": None,
 }
-"""Those that `setup_model_and_optimizer` gives to LoRA."""
+"""The arguments that `setup_model_and_optimizer` gives to LoRA."""
 
 
 def compile_helpers() -> None:
-    """As where the package is of another user, or the image has no compiler."""
+    """Compile nothing, as where the package belongs to another user, or the image has no compiler."""
     raise SystemExit(1)
 
 
@@ -412,7 +415,7 @@ FAKES: Mapping[str, Mapping[str, Any]] = {
 
 
 def fake_modules() -> dict[str, ModuleType]:
-    """For `sys.modules`: each of them, new, and the packages above them that are not installed."""
+    """Return new fake modules for `sys.modules`, and the packages above them that are not installed."""
     modules: dict[str, ModuleType] = {}
     for name, contents in FAKES.items():
         for depth in range(1, name.count(".") + 2):

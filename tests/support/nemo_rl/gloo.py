@@ -66,7 +66,7 @@ GRACE_SECONDS = 10.0
 
 
 class RankTraceback(Exception):
-    """Where on a rank an error was raised; the cause of the error that `run` raises."""
+    """The place on a rank where an error was raised; the cause of the error that `run` raises."""
 
 
 class RanksHang(AssertionError):
@@ -112,17 +112,17 @@ class GlooRanks:
         self._connections.append(ours)
 
     def run(self, function: Callable[..., T], *arguments: Any, timeout_seconds: float = CALL_SECONDS) -> list[T]:
-        """Calls `function(*arguments)` on every rank, and returns the results by rank.
+        """Call `function(*arguments)` on every rank, and return the results by rank.
 
-        Raises the error of the first rank that had one, its cause being the place. When some ranks neither
-        answer nor fail, all are killed: they wait for each other.
+        Raises the error of the first rank that had one, its cause being the place. When some ranks neither answer nor
+        fail, they wait for each other, and all are killed.
         """
         return self.run_each(function, [arguments] * self.world_size, timeout_seconds=timeout_seconds)
 
     def run_each(
         self, function: Callable[..., T], arguments: list[tuple[Any, ...]], *, timeout_seconds: float = CALL_SECONDS
     ) -> list[T]:
-        """As `run`, with arguments for each rank."""
+        """Call the function on every rank, with arguments for each rank."""
         for link, own in zip(self._connections, arguments, strict=True):
             link.send_bytes(pickle.dumps((function, own)))
         answers: list[_Answer[T]] = self._answers(timeout_seconds)
@@ -215,7 +215,7 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 def _serve(link: Connection, rank: int, world_size: int, store: str) -> None:
-    """A rank's life: joins the group, then one call after the other until the test closes the link."""
+    """Run a rank: join the group, then serve one call after the other until the test closes the link."""
     import torch
     import torch.distributed
 

@@ -15,7 +15,7 @@ from tinsmith_trainer.engines.megatron.step.rank import Rank
 from typing_extensions import override
 
 _rank: list[Rank] = []
-"""Of the process that this module is imported in."""
+"""The ranks of the process that imports this module."""
 
 
 Call = Callable[[str, tuple[Any, ...]], Answer]
@@ -59,7 +59,7 @@ class GlooGroup(OverGloo):
         super().__init__(model.parallelism, _start, each, _call)
 
     def fail_in_the_second_microbatch(self) -> None:
-        """The next call that has two."""
+        """Make the next call that has two microbatches fail in the second."""
         self.ranks.run(_fail_once)
 
 
@@ -74,7 +74,7 @@ def _call(method: str, args: tuple[Any, ...]) -> Answer:
 
 
 def _fail_once() -> None:
-    """Where the loss is computed, so that a first microbatch's gradients are in the buffers by then."""
+    """Fail where the loss is computed, when a first microbatch's gradients are in the buffers."""
     from tinsmith_trainer.engines.megatron.model import schedule
 
     real = schedule.total_loss

@@ -16,7 +16,7 @@ from tinsmith_trainer.engines.megatron.rank_group import Answer, RankGroup, agre
 from typing_extensions import override
 
 _worker: list[Any] = []
-"""Of the process that this module is imported in."""
+"""The ranks of the process that imports this module."""
 
 
 class GlooWorkers(RankGroup):

@@ -1,4 +1,4 @@
-"""What ranks read of an adapter, joined to whole tensors, and what torch alone makes of it."""
+"""The ranks' parts of an adapter, joined to whole tensors, and the step that torch alone makes of them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a program's events told, in their order."""
+    """The results of a program's events, in their order."""
 
     norms: list[float]
     reads: list[Joined]
 
 
 def torch_step(before: Joined, params: AdamParams) -> tuple[float, dict[str, Tensor]]:
-    """The gradient's norm, and the weights after one AdamW of torch's own on joined tensors."""
+    """Return the gradient's norm, and the weights after one AdamW of torch's own on joined tensors."""
     weights = {name: torch.nn.Parameter(values.clone()) for name, values in before.groups["weights"].items()}
     for name, weight in weights.items():
         weight.grad = before.groups["gradients"][name].clone()

@@ -81,7 +81,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where `refused` is set, the step must raise a UserError in which it matches."""
+    """A step. Where `refused` is set, it must raise a UserError that matches."""
 
     adapter: str
     params: AdamParams = field(default_factory=lambda: AdamParams(1e-2, weight_decay=0.1))
@@ -138,7 +138,10 @@ class LayoutRanks(AbstractContextManager["LayoutRanks"]):
             raise
 
     def play(self, *program: Event) -> Played:
-        """Starts without adapters. Ranks must tell the same norms, and copies of the model the same bits."""
+        """Run the events, starting without adapters.
+
+        Ranks must report the same norms, and copies of the model the same bits.
+        """
         by_rank = self._ranks.run(_play, program)
         norms = [norms for norms, _ in by_rank]
         assert all(own == norms[0] for own in norms), norms
@@ -146,7 +149,7 @@ class LayoutRanks(AbstractContextManager["LayoutRanks"]):
         return Played(norms[0], [_join(parts) for parts in reads])
 
     def ask(self, question: Callable[[Rig], Any]) -> list[Any]:
-        """What each rank answers. `question` is a function of a module that ranks can import."""
+        """Return each rank's answer. `question` is a function of a module that ranks can import."""
         return self._ranks.run(_ask, question)
 
     def __exit__(self, *_: object) -> None:
@@ -170,7 +173,7 @@ def _join(parts: Sequence[RankRead]) -> Joined:
 
 @dataclass(slots=True)
 class Rig:
-    """What a rank holds between calls."""
+    """The state of a rank between calls."""
 
     parallelism: Parallelism
     ddp: Any
@@ -186,7 +189,7 @@ class Rig:
         return whole if split is None else whole.chunk(self.parallelism.tensor, split)[self.at.tensor].clone()
 
     def share(self, call: Rows) -> Iterator[Rows]:
-        """This data rank's rows, one a microbatch; rows of weight 0 fill up where they do not come out even."""
+        """Return this data rank's rows, one for each microbatch, filled up with rows of weight 0."""
         data = self.parallelism.data
         missing = -len(call.tokens) % data
         filled = Rows(*(torch.cat([of, torch.zeros(missing, of.shape[1], dtype=of.dtype)]) for of in _fields(call)))
@@ -261,7 +264,7 @@ def _play_on(rig: Rig, program: Sequence[Event]) -> tuple[list[float], list[Rank
 
 
 class BrokenMicrobatch(Exception):
-    """What a failing Backward raises."""
+    """The error of a failing Backward."""
 
 
 def _accumulate(rig: Rig, event: Backward) -> None:

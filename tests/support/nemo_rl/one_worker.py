@@ -26,7 +26,7 @@ ONE = Parallelism()
 
 
 def worker_class() -> Any:
-    """The class that NeMo RL would find by its dotted name; Ray's decoration taken off again."""
+    """Return the class that NeMo RL would find by its dotted name, without Ray's decoration."""
     module, _, name = WORKER.rpartition(".")
     actor = getattr(importlib.import_module(module), name)
     return actor.__ray_metadata__.modified_class
@@ -48,7 +48,7 @@ def tiny_sizes(max_rank: int, family: Family = "qwen3") -> RankedModel:
 
 
 def one_worker(model: RankedModel, parallelism: Parallelism = ONE) -> Any:
-    """In the process group of this process, which is `parallelism`'s."""
+    """Build the worker in the process group of this process, which has this `parallelism`."""
     assert torch.distributed.get_world_size() == parallelism.world_size
     worker = worker_class()(
         policy_config(model, parallelism), lambda lora: built_by_nemo_rl(model.directory, lora, parallelism)
@@ -84,4 +84,4 @@ class OneWorker(RankGroup):
 
     @override
     def close(self) -> None:
-        """Nothing runs beside this process."""
+        """Do nothing: no process runs for this worker."""

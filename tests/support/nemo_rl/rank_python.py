@@ -27,7 +27,7 @@ Path(folder, "iter_0000000", "run_config.yaml").touch()
 
 
 def write_rank_python(venvs: Path, *steps: str) -> dict[str, str]:
-    """Runs `steps` wherever a model is to be converted. Returns the variable by which it is found."""
+    """Write a Python that runs `steps` instead of a conversion, and return the variable that names it."""
     python = venvs / STOCK_WORKER / "bin" / "python"
     python.parent.mkdir(parents=True, exist_ok=True)
     python.write_text("\n".join([f"#!{sys.executable} -SE", BEGIN, *(steps or (SAVE,))]))
@@ -36,6 +36,6 @@ def write_rank_python(venvs: Path, *steps: str) -> dict[str, str]:
 
 
 def conversions_begun(root: Path) -> list[str]:
-    """The folders that were converted into below `root`, one line for each time."""
+    """Return the folders below `root` into which a model was converted, one for each time."""
     begun = root / "begun"
     return begun.read_text().splitlines() if begun.exists() else []

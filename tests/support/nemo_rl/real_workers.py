@@ -30,11 +30,11 @@ from typing_extensions import override
 ONE = Parallelism()
 RANKS_ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533"}
 RAYS_RESOURCES = "RAY_OVERRIDE_RESOURCES"
-"""By which a node tells Ray what it has."""
+"""The resource by which a node tells Ray what it has."""
 
 
 def environment_of_image(folder: Path) -> dict[str, str]:
-    """What NeMo RL's image sets: its workers' environment, this one here, and where models are converted to."""
+    """Set what NeMo RL's image sets: its workers' environment, this one, and the folder of conversions."""
     venvs = folder / "venvs"
     venvs.mkdir()
     (venvs / STOCK_WORKER).symlink_to(sys.prefix)
@@ -42,7 +42,7 @@ def environment_of_image(folder: Path) -> dict[str, str]:
 
 
 def in_float32(config: Config) -> Config:
-    """A worker's config but for its types, so that it can be held against other engines to seven digits."""
+    """Return a worker's config with other types, so that it can be compared with other engines to seven digits."""
     megatron = config["megatron_cfg"]
     return {
         **config,
@@ -59,7 +59,7 @@ def in_float32(config: Config) -> Config:
 def real_ranks(
     model: TorchModel, parallelism: Parallelism, settings: MegatronSettings, *, float32: bool = True
 ) -> Iterator[RankGroup]:
-    """As the worker makes them where there are GPUs, on a Ray that believes it."""
+    """Start ranks as the worker does where there are GPUs, on a Ray that believes there are."""
     ranks = parallelism.world_size
     gpus = {RAYS_RESOURCES: json.dumps({"GPU": ranks, "CPU": ranks + 1})}
     prepare = group.prepare
@@ -106,7 +106,7 @@ class RealWorker(RankGroup):
 
 
 def _made(directory: Path, config: Config) -> Any:
-    """As `Policy` and its worker group make one, whose GPU Ray tells it."""
+    """Make a rank as `Policy` and its worker group do, with the GPU that Ray assigns."""
     import ray
     from nemo_rl.distributed.named_sharding import NamedSharding
     from transformers import AutoTokenizer

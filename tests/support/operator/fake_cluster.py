@@ -15,9 +15,11 @@ Manifest = dict[str, Any]
 
 
 class FakeCluster:
-    """`requests` are the ones that came, as (verb, kind, name). `failures` holds what the next one of a verb raises.
+    """An API server in memory.
+
+    `requests` are the ones that came, as (verb, kind, name). `failures` holds what the next one of a verb raises.
     rewrite: what an admission webhook does to the object that is sent.
-    forbidden: namespaces in which nothing may be listed. told: the plurals of our kinds that are told to who asks.
+    forbidden: namespaces in which no object may be listed. told: the plurals of our kinds that it reports.
     missing: plurals whose CRD is not installed.
     """
 
@@ -32,7 +34,7 @@ class FakeCluster:
         self._versions = itertools.count(1)
 
     def put(self, manifest: Manifest) -> Manifest:
-        """As somebody else would write it."""
+        """Write an object as another client would."""
         return self._store(manifest)
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
@@ -58,7 +60,7 @@ class FakeCluster:
         await self.list_all(resource, namespace)
 
     async def list_answer(self, resource: Resource, namespace: str | None) -> Manifest:
-        """As the wire has it."""
+        """Return the list as the wire has it."""
         items, version = await self.list_all(resource, namespace)
         return {"items": items, "metadata": {"resourceVersion": str(version)}}
 
@@ -146,7 +148,7 @@ class FakeCluster:
 
 
 def _merged(live: Manifest, changes: Manifest) -> Manifest:
-    """As RFC 7386 has it."""
+    """Merge as RFC 7386 defines."""
     merged = {name: value for name, value in live.items() if changes.get(name, "") is not None}
     for name, value in changes.items():
         if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""What KubeRay, the kubelets and accidents do around a session of several pods.
+"""The actions of KubeRay, the kubelets and accidents around a session of several pods.
 
-KubeRay as its controller is written: a pod that is on its way out counts as there, a cluster that was suspended says so
-in a condition until it makes pods again, and a changed template starts no pod anew.
+KubeRay behaves as its controller is written: a pod that terminates counts as present, a cluster that was suspended says
+so in a condition until it makes pods again, and a changed template starts no pod anew.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tinsmith_operator.common.observed import Observed
 
 FLAVOUR = {"example.com/gpu": "h200"}
 TOLERATION = {"key": "gpus", "operator": "Exists"}
-"""Of the nodes on which the queue finds room."""
+"""The labels of the nodes on which the queue finds room."""
 
 Run = tuple[str, int]
-"""Of the head: its pod's UID, and the restarts of its container."""
+"""The head: its pod's UID, and the restarts of its container."""
 
 
 class GroupWorld(World):
@@ -61,7 +61,7 @@ class GroupWorld(World):
             self._make_pods(cluster)
 
     def kubelet_starts(self) -> None:
-        """The head serves when every member belongs to its run; a member joins once, the run that is there then."""
+        """Start pods. The head serves when every member belongs to its run; a member joins the present run, once."""
         super().kubelet_starts()
         head = self._worker_pod()
         if head is None or not self._is_ready(head):
@@ -80,7 +80,7 @@ class GroupWorld(World):
             self._set_container(head, {"running": {"startedAt": format_time(self.now)}}, ready=False)
 
     def kubelet_stops(self) -> None:
-        """A member stays until its head is gone."""
+        """Stop pods. A member stays until its head is gone."""
         super().kubelet_stops()
         if ("Pod", self.pod_name) in self.objects:
             head = self.objects["Pod", self.pod_name]["metadata"]
@@ -91,20 +91,20 @@ class GroupWorld(World):
                 del self.objects["Pod", member["metadata"]["name"]]
 
     def member_is_lost(self) -> None:
-        """With its node: the worker ends, since its ranks are gone."""
+        """Lose a member with its node. The worker ends, since its ranks are gone."""
         for member in self.members()[:1]:
             del self.objects["Pod", member["metadata"]["name"]]
             self.container_ends(exit_code=1)
 
     def queue_takes(self) -> None:
-        """As Kueue's webhook does with what carries a queue's label: it waits."""
+        """Suspend an object with a queue's label, as Kueue's webhook does."""
         cluster = self.objects.get(("RayCluster", self.name))
         if cluster is not None and QUEUE_LABEL not in cluster["metadata"]["labels"]:
             cluster["metadata"]["labels"][QUEUE_LABEL] = "gpus"
             self._queue_writes(cluster, suspend=True)
 
     def queue_admits(self) -> None:
-        """On the nodes of a flavour. What it adds to templates is booked as its own."""
+        """Admit the group to the nodes of a flavour. The queue owns what it adds to templates."""
         cluster = self.objects.get(("RayCluster", self.name))
         if cluster is None or not cluster["spec"].get("suspend") or QUEUE_LABEL not in cluster["metadata"]["labels"]:
             return
@@ -135,7 +135,7 @@ class GroupWorld(World):
         cluster["metadata"]["resourceVersion"] = self._version()
 
     def _apply(self, manifest: Manifest, uid: str, resource_version: str) -> None:
-        """What the apply does not name stays with whoever else has written it."""
+        """Apply. Fields that the apply does not name stay with their other owners."""
         live = self.objects.get((manifest["kind"], manifest["metadata"]["name"]))
         if live is None or live["kind"] != "RayCluster" or "suspend" in manifest["spec"]:
             super()._apply(manifest, uid, resource_version)

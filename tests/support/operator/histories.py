@@ -1,6 +1,6 @@
-"""What may happen around an object of ours, in any order, and what holds whatever has happened.
+"""The events that may happen around an object of ours, in any order, and the rules that hold after them.
 
-For the model of a session, of a session of several pods and of a pool alike (`ModelCluster`).
+They apply to the models of a session, of a session of several pods and of a pool (`ModelCluster`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ def step(name: str, do: Step) -> Step:
 def steps(
     own: Sequence[Step], children: Sequence[Place], specs: st.SearchStrategy[Manifest], *more: st.SearchStrategy[Step]
 ) -> st.SearchStrategy[Step]:
-    """own: what happens to this kind alone. Beside it the operator works or dies in the middle, somebody deletes or
-    edits one of `children`, and the user sets one of `specs`.
+    """Draw the steps of a history.
+
+    own: the events of this kind alone. In addition the operator works or dies in the middle, people delete or edit one
+    of `children`, and the user sets one of `specs`.
     """
     fixed = [
         step("operate", lambda world: world.operate()),
@@ -53,7 +55,7 @@ def decides_alike_and_changes_nothing(world: ModelCluster) -> bool:
 
 
 def tells_nothing_more(world: ModelCluster) -> bool:
-    """Of one at rest."""
+    """Check that an object at rest causes no more events."""
     told = len(world.events)
     for _ in range(5):
         world.operate()
@@ -63,7 +65,7 @@ def tells_nothing_more(world: ModelCluster) -> bool:
 def come_to_rest_with_and_without_a_death(
     cut_short: ModelCluster, undisturbed: ModelCluster, after: Manifest, *, cut: int, at: int
 ) -> None:
-    """Both settle and get the spec `after`; one operator dies in round `at`, after `cut` actions."""
+    """Settle two worlds with the spec `after`; one operator dies in round `at`, after `cut` actions."""
     for world in (cut_short, undisturbed):
         world.settle()
         world.user_sets(**after)
@@ -75,7 +77,7 @@ def come_to_rest_with_and_without_a_death(
 
 
 def a_foreign_object(world: ModelCluster, place: Place) -> Manifest:
-    """An object of somebody else at this place, as it is now."""
+    """Put an object of another owner at this place."""
     kind, name = place
     metadata = {"name": name, "labels": {"app": "theirs"}}
     return copy.deepcopy(world.add({"kind": kind, "metadata": metadata, "spec": {"replicas": 0}}))

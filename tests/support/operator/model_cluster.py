@@ -65,15 +65,15 @@ class ModelCluster(ABC):
 
     @abstractmethod
     def observe(self) -> Surroundings:
-        """What the operator sees."""
+        """Return what the operator sees."""
 
     @abstractmethod
     def decide(self) -> Decision:
-        """What the operator would do now."""
+        """Return what the operator would do now."""
 
     @abstractmethod
     def cluster_works(self) -> None:
-        """Everybody but the operator and people does their work once."""
+        """Let everything but the operator and people do its work once."""
 
     # --- what the operator does
 
@@ -119,12 +119,12 @@ class ModelCluster(ABC):
                 self.events.append(action)
 
     def get(self, kind: str, name: str) -> Manifest | None:
-        """As the operator's cache holds it."""
+        """Return the object as the operator's cache holds it."""
         found = self.objects.get((kind, name))
         return trimmed(copy.deepcopy(found)) if found is not None else None
 
     def add(self, manifest: Manifest) -> Manifest:
-        """Whoever makes it."""
+        """Add an object, whoever owns it."""
         place = (manifest["kind"], manifest["metadata"]["name"])
         if place in self.objects:
             raise Refusal(f"{place} is there already")
@@ -213,7 +213,7 @@ class ModelCluster(ABC):
             self.owner["metadata"]["generation"] += 1
 
     def user_annotates(self, name: str, value: str | None) -> None:
-        """The owner; None takes the annotation away."""
+        """Annotate the object as its owner. None takes the annotation away."""
 
         def change(owner: Manifest) -> None:
             annotations = owner["metadata"].setdefault("annotations", {})
@@ -242,7 +242,7 @@ class ModelCluster(ABC):
 
     @abstractmethod
     def someone_edits(self, place: Place) -> None:
-        """Whatever they can reach there."""
+        """Edit what a person can reach there."""
 
     def someone_deletes(self, place: Place) -> None:
         if place in self.objects:
@@ -261,7 +261,7 @@ class ModelCluster(ABC):
                 self._delete(place, live["metadata"]["uid"])
 
     def settle(self, rounds: int = 60) -> None:
-        """Everybody does their work until nobody has any. Raises AssertionError when it does not come to rest."""
+        """Let all parts work until none has work left. Raises AssertionError when they do not come to rest."""
         for _ in range(rounds):
             before = copy.deepcopy((self.owner, self.objects, self.certificates))
             acted = self.operate()

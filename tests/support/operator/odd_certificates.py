@@ -12,13 +12,13 @@ from cryptography.x509.oid import NameOID
 from tinsmith_operator.ca.certificates import Authority, Leaf
 
 NOW = datetime(2055, 3, 1, tzinfo=UTC)
-"""From 2050 on, a certificate writes its years with four digits."""
+"""The first day after which a certificate writes its years with four digits."""
 NAMES = x509.SubjectAlternativeName([x509.DNSName("uid.worker.tinsmith.internal")])
 AUTHORITY = x509.BasicConstraints(ca=True, path_length=None)
 
 
 def odd_leaves() -> dict[str, Leaf]:
-    """By what is odd about each; with the key that it is of, as far as it is of any."""
+    """Return leaves by what is odd about each, with their keys where they have one."""
     key = ec.generate_private_key(ec.SECP256R1())
     whole, twice = _der(key, NAMES, AUTHORITY), _der(key, NAMES, AUTHORITY, _unknown("2.5.29.31", b"\x30\x00"))
     end = b"20550302000000Z"
@@ -42,14 +42,17 @@ def odd_leaves() -> dict[str, Leaf]:
 
 
 def authority_of_a_name_that_is_no_text() -> Authority:
-    """Which is read when the first leaf is made."""
+    """Return an authority whose name is no text, which is read when the first leaf is made."""
     key = ec.generate_private_key(ec.SECP256R1())
     der = _der(key, AUTHORITY).replace(b"\x0c\x03odd", b"\x0c\x03od\xff")
     return Authority(x509.load_der_x509_certificate(der), key)
 
 
 def _der(key: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType) -> bytes:
-    """Signed by itself; what is put in place of some of its bytes is not, which nobody gets as far as to see."""
+    """Return a self-signed certificate with some bytes replaced.
+
+    Its signature is wrong, which no reader gets as far as to see.
+    """
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "odd")])
     draft = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
     draft = draft.serial_number(5).not_valid_before(NOW).not_valid_after(NOW + timedelta(days=1))

@@ -29,7 +29,7 @@ IMAGE = "tinsmith.local/tinsmith/trainer:0.1.0"
 
 
 def settings_for(namespace: str, **changes: Any) -> Settings:
-    """Of an installation in that namespace, with short waits and free ports."""
+    """Return settings for an installation in that namespace, with short waits and free ports."""
     least = {
         "namespace": namespace,
         "trainer_image": IMAGE,
@@ -45,12 +45,12 @@ def settings_for(namespace: str, **changes: Any) -> Settings:
 
 
 def session_manifest(name: str = "tiny", **spec: Any) -> dict[str, Any]:
-    """A TrainingSession: the least one, with these fields of its spec."""
+    """Return a minimal TrainingSession with these fields of its spec."""
     return _least(SESSIONS, name, spec)
 
 
 def pool_manifest(name: str = "tiny", **spec: Any) -> dict[str, Any]:
-    """A SamplerPool, likewise."""
+    """Return a minimal SamplerPool with these fields of its spec."""
     return _least(POOLS, name, spec)
 
 
@@ -65,7 +65,7 @@ def _least(resource: Resource, name: str, spec: dict[str, Any]) -> dict[str, Any
 
 
 async def content_worker(target: Target) -> WorkerReport:
-    """A worker that holds nothing and does nothing."""
+    """Run a worker that holds nothing and does nothing."""
     return WorkerReport(
         pod_uid=target.pod_uid,
         received_at=datetime.now(UTC),
@@ -80,7 +80,7 @@ async def content_worker(target: Target) -> WorkerReport:
 
 
 class PowerCut(OperatorError):
-    """This operator is dead, for all that the cluster sees of it."""
+    """The end of an operator, as the cluster sees it."""
 
 
 class Writes:
@@ -107,7 +107,7 @@ class Writes:
 async def running(
     settings: Settings, writes: Writes | None = None, describe: Any = content_worker, snapshot: Any = None
 ) -> AsyncIterator[Operator]:
-    """An operator that leads when nobody else does, from here to the end of the block."""
+    """Run an operator, which leads when no other does, until the end of the block."""
     operator = Operator(settings, around_permit=(writes or Writes()).around, describe=describe, snapshot=snapshot)
     stop = asyncio.Event()
     task = asyncio.create_task(operator.run(stop))
@@ -121,7 +121,7 @@ async def running(
 async def eventually(
     look: Callable[[], Awaitable[Any]], what: str, seconds: float = WAIT_SECONDS, pause_seconds: float = 0.1
 ) -> Any:
-    """The first true answer. Raises AssertionError with the last one."""
+    """Return the first true answer. Raises AssertionError with the last one."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + seconds
     while not (answer := await _patiently(look)):
@@ -132,7 +132,7 @@ async def eventually(
 
 
 async def _patiently(look: Callable[[], Awaitable[Any]]) -> Any:
-    """Nothing is seen of an API server that has too much to do."""
+    """Retry while an overloaded API server does not answer."""
     try:
         return await look()
     except (TimeoutError, aiohttp.ClientError):
@@ -163,7 +163,7 @@ class OperatorProgram:
         self._process.send_signal(number)
 
     async def ended(self) -> int:
-        """Its exit status; negative for the signal that killed it."""
+        """Wait for the end, and return the exit status; negative for the signal that killed it."""
         async with asyncio.timeout(WAIT_SECONDS):
             code = await self._process.wait()
             await self._reader
@@ -200,7 +200,7 @@ async def operator_program(settings: Settings, **environment: str) -> AsyncItera
 
 
 async def writes_of(settings: Settings) -> int:
-    """How many writes an operator program has made, by its own count, but for its lease. It needs a metrics port."""
+    """Return how many writes an operator has counted, except those of its lease. It needs a metrics port."""
     url = f"http://127.0.0.1:{settings.metrics_port}/metrics"
     async with aiohttp.ClientSession() as session, session.get(url) as response:
         page = await response.text()
@@ -218,7 +218,7 @@ async def comes_to_rest(
     *,
     resource: Resource = SESSIONS,
 ) -> Any:
-    """The session or pool, once nothing is left to do for its spec as it is now, and Ready gives that reason."""
+    """Wait until the object is at rest for its present spec, and Ready gives that reason."""
 
     async def look() -> Any:
         owner = await hands.get(resource, name)

@@ -26,7 +26,7 @@ def ready_world(**spec: Any) -> World:
 
 
 def starting_world(pod_status: Manifest | None = None, node: str | None = None) -> World:
-    """Its pod is there, with this status."""
+    """Return a world whose pod exists, with this status."""
     world = World(session_manifest())
     for _ in range(3):
         world.operate()

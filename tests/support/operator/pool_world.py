@@ -1,4 +1,4 @@
-"""What the Deployment's controller, the kubelet and people do around one pool."""
+"""The actions of the Deployment's controller, the kubelet and people around one pool."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PoolWorld(ModelCluster):
     # --- what others do
 
     def someone_edits(self, place: Place) -> None:
-        """With `kubectl edit`: replicas, the template, a label."""
+        """Edit replicas, the template or a label, as with `kubectl edit`."""
         live = self.objects.get(place)
         if live is None:
             return
@@ -66,7 +66,7 @@ class PoolWorld(ModelCluster):
         live["metadata"]["resourceVersion"] = self._version()
 
     def controller_works(self) -> None:
-        """The Deployment's, with a surge of one: it makes a pod of the template, and lets one go that is not needed."""
+        """Do the Deployment controller's work with a surge of one: make a pod, and delete one that is not needed."""
         deployment = self.objects.get(("Deployment", self.child))
         if deployment is None:
             return
@@ -102,7 +102,7 @@ class PoolWorld(ModelCluster):
         self.a_pod_crashes(json.dumps({"reason": "ModelNotFound", "message": "nothing in /models/qwen"}))
 
     def a_node_is_lost(self) -> None:
-        """Its pod is marked by the node controller alone."""
+        """Lose a node: its pod is marked by the node controller alone."""
         for pod in self._staying()[:1]:
             pod["status"]["conditions"] = [
                 {"type": "Ready", "status": "False"},
@@ -179,7 +179,7 @@ def _revision(template: Manifest) -> str:
 
 
 def _surplus(new: list[Manifest], old: list[Manifest], wanted: int) -> Manifest | None:
-    """The pod that may go: one too many, one that does not work, or an old one while enough others do."""
+    """Return the pod that may go: a surplus one, one that does not work, or an old one while enough others do."""
     if len(new) > wanted:
         return new[-1]
     idle = [pod for pod in old if not _is_ready(pod)]

@@ -32,7 +32,7 @@ INSTALLATION = Installation(
 
 
 def session_manifest(name: str = "qwen", *, source: Manifest = ON_CLAIM, **spec: Any) -> Manifest:
-    """As a user writes it, and the API server numbers it. Further arguments are fields of the spec."""
+    """Return a session as a user writes it, numbered by the API server. Further arguments are fields of the spec."""
     return {
         "apiVersion": API_VERSION,
         "kind": SESSION_KIND,
@@ -53,7 +53,7 @@ def make_session(name: str = "qwen", **spec: Any) -> TrainingSession:
 
 
 def pool_manifest(name: str = "qwen", *, source: Manifest = ON_CLAIM, **spec: Any) -> Manifest:
-    """As a user writes it, and the API server numbers it. Further arguments are fields of the spec."""
+    """Return a pool as a user writes it, numbered by the API server. Further arguments are fields of the spec."""
     return {
         "apiVersion": API_VERSION,
         "kind": POOL_KIND,

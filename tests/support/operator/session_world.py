@@ -1,4 +1,4 @@
-"""What the StatefulSet's controller, the kubelet, the binder of claims and people do around one session."""
+"""The actions of the StatefulSet's controller, the kubelet, the binder of claims and people around one session."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class World(ModelCluster):
         live["metadata"]["resourceVersion"] = self._version()
 
     def controller_works(self) -> None:
-        """The StatefulSet's: it makes and ends the pod, and says up to which generation it has read."""
+        """Make and end the pod, as the StatefulSet's controller does, and set the observed generation."""
         workload = self.objects.get((self.workload_kind, self.name))
         if workload is None:
             return
@@ -114,7 +114,7 @@ class World(ModelCluster):
         workload["status"] = {"observedGeneration": workload["metadata"]["generation"], "replicas": replicas}
 
     def binder_works(self) -> None:
-        """A claim that was deleted vanishes when no pod that has a node uses it."""
+        """Delete a claim that was marked for it, when no pod with a node uses it."""
         is_used = any("nodeName" in pod["spec"] for pod in self._of_kind("Pod"))
         for claim in self._of_kind("PersistentVolumeClaim"):
             claim["status"] = {"phase": "Bound"}
@@ -122,7 +122,7 @@ class World(ModelCluster):
                 del self.objects["PersistentVolumeClaim", claim["metadata"]["name"]]
 
     def kubelet_starts(self) -> None:
-        """The pod gets as far as it can: ready, or refusing its volume."""
+        """Start the pod as far as it can get: ready, or refusing its volume."""
         pod = self._worker_pod()
         if pod is None or "deletionTimestamp" in pod["metadata"] or not self._can_mount(pod):
             return
@@ -150,7 +150,7 @@ class World(ModelCluster):
             del self.objects["Pod", self.pod_name]
 
     def container_ends(self, *, exit_code: int, reason: str = "Error", message: str = "") -> None:
-        """And waits to be started again."""
+        """End the container, which waits to be started again."""
         pod = self._worker_pod()
         if pod is None or "deletionTimestamp" in pod["metadata"]:
             return
@@ -174,7 +174,7 @@ class World(ModelCluster):
             self.report = WorkerReport(uid, self.now, 1, adapters_used, 8, running_seconds, 3.5, self.now, volume_full)
 
     def job_controller_works(self) -> None:
-        """It makes a pod while none is there that could still succeed, and says when one has."""
+        """Make a pod while none exists that could still succeed, and report one that has."""
         job = self.objects.get(("Job", conversion_name(self.name)))
         if job is None or job.get("status"):
             return
@@ -189,7 +189,7 @@ class World(ModelCluster):
             self.add(self._pod_of(job, job["spec"]["template"], f"{conversion_name(self.name)}-{self._version()}"))
 
     def conversion_ends(self, phase: str, **terminated: Any) -> None:
-        """Of each try that is under way."""
+        """End each conversion that is under way."""
         for pod in self.converters():
             if "phase" not in pod["status"]:
                 self._set_container(pod, {"terminated": terminated}, ready=False)
@@ -201,13 +201,13 @@ class World(ModelCluster):
                 del self.objects["Pod", pod["metadata"]["name"]]
 
     def conversion_works(self) -> None:
-        """A Job as it should go."""
+        """Let a Job succeed."""
         self.converters_stop()
         self.conversion_ends("Succeeded", exitCode=0)
         self.job_controller_works()
 
     def image_pull_works(self) -> None:
-        """The Job's pod pulls its image, or waits to try again, and succeeds once the image is there."""
+        """Let the Job's pod pull its image, retry, and succeed once the image is there."""
         for pod in self.pullers():
             if "deletionTimestamp" in pod["metadata"]:
                 del self.objects["Pod", pod["metadata"]["name"]]
@@ -244,7 +244,7 @@ class World(ModelCluster):
     # ---
 
     def _worker_pod(self) -> Manifest | None:
-        """Not somebody else's pod of that name."""
+        """Return the worker's pod, unless it belongs to another owner."""
         pod = self.objects.get(("Pod", self.pod_name))
         return pod if pod is not None and "ownerReferences" in pod["metadata"] else None
 
@@ -264,7 +264,7 @@ class World(ModelCluster):
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"], "status": {}}
 
     def _can_mount(self, pod: Manifest) -> bool:
-        """Its Secret is there, and its claim, which nobody has deleted."""
+        """Return true if the pod's Secret and claim exist and are not being deleted."""
         session = parse_session(self.session) if self.session is not None else None
         claim_name = session.claim_name if session is not None else f"{self.name}-journal"
         claim = self.objects.get(("PersistentVolumeClaim", claim_name))

@@ -1,4 +1,4 @@
-"""What API servers keep of earlier revisions: tests/fixtures/stored says whence it comes."""
+"""Objects that API servers keep of earlier revisions; tests/fixtures/stored says where they come from."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Stored:
         return max(times) + timedelta(minutes=5)
 
     def world(self) -> World:
-        """A cluster in which all of it is there, with a certificate that has still to last."""
+        """Return a cluster that has all these objects, and a certificate that has not expired."""
         world = World(self.session)
         world.now = self.read_at
         for child in self.children:

@@ -1,6 +1,6 @@
-"""For each parser of a tenant's bytes the input that takes most memory for its size, as far as we know.
+"""The input that takes most memory for its size, as far as we know, for each parser of a tenant's bytes.
 
-A program: it parses each of them in a process of its own, and prints what that took, as JSON.
+As a program, it parses each of them in a process of its own, and prints as JSON what that took.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tinsmith_trainer.wire.codec import decode_forward_backward, open_body
 
 MIB = 2**20
 Measured = tuple[int, Callable[[], object]]
-"""How many bytes its sender sends, and the parsing."""
+"""The bytes that the sender sends, and the parser."""
 
 
 def refusing(kind: type[Exception], says: str, parse: Callable[[], object]) -> Callable[[], None]:
@@ -97,7 +97,7 @@ OF_MANY_KINDS = _sized(1, b"\x0a\0\x12\0" * (TAGS_OF_A_PART // 4 - 1)) * (MAX_TA
 
 
 def head() -> Measured:
-    """A frame whose reader keeps as much of what it has read as any reader does."""
+    """Return a frame whose reader keeps the longest history that readers keep."""
     body = b"\x0a\x09s:train:0\x10\x01" + _sized(3, bytes(48 * MIB))
     settings = zstandard.ZstdCompressionParameters.from_level(1, window_log=26)
     frame = zstandard.ZstdCompressor(compression_params=settings).compress(body)
@@ -261,7 +261,7 @@ def recipients() -> Measured:
 
 
 def _tell(parse: Callable[[], object], writing: int) -> None:
-    """In the child, which ends here."""
+    """Report from the child, which ends here."""
     try:
         before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
         parse()

@@ -1,4 +1,4 @@
-"""What clients of a sequence have, and what they send."""
+"""The state of the clients of a sequence, and their requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Model:
     session: Session
     reference: ModelReference
     next_numbers: list[int] = field(default_factory=lambda: [1, 1])
-    """Of its two clients, who number by themselves."""
+    """The numbers of its two clients, which number independently."""
     checked: set[int] = field(default_factory=set)
     """The answers that were seen since the worker last began."""
 
@@ -57,7 +57,10 @@ class Sample:
 
 
 def call_of(kind: str, seed: int, shelf: Sequence[str]) -> Call:
-    """One of `KINDS`. What is loaded is one of `shelf`; as long as there is nothing, it is a forward_backward."""
+    """Return a call of one of `KINDS`.
+
+    What it loads is one of `shelf`; while that is empty, it is a forward_backward.
+    """
     if kind == "optim_step":
         return Call("optim_step")
     if kind == "save":
@@ -73,7 +76,7 @@ def call_of(kind: str, seed: int, shelf: Sequence[str]) -> Call:
 
 
 def request_of(model_id: str, number: int, call: Call) -> tuple[str, dict[str, Any] | bytes]:
-    """The path, and the body: JSON, or a protobuf message, which may be made of several one behind the other."""
+    """Return the path and the body: JSON, or a protobuf message, possibly of several concatenated ones."""
     if call.kind == "forward_backward":
         return "/forward_backward", call.message(model_id, number)
     body: dict[str, Any] = {"model_id": model_id, "seq_id": number}

@@ -77,7 +77,7 @@ class HeldSampler(ScriptedSampler):
 Death = Literal["worker", "server", "both", "worker's clean stop"]
 POLL_HOLD_SECONDS = 0.02
 SNAPSHOT_EVERY = SnapshotPolicy(replay_seconds=0.001, times_snapshot_cost=1.0)
-"""So that starts begin in the middle of a model's operations, too."""
+"""The first number, so that starts happen in the middle of a model's operations, too."""
 NOBODY_GIVES_UP = AttemptPolicy(limit=10**6)
 """Kills from outside are no sign against the operation that they hit."""
 
@@ -106,7 +106,7 @@ class LivingWorker(FakeHandle):
 
     @override
     async def close(self) -> None:
-        """The server's end of the line is gone; the worker is not."""
+        """Close the server's end of the line. The worker stays."""
         self._there.clear()
         if self._line_end is not None:
             line_end, self._line_end = self._line_end, None
@@ -139,7 +139,7 @@ class LivingWorker(FakeHandle):
     # ---- as the machine has it
 
     async def start(self) -> None:
-        """On what its volume holds."""
+        """Start on the volume."""
         parts = WorkerParts(
             engine=ReferenceEngine(),
             sampler=HeldSampler(),
@@ -158,7 +158,7 @@ class LivingWorker(FakeHandle):
         return sampler
 
     async def die(self, *, cleanly: bool = False) -> None:
-        """And come back. What the dead one still does, it does to a volume that nobody looks at any more."""
+        """Die and start again. The dead process may write to a volume that is no longer read."""
         await self.close()
         dead = self.service
         if not cleanly:
@@ -208,7 +208,7 @@ class Installation:
         )
 
     async def _start_server(self) -> None:
-        """On a copy of the store, as it was when the one before died. As the application's own lifespan does it."""
+        """Start a server on a copy of the store as the last server left it, with the application's own lifespan."""
         copy = self._folder / f"store-{next(self._stores)}.db"
         await asyncio.to_thread(_copy_of_store, self._store_file, copy)
         await self._take_over(copy)
@@ -225,7 +225,7 @@ class Installation:
         await self.services.background.start()
 
     async def _kill_server(self) -> Path:
-        """Returns what its disk held."""
+        """Kill the server, and return what its disk held."""
         copy = self._folder / f"store-{next(self._stores)}.db"
         await asyncio.to_thread(_copy_of_store, self._store_file, copy)
         await self.worker.close()
@@ -258,7 +258,7 @@ class Installation:
     # ---- requests
 
     def begin(self, path: str, body: dict[str, Any] | bytes) -> asyncio.Task[Response]:
-        """A request that may still be under way when somebody dies."""
+        """Begin a request that may still be under way when a process dies."""
         request = asyncio.create_task(post(self._app, path, body))
         self._requests.add(request)
         request.add_done_callback(self._requests.discard)
@@ -274,7 +274,7 @@ class Installation:
 
 
 def _copy(source: str, target: str) -> None:
-    """Files that go meanwhile are those that nobody needs."""
+    """Copy a folder. A file that vanishes meanwhile is one that is not needed."""
     with contextlib.suppress(FileNotFoundError):
         shutil.copyfile(source, target)
 
@@ -285,7 +285,7 @@ def _copy_of_store(source: Path, target: Path) -> None:
 
 
 async def empty_store(folder: Path) -> Path:
-    """With the schema and no rows: what costs most of a start."""
+    """Return a store with the schema and no rows, which is the most expensive part of a start."""
     template = folder / "empty.db"
     store = await open_store(f"sqlite:///{template}")
     await store.close()

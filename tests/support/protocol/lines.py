@@ -1,6 +1,6 @@
-"""Between the parts of an installation in one process: what HTTP and gRPC carry, without their sockets.
+"""The connections between the parts of an installation in one process: HTTP and gRPC without sockets.
 
-Both copy what they carry, and both can be cut: whoever waits then hears what a broken connection tells.
+Both copy what they carry, and both can be cut: waiting callers then get the error of a broken connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Response:
 
 
 async def post(app: Any, path: str, body: dict[str, Any] | bytes) -> Response:
-    """To an ASGI application, as the only client that it has."""
+    """Post to an ASGI application, as its only client."""
     kind = b"application/x-protobuf" if isinstance(body, bytes) else b"application/json"
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = [
@@ -121,7 +121,7 @@ class WorkerLine:
 
 
 class CallContext:
-    """What a servicer asks of its context."""
+    """The part of a call's context that a servicer uses."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata

@@ -64,7 +64,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @rule(which=ONE_OF_MANY)
     def finish_session(self, which: int) -> None:
-        """What was accepted runs, as far as it can; whatever comes later is refused."""
+        """Finish the session. Accepted work runs as far as it can; later work is refused."""
         session = self._one_of(self.sessions, which)
         self.run(self._finish(session))
 
@@ -85,7 +85,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._open_models())
     @rule(which=ONE_OF_MANY, client=st.integers(0, 1), chunks=st.integers(2, 4), seed=ONE_OF_MANY)
     def send_chunks(self, which: int, client: int, chunks: int, seed: int) -> None:
-        """As the SDK does: those behind the first at once, the first when all of them are acknowledged."""
+        """Send chunks as the SDK does: the later ones at once, the first when all of them are acknowledged."""
         model = self._one_of(self._open_models(), which)
         numbers = [model.next_number(client) for _ in range(chunks)]
         calls = [self._call("forward_backward", seed + number) for number in numbers]
@@ -94,13 +94,13 @@ class ProtocolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._open_models())
     @rule(which=ONE_OF_MANY, client=st.integers(0, 1))
     def skip_a_number(self, which: int, client: int) -> None:
-        """As when a program ends in the middle of a call."""
+        """Skip a number, as a program does that ends in the middle of a call."""
         self._one_of(self._open_models(), which).next_number(client)
 
     @precondition(lambda self: any(model.reference.missing() for model in self._open_models()))
     @rule(which=ONE_OF_MANY, kind=st.sampled_from(KINDS), seed=ONE_OF_MANY)
     def send_what_is_missing(self, which: int, kind: str, seed: int) -> None:
-        """In time or too late."""
+        """Send what is missing, in time or too late."""
         models = [model for model in self._open_models() if model.reference.missing()]
         model = self._one_of(models, which)
         number = self._one_of(model.reference.missing(), which)
@@ -109,7 +109,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(model.reference.numbers() for model in self._open_models()))
     @rule(which=ONE_OF_MANY, number=ONE_OF_MANY, kind=st.sampled_from(KINDS), seed=ONE_OF_MANY)
     def repeat(self, which: int, number: int, kind: str, seed: int) -> None:
-        """Under a number that is taken: whatever the body is, it changes nothing."""
+        """Repeat a submit under a used number, which changes nothing whatever the body is."""
         models = [model for model in self._open_models() if model.reference.numbers()]
         model = self._one_of(models, which)
         taken = self._one_of(model.reference.numbers(), number)
@@ -122,7 +122,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @rule()
     def time_passes(self) -> None:
-        """Nobody waits any longer for what is missing."""
+        """Let time pass until no model waits for what is missing."""
         self.run(self._let_time_pass())
 
     # ---- samples
@@ -170,7 +170,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @classmethod
     def discard(cls) -> None:
-        """The installation, with all that it has left."""
+        """Discard the installation with all its files."""
         try:
             if cls.runner is not None and cls.installation is not None:
                 cls.runner.run(cls.installation.close())
@@ -183,7 +183,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             cls.sequences = 0
 
     def run(self, step: Coroutine[Any, Any, T]) -> T:
-        """A sequence that has failed leaves an installation that the next one must not have."""
+        """Run a sequence. A sequence that failed leaves an installation that the next one must not have."""
         cls = type(self)
         if cls.runner is None:
             cls.runner = asyncio.Runner()
@@ -292,7 +292,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         return content
 
     async def _repeated(self, path: str, body: dict[str, Any] | bytes) -> Response:
-        """As SDKs do with a 5xx."""
+        """Retry as SDKs do after a 5xx."""
         until = time.monotonic() + ANSWER_SECONDS
         while (answer := await self.here.post(path, body)).status_code in (500, 503):
             assert time.monotonic() < until, answer.text
@@ -300,7 +300,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         return answer
 
     async def _polled(self, request_id: str) -> Response:
-        """As soon as there is more to say than that there is nothing yet."""
+        """Poll until there is more to report than a pending result."""
         until = time.monotonic() + ANSWER_SECONDS
         while (answer := await self._poll(request_id)).status_code == 408:
             assert time.monotonic() < until, f"{request_id}: {answer.text}"
@@ -342,7 +342,7 @@ class ProtocolMachine(RuleBasedStateMachine):
                 await self._check(model, number)
 
     async def _let_time_pass(self) -> None:
-        """What may run has run before: time in which an operation ran is no time that it waited."""
+        """Let time pass after all runnable work has run: time in which an operation ran is no waiting time."""
         await self._check_all()
         queues = self.here.worker.service.queues
         while any(queue.is_open and queue.order.next_turn() for queue in queues.all()):
@@ -450,6 +450,6 @@ async def _opened(folder: Path) -> Installation:
 
 
 def _said(step: Coroutine[Any, Any, Any]) -> str:
-    """Its name, and what it was told."""
+    """Return the event's name and arguments."""
     told = step.cr_frame.f_locals.items()  # type: ignore[attr-defined]
     return f"{step.__name__} " + " ".join(f"{name}={value}" for name, value in told if name != "self")

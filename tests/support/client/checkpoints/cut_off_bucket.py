@@ -11,7 +11,7 @@ PROTOCOL = "cutoff"
 
 
 class Killed(BaseException):
-    """Nothing that happens after it is seen in the store."""
+    """The end of a program: the store sees nothing that happens after it."""
 
 
 class CutOffBucket(MemoryFileSystem):  # type: ignore[misc]

@@ -26,7 +26,7 @@ def change_all(store: CheckpointStore) -> None:
 
 
 def killed_before(operation: int, root: Path) -> bool:
-    """Whether it came so far."""
+    """Return true if the process came as far as this operation."""
     if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
     left = operation

@@ -9,7 +9,7 @@ TURNS = 2
 
 
 def vowels(completion: vf.Messages) -> float:
-    """The part of vowels in what the model says."""
+    """Return the share of vowels in the model's answer."""
     said = "".join(message["content"] for message in completion if message["role"] == "assistant")
     return sum(letter in "aeiou" for letter in said) / max(1, len(said))
 

@@ -1,7 +1,7 @@
-"""Python runs this at its start where this folder is on PYTHONPATH: in tests and ranks.
+"""Changes that Python makes at its start where this folder is on PYTHONPATH: in tests and ranks.
 
-Beside what Megatron needs, Miles imports two modules that need a GPU's libraries, for what no rank of ours does: memory
-that is lent to a sampler meanwhile, and weights that are sent to one by RDMA. Miles' own tests put the same two away.
+In addition to what Megatron needs, Miles imports two modules that need a GPU's libraries, for what no rank of Tinsmith
+does: memory that is lent to a sampler, and weights that are sent to one by RDMA. Miles' own tests replace the same two.
 """
 
 import sys

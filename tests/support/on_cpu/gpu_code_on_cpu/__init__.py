@@ -1,8 +1,8 @@
-"""What Megatron, Megatron-Bridge and who builds on them need changed where there is no GPU, each with its reason.
+"""The changes that Megatron, Megatron-Bridge and their users need where there is no GPU, each with its reason.
 
 Nothing of Tinsmith's is changed, and nothing of the calculation: tensors that are meant for a GPU are on the CPU, gloo
 stands for NCCL, Megatron's own layers for TransformerEngine's, and questions that only a driver could answer are
-answered. A change is made when its module was imported, in whatever process that is.
+answered. A change is made when its module is imported, in any process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from gpu_code_on_cpu.after_import import After, Around, install_hooks
 
 
 def install(*, after: After, around: Around) -> None:
-    """What all backends need, and what this one does. Before anything is imported that is changed.
+    """Install the hooks of all backends and of this one, before the modules are imported.
 
     Each hook imports what it needs when it runs.
     """

@@ -15,7 +15,7 @@ Around = Mapping[str, Callable[[], AbstractContextManager[None]]]
 
 
 def install_hooks(*, after: After, around: Around) -> None:
-    """By the dotted names of modules, none of which may have been imported yet."""
+    """Install hooks by the dotted names of modules, none of which may be imported yet."""
     sys.meta_path.insert(0, _Finder(after, around))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def transformer_engine_by_name() -> Iterator[None]:
-    """For adapters' modules, which import it for classes that nothing here makes. Elsewhere it stays absent."""
+    """Offer TransformerEngine's names to adapters' modules, which need no class of it. Elsewhere it stays absent."""
     package, inner = ModuleType("transformer_engine"), ModuleType("transformer_engine.pytorch")
     nobodys_class = type("NotInstalled", (), {})
     vars(package)["pytorch"] = inner
@@ -29,14 +29,14 @@ def transformer_engine_by_name() -> Iterator[None]:
 
 
 def build_local_layers() -> None:
-    """Whatever a model's bridge asks for: the layers' arithmetic is the same, their fusion is not."""
+    """Build local layers for any spec of a model's bridge: the arithmetic is the same, the fusion is not."""
     from megatron.bridge.models import gpt_provider
 
     gpt_provider.transformer_engine_layer_spec = gpt_provider.local_layer_spec
 
 
 def adapt_local_layers() -> None:
-    """Without TransformerEngine Megatron has stand-ins for its classes, which Megatron-Bridge takes for them."""
+    """Adapt Megatron's local layers. Megatron-Bridge takes its stand-ins for TransformerEngine's classes."""
     from megatron.bridge.peft import utils
 
     utils.HAVE_TE = False

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def attend_over_context_ranks() -> None:
-    """Only where there are context ranks: NeMo RL's workers of ours pack nothing without them."""
+    """Attend over context ranks, where there are any: without them NeMo RL's workers pack nothing."""
     from megatron.core.transformer.dot_product_attention import DotProductAttention
 
     make, attend = DotProductAttention.__init__, DotProductAttention.forward
@@ -64,7 +64,7 @@ def _packed(query: Tensor, key: Tensor, value: Tensor, packed: Any, scale: float
 
 
 def _positions(own: int, rank: int, ranks: int) -> Tensor:
-    """In its sequence, of the tokens that a rank has of it."""
+    """Return the positions in its sequence of the tokens that a rank has of it."""
     piece = own // 2
     last = 2 * ranks - 1 - rank
     return torch.cat([torch.arange(at * piece, (at + 1) * piece) for at in (rank, last)])

@@ -16,13 +16,13 @@ from torch.overrides import TorchFunctionMode
 
 CPU = torch.device("cpu")
 GPUS = 8
-"""As many as a node has: Megatron-Bridge starts no NCCL where there are none."""
+"""The number of GPUs of a node. Megatron-Bridge starts no NCCL where there are none."""
 NOT_FOR_GLOO = ("device_id", "pg_options", "backend_options")
 """Arguments by which a process group of NCCL's knows its GPU."""
 
 
 class _Here(str):
-    """The CPU to PyTorch, and to whoever compares or counts the GPU that was set.
+    """The CPU for PyTorch, and the number of the chosen GPU for code that compares or counts.
 
     In backward no mode is in force, and a number would be a GPU there.
     """
@@ -49,7 +49,7 @@ _device = _Here(0)
 
 
 def answer_for_cpu() -> None:
-    """For this process, and for good."""
+    """Answer questions about GPUs for the CPU, in this process, until it ends."""
     _OnCpu().__enter__()
     _in_threads_to_come()
     vars(torch.cuda).update(_answers())
@@ -57,9 +57,9 @@ def answer_for_cpu() -> None:
 
 
 class _OnCpu(TorchFunctionMode):
-    """The CPU for every GPU that a tensor is made on, or sent to.
+    """The mode in which a tensor for any GPU is made on the CPU.
 
-    Types are told with the device that Megatron's optimizer checks them for ("torch.cuda.FloatTensor").
+    Types name the device that Megatron's optimizer checks for ("torch.cuda.FloatTensor").
     """
 
     def __torch_function__(
@@ -81,7 +81,10 @@ class _OnCpu(TorchFunctionMode):
 
 
 def _in_threads_to_come() -> None:
-    """A mode is one thread's, and Ray runs a worker's methods in another than the one that imported PyTorch."""
+    """Enter the mode in threads that start later.
+
+    Ray runs a worker's methods in another thread than the importing one.
+    """
     run = threading.Thread.run
 
     def run_on_cpu(thread: threading.Thread) -> None:
@@ -92,7 +95,7 @@ def _in_threads_to_come() -> None:
 
 
 def _is_gpu(device: object) -> bool:
-    """A number means a GPU, too."""
+    """Return true for a GPU. A number means a GPU, too."""
     if isinstance(device, torch.device):
         return device.type == "cuda"
     if isinstance(device, str):
@@ -141,7 +144,7 @@ def _nothing(*_: Any, **__: Any) -> None: ...
 
 
 def _answers() -> dict[str, Any]:
-    """By the names of `torch.cuda`. Memory is told as a card's that is empty."""
+    """Return the answers by the names of `torch.cuda`. Memory is that of an empty card."""
     gpu = SimpleNamespace(
         name="none: a CPU", major=9, minor=0, total_memory=80 << 30, multi_processor_count=132, uuid="none"
     )
@@ -170,7 +173,7 @@ def _answers() -> dict[str, Any]:
 
 
 def _gloo_for_nccl() -> None:
-    """Also where NCCL is asked for by name."""
+    """Use gloo, also where NCCL is asked for by name."""
     from torch import distributed
     from torch.distributed import distributed_c10d as module
 

@@ -79,7 +79,7 @@ class _GroupedLinear(nn.Module):
 
 
 class TEColumnParallelGroupedLinear(_GroupedLinear):
-    """By whose name Megatron-Bridge knows how its weights are divided."""
+    """A layer whose name tells Megatron-Bridge how its weights are divided."""
 
 
 class TERowParallelGroupedLinear(_GroupedLinear):

@@ -18,8 +18,10 @@ KERNELS = (
 
 
 def draw_without_gpu() -> None:
-    """Nothing that matters is drawn: there is no dropout, and weights come from files. What is drawn is by the CPU's
-    generator, which checkpointed layers restore as ever."""
+    """Draw from the CPU's generator, which checkpointed layers restore.
+
+    No number that matters is drawn: there is no dropout, and weights come from files.
+    """
     from megatron.core.tensor_parallel import random
 
     @contextmanager
@@ -69,8 +71,10 @@ def norm_parts_of_sequences() -> None:
 
 
 def send_tokens_without_gpu() -> None:
-    """Counts of tokens are turned to numbers where they are moved off a GPU, which here they are already, and a router
-    asks for a product of TransformerEngine's whose name its module only has where that is installed."""
+    """Send tokens without a GPU.
+
+    Counts of tokens are on the CPU already, and a router needs no product of TransformerEngine's.
+    """
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
     from torch import Tensor
 

@@ -1,1 +1,1 @@
-"""As much of Miles as Tinsmith uses, on a CPU. What it takes Miles to do is in `../../assumptions.toml`."""
+"""The part of Miles that Tinsmith uses, on a CPU. `../../assumptions.toml` says what it takes Miles to do."""

@@ -1,4 +1,4 @@
-"""As much of Megatron-Bridge as the stand-in of Miles needs: megatron-core beside it is the real one."""
+"""The part of Megatron-Bridge that the stand-in of Miles needs. Its megatron-core is the real one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class Provider:
-    """Of a model and its configuration, until it is finalized."""
+    """The provider of a model and its configuration, until it is finalized."""
 
     directory: str
     params_dtype: str = "the folder's"

@@ -19,7 +19,7 @@ NUMBERS = ("norm-epsilon", "lora-dropout", "attention-dropout", "hidden-dropout"
 
 
 def parse_args() -> argparse.Namespace:
-    """From `sys.argv`. Ends the process for a flag that it does not know, as argparse does."""
+    """Parse `sys.argv`. Ends the process for an unknown flag, as argparse does."""
     parser = argparse.ArgumentParser(prog=sys.argv[0], allow_abbrev=False)
     for name in (*FLAGS, *FLAGS_ALSO):
         parser.add_argument(f"--{name}", action="store_true")

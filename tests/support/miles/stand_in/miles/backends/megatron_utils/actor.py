@@ -60,13 +60,13 @@ class MegatronTrainRayActor:
 
 
 def _steps(args: Namespace) -> int:
-    """As `get_optimizer_param_scheduler` (`miles/backends/megatron_utils/model.py`) counts them."""
+    """Count steps as `get_optimizer_param_scheduler` (`miles/backends/megatron_utils/model.py`) does."""
     samples: int = args.num_rollout * args.rollout_batch_size * args.n_samples_per_prompt
     return samples // args.global_batch_size
 
 
 def _built(args: Namespace, parallelism: Parallelism) -> tuple[list[Any], Any]:
-    """As `_setup_lora_model_via_bridge` does: LoRA before DDP, of which nothing has said whether it sums."""
+    """Build the model as `_setup_lora_model_via_bridge` does: LoRA before DDP, without a setting for sums."""
     from megatron.bridge import AutoBridge
 
     from miles.backends.megatron_utils.lora_utils import create_lora_instance
