@@ -127,8 +127,8 @@ class SharedSaves:
         """
         written: list[str] = []
         size_bytes = sum(tensor.nbytes for tensor in state.weights_only().tensors.values())
-        with self._room_for(size_bytes) as has_room, ThreadPoolExecutor(1, "sharer") as beside:
-            copied = _start_copy(beside, state, base_revision) if has_room else None
+        with self._room_for(size_bytes) as has_room, ThreadPoolExecutor(1, "sharer") as copier:
+            copied = _start_copy(copier, state, base_revision) if has_room else None
             try:
                 yield written.append
             finally:
@@ -256,10 +256,10 @@ def fetch_save(socket_path: Path, digest: str, base_revision: str) -> AdapterSta
 
 
 def _start_copy(
-    beside: ThreadPoolExecutor, state: AdapterState, base_revision: str
+    copier: ThreadPoolExecutor, state: AdapterState, base_revision: str
 ) -> Future[SealedWeights | None] | None:
     try:
-        return beside.submit(_sealed, state, base_revision)
+        return copier.submit(_sealed, state, base_revision)
     except RuntimeError as error:  # no more threads available
         log.warning("a save cannot be shared; samplers read it from the root", reason=str(error))
         return None

@@ -39,7 +39,7 @@ class Snapshot:
     applied: int
     state: AdapterState
     window_failure: Failure | None
-    """Why the gradient since the last optim_step is incomplete; the next optim_step fails with it."""
+    """The cause of an incomplete gradient since the last optim_step. The next optim_step fails with it."""
 
 
 @dataclass(frozen=True, slots=True)

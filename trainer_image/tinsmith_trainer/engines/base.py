@@ -92,7 +92,7 @@ class LossSpec:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One forward_backward or forward on one adapter."""
+    """A forward_backward or forward call on one adapter."""
 
     adapter_id: str
     datums: Sequence[Datum]

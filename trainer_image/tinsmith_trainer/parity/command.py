@@ -45,7 +45,7 @@ def parity(
 
     if len(engine) < 2:
         _fail("Give --engine at least twice, once for each side.")
-    with _logs_beside_the_table(), _model_or_tiny(model) as directory:
+    with _logs_on_standard_error(), _model_or_tiny(model) as directory:
         try:
             choices = [parse_choice(text) for text in engine]
             options = [options_of(choice, model=directory, rank=rank) for choice in choices]
@@ -57,7 +57,7 @@ def parity(
 
 
 @contextmanager
-def _logs_beside_the_table() -> Iterator[None]:
+def _logs_on_standard_error() -> Iterator[None]:
     """Log to standard error, since ranks may take minutes to start; the table is all of standard output."""
     before = structlog.get_config()
     plain = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)

@@ -30,7 +30,7 @@ EXPERTS_NAME = "experts"
 
 @dataclass(frozen=True, slots=True)
 class ExpertProjection:
-    """One projection of all experts of a layer. `is_down`: it writes the hidden state."""
+    """A projection of all experts of a layer. `is_down`: it writes the hidden state."""
 
     key: str
     experts: int

@@ -56,7 +56,7 @@ class TorchModel:
     logit_transform: LogitTransform = LogitTransform()
     """The transform of the output projection's logits."""
     vision: Vision | None = None
-    """None for a model that takes text only."""
+    """The image inputs; None for a model that takes text only."""
     device_lock: DeviceLock = field(default_factory=DeviceLock)
     memory: WarmMemory = field(default_factory=WarmMemory)
     """Memory for the holder of the device lock, until its backward ends."""

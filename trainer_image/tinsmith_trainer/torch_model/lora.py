@@ -47,7 +47,7 @@ UNEMBED_NAME = "lm_head"
 
 @dataclass(frozen=True, slots=True)
 class StackedDelta:
-    """One module's adapters in one stack: A `[g, rank, d_in]`, B `[g, d_out, rank]`, scale `[g, 1, 1]`.
+    """A stack of one module's adapters: A `[g, rank, d_in]`, B `[g, d_out, rank]`, scale `[g, 1, 1]`.
 
     Adapters of a lower rank may be padded with zeros, which add nothing and receive a gradient of exactly zero.
     """
@@ -63,7 +63,7 @@ class StackedDelta:
 
 @dataclass(frozen=True, slots=True)
 class OwnDelta:
-    """One adapter's part of a module: A `[rank, d_in]`, B `[d_out, rank]`, or the tensors of a layer's experts."""
+    """An adapter's part of a module: A `[rank, d_in]`, B `[d_out, rank]`, or the tensors of a layer's experts."""
 
     lora_A: Tensor  # noqa: N815
     lora_B: Tensor  # noqa: N815
@@ -92,7 +92,7 @@ class OwnSpan:
 
 @dataclass(frozen=True, slots=True)
 class DeltasApart:
-    """One module's adapters, of any rank, each with its own products. A group of None leaves the module unchanged.
+    """A module's adapters, of any rank, each with its own products. A group of None leaves the module unchanged.
 
     `tokens` are the lengths of the consecutive groups of the input. `product_tokens` is the size of one product, so
     that all products have one shape and a token's bits do not depend on the other tokens. None: one product for all

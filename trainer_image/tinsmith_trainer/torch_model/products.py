@@ -19,7 +19,7 @@ Measured on one thread: at 16 x 256 x 640 it takes 0.8 of MKL's time, at 16 x 25
 """
 
 THREADS_WITHOUT_TAILS = 2
-"""With up to two threads, each gets whole vectors: halves of rows of whole vectors are whole vectors."""
+"""The number of threads that always get whole vectors: half of a row of whole vectors is whole vectors."""
 LEAST_PART_FLOATS = 32_768
 """The least work that PyTorch gives a thread: at::internal::GRAIN_SIZE."""
 

@@ -52,8 +52,8 @@ def widen(model: Any, dtype: torch.dtype) -> None:
 
 
 def _options(config: Any) -> dict[str, Any]:
-    said = getattr(config, "quantization_config", None) or {}
-    return dict(said if isinstance(said, dict) else said.to_dict())
+    declared = getattr(config, "quantization_config", None) or {}
+    return dict(declared if isinstance(declared, dict) else declared.to_dict())
 
 
 def load_to_save(architecture: Any, directory: Path, config: Any, dtype: torch.dtype) -> Any:

@@ -151,9 +151,9 @@ def _reported(architecture: Any, directory: Path, config: Any, stored: Stored, l
     """Have transformers rename, fuse and dequantize tensors without memory, and return what it reports."""
     disable_progress_bar()
     options = dequantizing(directory, config)
-    said: list[str] = []
+    logged: list[str] = []
     try:
-        with _said_by_transformers(said):
+        with _captured_log(logged):
             _, report = architecture.from_pretrained(
                 None,
                 config=loaded_config(config),
@@ -165,7 +165,7 @@ def _reported(architecture: Any, directory: Path, config: Any, stored: Stored, l
                 **options,
             )
     except Exception as error:  # transformers raises RuntimeError, ValueError, KeyError, …
-        log.warning("transformers cannot load the weights", directory=str(directory), report="\n".join(said))
+        log.warning("transformers cannot load the weights", directory=str(directory), report="\n".join(logged))
         _refuse(directory, architecture, _of_experts(stored, alike=True), lost)
         raise ModelDirectoryInvalid(
             f"The weights in {directory} cannot be those of the {architecture.__name__} that config.json describes: "
@@ -183,7 +183,7 @@ def _reported(architecture: Any, directory: Path, config: Any, stored: Stored, l
 
 
 @contextmanager
-def _said_by_transformers(messages: list[str]) -> Iterator[None]:
+def _captured_log(messages: list[str]) -> Iterator[None]:
     """Collect transformers' table of differences instead of logging it: the error names the tensors."""
 
     def kept(record: logging.LogRecord) -> bool:

@@ -58,14 +58,14 @@ def _stretched(args: Args, kwargs: Mapping[str, Any]) -> int:
     return math.prod(max(sizes) if min(sizes) > 0 else 0 for sizes in zip(*aligned, strict=True))
 
 
-def _beside(args: Args, kwargs: Mapping[str, Any]) -> int:
+def _concatenated(args: Args, kwargs: Mapping[str, Any]) -> int:
     return sum(tensor.numel() for tensor in tensors_in([*args, *kwargs.values()]))
 
 
 def _differences(args: Args, kwargs: Mapping[str, Any]) -> int:
     """Return the cost of `diff`: a pass for each order, all of which autograd keeps."""
     order = int(args[1] if len(args) > 1 else kwargs.get("n", 1))
-    return max(1, order) * (NODE_VALUES + _beside(args, kwargs))
+    return max(1, order) * (NODE_VALUES + _concatenated(args, kwargs))
 
 
 def _paired(args: Args, kwargs: Mapping[str, Any]) -> int:
@@ -174,7 +174,7 @@ def _sizes(args: Args, kwargs: Mapping[str, Any]) -> list[int]:
 
 
 _RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(("cat", "concat", "stack", "hstack", "vstack"), _beside),
+    **dict.fromkeys(("cat", "concat", "stack", "hstack", "vstack"), _concatenated),
     **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot"), _product),
     **dict.fromkeys(("outer", "inner"), _paired),
     **dict.fromkeys(("sort", "argsort", "topk", "median"), _sorted),
@@ -188,7 +188,7 @@ _RULES: Mapping[str, Rule] = {
     "arange": _counted,
     "pad": _padded,
     "index_select": _selected,
-    "gather": _beside,
+    "gather": _concatenated,
     "getitem": _item,
     "diag": _diagonal,
 }

@@ -174,14 +174,14 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
     def state(self, adapter_id: str) -> AdapterState:
         adapter = self._adapter(adapter_id)
         with self._all_ranks():
-            told: list[StepState | None] = self._ranks.all("ts_state", adapter_id)
-        known = next(state for state in told if state is not None)
-        whole = {group: self._joined(told, group, adapter.shapes) for group in known.groups}
+            reported: list[StepState | None] = self._ranks.all("ts_state", adapter_id)
+        known = next(state for state in reported if state is not None)
+        whole = {group: self._joined(reported, group, adapter.shapes) for group in known.groups}
         tensors = {f"{group}/{name}": tensor.numpy() for group, own in whole.items() for name, tensor in own.items()}
         return AdapterState(adapter.lora, known.step, tensors)
 
-    def _joined(self, told: Sequence[StepState | None], group: str, shapes: Mapping[str, Shape]) -> Tensors:
-        held = [None if state is None else state.groups[group] for state in told]
+    def _joined(self, reported: Sequence[StepState | None], group: str, shapes: Mapping[str, Shape]) -> Tensors:
+        held = [None if state is None else state.groups[group] for state in reported]
         return join(held, self._parts, self._ranks.parallelism, shapes)
 
     @override

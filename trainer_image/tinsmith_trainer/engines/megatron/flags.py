@@ -19,7 +19,7 @@ DIVISIONS = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 
 
 RankRecompute = Literal["none", "mlp", "layers"]
-"""What ranks recompute of each layer in backward: nothing, its feed-forward, or all."""
+"""The part of each layer that ranks recompute in backward: nothing, its feed-forward, or all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ ALWAYS = {
     "RAY_gcs_server_port_wait_time_s": "120",
 }
 SYSTEM_CONFIG: Mapping[str, Any] = {"worker_niceness": 0}
-"""By default Ray lowers the priority of its workers; ranks are this machine's main work."""
+"""Settings that keep Ray from lowering its workers' priority; ranks are this machine's main work."""
 RAY_FOLDER = "/tmp/ray"
 """Ray's default folder for logs and sockets, for which pods have a volume."""
 FOLDER_PREFIX = "tinray-"
@@ -59,7 +59,7 @@ def prepare_for_ray() -> None:
 
 
 class RayCluster:
-    """This process as Ray's driver, after `prepare_for_ray`. Ray allows one per process."""
+    """A connection of this process to Ray as its driver, after `prepare_for_ray`. Ray allows one per process."""
 
     def __init__(self, address: str | None, *, cpus: int, gpus: int = 0, shows_actors: bool = False) -> None:
         """Attach to `address`, or start Ray with `cpus` and `gpus` if it is None.

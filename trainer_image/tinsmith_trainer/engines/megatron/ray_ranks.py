@@ -134,7 +134,7 @@ def _no_room(ranks: int, nodes: int, each: Resources) -> str:
 
 
 class RayRanks(RankGroup):
-    """All actors of a model on the cluster of this driver. It owns `places`."""
+    """The actors of a model on the cluster of this driver. The group owns `places`."""
 
     def __init__(
         self, parallelism: Parallelism, places: RankPlacement, *, at_close: Callable[[], None] = lambda: None
@@ -246,8 +246,8 @@ def start_error(error: BaseException | None) -> Exception:
     if isinstance(cause, TrainerError):
         return cause
     log.error("the ranks did not start", error=str(error))
-    said = str(cause).strip().splitlines()[:1] if cause else ["some failed, and others waited for them"]
-    return ServerError(f"The ranks did not start: {''.join(said) or type(cause).__name__}")
+    first_line = str(cause).strip().splitlines()[:1] if cause else ["some failed, and others waited for them"]
+    return ServerError(f"The ranks did not start: {''.join(first_line) or type(cause).__name__}")
 
 
 EVERY_SECONDS = 1.0

@@ -31,7 +31,7 @@ MAX_ROWS = 8
 LOGPROB_CHUNK_TOKENS = 1024
 """Tokens whose logits exist at a time: those of a whole sequence would not fit next to the model."""
 
-SHORTEST_BESIDE = 0.5
+LEAST_FILLED_SHARE = 0.5
 """A datum joins a microbatch of longer ones unless more than half of its row would be padding."""
 
 
@@ -89,7 +89,7 @@ def cut_by_length(rows: Sequence[int], lengths: Sequence[int], token_budget: int
     parts: list[list[int]] = []
     for row in rows:
         longest = lengths[parts[-1][0]] if parts else 0
-        is_close = lengths[row] >= SHORTEST_BESIDE * longest
+        is_close = lengths[row] >= LEAST_FILLED_SHARE * longest
         if parts and is_close and len(parts[-1]) < row_count(longest, token_budget):
             parts[-1].append(row)
         else:

@@ -175,15 +175,15 @@ def parsed(arguments: Sequence[str]) -> Namespace:
     """
     from miles.utils.arguments import parse_args
 
-    said = io.StringIO()
+    messages = io.StringIO()
     before, sys.argv = sys.argv, ["miles", *arguments]
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(messages):
             namespace: Namespace = parse_args()
     except (SystemExit, Exception) as error:
-        why = said.getvalue().strip().rpartition("\n")[2] if isinstance(error, SystemExit) else str(error)
+        why = messages.getvalue().strip().rpartition("\n")[2] if isinstance(error, SystemExit) else str(error)
         raise ServerError(f"Miles refuses its arguments: {why or type(error).__name__}") from error
     finally:
         sys.argv = before
-        sys.stderr.write(said.getvalue())
+        sys.stderr.write(messages.getvalue())
     return namespace

@@ -1,4 +1,4 @@
-"""One of our ranks, built from Miles' Megatron actor; the class of the Ray actor.
+"""The class of the Ray actor that builds one of our ranks from Miles' Megatron actor.
 
 It contains an actor of Miles and does not inherit from it. Only that actor's constructor, `init`, `model` and
 `optimizer` are used, and a driver can name this class without importing Miles.

@@ -15,4 +15,4 @@ from tinsmith_trainer.engines.nemo_rl.worker import TinsmithMegatronWorkerMixin
 
 @ray.remote(runtime_env=get_runtime_env_for_policy_worker("megatron_policy_worker"))
 class TinsmithMegatronWorker(TinsmithMegatronWorkerMixin, MegatronPolicyWorkerImpl):  # type: ignore[misc]
-    """One rank on one GPU."""
+    """A rank on one GPU."""

@@ -109,8 +109,8 @@ def _reason(status: int, folder: Path) -> str:
     if status < 0:
         return f"its process was ended by {signal.Signals(-status).name}; see its output above."
     failure = folder / FAILURE
-    said = failure.read_text() if failure.exists() else ""
-    return said or f"its process ended with status {status}; see its output above."
+    reported = failure.read_text() if failure.exists() else ""
+    return reported or f"its process ended with status {status}; see its output above."
 
 
 def _weights_bytes(directory: Path) -> int:

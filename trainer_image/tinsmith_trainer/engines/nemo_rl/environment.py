@@ -22,8 +22,8 @@ _RAY_OWN = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE", "RAY_EXPERIMENTAL
 """Variables of the process that reads them, which would mislead another."""
 _RAY_KEY = "RAY_AUTH_"
 """The token by which the processes of a cluster, including ranks, authenticate. It has no other use."""
-_OURS = "TINSMITH_"
-"""This process's own settings. Ranks get theirs as arguments."""
+_OWN_SETTINGS = "TINSMITH_"
+"""The prefix of this process's own settings. Ranks get theirs as arguments."""
 
 
 class DriverEnvironmentInvalid(TrainerError):
@@ -34,7 +34,7 @@ def stays_with_driver(name: str) -> bool:
     """Return whether a variable must not reach a rank. Only its name counts, not its value."""
     if name.startswith(_RAY_KEY):
         return False
-    return name.startswith((*_LAUNCHERS, _OURS)) or name in _RAY_OWN or _SECRET.search(name) is not None
+    return name.startswith((*_LAUNCHERS, _OWN_SETTINGS)) or name in _RAY_OWN or _SECRET.search(name) is not None
 
 
 def for_ranks(environment: Mapping[str, str]) -> dict[str, str]:

@@ -47,7 +47,7 @@ class PeftCall(Call):
 
     @property
     def is_alone(self) -> bool:
-        """Whether the next forward runs alone.
+        """True if the next forward runs alone.
 
         A custom loss always does, so that other calls do not wait for user code.
         """

@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 FLOAT32_BYTES = 4
 TRIAL_TOKENS, TRIAL_VOCABULARY = 16, 1000
 TRIAL_TOLERANCE = 0.03
-"""For gradients of up to 2 in bfloat16, which each way rounds once or twice; wide for logprobs."""
+"""A tolerance for gradients of up to 2 in bfloat16, which each way rounds once or twice; wide for logprobs."""
 NOT_IGNORED = -100
 """A value that no target has: the loss itself decides which targets count."""
 

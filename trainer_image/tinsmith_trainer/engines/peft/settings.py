@@ -93,7 +93,7 @@ def activations_room(memory_bytes: int, base_bytes: int) -> int:
 def plan_for_room(
     room_bytes: int, config: Any, element_bytes: int, given_budget: int | None, recompute: Recompute
 ) -> MemoryPlan:
-    """Without a given budget, choose the largest power of two that fits, at least 1,024."""
+    """Plan for this memory. If no budget is given, choose the largest power of two that fits, at least 1,024."""
     kept = room_bytes // activation_bytes_per_token(config, element_bytes)
     bytes_per_token = (recomputed_bytes_per_token if recompute == "layers" else activation_bytes_per_token)(
         config, element_bytes

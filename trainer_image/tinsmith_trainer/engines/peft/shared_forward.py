@@ -1,4 +1,4 @@
-"""One forward with its backward, for microbatches of several adapters."""
+"""A forward with its backward, for microbatches of several adapters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROBE_LOGITS = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One adapter's part of a forward. Its flat gradient adds up in `scratch`; None computes the forward only.
+    """An adapter's part of a forward. Its flat gradient adds up in `scratch`; None computes the forward only.
 
     A share with `image_inputs`, which the model's forward takes in addition to tokens, runs alone.
     """

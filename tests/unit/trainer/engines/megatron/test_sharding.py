@@ -26,7 +26,7 @@ from tinsmith_trainer.engines.megatron.batch import (
 )
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.sharding import (
-    SHORTEST_BESIDE,
+    LEAST_FILLED_SHARE,
     equal_shards,
     rows_of_microbatch,
     shards_of,
@@ -70,7 +70,7 @@ def test_a_microbatch_is_no_longer_than_its_own_longest_datum_needs(
             assert 0 <= batch[INPUT_IDS].shape[1] - int(batch[INPUT_LENGTHS].max()) < tensor
             assert rows_in(batch) == 1 or batch[INPUT_LENGTHS].max() * rows_in(batch) <= BUDGET + rows_in(batch)
             # One column more than a datum is long.
-            assert batch[INPUT_LENGTHS].min() - 1 >= SHORTEST_BESIDE * (batch[INPUT_LENGTHS].max() - 1)
+            assert batch[INPUT_LENGTHS].min() - 1 >= LEAST_FILLED_SHARE * (batch[INPUT_LENGTHS].max() - 1)
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""One rank's part of a base model as Megatron's GPT model on the CPU, frozen, with LoRA in place."""
+"""A rank's part of a base model as Megatron's GPT model on the CPU, frozen, with LoRA in place."""
 
 from __future__ import annotations
 

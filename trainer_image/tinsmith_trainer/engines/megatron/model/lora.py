@@ -36,7 +36,7 @@ Join = Callable[[Sequence[Tensor]], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LoraTensor:
-    """One tensor of the adapter on this rank.
+    """A tensor of the adapter on this rank.
 
     `name` is the whole model's, as in an AdapterState ("model.layers.0.self_attn.q_proj.lora_A"). `parameter` is this
     rank's part of it, float32. Dimension `split` is divided in equal parts, in order, among the ranks of tensor or
@@ -107,7 +107,7 @@ class ParallelLora(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """This rank's part of the frozen weight, which Megatron accesses."""
+        """The rank's part of the frozen weight, which Megatron accesses."""
         weight: Tensor = self.base.weight  # type: ignore[assignment]
         return weight
 

@@ -46,7 +46,7 @@ class RankedModel:
 
     @property
     def lora_targets(self) -> list[str]:
-        """All modules that a client may train, in Megatron-Bridge's names. Untrained ones stay zero."""
+        """The modules that a client may train, in Megatron-Bridge's names. Untrained ones stay zero."""
         return [*_ATTENTION, *((EXPERTS,) if self.experts else _FEED_FORWARD), *_UNEMBEDDING]
 
 

@@ -29,7 +29,7 @@ class Parked:
 
 @dataclass(slots=True)
 class AdapterSlot:
-    """One adapter of a rank. `parked` is None while the adapter is in the model.
+    """An adapter of a rank. `parked` is None while the adapter is in the model.
 
     `gradients` were accumulated since the last step, flat and float32, on the model's device while the adapter is in
     the model; None if there are none.

@@ -1,4 +1,4 @@
-"""One rank of a model, with the methods that the engine calls by name, wherever the rank runs.
+"""A rank of a model, with the methods that the engine calls by name, wherever the rank runs.
 
 Every rank receives every call, in the same order. Arguments and results are picklable. Tensors arrive whole and on the
 CPU, and each rank cuts its part; it returns its part, and the engine joins the parts.

@@ -22,7 +22,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """One rank's part of `<module>.lora_A` or `<module>.lora_B`, with its own shape, including padding.
+    """A rank's part of `<module>.lora_A` or `<module>.lora_B`, with its own shape, including padding.
 
     `split` is the dimension that the ranks of tensor or expert parallelism divide equally, as `among` says; None: each
     holds all of it. `whole_shape` is the model's, with the largest rank; the parts may be longer in total.

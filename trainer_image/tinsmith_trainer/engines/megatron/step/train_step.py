@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class TrainableTensor(Protocol):
-    """One matrix of the adapter in the model: this rank's shard, padded to the largest rank."""
+    """A matrix of the adapter in the model: this rank's shard, padded to the largest rank."""
 
     @property
     def name(self) -> str: ...
