@@ -222,7 +222,7 @@ WRONG: dict[str, dict[str, str | None]] = {
     "TinsmithStoreUnreachable": {requests("/api/v1/readyz", 503): "0+12x120"},
     "TinsmithApiErrors": {requests("/api/v1/optim_step", 500): "0+60x120"},
     "TinsmithApiSlow": {request_seconds("0.1"): "0+300x120"},
-    "TinsmithNobodySamples": {
+    "TinsmithNoSampler": {
         accepting("asleep", "pool"): "2x120",
         accepting("of-the-catalogue", "colocated"): "1x120",
         accepting("org/model", "pool"): "0x120",
