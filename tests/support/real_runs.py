@@ -13,11 +13,11 @@ from backend_runs import BackendRuns
 ROOT = Path(__file__).parents[2]
 
 Note = Callable[[str, str, str], None]
-"""What ran, how far off it may be, and was."""
+"""The test that ran, the allowed difference, and the measured one."""
 
 
 def noted(request: pytest.FixtureRequest, runs: BackendRuns, pin: str) -> Note:
-    """Called at a test's end, writes down that it ran."""
+    """Write down at a test's end that it ran."""
 
     def write(what: str, tolerance: str, deviation: str) -> None:
         run = {

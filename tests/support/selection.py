@@ -20,7 +20,7 @@ TESTS = Path(__file__).parents[1]
 UNIT_FOLDER = TESTS / "unit"
 QUICK = "quick"
 PROCESSOR_SECONDS = 5.0
-"""What a unit test may use, its child processes included."""
+"""The processor time of a unit test, its child processes included."""
 
 # What is asked for by a target of its own, and why.
 NOT_ASKED_FOR = {

@@ -14,7 +14,7 @@ P = ParamSpec("P")
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Never waits: it moves the clock on by what it was told to wait."""
+    """A selector that never waits: it moves the clock forward by the timeout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class SimulatedTimeLoop(asyncio.SelectorEventLoop):
 
 
 def simulated_time(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """Runs an async test in such a loop of its own."""
+    """Run an async test in such a loop of its own."""
 
     @functools.wraps(test)
     def run(*arguments: P.args, **names: P.kwargs) -> None:

@@ -35,7 +35,7 @@ class SmallDisk:
         return shutil.disk_usage(self.folder).free
 
     def fill(self, *, leaving_bytes: int = 0) -> None:
-        """As another program does that asks nobody."""
+        """Fill the disk, as another program does."""
         with self._ballast.open("ab") as file:
             os.posix_fallocate(file.fileno(), 0, file.tell() + self.free_bytes - leaving_bytes)
             file.seek(0, os.SEEK_END)
@@ -49,12 +49,15 @@ class SmallDisk:
 
 
 def on_small_disk(folder: Path, size_mib: int, scenario: Callable[[SmallDisk], Awaitable[T]]) -> T:
-    """Runs it in an event loop of its own, with the disk mounted at `folder`. Skips the test where nothing can be."""
+    """Run it in an event loop of its own, with the disk mounted at `folder`.
+
+    Skips the test where mounting is impossible.
+    """
     return _on_disk(folder, ["-t", "tmpfs", "-o", f"size={size_mib}m"], scenario)
 
 
 def on_disk_without_size(folder: Path, scenario: Callable[[SmallDisk], Awaitable[T]]) -> T:
-    """As above, on a ramfs: it states neither its size nor what is free, and allocates no blocks ahead of writes."""
+    """Run it on a ramfs: it states neither its size nor its free space, and allocates no blocks ahead of writes."""
     return _on_disk(folder, ["-t", "ramfs"], scenario)
 
 

@@ -1,7 +1,7 @@
-"""A run of the tests has a place of its own for temporary files, which goes at its end.
+"""The place of a run's temporary files, which the run removes at its end.
 
-A process that is killed leaves what it made, and a machine on which tests run every day fills up. What a run leaves it
-names, so that whoever kills a process learns to tidy up.
+A killed process leaves its files, and a machine on which tests run every day fills up. A run names the files that are
+left, so that tests that kill processes clean up.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class OwnPlace:
 
     @classmethod
     def take(cls) -> OwnPlace:
-        """From here on `tempfile` makes everything there, in this process and its children.
+        """Make `tempfile` use this folder, in this process and its children.
 
-        Not so the folders of single tests: pytest keeps those of the last runs, to be looked at.
+        The folders of single tests are elsewhere: pytest keeps those of the last runs for inspection.
         """
         before = {name: os.environ.get(name) for name in (FOR_TEMPORARY_FILES, FOR_FOLDERS_OF_TESTS)}
         os.environ.setdefault(FOR_FOLDERS_OF_TESTS, tempfile.gettempdir())
@@ -48,7 +48,7 @@ class OwnPlace:
         return cls(folder, before)
 
     def left(self) -> list[str]:
-        """What is in it now, by name; but for what is there for the whole run."""
+        """Return the names of the files in it, except those of the whole run."""
         names = sorted(entry.name for entry in self.folder.iterdir())
         return [name for name in names if name != _OF_WHOLE_RUN and not _is_of_a_library(name)]
 
@@ -67,7 +67,7 @@ def _is_of_a_library(name: str) -> bool:
 
 
 def folder_of_whole_run(prefix: str) -> Path:
-    """A new folder for what many tests share, wherever they are; it goes when the process ends, or the run of tests."""
+    """Return a new folder that many tests share. It goes when the process ends, or the run of tests."""
     parent = Path(tempfile.gettempdir(), _OF_WHOLE_RUN)
     parent.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))

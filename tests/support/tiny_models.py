@@ -19,7 +19,7 @@ LONG = TinyShape(hidden_size=128, heads=2, kv_heads=1, max_sequence_length=1024)
 
 
 def tiny_directory(family: Family = "qwen3", shape: TinyShape = SMALL) -> Path:
-    """A model directory that is removed when the tests end."""
+    """Return a model directory, which is removed when the tests end."""
     return _made(family, shape)
 
 

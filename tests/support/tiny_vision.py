@@ -79,12 +79,12 @@ class _Parts:
 
 @functools.cache
 def vision_directory(family: VisionFamily = "qwen3-vl") -> Path:
-    """A model directory that is removed when the tests end."""
+    """Return a model directory, which is removed when the tests end."""
     return make_tiny_vision_model(folder_of_whole_run("tiny-vision-"), family)
 
 
 def make_tiny_vision_model(folder: Path, family: VisionFamily = "qwen3-vl") -> Path:
-    """Writes weights, tokenizer and processor, the same ones for the same family."""
+    """Write weights, tokenizer and processor, the same ones for the same family."""
     make_tiny_model(folder)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -116,7 +116,7 @@ def image_at(before_token: int, seed: int = 0, **sizes: int) -> Image:
 
 @functools.cache
 def plain_processor(family: VisionFamily) -> Any:
-    """Transformers' own, of text and images together: what a hand-written loop would use."""
+    """Return transformers' own processor of text and images, which a hand-written loop would use."""
     tokenizer = AutoTokenizer.from_pretrained(vision_directory(family), extra_special_tokens=IMAGE_TOKEN_NAMES)
     images = AutoImageProcessor.from_pretrained(vision_directory(family), backend="pil")
     match family:
@@ -131,7 +131,7 @@ def plain_processor(family: VisionFamily) -> Any:
 
 
 def plain_inputs(family: VisionFamily, prompt: str, *files: bytes) -> Any:
-    """A forward's inputs of a prompt with a `{}` for each image, by the processor alone."""
+    """Return a forward's inputs for a prompt with a `{}` for each image, by the processor alone."""
     mark = "<|vision_start|>" if family == "gemma3" else "<|vision_start|><|image_pad|><|vision_end|>"
     pictures = [PillowImage.open(io.BytesIO(file)) for file in files]
     text = prompt.format(*[mark for _ in files])
@@ -139,13 +139,13 @@ def plain_inputs(family: VisionFamily, prompt: str, *files: bytes) -> Any:
 
 
 def plain_vision_model(family: VisionFamily, state: AdapterState | None = None) -> Any:
-    """Transformers' own, without our layers; an adapter is merged into its weights."""
+    """Return transformers' own model, without our layers, with an adapter merged into its weights."""
     model = AutoModelForImageTextToText.from_pretrained(vision_directory(family), dtype=torch.float32).eval()
     return model if state is None else merged_into(model, state)
 
 
 def split_tokens(ids: NDArray[np.int64], *files: bytes) -> tuple[NDArray[np.int32], tuple[Image, ...]]:
-    """A processor's tokens as the SDK sends them: those of the text, and images between them."""
+    """Split a processor's tokens as the SDK sends them: those of the text, and images between them."""
     is_image = ids == IMAGE_TOKEN
     starts = np.flatnonzero(is_image & ~np.roll(is_image, 1))
     kinds = ["png" if file.startswith(b"\x89PNG") else "jpeg" for file in files]

@@ -15,13 +15,13 @@ TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 IN_CLUSTER = TUTORIALS / "7_your_own_cluster.ipynb"
 CELL_SECONDS = 240
 EXECUTED = "executed_sources"
-"""In a notebook's metadata: the digest of the cells that its outputs are of."""
+"""The key of a notebook's metadata that has the digest of the cells that its outputs are of."""
 NO_WIDGETS = "ignore:IProgress not found"
 """tqdm would draw its bars by Jupyter's widgets, which no test needs."""
 
 
 def notebooks() -> list[Path]:
-    """In the order of their numbers."""
+    """Return the notebooks in the order of their numbers."""
     return sorted(TUTORIALS.glob("*.ipynb"))
 
 
@@ -32,7 +32,7 @@ def sources_digest(notebook: nbformat.NotebookNode) -> str:
 
 
 def executed(notebook: Path, folder: Path, variables: Mapping[str, str]) -> nbformat.NotebookNode:
-    """With its outputs, run in a folder. Raises nbclient's CellExecutionError with what a cell printed."""
+    """Run the notebook in a folder. Raises nbclient's CellExecutionError with the cell's output."""
     outcome = read(notebook)
     client = NotebookClient(
         outcome,
@@ -53,9 +53,9 @@ def executed(notebook: Path, folder: Path, variables: Mapping[str, str]) -> nbfo
 
 
 def written_where_wanted(notebook: Path, outcome: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """What the notebook's file shows; `make tutorials` has the outcome written there.
+    """Return the content of the notebook's file; `make tutorials` writes the outcome there.
 
-    Without what differs between machines and is of no use to readers: names of kernels, versions of Python.
+    It omits what differs between machines and does not help readers: names of kernels, versions of Python.
     """
     if os.environ.get("TINSMITH_TUTORIALS") == "write":
         outcome.metadata = {
@@ -73,6 +73,6 @@ def read(notebook: Path) -> nbformat.NotebookNode:
 
 
 def pictures(notebook: nbformat.NotebookNode) -> list[int]:
-    """How many each cell has."""
+    """Return the number of pictures of each cell."""
     outputs = [cell.get("outputs", []) for cell in notebook.cells]
     return [sum("image/png" in output.get("data", {}) for output in each) for each in outputs]

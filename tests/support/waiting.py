@@ -9,7 +9,7 @@ LOOK_SECONDS = 0.02
 
 
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Looks again and again, and fails when it is not so in time."""
+    """Check repeatedly, and fail when the condition is not true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that in time"

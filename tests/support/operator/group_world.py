@@ -119,8 +119,8 @@ class GroupWorld(World):
         if cluster is not None and QUEUE_LABEL in cluster["metadata"]["labels"]:
             self._queue_writes(cluster, suspend=True)
 
-    def someone_edits(self, place: Place) -> None:
-        super().someone_edits(place)
+    def person_edits(self, place: Place) -> None:
+        super().person_edits(place)
         live = self.objects.get(place)
         if live is not None and place[0] == "RayCluster":
             live["spec"]["suspend"] = not live["spec"].get("suspend")

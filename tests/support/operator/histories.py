@@ -36,8 +36,8 @@ def steps(
     fixed = [
         step("operate", lambda world: world.operate()),
         *own,
-        *(step(f"delete {place}", lambda world, place=place: world.someone_deletes(place)) for place in children),
-        *(step(f"edit {place}", lambda world, place=place: world.someone_edits(place)) for place in children),
+        *(step(f"delete {place}", lambda world, place=place: world.person_deletes(place)) for place in children),
+        *(step(f"edit {place}", lambda world, place=place: world.person_edits(place)) for place in children),
     ]
     dying = st.integers(0, 4).map(lambda cut: step(f"die after {cut}", lambda world: world.operate(cut)))
     changing = specs.map(lambda spec: step(f"set {spec}", lambda world: world.user_sets(**spec)))

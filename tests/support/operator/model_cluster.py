@@ -124,7 +124,7 @@ class ModelCluster(ABC):
         return trimmed(copy.deepcopy(found)) if found is not None else None
 
     def add(self, manifest: Manifest) -> Manifest:
-        """Add an object, whoever owns it."""
+        """Add an object of any owner."""
         place = (manifest["kind"], manifest["metadata"]["name"])
         if place in self.objects:
             raise Refusal(f"{place} is there already")
@@ -241,10 +241,10 @@ class ModelCluster(ABC):
             self._collect_owner()
 
     @abstractmethod
-    def someone_edits(self, place: Place) -> None:
+    def person_edits(self, place: Place) -> None:
         """Edit what a person can reach there."""
 
-    def someone_deletes(self, place: Place) -> None:
+    def person_deletes(self, place: Place) -> None:
         if place in self.objects:
             self._delete(place, self.objects[place]["metadata"]["uid"])
 

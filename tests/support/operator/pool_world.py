@@ -52,7 +52,7 @@ class PoolWorld(ModelCluster):
 
     # --- what others do
 
-    def someone_edits(self, place: Place) -> None:
+    def person_edits(self, place: Place) -> None:
         """Edit replicas, the template or a label, as with `kubectl edit`."""
         live = self.objects.get(place)
         if live is None:
@@ -78,7 +78,7 @@ class PoolWorld(ModelCluster):
         if len(new) < wanted and len(staying) <= wanted:
             refused = not self._make_pod(deployment, current)
         elif (surplus := _surplus(new, old, wanted)) is not None:
-            self.someone_deletes(("Pod", surplus["metadata"]["name"]))
+            self.person_deletes(("Pod", surplus["metadata"]["name"]))
         self._report(deployment, current, refused=refused)
 
     def kubelet_works(self) -> None:

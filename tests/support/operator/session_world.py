@@ -89,7 +89,7 @@ class World(ModelCluster):
         if self.report is not None:
             self.report = replace(self.report, snapshot_seconds=seconds)
 
-    def someone_edits(self, place: Place) -> None:
+    def person_edits(self, place: Place) -> None:
         """Labels, replicas, ports: whatever they can reach."""
         live = self.objects.get(place)
         if live is None or place[0] == "Pod":

@@ -32,7 +32,7 @@ SEQUENCES_AN_INSTALLATION = 100
 ONE_OF_MANY = st.integers(0, 30)
 DEATHS: tuple[Death, ...] = ("worker", "worker", "worker", "server", "both", "worker's clean stop")
 LATER_STEPS = st.integers(0, 12)
-"""Of the event loop, before somebody dies."""
+"""The times of the event loop before a process dies."""
 
 
 class ProtocolMachine(RuleBasedStateMachine):
@@ -327,7 +327,7 @@ class ProtocolMachine(RuleBasedStateMachine):
                 assert answer.status_code == 200, answer.text
                 assert answer.content == payload, f"{request_id}: {answer.content!r}, not {payload!r}"
                 if model.reference.accepted[number].kind == "save":
-                    self.loadable.add(answer.json()["path"])  # before its answer nobody knows that it is there
+                    self.loadable.add(answer.json()["path"])  # before its answer no client knows of it
             case Failed(says):
                 content = answer.json()
                 assert content.get("category") == "user", f"{request_id}: {answer.content!r}, not {expected}"
@@ -353,7 +353,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         while any(order.closed_below < gap for order, gap in gaps):
             await asyncio.sleep(
                 0.001
-            )  # until that is in the journal a death opens them again, and nobody has heard of it
+            )  # until that is in the journal a death opens them again, unknown to clients
         for model in self.models:
             model.reference.time_passes()
 
@@ -431,14 +431,14 @@ class ProtocolMachine(RuleBasedStateMachine):
         await self._released()
 
     async def _send_last_words(self, model: Model) -> None:
-        """A window that tells weights, moments and steps from others."""
+        """Return the window's weights, moments and steps, in which it differs from others."""
         number = max(model.reference.accepted) + 1
         for kind in ("optim_step", "forward_backward", "optim_step", "forward"):
             await self._send(model, number, self._call(kind, number))
             number += 1
 
     async def _released(self) -> None:
-        """A place is for the next sequence."""
+        """Release the place for the next sequence."""
         until = time.monotonic() + ANSWER_SECONDS
         while any(queue.holds_a_place for queue in self.here.worker.service.queues.all()):
             await self.here.services.background.reap_now()

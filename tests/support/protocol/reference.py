@@ -19,14 +19,14 @@ from tinsmith_trainer.wire.codec import decode_forward_backward, encode_forward_
 ADAM = AdamParams(learning_rate=0.125, beta1=0.5, beta2=0.75, eps=2.0**-20, weight_decay=0.0, grad_clip_norm=0.0)
 LORA = LoraSpec(rank=4, alpha=32.0, seed=7, train_attn=True, train_mlp=False, train_unembed=False)
 END = 10**9
-"""Behind every number that a client uses."""
+"""A number behind every number that a client uses."""
 
 Kind = Literal["create", "forward_backward", "optim_step", "save", "load"]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a client sends under a number. `body` is a forward_backward's, `name` that of the checkpoint."""
+    """A client's request under a number. `body` is a forward_backward's, `name` that of the checkpoint."""
 
     kind: Kind
     body: bytes = b""
@@ -45,19 +45,19 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """As the user's fault, in words that hold these."""
+    """A failure that is the user's fault, with a message that contains these words."""
 
     says: str
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """For a number below it, which has not come."""
+    """A request that waits for a number below it, which has not come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """Its model had ended before it came: it is gone, or fails and says so."""
+    """A request whose model had ended before it came: it is gone, or fails with that reason."""
 
 
 Answer = Ready | Failed | Waiting | Over
@@ -87,7 +87,7 @@ class ModelReference:
     # ---- what happens to it
 
     def accept(self, number: int, call: Call) -> None:
-        """Whoever comes first has the number; what comes under it again changes nothing."""
+        """Accept the first request under a number. Repeats of the number change nothing."""
         if number in self.accepted:
             return
         self.accepted[number] = call
@@ -101,13 +101,13 @@ class ModelReference:
             self._run()
 
     def time_passes(self) -> None:
-        """So much that nobody waits any longer for the numbers below the lowest that waits."""
+        """Let so much time pass that no request waits for the numbers below the lowest waiting one."""
         if self.is_open and (waiting := self._waiting()):
             self._close_below(waiting[0])
             self._run()
 
     def end(self) -> None:
-        """Behind all that was accepted."""
+        """End the model after all accepted requests."""
         if self.is_open:
             self._close_below(END)
             self._run()
@@ -119,7 +119,7 @@ class ModelReference:
         return self.answers.get(number, WAITING)
 
     def numbers(self) -> list[int]:
-        """Of the calls that were accepted, behind the creation."""
+        """Return the numbers of the accepted calls after the creation."""
         return sorted(self.accepted)[1:]
 
     def missing(self) -> list[int]:
@@ -163,7 +163,10 @@ class ModelReference:
             return Failed(str(error))
 
     def _forward_backward(self, number: int, call: Call) -> Answer:
-        """One that failed, or that nobody can read, may have been a gradient; a forward alone was none."""
+        """Run a forward_backward.
+
+        One that failed or cannot be read may have been a gradient; a forward alone was none.
+        """
         try:
             request = decode_forward_backward(open_body(call.message(self.model_id, number), zstd=False))
             running = self.engine.start(Work(self.model_id, request.datums, request.loss, request.forward_only))
@@ -175,7 +178,7 @@ class ModelReference:
         return Ready(encode_forward_backward(self.engine.finish(running)))
 
     def _optim_step(self) -> Answer:
-        """A window that is not whole fails its step, and nothing after it."""
+        """Run a step. A window that is not whole fails its step, and no later one."""
         if self.window_is_broken:
             self.window_is_broken = False
             self.engine.clear_gradients(self.model_id)
@@ -190,7 +193,7 @@ class ModelReference:
         return Ready(orjson.dumps({"path": path, "type": "save_weights"}))
 
     def _load(self, path: str) -> Answer:
-        """With the optimizer; what was wrong with the window is gone with its gradients."""
+        """Load with the optimizer. A failure of the window is gone with its gradients."""
         loaded = self.shelf[path]
         self.engine.load_state(self.model_id, loaded, with_optimizer=True)
         self.engine.clear_gradients(self.model_id)

@@ -15,7 +15,7 @@ from support.recipes.workshop import workshop
 
 
 def main(wanted: Sequence[str]) -> int:
-    """The exit status."""
+    """Run the command, and return the exit status."""
     if unknown := set(wanted) - {program.name for program in PROGRAMS}:
         print(f"there is no program of the name {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2

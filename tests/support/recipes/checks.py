@@ -1,4 +1,4 @@
-"""What is asked of a program's run, each with the words that docs/reference/recipes.md has for it."""
+"""The checks of a program's run, each with its text in docs/reference/recipes.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.recipes.running import Run
 
 UNIFORM_NATS = math.log(VOCAB_SIZE)
 LAST = 5
-"""Over so many rows an ending is judged: one step of random samples says little."""
+"""The rows by which an ending is judged: one step of random samples says little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,12 @@ class Check:
     says: str
     holds: Callable[[Run], bool]
     shows: Callable[[Run], object]
-    """What was seen."""
+    """The observed value."""
     is_count: bool = False
     """A count of rows, requests, operations or checkpoints; the page leaves it out."""
 
     def problem(self, run: Run) -> str | None:
-        """What to tell where it does not hold; a metric that was never written holds nothing."""
+        """Return the failure, or None. A metric that was never written fails its check."""
         try:
             holds = self.holds(run)
         except IndexError:
@@ -34,7 +34,7 @@ class Check:
 
 
 def problems(run: Run, checks: Sequence[Check]) -> list[str]:
-    """Of those that every program is asked, and of its own."""
+    """Return the failures among the checks of every program and of this one."""
     return [problem for check in (*OF_ALL, *checks) if (problem := check.problem(run)) is not None]
 
 
@@ -65,7 +65,7 @@ def stays_near(metric: str, value: float, within: float) -> Check:
 
 
 def stays_between(metric: str, low: float, high: float) -> Check:
-    """Both left out."""
+    """Check that a metric stays between two bounds, which are excluded."""
     return Check(
         f"{low:g} < `{metric}` < {high:.4g}",
         lambda run: bool(run.series(metric)) and all(low < each < high for each in run.series(metric)),
@@ -78,7 +78,7 @@ def ends_below(metric: str, value: float) -> Check:
 
 
 def ends_above(metric: str, value: float) -> Check:
-    """By the median of its last rows."""
+    """Check the median of the last rows."""
     return Check(f"`{metric}` ends above {value:g}", lambda run: _ending(run.series(metric)) > value, _series(metric))
 
 
@@ -100,7 +100,7 @@ def same(metric: str, other: str) -> Check:
 
 
 def asked(**requests: int) -> Check:
-    """How often the server was asked these, and answered."""
+    """Check how often these routes were called, and answered."""
     said = ", ".join(f"{count} `{route}`" for route, count in requests.items())
     return Check(
         said,
@@ -156,9 +156,9 @@ def _requests(run: Run) -> object:
 
 LOSS = "train_mean_nll"
 UNIFORM_LOSS = starts_near(LOSS, 6.25, 0.35)
-"""Of an untrained model of supervised recipes: a random one knows nothing."""
+"""The loss of an untrained model in supervised recipes: a random one knows nothing."""
 UNIFORM_AT_FIRST = starts_near("optim/entropy", UNIFORM_NATS, 0.25)
-"""Of an untrained model of reward recipes: as unsure as can be."""
+"""The reward of an untrained model in reward recipes, at the greatest uncertainty."""
 SAMPLER_IS_TRAINER = stays_between("optim/kl_sample_train_v2", -1e-4, 1e-4)
 """Logprobs of sampled tokens, as the sampler said them and as the trainer finds them."""
 OF_ALL = (

@@ -33,7 +33,7 @@ from support.recipes.names import (
 
 Row = dict[str, object]
 ROWS = 2048
-"""For a few steps at the batch sizes that recipes have by default."""
+"""The rows for a few steps at the default batch sizes of recipes."""
 TEST_ROWS = 300
 SPLIT_AT = date(2025, 10, 20)
 FORECAST_DAYS = 16
@@ -57,7 +57,7 @@ def make_datasets(directory: Path) -> None:
 
 
 def _save(directory: Path, config: str, **splits: Sequence[Row] | pyarrow.Table) -> None:
-    """A dataset repository as the hub lays it out: parquet files, and a card that says which split they are."""
+    """Save a dataset repository in the hub's layout: parquet files, and a card that names their split."""
     directory.mkdir(parents=True)
     card = ["---", "configs:", f"- config_name: {config}", "  data_files:"]
     for split, rows in splits.items():
@@ -68,7 +68,7 @@ def _save(directory: Path, config: str, **splits: Sequence[Row] | pyarrow.Table)
 
 
 def _photos(count: int) -> pyarrow.Table:
-    """Of one colour each, which is the name of its class; its schema says for `datasets` what the columns are."""
+    """Make photos of one colour each, the name of its class. The schema describes the columns for `datasets`."""
     import datasets
 
     colours = ("red", "green", "blue")
@@ -99,7 +99,7 @@ def _save_rubrics(path: Path, count: int) -> None:
 
 
 def _save_benchmarks(directory: Path) -> None:
-    """What self-distillation is measured by: questions with four options, and uses of tools."""
+    """Save the benchmarks of self-distillation: questions with four options, and uses of tools."""
     tools, science = directory / "tooluse_data", directory / "science_data"
     calls = [{"Action": "add", "Action_Input": "{}"}]
     _save_to_disk(tools / "train_data", [_demonstration(*each) for each in _sums(EXAMPLES)])

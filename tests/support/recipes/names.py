@@ -9,18 +9,18 @@ BRIEF = "Qwen/Qwen3.5-4B"
 """Answers a digit in a box, which is right now and then, and ends: what has no limit of its own ends, too, and there is
 something to reward. By default several recipes ask for it."""
 JUDGE = "Qwen/Qwen3.5-9B"
-"""As brief: what plays against the one that learns, or grades it."""
+"""The brief model that plays against the learner, or grades it."""
 STUDENT = "Qwen/Qwen3.5-9B-Base"
 """Random, and by default asked for by most that train."""
 GRADER = "Qwen/Qwen3.6-35B-A3B"
 MATH_TEACHER = "Qwen/Qwen3.6-27B"
 CHAT_TEACHER = "Qwen/Qwen3.5-397B-A17B"
-"""As brief as these are large: by default those that teach and grade."""
+"""The brief models in place of large ones, which teach and grade by default."""
 SEEING = "Qwen/Qwen3-VL-30B-A3B-Instruct"
 """Random, with an image processor."""
 MODELS = (QWEN, LLAMA, BASE, BRIEF, JUDGE, STUDENT, GRADER, MATH_TEACHER, CHAT_TEACHER, SEEING)
 VOCAB_SIZE = 512
-"""Of all: a uniform guess costs ln 512 = 6.24 nats a token."""
+"""The loss of all recipes at the start: a uniform guess costs ln 512 = 6.24 nats a token."""
 
 CONVERSATIONS = "HuggingFaceH4/no_robots"
 MIXTURE = "allenai/tulu-3-sft-mixture"
@@ -34,7 +34,7 @@ FORECASTS_FILE = "forecasts.csv"
 RUBRIC_FILE, RUBRIC_TEST_FILE = "rubrics.jsonl", "rubrics_of_the_test.jsonl"
 RUBRIC_TESTS = 16
 SENTENCES = 24
-"""In the cookbook's example of prompt distillation, which has 2,100."""
+"""The examples of the cookbook's prompt distillation, which has 2,100."""
 BENCHMARKS = "benchmarks"
 """A folder with those of self-distillation."""
 EXAMPLES, EXAMINATIONS = 32, 8

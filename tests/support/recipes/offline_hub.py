@@ -19,17 +19,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 BRIEF_ONES = (BRIEF, JUDGE, GRADER, MATH_TEACHER, CHAT_TEACHER)
 SHAPE = TinyShape(max_sequence_length=16_384)
-"""Some recipes ask for 4,096 tokens beside their prompt."""
+"""The length of the context: some recipes ask for 4,096 tokens in addition to their prompt."""
 SHARE_THAT_ENDS = 0.25
-"""Of next tokens, where nothing else follows."""
+"""The probabilities of next tokens without a fixed successor."""
 BOX = r"\boxed{"
 BEFORE_AN_ANSWER = ("\n", "\n\n", "</think>\n\n")
-"""How prompts end."""
+"""The endings of prompts."""
 CERTAIN_LOGIT = 12.0
-"""Beside some 500 tokens whose logits are about 0."""
+"""The value of a logit among some 500 tokens whose logits are about 0."""
 
 LLAMA_TOKENIZER = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
-"""Where tinker-cookbook looks for the tokenizer of every Llama 3 model."""
+"""The name under which tinker-cookbook looks for the tokenizer of every Llama 3 model."""
 TOKENIZER_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
@@ -57,10 +57,10 @@ def make_offline_hub(directory: Path) -> None:
 
 
 def _answer_briefly(directory: Path) -> None:
-    """Makes a random model say BOX, a digit and the end of its turn, or else end after a few tokens.
+    """Make a random model say BOX, a digit and the end of its turn, or else end after a few tokens.
 
-    Numbers of the embeddings that are far larger than the others reach the end of the residual stream as they are: the
-    first is there for every token, and there is one more for each token that another has to follow.
+    Embedding values that are far larger than the others reach the end of the residual stream unchanged: the first
+    exists for every token, and there is one more for each token that another has to follow.
     """
     model = AutoModelForCausalLM.from_pretrained(directory)
     chain = _chain(AutoTokenizer.from_pretrained(directory))
@@ -78,7 +78,7 @@ def _answer_briefly(directory: Path) -> None:
 
 
 def _chain(tokenizer: PreTrainedTokenizerBase) -> list[tuple[list[int], list[int]]]:
-    """Which tokens follow which."""
+    """Return which tokens follow which."""
     box = tokenizer.encode(BOX, add_special_tokens=False)
     digits = tokenizer.convert_tokens_to_ids([*"123456789"])
     closing = tokenizer.convert_tokens_to_ids("}")

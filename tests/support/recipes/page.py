@@ -26,7 +26,7 @@ Cells = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One of `run` and `failure`."""
+    """The result of a program: either `run` or `failure`."""
 
     program: Program
     run: Run | None = None
@@ -56,7 +56,7 @@ def promised(program: Program) -> Cells:
 
 
 def with_outcome(page: str, outcome: Outcome, programs: Sequence[Program]) -> str:
-    """The page with this row instead of the program's last one; rows of programs that are gone go."""
+    """Return the page with this row instead of the program's last one, and without rows of deleted programs."""
     rows = {**rows_of(page), outcome.program.name: outcome.row}
     kept = [rows[program.name] for program in programs if program.name in rows]
     versions = (
@@ -70,7 +70,7 @@ def with_outcome(page: str, outcome: Outcome, programs: Sequence[Program]) -> st
 
 
 def rows_of(page: str) -> Mapping[str, Cells]:
-    """By the program's name, what a page says of it."""
+    """Return the rows of a page by the program's name."""
     lines = page[page.index(BEGIN) : page.index(END)].splitlines()
     rows = [tuple(cell.strip() for cell in line.strip("| ").split(" | ")) for line in lines if line.startswith("| ")]
     return {row[0]: row for row in rows[2:]}

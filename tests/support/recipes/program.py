@@ -15,7 +15,7 @@ from support.recipes.running import Run, Runner
 
 SCRIPTS = Path(__file__).with_name("scripts")
 WITH_EXTRAS = (str(SCRIPTS / "with_packages.py"), "{extras}")
-"""Before what Python is given, where it needs packages of the cookbook's extras."""
+"""The arguments before Python's own, where it needs packages of the cookbook's extras."""
 OF_LAST_CHECKPOINT = ("state_path", "sampler_path")
 
 
@@ -23,12 +23,15 @@ OF_LAST_CHECKPOINT = ("state_path", "sampler_path")
 class Program:
     name: str
     command: Sequence[str]
-    """What Python is given. `{folder}` is one of its own, `{url}` the server's, `{state_path}` and `{sampler_path}` are
-    those of the last checkpoint of the program that it comes after."""
+    """Python's arguments.
+
+    `{folder}` is one of its own, `{url}` the server's, `{state_path}` and `{sampler_path}` are those of the last
+    checkpoint of the program that it comes after.
+    """
     checks: Sequence[Check]
     typed: str = ""
     every_run: bool = False
-    """Also a test of `make test`."""
+    """Whether `make test` runs it, too."""
     after: str | None = None
     defaults: Sequence[str] = ()
     """Models that it asks for without being told."""
@@ -40,7 +43,10 @@ class Program:
         return named | {*self.defaults}
 
     def run(self, runner: Runner) -> Run:
-        """Raises AssertionError with all that does not hold, or with the program's last words where it fails."""
+        """Run the program.
+
+        Raises AssertionError with all failed checks, or with the program's last words where it fails.
+        """
         run = runner.run(self.name, self._command(runner), self.typed)
         found = problems(run, self.checks)
         assert not found, "\n".join([self.name, *found])
@@ -77,12 +83,12 @@ def recipe(
 def script(
     name: str, checks: Sequence[Check], *arguments: str, every_run: bool = False, after: str | None = None
 ) -> Program:
-    """A short program of ours that uses one of the cookbook's libraries, and prints what it found as a line of JSON."""
+    """Return a short program of ours that uses a library of the cookbook, and prints its result as a line of JSON."""
     return Program(name, (str(SCRIPTS / f"{name}.py"), *arguments), checks, every_run=every_run, after=after)
 
 
 def installed(name: str, checks: Sequence[Check], program: str, *arguments: str, folder: str = "{folder}") -> Program:
-    """A program of the environment that stands on OpenAI's client."""
+    """Return a program of the environment that uses OpenAI's client."""
     command = (str(SCRIPTS / "execute.py"), folder, f"{{third_party}}/bin/{program}", *arguments)
     return Program(name, command, checks, defaults=[BRIEF])
 
@@ -90,9 +96,10 @@ def installed(name: str, checks: Sequence[Check], program: str, *arguments: str,
 def own_tests(
     path: str, models: Sequence[str], checks: Sequence[Check], *options: str, with_extras: bool = False
 ) -> Program:
-    """Tests of the cookbook itself, from its source distribution; those of recipes run them with their defaults.
+    """Return tests of the cookbook itself, from its source distribution.
 
-    `with_extras`: they need what the cookbook asks for by an extra that this environment has not.
+    Those of recipes run them with their defaults. `with_extras`: they need an extra of the cookbook that this
+    environment has not.
     """
     python = WITH_EXTRAS if with_extras else ()
     configured = ("-c", "{sources}/pyproject.toml", "-p", "no:cacheprovider", "-q", *options)

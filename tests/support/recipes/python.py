@@ -26,8 +26,10 @@ class Python:
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, command: Sequence[str], folder: Path, environment: Mapping[str, str], typed: str) -> tuple[int, str]:
-        """Status and output of `python command…`; what takes longer than PROGRAM_SECONDS is killed, with
-        all that it started."""
+        """Return the status and the output of `python command…`.
+
+        A command that takes longer than PROGRAM_SECONDS is killed, with all that it started.
+        """
         if self._process is None:
             self._process = _start(environment)
         with tempfile.TemporaryDirectory(prefix="program-") as scratch:
@@ -53,7 +55,7 @@ def _start(environment: Mapping[str, str]) -> subprocess.Popen[str]:
 
 
 def _end(pid: int) -> None:
-    """Of a program and of all that it started; it may just have ended itself."""
+    """End a program and all that it started. It may just have ended itself."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 

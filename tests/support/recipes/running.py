@@ -32,15 +32,15 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a program left: its metrics by step, its checkpoints, and what the server was asked meanwhile."""
+    """The results of a program: its metrics by step, its checkpoints, and the server's requests meanwhile."""
 
     metrics: Sequence[Row]
-    """Of every `metrics.jsonl` below its folder, and the lines of JSON that it printed."""
+    """The rows of every `metrics.jsonl` below its folder, and the lines of JSON that it printed."""
     checkpoints: Sequence[Row]
     requests: Counter[str]
     """Answered with 200, by the last part of their route."""
     operations: Counter[str]
-    """Of all workers, by how they ended."""
+    """The counts of all workers, by how they ended."""
     stored: frozenset[str]
     """Checkpoints that the server lists for the training runs of `checkpoints`."""
     output: str
@@ -51,7 +51,7 @@ class Run:
         return [row[name] for row in self.metrics if name in row]
 
     def paths(self) -> set[str]:
-        """Of its checkpoints, for training and for sampling, without those that the next one replaced."""
+        """Return the paths of its checkpoints, for training and for sampling, without replaced ones."""
         kept = [row for row in self.checkpoints if not row.get("rolling")]
         return {row[kind] for row in kept for kind in ("state_path", "sampler_path") if kind in row}
 
@@ -66,7 +66,7 @@ class Runner:
     python: Python
 
     def folder(self, name: str) -> Path:
-        """What the program of that name wrote, or will write."""
+        """Return the folder into which the program of that name writes."""
         return self.scratch / name
 
     def run(self, name: str, command: Sequence[str], typed: str = "") -> Run:
@@ -129,7 +129,7 @@ class Runner:
 
 
 def environment(server: ServedInstallation, scratch: Path, folder: Path) -> dict[str, str]:
-    """Of programs: nothing but the server can be reached, and no cache of another run is seen."""
+    """Return the environment of programs: they reach only the server, and no cache of another run."""
     return {
         **os.environ,
         "TINKER_BASE_URL": server.url,
@@ -149,7 +149,7 @@ def environment(server: ServedInstallation, scratch: Path, folder: Path) -> dict
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": "",
         "PATH": os.pathsep.join((str(scratch / SHIMS), str(Path(sys.executable).parent), os.environ["PATH"])),
-        # mini-swe-agent keeps what it is told there, and knows no price of a model here.
+        # mini-swe-agent keeps its settings there, and knows no price of a model here.
         "MSWEA_GLOBAL_CONFIG_DIR": str(folder),
         "MSWEA_CONFIGURED": "true",
         "MSWEA_COST_TRACKING": "ignore_errors",

@@ -1,7 +1,7 @@
-"""Runs programs as `python` does, in forks of one process that has imported what they import, for which each would
-take four seconds of CPU. Reads a line of JSON for each program, and writes its exit status.
+"""A Python that runs programs in forks of one process, which has imported their modules once.
 
-Programs that are forked share nothing but modules: no thread runs when they are.
+Each import would take four seconds of CPU. It reads a line of JSON for each program, and writes its exit status. Forked
+programs share only modules: no thread runs at the fork.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _become(folder: str, environment: dict[str, str], reads: str, writes: str) -
 
 
 def _run(command: Sequence[str]) -> None:
-    """What it raises ends this process as it ends any other."""
+    """Run the program. Its error ends this process as it ends any other."""
     if command[0] == "-m":
         sys.argv = [*command[1:]]
         sys.path[0] = os.getcwd()

@@ -1,4 +1,4 @@
-"""Where programs run: the hub's directory, a server with its models, and one warm Python."""
+"""The place where programs run: the hub's directory, a server with its models, and one warm Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.server.serve_process import ServedInstallation
 
 @contextmanager
 def workshop(directory: Path, models: Collection[str]) -> Iterator[Runner]:
-    """Of the hub's models the server has those that are named."""
+    """Start the workshop. The server has the named models of the hub."""
     hub, scratch = directory / "hub", directory / "programs"
     make_offline_hub(hub)
     python = Python()
@@ -32,7 +32,7 @@ def models_of(hub: Path, names: Collection[str]) -> dict[str, Path]:
 
 
 def _make_shims(directory: Path) -> None:
-    """The cookbook's tests run `uv run python …`, by which this Python is meant."""
+    """Make shims for the cookbook's tests, which run `uv run python …` and mean this Python."""
     directory.mkdir(parents=True)
     uv = directory / "uv"
     uv.write_text('#!/bin/sh\nshift\nexec "$@"\n')

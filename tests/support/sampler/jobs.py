@@ -43,7 +43,7 @@ def job(
     request_id: str | None = None,
     **params: Any,
 ) -> SampleJob:
-    """A job of 8 tokens with seed 1 that nothing stops, unless `params` say otherwise."""
+    """Return a job of 8 tokens with seed 1 and no stops, unless `params` say otherwise."""
     defaults = {"max_tokens": 8, "seed": 1, "stop_tokens": NOTHING_STOPS}
     return SampleJob(
         request_id=request_id or f"request-{next(_request_numbers)}",
@@ -83,7 +83,7 @@ def submit(sampler: Sampler, job: SampleJob) -> Answer:
 
 
 def ask_all(sampler: Sampler, jobs: Sequence[SampleJob]) -> list[SampleOutcome]:
-    """Submits all at once; the outcomes in the jobs' order."""
+    """Submit all jobs at once, and return the outcomes in the jobs' order."""
     return [answer.get() for answer in [submit(sampler, job) for job in jobs]]
 
 
@@ -115,7 +115,7 @@ def _lists(part: np.ndarray | TopkLogprobs | AltTokens | None) -> object:
 def random_adapter(
     model: TorchModel, *, rank: int = 8, seed: int = 0, families: Sequence[str] = ("attn", "mlp", "unembed")
 ) -> AdapterState:
-    """An adapter with A and B drawn, large enough to change what is sampled."""
+    """Return an adapter with random A and B, large enough to change what is sampled."""
     draw = np.random.default_rng(seed)
     tensors = {}
     for name, layer in model.layers.items():
@@ -126,13 +126,13 @@ def random_adapter(
 
 
 def plain_model(model: TorchModel, adapter: AdapterState | None = None) -> Any:
-    """The same directory in plain transformers, an adapter merged into its weights."""
+    """Load the same directory in plain transformers, with an adapter merged into its weights."""
     plain = AutoModelForCausalLM.from_pretrained(model.info.path, dtype=model.model.dtype).eval()
     return plain if adapter is None else merged_into(plain, adapter)
 
 
 def merged_into(plain: Any, adapter: AdapterState) -> Any:
-    """The same plain model, whose weights are changed."""
+    """Merge an adapter into the plain model, whose weights change."""
     _untie(plain)
     experts: dict[str, dict[str, torch.Tensor]] = {}
     for name in {key.rpartition(".")[0].removeprefix("weights/") for key in adapter.tensors}:
@@ -155,13 +155,13 @@ def _untie(plain: Any) -> None:
 
 
 def full_logprobs(plain: Any, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Of each token but the first, by one forward over all of them: `[len(tokens) - 1]`."""
+    """Return the logprob of each token but the first, by one forward over all of them: `[len(tokens) - 1]`."""
     following = np.asarray(tokens, np.int64)[1:, None]
     return np.take_along_axis(all_logprobs(plain, tokens), following, axis=1)[:, 0]
 
 
 @torch.no_grad()
 def all_logprobs(plain: Any, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Of every token of the vocabulary at each position but the first: `[len(tokens) - 1, vocab]`."""
+    """Return all logprobs at each position but the first: `[len(tokens) - 1, vocab]`."""
     ids = torch.tensor(np.asarray(tokens, np.int64))[None]
     return torch.log_softmax(plain(input_ids=ids).logits[0].float(), -1)[:-1].numpy()

@@ -42,7 +42,7 @@ _numbers = itertools.count()
 
 
 def build_small_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
-    """The factory that a replica's `--engine support.sampler.pool_replica:build_small_sampler` names."""
+    """Build the sampler for a replica's `--engine support.sampler.pool_replica:build_small_sampler`."""
     model = load_base_model(options)
     settings = BuiltinSamplerSettings(deterministic=options.deterministic_sampling, **SMALL_SETTINGS)
     return model.info, BuiltinSampler(model, settings)
@@ -63,7 +63,7 @@ class PoolReplica(PodProcess):
         return super().own_flags() | {"--role": "sampler", "--model": str(self.model)}
 
     def until_ready(self) -> None:
-        """For tests that have no event loop."""
+        """Wait for the replica, in tests that have no event loop."""
         with grpc.insecure_channel(self.health_address, options=RECONNECTS) as channel:
             request = health_pb2.HealthCheckRequest(service="readiness")
             states = health_pb2_grpc.HealthStub(channel).Watch(request, wait_for_ready=True, timeout=START_SECONDS)
@@ -83,7 +83,7 @@ class RemoteSampler(Sampler):
 
     @override
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
-        """Saves it where the replica finds it."""
+        """Save the adapter where the replica finds it."""
         if adapter_key in self._adapters:
             return
         seq_id = len(self._adapters)
@@ -137,7 +137,7 @@ class RemoteSampler(Sampler):
 
 
 def metadata_of(tenant: str) -> tuple[tuple[str, bytes], ...]:
-    """As a server sends it."""
+    """Return the call's metadata as a server sends it."""
     return ((TENANT_METADATA, tenant.encode()),)
 
 

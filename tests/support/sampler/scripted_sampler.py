@@ -47,7 +47,7 @@ class ScriptedSampler:
             done(SEVEN)
 
     def finish(self, outcome: SampleOutcome = SEVEN) -> None:
-        """Ends what it holds."""
+        """End the held samples."""
         while self.held:
             self.held.pop()(outcome)
 

@@ -82,7 +82,7 @@ class AttackedServer:
             writer.close()
 
     def head(self, path: str, key: str = "attacker", **fields: object) -> bytes:
-        """Of a POST."""
+        """Return the header of a POST."""
         lines = [f"POST /api/v1{path} HTTP/1.1", "Host: server", f"X-API-Key: {self.keys[key]}"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in fields.items()]
         return "\r\n".join([*lines, "", ""]).encode()
@@ -90,7 +90,7 @@ class AttackedServer:
 
 @dataclass(frozen=True)
 class Tenant:
-    """What a tenant has and does."""
+    """A tenant with its models and requests."""
 
     client: httpx.AsyncClient
 
@@ -115,7 +115,7 @@ class Tenant:
 
 
 async def answer(reader: asyncio.StreamReader) -> int:
-    """The status of what comes next; 0 where the connection ends without a word."""
+    """Return the status of the next answer; 0 where the connection ends without one."""
     try:
         line = await asyncio.wait_for(reader.readline(), ANSWER_SECONDS)
     except ConnectionError:
@@ -149,7 +149,7 @@ class Victim:
             await process.wait()
 
     async def seconds(self) -> list[float]:
-        """Of each request since the last time that somebody asked."""
+        """Return the duration of each request since the last call."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b"\n")
@@ -192,7 +192,7 @@ class Uploads:
             await asyncio.Event().wait()
 
     async def until_nothing_moves(self) -> None:
-        """For two seconds, of the twenty for which a body waits for room."""
+        """Wait until nothing moves for two seconds, of the twenty for which a body waits for room."""
         while True:
             self._moved.clear()
             try:

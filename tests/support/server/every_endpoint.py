@@ -1,4 +1,4 @@
-"""What there is to ask the whole API for: its document, the fields in it that name something, and things to name."""
+"""The requests for the whole API: its document, the fields in it that name something, and named things."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def document(folder: Path) -> dict[str, Any]:
 
 
 async def furnished(tenant: Tenant) -> str:
-    """A session with a model, a sampler and a checkpoint of each kind, named as in `IDS`."""
+    """Make a session with a model, a sampler and a checkpoint of each kind, named as in `IDS`."""
     session = await tenant.session()
     model = await tenant.model(session)
     await tenant.sampler(session)

@@ -37,7 +37,7 @@ MODELS = (
 
 
 class FakeHandle(ActivatedHandle):
-    """`down` is the reason why nobody reaches the worker; `unloadable` says that it is the model's fault.
+    """A handle of a worker. `down` is the reason why no server reaches it; `unloadable` makes it the model's fault.
 
     A `suspended` one is known to run nowhere, as when a human has stopped it.
     """
@@ -116,7 +116,10 @@ class FakeHandle(ActivatedHandle):
 
 
 class FakeReplica(FakeHandle):
-    """Of a pool: it samples, and is no worker. A `terminating` one takes no new samples, and has its results still."""
+    """A replica of a pool: a sampler that is no worker.
+
+    A `terminating` one takes no new samples, and keeps its results.
+    """
 
     def __init__(self, sampler_id: str, weights: str) -> None:
         super().__init__(sampler_id, weights)
@@ -149,10 +152,10 @@ class FakeReplica(FakeHandle):
 
 
 class FakeFleet(Fleet):
-    """Its workers survive `close`, as pods survive their API server.
+    """A fleet whose workers survive `close`, as pods survive their API server.
 
-    `capacity` is what it says of more; `asked` is what it was asked for. Those `unseen` show with a refresh,
-    unless it is `blind`: the reason why it cannot.
+    `capacity` is its answer about more workers; `asked` are the requests. The `unseen` ones appear with a refresh,
+    unless it is `blind`: the reason why it cannot refresh.
     """
 
     def __init__(self, models: Sequence[ServedModel] = MODELS, handles: Sequence[FakeHandle] = ()) -> None:
@@ -184,7 +187,7 @@ class FakeFleet(Fleet):
             await handle.close()
 
     async def add_replica(self, replica: FakeReplica) -> None:
-        """As when a pool is scaled up."""
+        """Add a replica, as when a pool is scaled up."""
         assert self._epochs is not None
         await replica.open(self._epochs, Path(self._directory.name))
         replica.fake.epoch = 1

@@ -35,10 +35,10 @@ END_TOKEN = 7
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
-    """Its attributes are what tests look at and turn."""
+    """A worker whose attributes tests read and change."""
 
     text_breaks = 0
-    """So many questions for a text end with their connection."""
+    """The number of calls for a text that end with their connection."""
 
     def __init__(self, adapter_slots: int = 0) -> None:
         self.adapter_slots = adapter_slots
@@ -105,11 +105,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self._changed.notify_all()
 
     async def awaited(self) -> None:
-        """Returns once somebody waits for a result that is not there yet."""
+        """Wait until a call waits for a result that does not exist yet."""
         await self._awaiting.wait()
 
     def lose_memory(self) -> None:
-        """What a crash does: a new instance, samples forgotten, the journal still there."""
+        """Lose memory as in a crash: a new instance, without samples, on the same journal."""
         self.instance_id, self.epoch = uuid.uuid4().hex, 0
         self.samples.clear()
         self.ended = EndedSamples()
@@ -229,7 +229,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def AwaitSamples(
         self, request: worker_pb2.AwaitSamplesRequest, context: Context
     ) -> worker_pb2.AwaitSamplesReply:
-        """As the real one."""
+        """Answer as the real worker does."""
         if self.tells_of_one_sample:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such call")
         client = SampleClient(request.sampling_session_id, request.client)
@@ -248,7 +248,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def RenderPrompt(
         self, request: worker_pb2.RenderPromptRequest, context: Context
     ) -> worker_pb2.RenderPromptReply:
-        """A token for each character."""
+        """Render a token for each character."""
         self.prompts.append(request)
         if self.prompt_refusal:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.prompt_refusal)
@@ -257,7 +257,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     @override
     async def AwaitText(self, request: worker_pb2.AwaitTextRequest, context: Context) -> worker_pb2.AwaitTextReply:
-        """A withheld sample says its first piece."""
+        """Answer with the text. A withheld sample has its first piece only."""
         is_held = request.request_id in self.withheld or self.withholds_texts
         if is_held and request.seen:
             self.on_text()
@@ -411,7 +411,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
 
 def write_checkpoint(folder: Path, files: Mapping[str, bytes]) -> str:
-    """Writes read-only files and their manifest, as a worker does; returns the manifest's digest."""
+    """Write read-only files and their manifest, as a worker does, and return the manifest's digest."""
     entries = {
         name: {"sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
         for name, content in files.items()

@@ -63,6 +63,6 @@ class SamplingInstallation:
 
 
 async def until_present(fleet: Fleet, count: int = 1) -> None:
-    """Returns once the fleet knows of so many workers."""
+    """Wait until the fleet knows this many workers."""
     while len(fleet.workers) != count:
         await asyncio.wait_for(fleet.changes.beyond(fleet.changes.count), START_SECONDS)

@@ -72,7 +72,7 @@ class TestedServer:
 
     @property
     def newest_directory(self) -> Path:
-        """Where the newest checkpoint's files are."""
+        """Return the folder of the newest checkpoint."""
         return self.checkpoints / self.worker.events[-1].checkpoint_saved.directory
 
     async def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
@@ -87,7 +87,7 @@ class TestedServer:
         return await self.post("/create_model", body)
 
     async def model(self) -> str:
-        """A model that its worker holds."""
+        """Create a model at its worker."""
         made = (await self.create_model(await self.session())).json()
         while (answer := await self.result(made["request_id"])).status_code == 408:
             pass  # a server that holds polls for a moment only, or a busy machine
@@ -98,7 +98,7 @@ class TestedServer:
         return await self.post("/retrieve_future", {"request_id": request_id, "allow_metadata_only": False}, **options)
 
     async def outcome(self, submitted: httpx.Response) -> dict[str, Any]:
-        """The JSON result of an acknowledged operation."""
+        """Return the JSON result of an acknowledged operation."""
         assert submitted.status_code == 200, submitted.text
         request_id = submitted.json()["request_id"]
         while (response := await self.result(request_id)).status_code == 408:
@@ -115,7 +115,7 @@ class TestedServer:
         return await self.post("/save_weights", body)
 
     async def sampler(self, **options: Any) -> str:
-        """A sampling session on the base model."""
+        """Open a sampling session on the base model."""
         body = {"session_id": await self.session(**options), "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
         return str((await self.post("/create_sampling_session", body, **options)).json()["sampling_session_id"])
 
@@ -244,4 +244,4 @@ REPLICAS = {"one server": running_server, "two in turn": alternating_servers}
 """The installations that promises are kept in."""
 
 one_server = pytest.mark.parametrize("server", ["one server"], indirect=True)
-"""For what a server says of itself alone, what it refuses by the request alone, or of which a test counts the steps."""
+"""Tests of what a server says of itself, of refusals by the request alone, and of counted steps."""

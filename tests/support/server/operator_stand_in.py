@@ -57,7 +57,7 @@ class StandInWorker:
             self.server = None
 
     async def crash(self) -> None:
-        """The container is started anew: another instance at the same address."""
+        """Restart the container: another instance at the same address."""
         await self.stop()
         self.fake.lose_memory()
         await self.start()
@@ -83,7 +83,10 @@ class StandInReplica:
         return f"{self.pool}-sampler-{self.number}"
 
     def slice(self) -> dict[str, Any]:
-        """Of its own, since every replica here has a port of its own. As the Service has it, everybody is "ready"."""
+        """Return a slice for the replica, since each has a port of its own.
+
+        As in the Service, every address is "ready".
+        """
         conditions = {"ready": True, "serving": self.serving, "terminating": self.terminating}
         target = {"kind": "Pod", "name": self.slice_name, "uid": self.pod_uid}
         endpoint = {"addresses": [f"10.99.0.{self.number}"], "conditions": conditions, "targetRef": target}
@@ -121,7 +124,7 @@ class StandInOperator:
             await worker.stop()
 
     def title(self, name: str) -> str:
-        """What the server calls a session or a pool."""
+        """Return the server's name of a session or a pool."""
         return f"{self.namespace}/{name}"
 
     async def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
@@ -134,7 +137,7 @@ class StandInOperator:
         await self.kubectl("apply", "--filename=-", stdin=json.dumps({**manifest, "spec": spec_of(**spec)}))
 
     async def run(self, name: str) -> StandInWorker:
-        """The session's worker starts, with the volume of this name, and the status says that it is ready."""
+        """Start the session's worker, with the volume of this name, and report it ready."""
         worker_id = await self.claim(name)
         worker = self.workers.setdefault(name, StandInWorker(worker_id, self.authority, free_port()))
         if worker.server is None:
@@ -144,7 +147,7 @@ class StandInOperator:
         return worker
 
     async def claim(self, name: str) -> str:
-        """The UID of the session's volume claim, which is made where there is none."""
+        """Return the UID of the session's volume claim, which is made where there is none."""
         manifest = {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
@@ -172,16 +175,16 @@ class StandInOperator:
         await self.kubectl("patch", "trainingsession", name, "--subresource=status", "--type=merge", f"--patch={patch}")
 
     async def delete(self, name: str) -> None:
-        """Without waiting for finalizers; a worker that runs goes on."""
+        """Delete it without waiting for finalizers. A running worker continues."""
         await self.kubectl("delete", "trainingsession", name, "--wait=false")
 
     async def let_go(self, name: str) -> None:
-        """Takes the finalizers away, as the operator does once everything is saved."""
+        """Remove the finalizers, as the operator does once everything is saved."""
         patch = '--patch={"metadata":{"finalizers":null}}'
         await self.kubectl("patch", "trainingsession", name, "--type=merge", patch)
 
     async def apply_pool(self, name: str, **spec: Any) -> str:
-        """The pool's UID."""
+        """Apply a pool, and return its UID."""
         manifest = {"apiVersion": "tinsmith.dev/v1alpha1", "kind": "SamplerPool", "metadata": {"name": name}}
         await self.kubectl("apply", "--filename=-", stdin=json.dumps({**manifest, "spec": spec_of(**spec)}))
         return await self.kubectl("get", "samplerpool", name, "--output=jsonpath={.metadata.uid}")
@@ -197,11 +200,11 @@ class StandInOperator:
         return replica
 
     async def publish(self, replica: StandInReplica) -> None:
-        """What became of the replica, as the cluster tells of it."""
+        """Publish the replica's state as the cluster does."""
         await self.kubectl("apply", "--filename=-", stdin=json.dumps(replica.slice()))
 
     async def remove_replica(self, replica: StandInReplica) -> None:
-        """Its pod is gone."""
+        """Remove the replica's pod."""
         await replica.worker.stop()
         await self.kubectl("delete", "endpointslice", replica.slice_name)
 

@@ -32,7 +32,7 @@ class PostgresServer:
     superuser: str = "tinsmith"
 
     def create_schema(self) -> str:
-        """The URL of an empty schema: as good as a database of its own, and made in a millisecond."""
+        """Return the URL of an empty schema: as good as a database of its own, and made in a millisecond."""
         schema = f"test_{uuid.uuid4().hex}"
         self._run_sql(f'CREATE SCHEMA "{schema}"')
         return self._url(options=f"-csearch_path={schema}")
@@ -68,16 +68,16 @@ class PostgresServer:
             pass
 
     def drop_connections(self) -> None:
-        """Ends every other connection, as a restart of the server would."""
+        """End every other connection, as a restart of the server would."""
         others = "backend_type = 'client backend' AND pid <> pg_backend_pid()"
         self._run_sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
 
     def crash(self) -> None:
-        """Ends it as a `kill -9` of the postmaster would: what is under way is lost, what was committed is not."""
+        """End the server like a `kill -9` of the postmaster: running transactions are lost, committed ones are not."""
         _run(_programs() / "pg_ctl", self, "stop", "--mode=immediate", "--wait")
 
     def start(self) -> None:
-        """Starts it on its data; it recovers first where it crashed."""
+        """Start the server on its data. It recovers first where it crashed."""
         _start(_programs(), self)
 
     def _url(self, **parameters: str) -> str:
@@ -96,7 +96,7 @@ class PostgresServer:
 
 
 def find_postgres() -> Path | None:
-    """The folder of `initdb` and `pg_ctl`: on the PATH, or where Debian keeps them, the newest version first."""
+    """Return the folder of `initdb` and `pg_ctl`: on the PATH, or Debian's, the newest version first."""
     on_path = shutil.which("pg_ctl")
     folders = [Path(on_path).resolve().parent] if on_path else []
     debian = Path("/usr/lib/postgresql").glob("*/bin")
@@ -106,7 +106,7 @@ def find_postgres() -> Path | None:
 
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
-    """Starts a server and stops it. Where PostgreSQL is missing, `require` says what becomes of the test."""
+    """Run a PostgreSQL server. Where PostgreSQL is missing, `require` decides about the test."""
     require(find_postgres() is not None, MISSING, InstalledBy.DEBIAN_PACKAGES)
     # Not pytest's tmp_path: a socket's path has at most 107 bytes.
     directory = Path(tempfile.mkdtemp(prefix="tinsmith-pg-"))
@@ -159,8 +159,10 @@ def _run(program: Path, server: PostgresServer, *arguments: str) -> None:
 
 
 def _as_owner() -> list[str]:
-    """A program that changes the user: were it subprocess that does so, it would have to fork all of this process, and
-    gRPC, which may run in it by now, does not always survive that.
+    """Return a command that changes the user and runs PostgreSQL.
+
+    If subprocess changed the user, it would have to fork this process, and gRPC, which may run in it, does not always
+    survive that.
     """
     owner = _unprivileged_user()
     if owner is None:
@@ -169,7 +171,7 @@ def _as_owner() -> list[str]:
 
 
 def _unprivileged_user() -> pwd.struct_passwd | None:
-    """Whom the server runs as. PostgreSQL refuses root; anybody else runs it as they are (None)."""
+    """Return the user of the server, or None for the present one. PostgreSQL refuses root."""
     if os.geteuid() != 0:
         return None
     users = {user.pw_name: user for user in pwd.getpwall()}

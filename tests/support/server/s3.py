@@ -21,7 +21,7 @@ _buckets = itertools.count()
 
 
 class S3Server:
-    """It forgets everything when it stops, and comes back at the same address."""
+    """An S3 server that forgets everything when it stops, and starts again at the same address."""
 
     def __init__(self) -> None:
         self.endpoint = f"http://127.0.0.1:{free_port()}"
@@ -29,7 +29,10 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What leads any program with a driver for S3 here. An outage is noticed at the second attempt."""
+        """Return the variables by which a program with an S3 driver finds it.
+
+        An outage is noticed at the second attempt.
+        """
         return {
             "AWS_ENDPOINT_URL_S3": self.endpoint,
             "AWS_ACCESS_KEY_ID": "tests",
@@ -39,7 +42,7 @@ class S3Server:
         }
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Start the server, and wait until it answers."""
         port = self.endpoint.rpartition(":")[2]
         command = [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", port]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
@@ -57,7 +60,7 @@ class S3Server:
             self._process = None
 
     def bucket(self) -> str:
-        """The URL of a new bucket."""
+        """Make a bucket, and return its URL."""
         name = f"bucket-{next(_buckets)}"
         self.make_bucket(name)
         return f"s3://{name}"

@@ -21,14 +21,14 @@ TESTS = Path(__file__).parents[2]
 API_KEY = "tml-test-key"
 START_SECONDS = 240.0
 STOP_SECONDS = 120.0
-"""It gives its workers a minute, after a third of one for its own requests."""
+"""The time for a stop: a third of a minute for its own requests, then a minute for its workers."""
 RETRIEVALS = 5
 HTTP_OPTIONS: dict[str, Any] = {"trust_env": False, "timeout": 60.0, "verify": False}
 """Certificates are for https alone, and each client would load the public ones: 30 ms of CPU a request."""
 REFERENCE_ENGINE = "support.engine.reference:build_reference"
 REFERENCE_MODEL = "reference/model"
 OF_LOCAL_WORKERS = {"local": {"TINSMITH_DETERMINISTIC_SAMPLING": "true"}}
-"""By fleet: TrainingSessions say it themselves."""
+"""The flags by fleet. TrainingSessions state the same themselves."""
 
 
 @dataclass(slots=True)
@@ -39,19 +39,19 @@ class ServedInstallation:
     models: Mapping[str, Path]
     settings: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Beside those that are settings."""
+    """The variables that are no settings."""
     port: int = field(default_factory=free_port)
     program: Sequence[str] = (str(Path(sys.executable).with_name("tinsmith")), "serve")
     process: subprocess.Popen[str] | None = None
     temporary: Path | None = None
-    """Where a life of it makes its temporary files: one that is killed leaves them. With a short path, for sockets."""
+    """The folder of one life's temporary files, which a killed one leaves. Its path is short, for sockets."""
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> ServedInstallation:
-        """Returns when the URL was printed: from then on it answers."""
+        """Start the server, and wait until it has printed its URL: from then on it answers."""
         models = [flag for name, path in self.models.items() for flag in ("--model", f"{name}={path}")]
         command = [*self.program, "--port", str(self.port), *models]
         self.temporary = Path(tempfile.mkdtemp(prefix="serve-"))
@@ -95,7 +95,7 @@ class ServedInstallation:
         return code
 
     def worker_pids(self) -> list[int]:
-        """The processes that this server started."""
+        """Return the processes that this server started."""
         assert self.process is not None
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [int(pid) for pid in children.split()]
@@ -112,7 +112,7 @@ class ServedInstallation:
         return httpx.post(f"{self.url}{path}", json=body, headers={"X-API-Key": API_KEY}, **HTTP_OPTIONS)
 
     def retrieve(self, request_id: str) -> httpx.Response:
-        """As the SDK does: 408 means that the worker is still starting, and that it is to be asked again."""
+        """Retrieve a result as the SDK does: 408 means that the worker is starting, and the request is repeated."""
         for _ in range(RETRIEVALS):
             answer = self.post("/api/v1/retrieve_future", {"request_id": request_id, "allow_metadata_only": False})
             if answer.status_code != httpx.codes.REQUEST_TIMEOUT:
@@ -120,7 +120,7 @@ class ServedInstallation:
         return answer
 
     def metric(self, name: str) -> float:
-        """The sum over a metric's series on /metrics."""
+        """Return the sum over a metric's series on /metrics."""
         lines = httpx.get(f"{self.url}/metrics", **HTTP_OPTIONS).text.splitlines()
         values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
         return sum(values)

@@ -31,15 +31,18 @@ NOT_PASSED_ON = {"host", "connection", "content-length", "transfer-encoding"}
 
 @dataclass(frozen=True, slots=True)
 class Ingress:
-    """Where it listens."""
+    """The address of the ingress."""
 
     url: str
 
 
 @contextmanager
 def round_robin(backends: Sequence[str]) -> Iterator[Ingress]:
-    """In a thread of its own. A backend that refuses the connection is passed over; one that breaks off
-    in the middle of a request is a 502, as at any ingress: nobody knows what it has done."""
+    """Serve in a thread of its own.
+
+    A backend that refuses the connection is skipped; one that breaks off in the middle of a request is a 502, as at any
+    ingress: its effect is unknown.
+    """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="round robin")
     thread.start()
@@ -119,7 +122,7 @@ class ServedReplicas:
     checkpoints: Path
 
     def revive(self) -> None:
-        """Starts those that are dead, and returns when all are ready."""
+        """Start the dead servers, and wait until all are ready."""
         for server in self.servers:
             if server.process is None:
                 server.start()
@@ -166,7 +169,7 @@ def served_replicas(
 
 
 async def _worker_of_session(operator: StandInOperator, folder: Path, model: Path, model_name: str) -> PodWorker:
-    """Its identity is that of the session's volume claim."""
+    """Return the worker of a session, whose identity is that of the session's volume claim."""
     await operator.apply(SESSION, model=model_name)
     flags = {"--model": str(model), "--model-name": model_name, "--engine": "peft", "--deterministic-sampling": None}
     return PodWorker(
@@ -179,7 +182,7 @@ async def _worker_of_session(operator: StandInOperator, folder: Path, model: Pat
 
 
 async def _start(worker: PodWorker, operator: StandInOperator) -> None:
-    """What the kubelet does, and what the operator says of it."""
+    """Start a pod as the kubelet does, with the status that the operator reports."""
     worker.start()
     await worker.until_status("readiness", serving=True, seconds=READY_SECONDS)
     await operator.say(SESSION, ready=True, message="It answers.", workerId=worker.worker_id, endpoint=worker.address)

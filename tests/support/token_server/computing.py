@@ -18,15 +18,15 @@ CACHE_BLOCK = 16
 
 
 class NotAllowed(Exception):
-    """What the server would refuse, in its words."""
+    """A refusal in the server's words."""
 
 
 class NameTaken(NotAllowed):
-    """Of an adapter that is loaded."""
+    """The refusal of a name that a loaded adapter has."""
 
 
 class FolderMissing(NotAllowed):
-    """There is no adapter where it should be."""
+    """The refusal of a folder without an adapter."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Computer:
             raise NotAllowed(f"The lora adapter '{name}' cannot be found.")
 
     async def compute(self, adapter: str | None, wanted: Wanted) -> Computed:
-        """Gives way after each token, so that other requests go on, and this one can be cancelled."""
+        """Compute the job. It yields after each token, so that other requests run, and this one can be cancelled."""
         computed = Computed(cached_tokens=self._cached_tokens(adapter, wanted))
         for _ in self._steps(self._merged[adapter], wanted, computed):
             await self.may_go_on.wait()
@@ -164,7 +164,7 @@ class Computer:
 
 
 def top_of(row: torch.Tensor, k: int) -> list[tuple[int, float]]:
-    """The likeliest tokens of a position with their logprobs."""
+    """Return the likeliest tokens of a position with their logprobs."""
     values, ids = row.topk(k)
     return list(zip(ids.tolist(), values.tolist(), strict=True))
 

@@ -41,7 +41,7 @@ def environment_with_look_alikes(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def variables(changes: Mapping[str, str]) -> Iterator[None]:
-    """Of this process, as long as the context lasts."""
+    """Set variables of this process for the block."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:
@@ -69,14 +69,14 @@ def settings_for(model: Path, max_sequence_length: int, *extra: str) -> ServerSe
 
 
 class StandInHand:
-    """What tests do to a stand-in that runs."""
+    """The actions of tests on a running stand-in."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Nothing is computed meanwhile."""
+        """Stop all computing for the block."""
         self._call("/stand-in/hold", b"")
         try:
             yield
@@ -85,7 +85,7 @@ class StandInHand:
 
     @contextmanager
     def sick(self) -> Iterator[None]:
-        """It is neither healthy nor does it complete anything meanwhile."""
+        """Make the server unhealthy for the block: it completes nothing."""
         self._call("/stand-in/sicken", b"")
         try:
             yield
@@ -93,7 +93,7 @@ class StandInHand:
             self._call("/stand-in/heal", b"")
 
     def state(self) -> dict[str, Any]:
-        """How many requests run, and which adapters are loaded."""
+        """Return how many requests run, and which adapters are loaded."""
         state: dict[str, Any] = json.loads(self._call("/stand-in/state"))
         return state
 

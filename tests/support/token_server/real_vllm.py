@@ -23,8 +23,10 @@ from .shared import SharedServer
 
 PLUGIN = Path(__file__).with_name("vllm_cpu")
 SHAPE = LONG
-"""Its kernels have heads of 32 and more, those for GPUs of 64: with smaller ones it says that it is healthy, and dies
-of the first request."""
+"""A shape with heads of 32, the smallest that its kernels have; those for GPUs have 64.
+
+With smaller ones it reports that it is healthy, and dies of the first request.
+"""
 
 EXTRA = (
     "--enforce-eager",  # else it compiles for minutes
@@ -35,7 +37,7 @@ EXTRA = (
 )
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; else a share of the machine's memory
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else it takes cores for itself, whoever else is on them
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else it takes cores for itself that others use
     "OMP_NUM_THREADS": "1",
     "TORCH_COMPILE_DISABLE": "1",  # else it compiles C++ in spite of --enforce-eager
     "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that pause it
@@ -44,19 +46,19 @@ ENVIRONMENT = {
 
 
 def start_real_vllm(folder: Path) -> SharedServer:
-    """With a tiny model of `SHAPE`. Skips the test where it is not installed."""
+    """Start vLLM with a tiny model of `SHAPE`. Skips the test where it is not installed."""
     path = f"{installed_vllm() / 'bin'}{os.pathsep}{os.environ['PATH']}"
     variables = {**real_vllm_variables(folder), "PATH": path}
     return SharedServer("vllm", read_model(str(tiny_directory(shape=SHAPE))), variables, EXTRA, RealHand)
 
 
 def installed_vllm() -> Path:
-    """The environment that it is in. Skips the test where it is not installed."""
+    """Return vLLM's environment. Skips the test where it is not installed."""
     return require_environment("vllm-cpu")
 
 
 def real_vllm_variables(folder: Path) -> dict[str, str]:
-    """By which its process runs on a CPU, and keeps its files in `folder`."""
+    """Return the variables by which its process runs on a CPU, and keeps its files in `folder`."""
     return {
         **ENVIRONMENT,
         "PYTHONPATH": str(PLUGIN),
@@ -68,7 +70,7 @@ def real_vllm_variables(folder: Path) -> dict[str, str]:
 
 
 class RealHand:
-    """By the server's own routes: some are open in its mode for developers alone."""
+    """A hand that uses the server's own routes: some are open only in its mode for developers."""
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -1,4 +1,4 @@
-"""What both stand-ins are made of: flags, a web server that sees clients leave, and a hand for tests to hold it by."""
+"""The common parts of both stand-ins: flags, a web server that notices disconnects, and routes for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Hand:
-    """Routes for tests: who asks whom to wait, and what is going on."""
+    """Routes for tests: which request waits, and which run."""
 
     def __init__(self, computer: Computer) -> None:
         self._computer = computer
@@ -70,7 +70,7 @@ class Hand:
 
 
 def known_fields(body: Body, known: set[str], what: str) -> None:
-    """The real ones ignore what they do not know, which would be a silent fault of ours."""
+    """Refuse unknown fields. The real servers ignore them, which would hide an error of ours."""
     if unknown := set(body) - known:
         raise web.HTTPBadRequest(text=f"the {what} has fields that are not known: {sorted(unknown)}")
 
@@ -83,7 +83,7 @@ class UnderWay:
 
     @contextmanager
     def having(self, body: Body) -> Iterator[list[Body]]:
-        """The others that it meets, more and more of them while the context lasts."""
+        """Yield the other requests that it meets, more and more of them during the block."""
         mine = (body, [other for other, _ in self._met])
         for _, met in self._met:
             met.append(body)

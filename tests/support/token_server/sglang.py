@@ -128,7 +128,7 @@ class SglangStandIn:
         )
 
     def _generators(self, seed: int | None) -> Any:
-        """By seed and position, where the server was started to be deterministic."""
+        """Return generators by seed and position, where the server is deterministic."""
         if not self._options.enable_deterministic_inference:
             return lambda position: self._engine_random
         seed = SEED_OF_NONE if seed is None else seed
@@ -157,12 +157,12 @@ class SglangStandIn:
 
 
 def _kill(scored: Body, other: Body) -> bool:
-    """Whether a batch of both ends the scheduler: it takes tokens of all that is scored if one request names any."""
+    """Return true if a batch of both ends the scheduler, which needs tokens of all scored requests if one names any."""
     return scored["logprob_start_len"] >= 0 and not scored["token_ids_logprob"] and bool(other["token_ids_logprob"])
 
 
 def _entries(body: Body, row: torch.Tensor) -> tuple[list[list[Any]], list[list[Any]]]:
-    """The likeliest tokens of a position, and those that were named, as [logprob, token, text]."""
+    """Return the likeliest tokens of a position, and the named ones, as [logprob, token, text]."""
     top = [[logprob, token, None] for token, logprob in top_of(row, body["top_logprobs_num"])]
     return top, [[float(row[token]), token, None] for token in body["token_ids_logprob"] or ()]
 

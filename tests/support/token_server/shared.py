@@ -23,18 +23,20 @@ EXTRA = {"vllm": (), "sglang": (DETERMINISTIC,)}
 
 
 class ServerHand(Protocol):
-    """What tests do to a server that runs, whichever it is."""
+    """The actions of tests on a running server of either kind."""
 
     def held(self) -> AbstractContextManager[None]:
-        """Nothing is computed meanwhile."""
+        """Stop all computing for the block."""
 
     def state(self) -> dict[str, Any]:
-        """How many requests are `running`, and the names of the `adapters`."""
+        """Return how many requests are `running`, and the names of the `adapters`."""
 
 
 class SharedServer:
-    """A server of the kind that `engine` names, started as a sampler starts its own. `environment` says which program
-    that is, `extra` what else it is told, and `hand_on` makes a hand for its address."""
+    """A server of the kind that `engine` names, started as a sampler starts its own.
+
+    `environment` selects the program, `extra` are further arguments, and `hand_on` makes a hand for its address.
+    """
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class SharedServer:
         return self._settings.address if self._kind is SGLANG else self._settings.socket_address
 
     def sampler(self) -> TokenServerSampler:
-        """A new one, which leaves the server running when it is closed."""
+        """Return a new sampler, which leaves the server running when it is closed."""
         thread = LoopThread("attached-sampler")
         server = thread.call(_connected(self._kind.connect, self._settings))
         return TokenServerSampler(server, self._model, AdapterFolders(None), thread, _nothing)
@@ -92,4 +94,4 @@ async def _connected(connect: Callable[[ServerSettings], TokenServer], settings:
 
 
 async def _nothing() -> None:
-    """The server is somebody else's."""
+    """Do nothing: the server has another owner."""

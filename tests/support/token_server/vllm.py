@@ -124,7 +124,7 @@ class VllmStandIn:
         return web.json_response(answer, dumps=lambda value: json.dumps(value, allow_nan=False))
 
     def _refusal(self, body: Body) -> tuple[str, str, int] | None:
-        """Which field, why, and its value."""
+        """Return the refused field, the reason and the value, or None."""
         tokens, context = body["max_tokens"], self._options.max_model_len
         if tokens < 1:
             return "max_tokens", f"max_tokens must be at least 1, got {tokens}.", tokens
@@ -209,7 +209,7 @@ class VllmStandIn:
 
 
 def _named(body: Body, computed: Computed, harmed: bool) -> list[list[tuple[int, float]]]:
-    """The token that was drawn, then the others; `harmed` as the older model runner harms them."""
+    """Return the drawn token, then the others; `harmed` as the older model runner harms them."""
     found = []
     for token, logprob, row in zip(computed.tokens, computed.logprobs, computed.rows, strict=True):
         if "logprob_token_ids" in body:

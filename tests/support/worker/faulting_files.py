@@ -47,7 +47,7 @@ class LossyVfs(apsw.VFS):
             self._synced[path] = path.read_bytes()
 
     def image(self) -> dict[Path, bytes]:
-        """What the disk holds now."""
+        """Return the content of the disk."""
         return dict(self._synced)
 
 
@@ -72,7 +72,7 @@ def lossy_vfs(name: str) -> Iterator[LossyVfs]:
 
 
 class LossyFolders:
-    """Everything below a root, as far as it was synced. The root itself is durable."""
+    """The synced files below a root. The root itself is durable."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._root = root
@@ -108,7 +108,7 @@ class LossyFolders:
                 self._held[entry.inode()] = os.open(entry.path, os.O_RDONLY)
 
     def image(self) -> dict[Path, bytes]:
-        """What the disk holds now: synced names only, and a file that was never synced is empty."""
+        """Return the content of the disk: synced names only, and a file that was never synced is empty."""
         return dict(self._walk(self._root, self._root.stat().st_ino))
 
     def _walk(self, path: Path, inode: int) -> Iterator[tuple[Path, bytes]]:

@@ -75,7 +75,7 @@ class Worker:
             await self.service.submit(request, tenant)
 
     async def submit_without_number(self, call: Call, key: str) -> int:
-        """The number that it gets."""
+        """Submit without a number, and return the assigned one."""
         request = worker_pb2.SubmitRequest(
             epoch=self.service.epoch,
             model_id=call.model_id,
@@ -91,7 +91,7 @@ class Worker:
         return result
 
     async def recovered(self) -> None:
-        """Returns when the engine has gone through all that the journal held."""
+        """Wait until the engine has replayed the journal."""
         newcomer = create(model_id="sess:train:99")
         await self.submit(newcomer)
         await self.finished(0, newcomer.model_id)

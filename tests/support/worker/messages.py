@@ -48,7 +48,7 @@ def forward_backward(
 
 
 def with_a_later_field(message: MessageT, number: int) -> MessageT:
-    """A copy that also holds field `number`, a varint of 1."""
+    """Return a copy that also holds field `number`, a varint of 1."""
     tag = number << 3
     encoded = bytes([tag & 0x7F | 0x80, tag >> 7]) if tag > 0x7F else bytes([tag])
     return type(message).FromString(message.SerializeToString() + encoded + b"\x01")

@@ -44,7 +44,7 @@ class PodProcess:
         return self.authority.leaf(self.name, usages=(SERVER,))
 
     def own_flags(self) -> dict[str, str | None]:
-        """Those that every process in a pod has; None: a flag without a value."""
+        """Return the flags of every process in a pod. None is a flag without a value."""
         return {
             "--model-name": "some/model",
             "--checkpoint-root": f"file://{self.folder / 'checkpoints'}",
@@ -72,7 +72,7 @@ class PodProcess:
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
     async def ended(self) -> tuple[int, str]:
-        """The exit status and standard error, once it has ended; it may have started just now."""
+        """Wait for the end, and return the exit status and standard error. The process may have started just now."""
         assert self.process is not None
         _, errors = await asyncio.to_thread(self.process.communicate, timeout=START_SECONDS)
         return self.process.returncode, errors
@@ -96,7 +96,7 @@ class PodProcess:
     # ---- its doors
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """The API server's."""
+        """Return the API server's credentials."""
         leaf = self.authority.leaf(API_SERVER, usages=(CLIENT,))
         return grpc.ssl_channel_credentials(self.authority.certificate, leaf.key, leaf.certificate)
 
@@ -110,7 +110,7 @@ class PodProcess:
         return worker_pb2_grpc.WorkerStub(channel)  # type: ignore[return-value]
 
     async def until_status(self, service: str, serving: bool, seconds: float = START_SECONDS) -> None:
-        """Returns as soon as the health service says so."""
+        """Wait until the health service reports this status."""
         wanted = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         async with grpc.aio.insecure_channel(self.health_address, options=RECONNECTS) as channel:
             stub = health_pb2_grpc.HealthStub(channel)

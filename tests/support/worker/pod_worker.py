@@ -47,7 +47,7 @@ class PodWorker(PodProcess):
         os.mkfifo(self.gates / gate)
 
     async def until_at(self, gate: str) -> None:
-        """Returns once the engine stands there; the calls before it are as short as they are."""
+        """Wait until the engine arrives there, after calls of their usual length."""
         while not reached(self.gates / gate).exists():
             await asyncio.sleep(0.01)
 

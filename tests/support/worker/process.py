@@ -28,10 +28,13 @@ RECONNECTS = (
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
 )
-"""By default the pauses grow to many seconds while a process starts, and a new channel takes over the connection that
-another had to the same address: to the process before."""
+"""The options of a channel.
+
+By default pauses grow to many seconds while a process starts, and a new channel reuses another channel's connection to
+the same address, which leads to the previous process.
+"""
 TOKENS_OF_MANY = 4
-"""Of each datum of `train_many`."""
+"""The length of each datum of `train_many`."""
 Kind = worker_pb2.OperationKind.ValueType
 
 
@@ -63,7 +66,7 @@ def train_many(
     forward_only: bool = False,
     last: Sequence[int] | None = None,
 ) -> Call:
-    """So many datums, few of which are equal, and perhaps one more. None begins with a token that is deadly."""
+    """Return this many datums, few of which are equal, and possibly one more. None begins with a deadly token."""
     tokens = [
         (number % HARMLESS_TOKENS, number // HARMLESS_TOKENS % HARMLESS_TOKENS, 4, 1, 5) for number in range(datums)
     ]
@@ -109,7 +112,7 @@ class WorkerProcess:
     _channel: grpc.aio.Channel | None = None
 
     async def start(self, **environment: str) -> worker_pb2.DescribeReply:
-        """Starts a life and activates it under the next epoch."""
+        """Start a life, and activate it under the next epoch."""
         command = [
             *(sys.executable, "-m", "tinsmith_trainer", "--model", "reference", "--socket", str(self._socket)),
             *("--volume", str(self.folder / "volume"), "--checkpoint-root", f"file://{self.folder / 'checkpoints'}"),
@@ -128,7 +131,7 @@ class WorkerProcess:
 
     @property
     def _socket(self) -> Path:
-        """Not in the test's own folder: its path has at most 107 bytes."""
+        """Return a socket outside of the test's folder: its path has at most 107 bytes."""
         return Path(tempfile.gettempdir(), f"worker-{os.getpid()}-{id(self):x}.sock")
 
     @property
@@ -137,7 +140,7 @@ class WorkerProcess:
         return self.stub
 
     async def submit(self, call: Call, rejection: str | None = None) -> None:
-        """Returns with the acknowledgement; raises grpc.aio.AioRpcError."""
+        """Submit, and wait for the acknowledgement. Raises grpc.aio.AioRpcError."""
         request = worker_pb2.SubmitRequest(
             epoch=self.epoch, model_id=call.model_id, seq_id=call.seq_id, kind=call.kind, payload=call.payload
         )
@@ -179,10 +182,10 @@ class WorkerProcess:
 
 
 async def run_program(worker: WorkerProcess, program: Sequence[Call], restarted_at: list[int]) -> dict[int, bytes]:
-    """Runs a pipelined program like SDK and server would; whenever the worker dies, starts it anew.
+    """Run a pipelined program as SDK and server would, and restart the worker whenever it dies.
 
-    What was acknowledged is never submitted again. Returns every result, and notes in `restarted_at`
-    before which operation a restart was needed.
+    Acknowledged operations are never submitted again. Returns every result, and notes in `restarted_at` before which
+    operation a restart was needed.
     """
     for call in program:
         while True:
@@ -211,7 +214,7 @@ async def _result_across_lives(worker: WorkerProcess, call: Call, restarted_at: 
 
 
 def as_compared(reply: worker_pb2.AwaitReply) -> bytes:
-    """Of the event's id it says whether there is one: they begin at the clock, so another volume's are others."""
+    """Return the event for a comparison: only whether it has an ID, since IDs begin at the clock of their volume."""
     compared = worker_pb2.AwaitReply.FromString(reply.SerializeToString())
     if compared.HasField("result"):
         compared.result.event_id = min(compared.result.event_id, 1)

@@ -13,21 +13,21 @@ from tinsmith_rpc import worker_pb2
 
 @dataclass
 class Lives:
-    """As server and SDK do: what was acknowledged is not sent again, and results are asked for until they come."""
+    """The lives of a worker, driven as server and SDK do: acknowledged work is sent once, and results are polled."""
 
     worker: WorkerProcess
     ended: int = 0
     answers: dict[tuple[str, int], worker_pb2.AwaitReply] = field(default_factory=dict)
 
     async def run(self, calls: Sequence[Call]) -> None:
-        """Submits all of them at once; returns when each has an answer."""
+        """Submit all calls at once, and wait until each has an answer."""
         for call in calls:
             await self.across(lambda call=call: self.worker.submit(call))  # type: ignore[misc]
         for call in calls:
             await self.across(lambda call=call: self.ask(call))  # type: ignore[misc]
 
     async def run_beside(self, calls: Sequence[Call], others: Sequence[Call]) -> None:
-        """The first of `calls` is under way, and pending, when any of the others is submitted."""
+        """Run `calls`, the others submitted while the first of them is under way and pending."""
         await self.across(lambda: self.worker.submit(calls[0]))
         while not (await self.worker.describe()).running_seconds:
             await asyncio.sleep(0)
@@ -39,7 +39,7 @@ class Lives:
         self.answers[call.model_id, call.seq_id] = reply
 
     async def across(self, act: Callable[[], Awaitable[None]]) -> None:
-        """Starts the worker anew whenever it has ended, until this has worked."""
+        """Run this, restarting the worker whenever it has ended, until it succeeds."""
         while True:
             try:
                 if self.worker.process is None:
@@ -53,14 +53,14 @@ class Lives:
                 return
 
     def results(self, model_id: str) -> dict[int, bytes]:
-        """What operations of this model answered, as bytes."""
+        """Return the results of this model's operations as bytes."""
         return {seq_id: as_compared(reply) for (model, seq_id), reply in self.answers.items() if model == model_id}
 
     def failure(self, seq_id: int, model_id: str) -> str:
         return self.answers[model_id, seq_id].failure.message
 
     async def saved_files(self, model_id: str) -> dict[str, bytes]:
-        """The latest checkpoint of this model, without the manifest, which names its model's epoch."""
+        """Return the latest checkpoint of this model, without the manifest, which has its model's epoch."""
         saved = [event.checkpoint_saved for event in await self.worker.events() if event.HasField("checkpoint_saved")]
         [*_, last] = [event.directory for event in saved if event.model_id == model_id]
         folder = self.worker.folder / "checkpoints" / last

@@ -23,7 +23,7 @@ WORKER_NAME = f"{WORKER_ID}.worker.tinsmith.internal"
 
 @dataclass
 class Port:
-    """Where the worker is served, and the folder with its certificate."""
+    """The address of the worker, and the folder with its certificate."""
 
     worker: Worker
     secret: Path
@@ -47,7 +47,7 @@ class Port:
         return self.client(self.authority.leaf(API_SERVER, usages=(CLIENT,)))
 
     def swap(self, authority: Authority) -> None:
-        """The secret is renewed under another authority."""
+        """Renew the secret under another authority."""
         self.authority = authority
         mount_secret(self.secret, authority.leaf(WORKER_NAME, usages=(SERVER,)), authority)
 

@@ -1,4 +1,4 @@
-"""What is asked of each family: steps beside plain PEFT, samples beside the trainer, an export, a replay."""
+"""The checks of each family: steps and plain PEFT's, samples and the trainer's logprobs, an export, a replay."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from transformers.utils.logging import disable_progress_bar
 
 STEPS, RANK, SEED = 10, 4, 0
 MOST_DATUMS = 2
-"""Of a call, and one call of a step: a family is to take seconds."""
+"""The datums of a call, and one call of a step: a family takes seconds."""
 VOCABULARY: int = SIZES["vocab_size"]
 PROMPT, NEW_TOKENS = 40, 10
 NEVER = 1e9
@@ -63,13 +63,15 @@ class Trained:
     weights_apart: float
     spec: LoraSpec
     refused: str = ""
-    """Why no adapter trains its experts; empty where one does, and where it has none."""
+    """The reason why no adapter trains its experts; empty where one does, and where it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Of one family. `refused` is the sentence of what did not load; then nothing else was asked. Distances are of
-    weights and logprobs; `None`: that was refused, and why is in the notes.
+    """The findings of one family.
+
+    `refused` is the message of a model that did not load; then there are no other findings. Distances are of weights
+    and logprobs; `None`: that was refused, and the notes have the reason.
     """
 
     model_type: str
@@ -83,7 +85,7 @@ class Findings:
     notes: tuple[str, ...] = ()
 
     def failures(self) -> list[str]:
-        """What is beyond its tolerance."""
+        """Return the findings that are beyond their tolerance."""
         asked = [
             ("weights beside plain PEFT", self.weights_apart, WEIGHTS_TOLERANCE),
             ("trainer beside sampler", self.gap, GAP_TOLERANCE),
@@ -117,7 +119,7 @@ def examine(model_type: str) -> Findings:
 
 
 def train(model_type: str, model: TorchModel) -> Trained:
-    """Raises TrainerError for a family that the engine refuses."""
+    """Train the family. Raises TrainerError for a family that the engine refuses."""
     engine = build_peft_engine(model, PeftEngineSettings(max_rank=RANK))
     spec, refused = LoraSpec(RANK, ALPHA, SEED), ""
     try:
@@ -136,7 +138,7 @@ def train(model_type: str, model: TorchModel) -> Trained:
 
 
 def _plan(spec: LoraSpec) -> Plan:
-    """Steps of one call each, of the gate's own."""
+    """Return steps of one call each from the gate's plan."""
     whole = plan_steps(steps=STEPS, rank=RANK, seed=SEED, vocab_size=VOCABULARY, max_length=512)
     steps = [
         replace(each, calls=[replace(call, datums=call.datums[:MOST_DATUMS]) for call in each.calls[:1]])
@@ -147,8 +149,10 @@ def _plan(spec: LoraSpec) -> Plan:
 
 @contextmanager
 def unmoved_by_peft() -> Iterator[None]:
-    """Plain PEFT refuses state spaces' `out_proj`, whose weight their kernels for training take by themselves. Here the
-    layers' own products run, so the yardstick may adapt it; the export shows that PEFT does not.
+    """Allow plain PEFT to adapt `out_proj` of state spaces.
+
+    PEFT refuses it, because their kernels for training read its weight directly. Here the layers' own products run, so
+    the yardstick may adapt it; the export shows that PEFT does not.
     """
     from peft.tuners.lora import LoraModel
 
@@ -163,7 +167,7 @@ def unmoved_by_peft() -> Iterator[None]:
 
 
 def sampling_gap(trained: Trained, forward: SamplerForward) -> float:
-    """The furthest that the trained adapter's logprobs are apart between sampler and trainer, prompt included."""
+    """Return the largest difference of the trained adapter's logprobs between sampler and trainer, prompt included."""
     settings = BuiltinSamplerSettings(max_rows=4, prefill_block_tokens=16)
     with closing(BuiltinSampler(trained.model, settings, forward)) as sampler:
         sampler.load_adapter("trained", trained.engine.weights(ADAPTER))
@@ -180,7 +184,7 @@ def sampling_gap(trained: Trained, forward: SamplerForward) -> float:
 
 
 def trainers_logprobs(engine: Engine, tokens: Sequence[int]) -> NDArray[np.float32]:
-    """Of each token but the first."""
+    """Return the trainer's logprob of each token but the first."""
     ids = np.asarray(tokens, np.int32)
     datum = Datum(ids[:-1], {TARGETS: ids[1:].astype(np.int64)})
     outcome = compute(engine, Work(ADAPTER, [datum], LossSpec("cross_entropy"), forward_only=True))
@@ -188,7 +192,7 @@ def trainers_logprobs(engine: Engine, tokens: Sequence[int]) -> NDArray[np.float
 
 
 def export_apart(trained: Trained) -> float:
-    """How far plain PEFT's logprobs are from the trainer's, with the export of the trained adapter.
+    """Return the difference of plain PEFT's logprobs from the trainer's, with the exported adapter.
 
     Raises ValueError where PEFT does not take it.
     """
@@ -203,7 +207,7 @@ def export_apart(trained: Trained) -> float:
 
 
 async def replays(trained: Trained) -> bool:
-    """Whether a worker on the disk that another leaves when it is killed goes on with the same bits."""
+    """Return true if a worker on the disk that a killed one left continues with the same bits."""
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
         before, after = _calls(trained.spec)
         killed = await _worker(Path(first), trained.model)
@@ -254,7 +258,7 @@ def _bits(state: AdapterState) -> dict[str, bytes]:
 
 
 def _of_any_place(sentence: str, model: TorchModel) -> str:
-    """Without the directory of this run."""
+    """Return the message without the directory of this run."""
     return sentence.replace(model.info.path, "The model")
 
 
@@ -263,6 +267,6 @@ def _first_sentence(error: Exception) -> str:
 
 
 def quiet() -> None:
-    """Transformers says of each family which kernels are not installed, and draws a bar for every file."""
+    """Silence transformers, which reports missing kernels of each family, and draws a bar for every file."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     disable_progress_bar()

@@ -172,7 +172,7 @@ IN_EVERY_RUN = (
 
 @functools.cache
 def family_directory(model_type: str, **sizes: int) -> Path:
-    """A model directory that is removed when the run ends; `sizes` stand for the family's own."""
+    """Return a model directory, which is removed when the run ends. `sizes` replace the family's own."""
     config = AutoConfig.for_model(model_type, **{**SIZES, **FAMILIES[model_type], **sizes})
     directory = folder_of_whole_run(f"{model_type}-")
     with torch.random.fork_rng():

@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are in MXFP4 or FP8, beside those that they stand for."""
+"""Checkpoints whose weights are in MXFP4 or FP8, and the plain checkpoints that they stand for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def fp8(tensors: Tensors) -> tuple[Tensors, Tensors]:
-    """As DeepSeek has it: a scale for each block of a matrix. What is stored, and what it stands for."""
+    """Return a matrix as DeepSeek stores it, with a scale for each block, and the matrix that it stands for."""
     stored, dense = dict(tensors), dict(tensors)
     for name, weight in tensors.items():
         if not name.endswith("proj.weight"):
@@ -40,7 +40,7 @@ def fp8(tensors: Tensors) -> tuple[Tensors, Tensors]:
 
 
 def mxfp4(tensors: Tensors) -> tuple[Tensors, Tensors]:
-    """As gpt-oss has it: experts' weights by blocks of 32 along what is summed, each with a power of two."""
+    """Return experts' weights as gpt-oss stores them, a power of two for each 32 summands, and what they stand for."""
     stored, dense = dict(tensors), dict(tensors)
     for name, weight in tensors.items():
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
@@ -64,7 +64,7 @@ FORMATS: dict[str, tuple[str, Callable[[Tensors], tuple[Tensors, Tensors]], dict
 
 
 def make(method: str, folder: Path) -> tuple[Path, Path]:
-    """A checkpoint in that format, and one of the weights that it stands for."""
+    """Make a checkpoint in that format, and one of the weights that it stands for."""
     family, encode, options = FORMATS[method]
     made = family_directory(family, **SIZES)
     directories = (folder / "stored", folder / "dense")
@@ -95,13 +95,13 @@ GENERATION = {"eos_token_id": [3, 7], "do_sample": True, "temperature": 0.6, "to
 
 
 def say_generation(directories: tuple[Path, Path]) -> None:
-    """As makers of a model say how it generates."""
+    """Write a generation configuration, as makers of a model do."""
     for directory in directories:
         (directory / "generation_config.json").write_text(json.dumps(GENERATION))
 
 
 def check_made_dense(made: Any, plain: Any, folder: Path) -> None:
-    """It runs as the plain one does, and is written with what its makers say of generating."""
+    """Check that it runs as the plain one does, and is written with its makers' generation settings."""
     assert [name for name, one in (*made.named_parameters(), *made.named_buffers()) if one.is_meta] == []
     with torch.no_grad():
         torch.testing.assert_close(made(TOKENS).logits, plain(TOKENS).logits, atol=1e-5, rtol=0)

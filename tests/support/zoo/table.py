@@ -18,7 +18,7 @@ Cells = tuple[str, ...]
 
 
 def written(findings: Sequence[Findings]) -> str:
-    """Both tables: what was found of each family, and what is refused."""
+    """Return both tables: the findings of each family, and the refused ones."""
     refusals = [(f"`{each.model_type}`", sentence) for each in findings for sentence in sentences_of(each)]
     return f"{_table(HEADER, map(row_of, findings))}\n\n{_table(SENTENCES, refusals)}"
 
@@ -35,12 +35,12 @@ def sentences_of(found: Findings) -> list[str]:
 
 
 def shape_of(row: Cells) -> Cells:
-    """A row without its numbers, which differ from machine to machine."""
+    """Return a row without its numbers, which differ from machine to machine."""
     return tuple(re.sub(r"^\d.*", "a number", cell) for cell in row)
 
 
 def rows_of(page: str) -> tuple[Mapping[str, Cells], Mapping[str, list[str]]]:
-    """By model type, what a page says: the row, and the sentences."""
+    """Return the row and the sentences of a page by model type."""
     rows: dict[str, Cells] = {}
     sentences: dict[str, list[str]] = {}
     for line in _between(page).splitlines():

@@ -35,7 +35,7 @@ OF_RECIPES = (
     own_tests(
         "tests/recipes/test_recipe_chat_sl.py",
         [STUDENT],
-        # The second test goes on from the end of the first, after which nothing is left to do.
+        # The second test continues from the end of the first, after which nothing is left to do.
         [prints("2 passed"), asked(create_model=1, load_weights=1, optim_step=2), asked_at_least(save_weights=2)],
     ),
     own_tests(

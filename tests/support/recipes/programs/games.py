@@ -7,7 +7,7 @@ from support.recipes.names import BRIEF, JUDGE
 from support.recipes.program import recipe
 
 NUMBER_TURNS, QUESTION_TURNS = 10, 20
-"""Of a game that is never won, as a digit in a box wins none."""
+"""The reward of a game that is never won, as a digit in a box wins none."""
 GAMES = (
     recipe(
         "recipes.multiplayer_rl.guess_number.train",

@@ -126,7 +126,7 @@ TEACHERS = (
         "recipes.sdft.run_continual_learning",
         [
             prints("EXPERIMENT COMPLETE"),
-            # The second stage of each method goes on from the weights of its first.
+            # The second stage of each method continues from the weights of its first.
             asked(load_weights=2, optim_step=4 * 2),
             steps(LOSS, 2 * 2),
             steps("sdft/mean_teacher_entropy", 2 * 2),

@@ -1,4 +1,4 @@
-"""`tinker_cookbook.eval.benchmarks.run_benchmark` of gsm8k: benchmark.py MODEL"""
+"""A program that runs `tinker_cookbook.eval.benchmarks.run_benchmark` of gsm8k: benchmark.py MODEL."""
 
 from __future__ import annotations
 

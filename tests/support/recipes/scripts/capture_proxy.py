@@ -1,4 +1,4 @@
-"""`tinker_cookbook.capture.proxy.serve`, asked by OpenAI's and Anthropic's clients: capture_proxy.py MODEL FOLDER"""
+"""A program that asks the capture proxy by OpenAI's and Anthropic's clients: capture_proxy.py MODEL FOLDER."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(model: str, folder: str) -> None:
 
 
 def _ask(url: str, model: str) -> int:
-    """How many tokens both said."""
+    """Return how many tokens both answers had."""
     messages = [{"role": "user", "content": "How much is 2 + 2?"}]
     chat = openai.OpenAI(base_url=f"{url}/v1", api_key="none").chat.completions
     one = chat.create(model=model, messages=messages, max_tokens=MOST_TOKENS)  # type: ignore[arg-type]

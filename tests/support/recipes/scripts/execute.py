@@ -1,4 +1,4 @@
-"""Becomes a program of another environment, in a folder: execute.py FOLDER PROGRAM ARGUMENT…"""
+"""A program that becomes a program of another environment, in a folder: execute.py FOLDER PROGRAM ARGUMENT…."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""An environment of `verifiers`, whose rollouts are sampled through OpenAI's client: verifiers_environment.py MODEL
+"""An environment of `verifiers` that samples through OpenAI's client: verifiers_environment.py MODEL.
 
-Runs in an environment of its own, which has `verifiers`.
+It runs in an environment of its own, which has `verifiers`.
 """
 
 from __future__ import annotations

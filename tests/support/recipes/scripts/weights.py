@@ -1,4 +1,4 @@
-"""A checkpoint to local files and back into models: weights.py MODEL STATE_PATH SAMPLER_PATH FOLDER
+"""A program that turns a checkpoint into local files and models: weights.py MODEL STATE_PATH SAMPLER_PATH FOLDER.
 
 `weights.download` fetches and decrypts it, `build_hf_model` merges it with its base, `build_lora_adapter` makes PEFT's
 adapter of it; both give a text's tokens the logprobs that the server gives them by the saved sampler.

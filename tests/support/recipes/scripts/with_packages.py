@@ -1,4 +1,4 @@
-"""Becomes a Python that finds other packages before its own: with_packages.py ENVIRONMENT ARGUMENT…"""
+"""A program that becomes a Python with other packages before its own: with_packages.py ENVIRONMENT ARGUMENT…."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A plugin of vLLM's that mends what its build for CPUs gets wrong, and its build for GPUs does not.
+"""A plugin of vLLM that repairs its build for CPUs, where its build for GPUs is right.
 
-vLLM loads it in each of its processes, for the entry point in vllm.dist-info beside it. Nothing of Tinsmith is known in
-there. Each of these ended the server or gave wrong numbers in 0.32.0; try without them when the version goes up.
+vLLM loads it in each of its processes, for the entry point in vllm.dist-info. It uses nothing of Tinsmith. Each of
+these faults ended the server or gave wrong numbers in 0.32.0; try without them when the version goes up.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ def mend() -> None:
 
 
 def _leave_the_base_model_alone(lora_ops: Any, punica_cpu: Any) -> None:
-    """A token without an adapter has the index -1, which kernels for GPUs go over. In PyTorch it is the last slot: as
-    soon as all slots are taken, the base model has the adapter of that one."""
+    """Ignore tokens without an adapter, whose index is -1.
+
+    Kernels for GPUs skip them. In PyTorch -1 is the last slot: as soon as all slots are taken, the base model has the
+    adapter of that one.
+    """
     shrink = lora_ops.bgmv_shrink
 
     def mended(
@@ -41,8 +44,11 @@ def _leave_the_base_model_alone(lora_ops: Any, punica_cpu: Any) -> None:
 
 
 def _add_to_as_many_logits_as_there_are_requests(wrapper: Any) -> None:
-    """A step knows one adapter for each request's next token. Logits of a prompt have other numbers of rows: on GPUs
-    those beyond stay as they are, here the shapes do not fit, and the engine dies."""
+    """Add to as many logits as there are requests.
+
+    A step knows one adapter for each request's next token. Logits of a prompt have other numbers of rows: on GPUs the
+    rows beyond stay as they are, here the shapes do not fit, and the engine dies.
+    """
     add = wrapper.add_lora_logits
 
     def mended(self: Any, y: torch.Tensor, x: torch.Tensor, *weights: Any, **others: Any) -> None:
@@ -58,8 +64,11 @@ def _add_to_as_many_logits_as_there_are_requests(wrapper: Any) -> None:
 
 
 def _rewind_generators_of_unfinished_prompts(runner: Any) -> None:
-    """A step that ends within a prompt draws, too, and takes the generator back by its offset. Those of a CPU have
-    none: the engine dies of the first long prompt with a seed. Here they are set back to what they were."""
+    """Rewind generators of unfinished prompts.
+
+    A step that ends within a prompt draws, too, and rewinds the generator by its offset. Those of a CPU have none: the
+    engine dies of the first long prompt with a seed. Here their state is restored.
+    """
     sample, keep_books = runner._sample, runner._bookkeeping_sync
 
     def unfinished(self: Any) -> dict[int, torch.Generator]:
@@ -87,10 +96,11 @@ def _rewind_generators_of_unfinished_prompts(runner: Any) -> None:
 
 
 def _compute_experts_without_triton(experts: Any) -> None:
-    """With LoRA a mixture's experts are computed by Triton's kernels alone, which a CPU has none of: the first request
-    ends the engine. Loading, stacking and choosing adapters stay vLLM's; here are the products, expert by expert.
+    """Compute experts without Triton.
 
-    Only of what the tests serve: gated experts with SiLU, whole weights, one process.
+    With LoRA a mixture's experts are computed by Triton's kernels alone, which a CPU has none of: the first request
+    ends the engine. Loading, stacking and choosing adapters stay vLLM's; here are the products, expert by expert. They
+    cover what the tests serve: gated experts with SiLU, whole weights, one process.
     """
 
     def mended(self: Any, *, output: torch.Tensor, hidden_states: torch.Tensor, **call: Any) -> None:
@@ -122,7 +132,7 @@ def _said_by(
 
 
 def _slots_of(adapters: Any, tokens: int) -> torch.Tensor:
-    """Of each token the slot of its adapter, or -1. There are no adapters before the first mapping."""
+    """Return for each token the slot of its adapter, or -1. There are no adapters before the first mapping."""
     slots = torch.full((tokens,), -1, dtype=torch.long)
     if adapters is not None:
         known = adapters.punica_wrapper.token_lora_indices[:tokens]
@@ -138,7 +148,7 @@ def _stacks(adapters: Any, name: str, *outputs: torch.Tensor) -> list[tuple[torc
 
 
 def _add_products(output: torch.Tensor, x: torch.Tensor, slots: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """What each token's adapter adds; vLLM has its scaling in B."""
+    """Add the product of each token's adapter. vLLM has its scaling in B."""
     for slot in slots.unique().tolist():
         if slot >= 0:
             output[slots == slot] += x[slots == slot] @ a[slot].T @ b[slot].T

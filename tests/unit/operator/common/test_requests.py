@@ -78,7 +78,7 @@ def test_a_pod_that_was_started_since_needs_no_restart() -> None:
     world = settled_world()
     world.user_annotates(RESTART_REQUEST_ANNOTATION, FIRST)
     world.operate()
-    world.someone_deletes(POD)
+    world.person_deletes(POD)
     world.deleted.clear()
     world.settle()
     assert restarts(world) == 0
@@ -107,7 +107,7 @@ def test_a_repaired_statefulset_does_not_repeat_a_restart() -> None:
     world.user_annotates(RESTART_REQUEST_ANNOTATION, FIRST)
     world.settle()
     pod = world.objects[POD]["metadata"]["uid"]
-    world.someone_edits(("StatefulSet", "qwen"))
+    world.person_edits(("StatefulSet", "qwen"))
     world.operate()
     world.settle()
     assert world.objects[POD]["metadata"]["uid"] == pod

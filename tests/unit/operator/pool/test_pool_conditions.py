@@ -140,7 +140,7 @@ def test_failures_that_are_over_are_not_told_and_are_removed(reason: str, hours_
 def refused(kind: str, message: str, replicas: int) -> list[Manifest]:
     """Return the conditions of a pool whose object of this kind is refused."""
     world = settled_world(replicas=replicas)
-    world.someone_deletes((kind, "qwen-sampler"))
+    world.person_deletes((kind, "qwen-sampler"))
     observed = replace(world.observe(), refusals={kind: message})
     [status] = [
         action.status

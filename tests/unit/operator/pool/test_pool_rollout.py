@@ -107,7 +107,7 @@ def test_an_operator_that_builds_other_templates_rolls_nothing(monkeypatch: pyte
 def test_a_template_that_somebody_edits_becomes_what_it_was() -> None:
     world = settled_world()
     before = copy.deepcopy(world.objects[DEPLOYMENT]["spec"])
-    world.someone_edits(DEPLOYMENT)
+    world.person_edits(DEPLOYMENT)
     assert world.objects[DEPLOYMENT]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 1
     world.settle()
     assert world.objects[DEPLOYMENT]["spec"] == before
@@ -117,7 +117,7 @@ def test_a_template_that_was_being_mended_when_the_operator_died_is_mended_by_th
     """The field managers were already corrected, which breaks the seal; the fields were not."""
     world = settled_world()
     before = copy.deepcopy(world.objects[DEPLOYMENT]["spec"]["template"])
-    world.someone_edits(DEPLOYMENT)
+    world.person_edits(DEPLOYMENT)
     metadata = world.objects[DEPLOYMENT]["metadata"]
     del metadata["managedFields"], metadata["annotations"][CONFIGURATION_ANNOTATION]
     world.settle()

@@ -46,7 +46,7 @@ def test_a_claim_whose_file_system_has_still_to_grow_gets_its_pod() -> None:
     world.user_sets(storage={"size": "20Gi"}, pod={"image": "tinsmith.local/tinsmith/trainer:0.2.0"})
     pending = {"type": "FileSystemResizePending", "status": "True"}
     world.objects[CLAIM].setdefault("status", {})["conditions"] = [pending]
-    world.someone_deletes(("Pod", "qwen-0"))
+    world.person_deletes(("Pod", "qwen-0"))
     world.settle()
     assert (size(world), world.get("Pod", "qwen-0") is not None) == ("20Gi", True)
 
@@ -198,8 +198,8 @@ def test_annotations_and_labels_of_others_stay_on_the_claim() -> None:
 def test_a_claim_that_was_deleted_under_the_session_is_made_again_with_another_worker() -> None:
     world = settled_world()
     before = world.objects[CLAIM]["metadata"]["uid"]
-    world.someone_deletes(CLAIM)
-    world.someone_deletes(("Pod", "qwen-0"))
+    world.person_deletes(CLAIM)
+    world.person_deletes(("Pod", "qwen-0"))
     world.settle()
     assert world.session is not None
     assert world.session["status"]["workerId"] == world.objects[CLAIM]["metadata"]["uid"] != before

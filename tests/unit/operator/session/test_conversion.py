@@ -135,7 +135,7 @@ def test_a_worker_that_runs_is_not_stopped_because_its_job_is_gone() -> None:
     """An earlier operator started such a worker without any Job."""
     world = settled(one_pod())
     pod = uid_of(world, ("Pod", "qwen-0"))
-    world.someone_deletes(JOB)
+    world.person_deletes(JOB)
     world.settle()
     assert uid_of(world, ("Pod", "qwen-0")) == pod
     assert JOB not in world.objects

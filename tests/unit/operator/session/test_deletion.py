@@ -94,7 +94,7 @@ def test_the_grace_begins_when_the_wait_is_told_whatever_the_clock_of_the_api_se
 def test_the_grace_begins_anew_for_a_worker_that_was_on_its_way_for_long() -> None:
     """`Reconciling` was true before, for another reason."""
     world = settled_world(storage=DELETE)
-    world.someone_deletes(("Pod", "qwen-0"))
+    world.person_deletes(("Pod", "qwen-0"))
     world.kubelet_stops()
     world.controller_works()
     world.operate()
@@ -246,7 +246,7 @@ def test_when_the_worker_was_first_ready_stays_what_it_was() -> None:
 def test_a_worker_that_is_evicted_meanwhile_is_waited_for() -> None:
     world = settled_world(storage=DELETE)
     world.user_deletes_owner()
-    world.someone_deletes(("Pod", "qwen-0"))
+    world.person_deletes(("Pod", "qwen-0"))
     for step in (world.kubelet_stops, world.controller_works, world.kubelet_starts):
         world.operate()
         assert ready_reason(world) == "WaitingForCheckpoints"

@@ -187,7 +187,7 @@ def test_a_claim_from_before_that_differs_is_left_alone_and_explained() -> None:
 
 def test_a_deleted_claim_is_announced_while_the_worker_still_runs() -> None:
     world = ready_world()
-    world.someone_deletes(("PersistentVolumeClaim", "qwen-journal"))
+    world.person_deletes(("PersistentVolumeClaim", "qwen-journal"))
     found = conditions(world)
     assert (found["Ready"].status, found["Degraded"].status) == ("True", "True")
     assert found["Degraded"].reason == "ClaimTerminating"
@@ -266,7 +266,7 @@ def mark_node_lost(world: World) -> None:
 
 
 def delete_and_wait(world: World) -> None:
-    world.someone_deletes(POD)
+    world.person_deletes(POD)
     world.time_passes(timedelta(seconds=121))
 
 

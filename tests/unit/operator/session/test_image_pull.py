@@ -215,7 +215,7 @@ def test_a_worker_whose_node_is_drained_while_its_next_image_cannot_be_pulled_co
     world.unpullable_images = {BAD}
     name_in_the_spec(world, BAD)
     world.settle()
-    world.someone_deletes(POD)
+    world.person_deletes(POD)
     for step in (world.operate, world.kubelet_stops, world.controller_works, world.kubelet_starts):
         step()
         world.operate()

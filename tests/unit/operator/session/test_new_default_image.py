@@ -102,11 +102,11 @@ def hang(world: World) -> None:
 
 
 def drain(world: World) -> None:
-    world.someone_deletes(POD)
+    world.person_deletes(POD)
 
 
 def repair(world: World) -> None:
-    world.someone_deletes(("StatefulSet", "qwen"))
+    world.person_deletes(("StatefulSet", "qwen"))
 
 
 @pytest.mark.parametrize("end", [crash, hang, drain, repair])

@@ -89,7 +89,7 @@ def test_a_pod_on_a_silent_node_is_never_deleted_by_force() -> None:
             condition["status"] = "False"
     world.operate()
     assert world.decide().actions == ()
-    world.someone_deletes(POD)
+    world.person_deletes(POD)
     world.time_passes(timedelta(days=1))
     world.operate()
     assert deleted_pods(world.operate()) == []
@@ -112,7 +112,7 @@ def test_restarts_are_counted_once_by_cause(exit_code: int, reason: str, counted
 
 def test_it_looks_again_before_an_overdue_pod_becomes_news() -> None:
     world = settled_world()
-    world.someone_deletes(POD)
+    world.person_deletes(POD)
     world.operate()
     seconds = world.decide().requeue_after_seconds
     assert world.now == NOW

@@ -122,7 +122,7 @@ STEPS = [
     lambda world: world.user_sets(suspend=True),
     lambda world: world.user_sets(suspend=False),
     lambda world: world.user_sets(adapters={"slots": 4, "maxRank": 32}),
-    lambda world: world.someone_deletes(CLUSTER),
+    lambda world: world.person_deletes(CLUSTER),
 ]
 
 
