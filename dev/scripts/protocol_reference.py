@@ -11,13 +11,13 @@ from tinsmith_server.routes.dependencies import API_PREFIX
 from tinsmith_server.routes.openapi import install_openapi
 from tinsmith_server.wire.responses import ClientConfigResponse, DynamicConfigResponse
 
-CALL_HEADER = ("Call", "Fields")
+CALL_HEADER = ("Call", "Required fields")
 FLAG_HEADER = ("Flag", "From", "Value")
 JSON = "application/json"
 
 
 def call_rows() -> Iterator[tuple[str, ...]]:
-    """Return each call and its fields, in the order in which a server matches them; required fields are bold."""
+    """Return each call and its required fields, in the order in which a server matches them."""
     document = _document()
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
@@ -45,22 +45,21 @@ def _call(method: str, path: str) -> str:
 
 
 def _taken(document: Mapping[str, Any], operation: Mapping[str, Any]) -> str:
-    """Return the fields of the body, the query and the headers."""
-    parameters = [one for one in operation.get("parameters", []) if one["in"] != "path"]
-    names = [_field(f"{one['name']} ({one['in']})", required=one["required"]) for one in parameters]
+    """Return the required fields of the body, the query and the headers."""
+    parameters = [one for one in operation.get("parameters", []) if one["in"] != "path" and one["required"]]
+    names = [f"{one['name']} ({one['in']})" for one in parameters]
     content = operation.get("requestBody", {}).get("content", {})
     for media_type, body in content.items():
-        names += _fields(document, body["schema"]) if media_type == JSON else [media_type]
+        names += _required(document, body["schema"]) if media_type == JSON else [media_type]
     return ", ".join(names)
 
 
-def _fields(document: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
-    """Names of an object's fields, of each of the objects that may be meant."""
+def _required(document: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
+    """Return the names of an object's required fields, or of those of each alternative."""
     resolved = _resolved(document, schema)
     if choices := resolved.get("anyOf") or resolved.get("oneOf"):
-        return list(dict.fromkeys(name for choice in choices for name in _fields(document, choice)))
-    required = resolved.get("required", [])
-    return [_field(name, required=name in required) for name in resolved.get("properties", {})]
+        return list(dict.fromkeys(name for choice in choices for name in _required(document, choice)))
+    return list(resolved.get("required", []))
 
 
 def _resolved(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -68,7 +67,3 @@ def _resolved(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping
         return schema
     found: Mapping[str, Any] = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
     return found
-
-
-def _field(name: str, *, required: bool) -> str:
-    return f"**{name}**" if required else name

@@ -10,7 +10,7 @@ from support.zoo.checks import Findings
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- written by `make zoo` -->", "<!-- until here -->"
-HEADER = ("Model type", "Class", "Weights", "Sampled with", "Gap", "Export", "Replay")
+HEADER = ("Model type", "Weights", "Sampled with", "Gap", "Export", "Replay")
 SENTENCES = ("Model type", "What is refused, in its sentence")
 NOTHING = "-"
 
@@ -27,7 +27,7 @@ def row_of(found: Findings) -> Cells:
     replay = NOTHING if found.replays is None else "equal" if found.replays else "differs"
     memory = found.memory or ("refused" if found.refused or found.weights_apart is not None else NOTHING)
     numbers = [NOTHING if apart is None else f"{apart:.0e}" for apart in _distances(found)]
-    return (f"`{found.model_type}`", found.architecture, numbers[0], memory, *numbers[1:], replay)
+    return (f"`{found.model_type}`", numbers[0], memory, *numbers[1:], replay)
 
 
 def sentences_of(found: Findings) -> list[str]:
