@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(termination_log_of(arguments), error, EXIT_USAGE)
     configure_logs(options.log_format, options.log_level)
     try:
-        _bring(options)
+        _prepare_model(options)
     except ConversionOutOfMemory as error:
         return _fail(options.termination_log, error, EXIT_KILLED)
     except TrainerError as error:
@@ -96,7 +96,7 @@ def parse_options(arguments: Sequence[str]) -> ConversionOptions:
     return options
 
 
-def _bring(options: ConversionOptions) -> None:
+def _prepare_model(options: ConversionOptions) -> None:
     from tinsmith_trainer.torch_model.base_model import model_directory
     from tinsmith_trainer.torch_model.stored_weights import checked_config
 

@@ -130,7 +130,7 @@ def parse_options(arguments: Sequence[str]) -> WorkerOptions:
     """Parse the flags of a worker. Raises UsageError."""
     parser = FlagParser(prog="tinsmith-trainer", description="One worker process.", allow_abbrev=False)
     add_model_flags(parser)
-    _add_place(parser)
+    _add_worker_flags(parser)
     _add_listen_flags(parser)
     _add_engine(parser)
     add_server_flags(parser)
@@ -199,7 +199,7 @@ def refused_server_flags(options: WorkerOptions) -> str | None:
     return None
 
 
-def _add_place(parser: argparse.ArgumentParser) -> None:
+def _add_worker_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--role", choices=("worker", "sampler"), default="worker", help="sampler: trains nothing")
     parser.add_argument("--worker-id", default="", help="who this worker is in the store; Describe tells it")
     parser.add_argument("--volume", type=Path, help="folder for the journal and the snapshots; a sampler has none")

@@ -121,7 +121,7 @@ async def until_free(saves: OfferedSaves, digest: str) -> None:
 
 async def test_the_operator_does_not_count_as_a_way_for_clients(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
-    monkeypatch.setattr(port.worker.service, "heard_from_server", lambda: heard.append("heard"))
+    monkeypatch.setattr(port.worker.service, "note_contact", lambda: heard.append("heard"))
     await describe(port.client(port.authority.leaf(OPERATOR, usages=(CLIENT,))))
     assert heard == []
     await describe(port.api_server())

@@ -95,7 +95,7 @@ def test_numbers_that_were_refused_together_are_given_again(order: tuple[int, in
 def test_of_a_model_the_newest_keys_are_remembered() -> None:
     given = AssignedSeqIds()
     for number in range(REMEMBERED_KEYS + 1):
-        given.give(str(number))
+        given.assign(str(number))
     assert (given.find("0"), given.find("1"), given.last) == (None, 2, REMEMBERED_KEYS + 1)
 
 

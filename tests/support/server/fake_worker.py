@@ -239,7 +239,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         is_any = bool(lost) or await self.ended.any(client, request.seen, request.timeout_seconds)
         if not request.round:
             return worker_pb2.AwaitSamplesReply(any=is_any)
-        told, round = self.ended.tell(client, request.seen, request.round)
+        told, round = self.ended.report(client, request.seen, request.round)
         ended = [worker_pb2.EndedSample(request_id=one, size_bytes=1) for one in told]
         ended += [worker_pb2.EndedSample(request_id=one, failed=True) for one in lost]
         return worker_pb2.AwaitSamplesReply(any=bool(ended), ended=ended, round=round)

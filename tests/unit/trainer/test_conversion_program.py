@@ -33,7 +33,7 @@ from tinsmith_trainer import conversion
 from tinsmith_trainer.engines.nemo_rl.conversion import converted_model
 from tinsmith_trainer.engines.nemo_rl.group import rank_python
 
-conversion._bring = lambda options: converted_model(Path(options.model), "revision", rank_python())
+conversion._prepare_model = lambda options: converted_model(Path(options.model), "revision", rank_python())
 sys.exit(conversion.main())
 """
 """The program, but that it knows the weights' digest: what computes that takes seconds to import."""

@@ -105,8 +105,8 @@ def hashed_while(write: Callable[[], object], content: Pieces) -> WrittenFile:
 
     Raises what `write` raises.
     """
-    with ThreadPoolExecutor(1, "hasher") as beside:
-        digest = beside.submit(sha256_of, *content)
+    with ThreadPoolExecutor(1, "hasher") as hasher:
+        digest = hasher.submit(sha256_of, *content)
         write()
         return WrittenFile(digest.result(), size_of(content))
 
@@ -118,15 +118,15 @@ def read_hashed(path: Path, memory_for: MemoryFor, *, from_disk: bool = False) -
     With `from_disk` the kernel drops its cached pages of the file, so that a bad page is not read again.
     """
     digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1, "hasher") as beside:
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1, "hasher") as hasher:
         if from_disk:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         head = file.read(HEAD_BYTES)
         content = memory_for(head, max(os.fstat(file.fileno()).st_size, len(head)))
         content[: len(head)] = head
-        filled, hashing = len(head), [beside.submit(digest.update, head)]
+        filled, hashing = len(head), [hasher.submit(digest.update, head)]
         while taken := file.readinto(content[filled : filled + BLOCK_BYTES]):
-            hashing.append(beside.submit(digest.update, content[filled : filled + taken]))
+            hashing.append(hasher.submit(digest.update, content[filled : filled + taken]))
             filled += taken
         for block in hashing:
             block.result()

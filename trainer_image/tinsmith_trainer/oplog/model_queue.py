@@ -166,7 +166,7 @@ class ModelQueue:
         number = self.assigned.find(key)
         if number is None and not self.assigned.last and self._is_numbered:
             raise needs_a_seq_id(self.model_id)
-        return replace(operation, seq_id=number or self.assigned.give(key))
+        return replace(operation, seq_id=number or self.assigned.assign(key))
 
     @property
     def _is_numbered(self) -> bool:
@@ -221,7 +221,7 @@ class ModelQueue:
     def holds_a_place(self) -> bool:
         return self.is_open and self.has_adapter
 
-    def unplaced(self) -> list[Entry]:
+    def stranded(self) -> list[Entry]:
         """Return accepted operations that can never run.
 
         A crash came before they were failed as late.

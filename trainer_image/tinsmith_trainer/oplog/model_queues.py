@@ -85,7 +85,7 @@ class ModelQueues:
             for queue in self._journal.read(partial(self._recovered, models=some)).result():
                 with self._changed:
                     self._models.add(queue)
-                for entry in queue.unplaced():
+                for entry in queue.stranded():
                     self._write_late(queue, entry, queue.closed_failure())
         return self.all()
 
@@ -175,8 +175,8 @@ class ModelQueues:
             entry = Entry(operation, "pending", accepted=accepted, body_bytes=len(payload))
             self._kept.keep(entry, payload)
             queue.add(entry)
-        place = partial(self._place, queue, entry, late)
-        accepted.add_done_callback(fatal_callback("an operation could not be placed", place))
+        add = partial(self._add_accepted, queue, entry, late)
+        accepted.add_done_callback(fatal_callback("an operation could not be placed", add))
         return operation.seq_id, accepted
 
     def take_payload(self, entry: Entry) -> bytes:
@@ -210,7 +210,7 @@ class ModelQueues:
 
         return self._journal.write(write, uses_reserve=operation.kind == worker_pb2.RELEASE_MODEL)
 
-    def _place(self, queue: ModelQueue, entry: Entry, late: Failure | None, done: Future[None]) -> None:
+    def _add_accepted(self, queue: ModelQueue, entry: Entry, late: Failure | None, done: Future[None]) -> None:
         """Put the operation in the order. Runs in the journal's thread, in the order of commits."""
         operation = entry.operation
         reach("accept-after-sync")

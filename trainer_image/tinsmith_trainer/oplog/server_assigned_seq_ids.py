@@ -33,7 +33,7 @@ class AssignedSeqIds:
         """Return the number of the operation with this key."""
         return self._of_keys.get(key)
 
-    def give(self, key: str) -> int:
+    def assign(self, key: str) -> int:
         """Assign the next number."""
         self.last += 1
         self.remember(key, self.last)
@@ -86,14 +86,14 @@ def note_assigned(db: Database, model_id: str, number: int) -> None:
 def read_assigned(db: Database, model: StoredModel) -> AssignedSeqIds:
     """Read the numbers that earlier processes assigned."""
     row = db.execute("SELECT last_given_number FROM models WHERE model_id = ?", (model.model_id,)).fetchone()
-    given = AssignedSeqIds(int(row[0]) if row is not None and row[0] is not None else 0)
-    if not given.last:
-        return given
+    assigned = AssignedSeqIds(int(row[0]) if row is not None and row[0] is not None else 0)
+    if not assigned.last:
+        return assigned
     newest = db.execute(
         "SELECT idempotency_key, seq_id FROM operations WHERE model_id = ? AND idempotency_key IS NOT NULL"
         " ORDER BY seq_id DESC LIMIT ?",
         (model.model_id, REMEMBERED_KEYS),
     )
     for key, number in reversed(newest.fetchall()):
-        given.remember(str(key), int(number))
-    return given
+        assigned.remember(str(key), int(number))
+    return assigned

@@ -20,7 +20,7 @@ T = TypeVar("T")
 _markers: weakref.WeakSet[InFlightMarker] = weakref.WeakSet()
 
 
-def tell_at_the_end(marker: InFlightMarker) -> None:
+def register_marker(marker: InFlightMarker) -> None:
     """Register the marker for exits of this process, which note there whether the engine's call is the reason."""
     _markers.add(marker)
 

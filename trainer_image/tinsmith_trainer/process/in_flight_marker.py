@@ -27,7 +27,7 @@ from tinsmith_trainer.errors import VolumeUnsuitable
 log = structlog.get_logger(__name__)
 
 Purpose = Literal["operation", "replay", "restore", "snapshot", "import"]
-Beside = Literal["saves", "loads", "imports"]
+Background = Literal["saves", "loads", "imports"]
 """Work of threads other than the engine's."""
 HEADER = struct.Struct("<II")
 """Length and CRC-32 of the JSON that follows. A length of 0: the engine is idle."""
@@ -59,11 +59,11 @@ class Interruption:
     work: InFlightWork
     life: str
     last_sign: str = ""
-    beside: tuple[InFlightWork, ...] = ()
+    others: tuple[InFlightWork, ...] = ()
 
     @property
     def suspects(self) -> tuple[InFlightWork, ...]:
-        return (self.work, *self.beside)
+        return (self.work, *self.others)
 
 
 class InFlightMarker:
@@ -76,7 +76,7 @@ class InFlightMarker:
         """The identity of this process, which differs from those before and after it."""
         self._lock = threading.Lock()
         self._works: Sequence[InFlightWork] = ()
-        self._beside: dict[Beside, Sequence[InFlightWork]] = {}
+        self._background: dict[Background, Sequence[InFlightWork]] = {}
         self._stopped = False
         try:
             self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -98,11 +98,11 @@ class InFlightMarker:
                 self._works = works
                 self._mark()
 
-    def beside(self, what: Beside, *works: InFlightWork) -> None:
+    def mark_background(self, what: Background, *works: InFlightWork) -> None:
         """Mark the work of other threads, which runs whatever the engine does."""
         with self._lock:
             if not self._stopped:
-                self._beside[what] = works
+                self._background[what] = works
                 self._mark()
 
     def clear(self) -> None:
@@ -134,21 +134,21 @@ class InFlightMarker:
     def _clear(self) -> None:
         self._works = ()
         if self._stopped:
-            self._beside = {}
+            self._background = {}
         self._mark()
 
     def _sign(self, last_sign: str) -> None:
-        if self._works or any(self._beside.values()):
+        if self._works or any(self._background.values()):
             self._mark(_one_line(last_sign))
 
     def _mark(self, last_sign: str = "") -> None:
         # a save begins while its copy is still marked
-        works = dict.fromkeys((*self._works, *chain(*self._beside.values())))
+        works = dict.fromkeys((*self._works, *chain(*self._background.values())))
         if not works:
             self._write(IDLE)
             return
-        work, *beside = works
-        self._write(_encoded(Interruption(work, self.life, last_sign, tuple(beside))))
+        work, *others = works
+        self._write(_encoded(Interruption(work, self.life, last_sign, tuple(others))))
 
     def _write(self, content: bytes) -> None:
         if self._file is None:
@@ -189,13 +189,13 @@ class EngineCall:
         finally:
             self._started_at = None
 
-    def told_to_stop(self, hang_seconds: float, beside_seconds: float = 0.0) -> bool:
+    def prepare_stop(self, hang_seconds: float, background_seconds: float = 0.0) -> bool:
         """Stop marking, and return whether the stop is an orderly one.
 
         Then the current work is not to blame for the end. Return False if the call, or background work of
         `background_seconds`, has run for so long that the hang must be the reason for the stop.
         """
-        seconds = max(self.running_seconds(), beside_seconds)
+        seconds = max(self.running_seconds(), background_seconds)
         hangs = seconds >= hang_seconds
         self.marker.stop(
             f"it was still running after {seconds:.0f} s, when the worker was told to stop" if hangs else ""
@@ -223,8 +223,8 @@ def _decoded(content: bytes) -> Interruption | None:
     if not length or len(body) != length or zlib.crc32(body) != checksum:
         return None
     fields = orjson.loads(body)
-    beside = tuple(_work(work) for work in fields["beside"])
-    return Interruption(_work(fields["work"]), fields["life"], fields["last_sign"], beside)
+    others = tuple(_work(work) for work in fields.get("others", ()))
+    return Interruption(_work(fields["work"]), fields["life"], fields["last_sign"], others)
 
 
 def _work(fields: Mapping[str, Any]) -> InFlightWork:

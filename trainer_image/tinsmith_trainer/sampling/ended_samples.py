@@ -42,7 +42,7 @@ def client_of(request_id: str) -> SampleClient | None:
 
 
 @dataclass(slots=True)
-class _Told:
+class _Notice:
     """The round of a notice; 0: not sent yet."""
 
     round: int = 0
@@ -59,7 +59,7 @@ class EndedSamples:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._ended: dict[SampleClient, dict[str, _Told]] = {}
+        self._ended: dict[SampleClient, dict[str, _Notice]] = {}
         self._waiting: dict[SampleClient, set[asyncio.Event]] = {}
         self._lost: OrderedDict[str, None] = OrderedDict()
         self._last_round: OrderedDict[SampleClient, int] = OrderedDict()
@@ -69,7 +69,7 @@ class EndedSamples:
         client = client_of(request_id)
         if client is None:
             return
-        self._ended.setdefault(client, {})[request_id] = _Told()
+        self._ended.setdefault(client, {})[request_id] = _Notice()
         for waiter in self._waiting.get(client, ()):
             waiter.set()
 
@@ -91,7 +91,7 @@ class EndedSamples:
 
     async def any(self, client: SampleClient, seen: int, timeout_seconds: float) -> bool:
         """Return whether there is something to report, as soon as there is."""
-        if self._untold(client, seen):
+        if self._unreported(client, seen):
             return True
         ended = asyncio.Event()
         waiting = self._waiting.setdefault(client, set())
@@ -106,16 +106,16 @@ class EndedSamples:
             if not waiting:
                 self._waiting.pop(client, None)
 
-    def tell(self, client: SampleClient, seen: int, round: int) -> tuple[Sequence[str], int]:
+    def report(self, client: SampleClient, seen: int, round: int) -> tuple[Sequence[str], int]:
         """Report the samples that end in this round. Return them and the number of the round."""
         round = self._next_round(client, round)
         for request_id in self._seen_and_lost(client, seen):
             self.forget(request_id)
-        untold = self._untold(client, seen)[:MOST_TOLD]
+        unreported = self._unreported(client, seen)[:MOST_TOLD]
         now = self._clock()
-        for request_id in untold:
-            self._ended[client][request_id] = _Told(round, now)
-        return untold, round
+        for request_id in unreported:
+            self._ended[client][request_id] = _Notice(round, now)
+        return unreported, round
 
     def _next_round(self, client: SampleClient, asked: int) -> int:
         round = max(asked, self._last_round.pop(client, 0) + 1)
@@ -124,11 +124,11 @@ class EndedSamples:
             self._last_round.popitem(last=False)
         return round
 
-    def _untold(self, client: SampleClient, seen: int) -> list[str]:
+    def _unreported(self, client: SampleClient, seen: int) -> list[str]:
         long_ago = self._clock() - TOLD_AGAIN_SECONDS
         ended = self._ended.get(client, {})
-        return [one for one, told in ended.items() if not 0 < told.round <= seen or told.at < long_ago]
+        return [one for one, notice in ended.items() if not 0 < notice.round <= seen or notice.at < long_ago]
 
     def _seen_and_lost(self, client: SampleClient, seen: int) -> list[str]:
         ended = self._ended.get(client, {})
-        return [one for one, told in ended.items() if 0 < told.round <= seen and one in self._lost]
+        return [one for one, notice in ended.items() if 0 < notice.round <= seen and one in self._lost]

@@ -168,8 +168,8 @@ class Samples:
         is_any = bool(lost) or await self._ended.any(client, request.seen, request.timeout_seconds)
         if not request.round:
             return worker_pb2.AwaitSamplesReply(any=is_any)
-        told, round = self._ended.tell(client, request.seen, request.round)
-        ended = [self._as_ended(one) for one in dict.fromkeys([*told, *lost])]
+        reported, round = self._ended.report(client, request.seen, request.round)
+        ended = [self._as_ended(one) for one in dict.fromkeys([*reported, *lost])]
         return worker_pb2.AwaitSamplesReply(any=bool(ended), ended=ended, round=round)
 
     async def read(self, request_id: str, seen: int, timeout_seconds: float) -> Read:

@@ -162,12 +162,12 @@ class SamplerAdapters:
     def _in_order(self) -> list[str]:
         """Order the awaited versions: each comes after those that its tenant uses, and after its older ones."""
         before = Counter(tenant for one in self._resident.values() for tenant, count in one.tenants.items() if count)
-        places = {}
+        ranks = {}
         for key, waiters in self._waiting.items():
             tenants = {waiter.tenant for waiter in waiters}
-            places[key] = min(before[tenant] for tenant in tenants)
+            ranks[key] = min(before[tenant] for tenant in tenants)
             before.update(tenants)
-        return sorted(places, key=places.__getitem__)
+        return sorted(ranks, key=ranks.__getitem__)
 
     def _let_in(self, key: str) -> None:
         adapter = self._resident[key]

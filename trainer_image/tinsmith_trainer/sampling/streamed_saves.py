@@ -131,12 +131,12 @@ def _received(size_bytes: int, parts: Iterator[bytes]) -> ReadFile:
     if len(head) < HEAD_BYTES:
         raise CheckpointInvalid("The stream ended before the weights began.")
     content, filled, digest = memory_for_tensors(head[:HEAD_BYTES], size_bytes), 0, sha256()
-    with ThreadPoolExecutor(1, "hasher") as beside:
+    with ThreadPoolExecutor(1, "hasher") as hasher:
         for part in chain([head], parts):
             end = filled + len(part)
             if end > size_bytes:
                 raise CheckpointInvalid(f"The stream has more than the {size_bytes} bytes that its manifest announces.")
             content[filled:end] = part
-            beside.submit(digest.update, content[filled:end])
+            hasher.submit(digest.update, content[filled:end])
             filled = end
     return ReadFile(content[:filled], digest.hexdigest())

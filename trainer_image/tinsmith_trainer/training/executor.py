@@ -112,10 +112,10 @@ class Executor:
         )
 
     def _write_shared(self, save: CopiedSave) -> WrittenCheckpoint:
-        with ExitStack() as beside:
+        with ExitStack() as sharing:
             tell = None
             if self._shared is not None:
-                tell = beside.enter_context(self._shared.copying(save.state, self._base.revision))
+                tell = sharing.enter_context(self._shared.copying(save.state, self._base.revision))
             written = self._write(save)
             if tell is not None:
                 tell(written.manifest_digest)
@@ -228,10 +228,10 @@ def _check_name_is_free(model_id: str, request: worker_pb2.SaveWeights, latest_s
         return
     if request.name_taken or latest_save > request.seen_event_id:
         path = f"tinker://{model_id}/{PATH_KINDS[request.kind]}/{request.name}"
-        raise UserError(f"{path} exists already. {_cure_of_a_taken_name(request)}")
+        raise UserError(f"{path} exists already. {_remedy_for_taken_name(request)}")
 
 
-def _cure_of_a_taken_name(request: worker_pb2.SaveWeights) -> str:
+def _remedy_for_taken_name(request: worker_pb2.SaveWeights) -> str:
     """Return the remedy for this kind of save: the SDK's save_weights_for_sampler has no `overwrite`."""
     if request.kind == worker_pb2.TRAINING:
         return "Choose another name, delete it first, or save with overwrite=True."

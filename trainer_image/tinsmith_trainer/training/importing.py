@@ -87,7 +87,7 @@ class Imports:
             latest.reply.set_exception(UserError(refusal.message))
             return
         latest.begun_at = time.monotonic()
-        self._marker.beside("imports", latest.work)
+        self._marker.mark_background("imports", latest.work)
         if self._attempts.is_suspect(latest.work):
             self._read(latest)
         else:
@@ -103,7 +103,7 @@ class Imports:
         # including errors that are no Exception, such as a panic of a library
         with fatal_on_error("an adapter could not be read"):
             answer = self._answer(latest)
-        self._marker.beside("imports")
+        self._marker.mark_background("imports")
         latest.read.set()
         # the attempt has ended, whatever its result
         self._queues.between_turns(lambda: self._attempts.succeeded(latest.work))

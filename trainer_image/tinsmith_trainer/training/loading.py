@@ -165,9 +165,9 @@ class Loads:
 
     def _start(self, load: _Load, entry: Entry) -> None:
         load.request = worker_pb2.LoadWeights.FromString(self._queues.take_payload(entry))
-        threading.Thread(target=self._read_beside, args=(load,), name="loader", daemon=True).start()
+        threading.Thread(target=self._read_in_thread, args=(load,), name="loader", daemon=True).start()
 
-    def _read_beside(self, load: _Load) -> None:
+    def _read_in_thread(self, load: _Load) -> None:
         # including errors that are no Exception, such as a panic of a library
         with fatal_on_error("a checkpoint could not be read"):
             try:
@@ -202,7 +202,7 @@ class Loads:
         return load.request, load.read.result()
 
     def _mark(self) -> None:
-        self._marker.beside("loads", *(load.work for load in self._loads.values() if not load.read.done()))
+        self._marker.mark_background("loads", *(load.work for load in self._loads.values() if not load.read.done()))
 
 
 def _unanswered(load: _Load) -> ServerError:
@@ -218,15 +218,15 @@ def check_rank(path: str, rank: int, limit: int) -> None:
         raise UserError(f"{path} holds a LoRA adapter of rank {rank}; this worker's limit is {limit}, its max_rank.")
 
 
-def check_same_shape(path: str, mine: LoraSpec, other: LoraSpec) -> None:
+def check_same_shape(path: str, own: LoraSpec, other: LoraSpec) -> None:
     """Raise UserError for an adapter that cannot replace this model's."""
 
     def shape(lora: LoraSpec) -> tuple[object, ...]:
         return lora.rank, lora.alpha, lora.train_attn, lora.train_mlp, lora.train_unembed
 
-    if shape(mine) != shape(other):
+    if shape(own) != shape(other):
         raise UserError(
-            f"{path} holds a LoRA adapter of another shape ({_describe(other)}) than this model ({_describe(mine)}). "
+            f"{path} holds a LoRA adapter of another shape ({_describe(other)}) than this model ({_describe(own)}). "
             "Create a training client from the checkpoint instead."
         )
 

@@ -65,18 +65,18 @@ class Parking:
         snapshots: ModelSnapshots,
         restorer: Restorer,
         *,
-        at_work: Sequence[Container[str]],
+        active: Sequence[Container[str]],
         rules: ResidencyRules,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the slots. `at_work`: models of which an operation has begun and not ended."""
+        """Create the slots. `active`: models of which an operation has begun and not ended."""
         self.figures = ParkingFigures()
         self._slots = engine.capabilities().adapter_slots
         self._engine = engine
         self._queues = queues
         self._snapshots = snapshots
         self._restorer = restorer
-        self._at_work = at_work
+        self._active = active
         self._rules = rules
         self._clock = clock
         self._taken: dict[str, _Slot] = {}
@@ -123,7 +123,7 @@ class Parking:
                 since=slot.since,
                 used_at=slot.used_at,
                 busy=model_id in self._busy,
-                pinned=any(model_id in work for work in self._at_work),
+                pinned=any(model_id in work for work in self._active),
                 not_before=slot.not_before,
             )
             for model_id, slot in self._taken.items()
@@ -155,7 +155,7 @@ class Parking:
             and len(self._taken) == self._slots
         )
 
-    def bring(self, queue: ModelQueue, entry: Entry) -> bool:
+    def make_resident(self, queue: ModelQueue, entry: Entry) -> bool:
         """Make sure that the model's adapter, or a slot for it, is in memory before its turn.
 
         Return False if that is not possible now.
@@ -163,7 +163,7 @@ class Parking:
         if self.holds(queue):
             return True
         while not (self._has_free_slot() or self._may_exceed(entry)):
-            leaver = self._residency_for(queue).who_leaves()
+            leaver = self._residency_for(queue).leaver()
             if leaver is None:
                 return False
             self._park(leaver.model_id)

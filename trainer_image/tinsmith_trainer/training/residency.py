@@ -60,7 +60,7 @@ class Residency:
     tenant: str
     is_new: bool = False
 
-    def who_leaves(self) -> Stay | None:
+    def leaver(self) -> Stay | None:
         """Return the adapter that leaves, or None if none may leave yet."""
         leaving = [stay for stay in self.stays if self._may_leave_at(stay) <= self.now]
         unused = [stay for stay in leaving if self._unused_at(stay) <= self.now]

@@ -184,4 +184,4 @@ class Saves:
         return [save.queue for save in saves]
 
     def _mark(self) -> None:
-        self._marker.beside("saves", *(save.work for save in self._saves.values() if not save.written.done()))
+        self._marker.mark_background("saves", *(save.work for save in self._saves.values() if not save.written.done()))

@@ -84,7 +84,7 @@ class Scheduler:
             queues,
             self._model_snapshots,
             Restorer(engine, snapshots, queues, journal, self._attempts, self.engine_call, self._stamp),
-            at_work=(self.training_calls, self._saves),
+            active=(self.training_calls, self._saves),
             rules=residency or ResidencyRules(),
         )
         self._retries = Retries(engine, queues, self.parking, self._model_snapshots)
@@ -137,9 +137,9 @@ class Scheduler:
         """Set the epoch of later checkpoints and events. It never decreases."""
         self._epoch = max(self._epoch, epoch)
 
-    def told_to_stop(self) -> None:
+    def prepare_stop(self) -> None:
         """Note that whatever ends the process now is not the fault of the call that runs, unless that call hangs."""
-        if self.engine_call.told_to_stop(self._attempt_policy.hang_seconds, self.running_seconds()):
+        if self.engine_call.prepare_stop(self._attempt_policy.hang_seconds, self.running_seconds()):
             self._attempts.forget_all()
 
     def stop(self) -> None:
@@ -181,14 +181,14 @@ class Scheduler:
         queue, turn, entry = by_model[chosen.model_id]
         if any(wait(queue, entry) for wait in (self._saves.must_wait, self._retries.must_wait, self._loads.must_wait)):
             return
-        is_there, brought = self.parking.bring(queue, entry), time.perf_counter()
+        is_there, resident_at = self.parking.make_resident(queue, entry), time.perf_counter()
         candidates = self._shares.cobatch_candidates(chosen, contenders.values())
         others = [by_model[candidate.model_id] for candidate in candidates]
         self._co_batcher.set_candidates([other for other in others if self.parking.holds(other[0])])
         if is_there:
             self._run(queue, turn, entry)
         # The time around a microbatch is free: on a busy machine it would count other programs.
-        seconds = (brought if self._co_batcher.computed else time.perf_counter()) - started
+        seconds = (resident_at if self._co_batcher.computed else time.perf_counter()) - started
         self._charge(chosen, seconds, contenders)
         for model_id in self._co_batcher.computed:
             if model_id != chosen.model_id:

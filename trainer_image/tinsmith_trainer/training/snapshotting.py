@@ -194,9 +194,9 @@ class ModelSnapshots:
         The future resolves to the time once that is on disk. Requests before it begins share it. It fails with
         JournalFull, SnapshotRefused, or with Draining if the stop comes first, which saves the models, too.
         """
-        return self._requested.ask(lambda: self._queues.between_turns(self._as_asked))
+        return self._requested.ask(lambda: self._queues.between_turns(self._take_requested))
 
-    def _as_asked(self) -> None:
+    def _take_requested(self) -> None:
         asked = self._requested.begin()
         if asked is None:
             return

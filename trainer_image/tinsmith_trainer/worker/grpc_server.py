@@ -241,7 +241,7 @@ class WorkerServicer(SamplingServicer):
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.DescribeReply:
         # gaps close in time in which clients could reach the worker, and the operator's calls do not show that
         if not is_operator(context):
-            self._service.heard_from_server()
+            self._service.note_contact()
         return describe(self._service, self._name)
 
     @override
@@ -263,7 +263,7 @@ class WorkerServicer(SamplingServicer):
 
     @override
     async def Submit(self, request: worker_pb2.SubmitRequest, context: Context) -> worker_pb2.SubmitReply:
-        self._service.heard_from_server()
+        self._service.note_contact()
         try:
             number = await self._service.submit(request, tenant_of(context))
         except (NotActive, Draining, UnknownModel, NumbersMixed, JournalFull) as error:
@@ -272,7 +272,7 @@ class WorkerServicer(SamplingServicer):
 
     @override
     async def Await(self, request: worker_pb2.AwaitRequest, context: Context) -> worker_pb2.AwaitReply:
-        self._service.heard_from_server()
+        self._service.note_contact()
         try:
             result = await self._service.wait_for(request.model_id, request.seq_id, request.timeout_seconds)
         except KeyError:
@@ -285,7 +285,7 @@ class WorkerServicer(SamplingServicer):
 
     @override
     async def Events(self, request: worker_pb2.EventsRequest, context: Context) -> worker_pb2.EventsReply:
-        self._service.heard_from_server()
+        self._service.note_contact()
         bodies = await self._service.events(request.after_event_id, request.timeout_seconds)
         return worker_pb2.EventsReply(events=[worker_pb2.Event.FromString(body) for body in bodies])
 

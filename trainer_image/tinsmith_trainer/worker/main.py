@@ -20,7 +20,7 @@ from tinsmith_trainer.options import EXIT_USAGE, UsageError, WorkerOptions, pars
 from tinsmith_trainer.process.exit import end_without_blame
 from tinsmith_trainer.process.output import configure_logs
 from tinsmith_trainer.worker.startup import Running, start
-from tinsmith_trainer.worker.termination_log import tell_reason, write_termination_log
+from tinsmith_trainer.worker.termination_log import print_reason, write_termination_log
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
         options = parse_options(arguments)
     except UsageError as error:
         write_termination_log(termination_log_of(arguments), error)
-        tell_reason(error)
+        print_reason(error)
         return EXIT_USAGE
     configure_logs(options.log_format, options.log_level)
     if options.parent_fd is not None:
@@ -49,11 +49,11 @@ def _run_with(options: WorkerOptions) -> int:
         asyncio.run(_live(options))
     except TrainerError as error:
         write_termination_log(options.termination_log, error)
-        tell_reason(error)
+        print_reason(error)
         return EXIT_MAY_PASS if isinstance(error, OutOfMemory) else EXIT_CANNOT_START
     except Exception as error:
         write_termination_log(options.termination_log, error)
-        tell_reason(error)
+        print_reason(error)
         raise
     return 0
 

@@ -27,7 +27,7 @@ from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
 from tinsmith_trainer.oplog.model_queue import ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues
 from tinsmith_trainer.oplog.tidying import TIDY_SECONDS, Tidying
-from tinsmith_trainer.process.exit import fatal_callback, tell_at_the_end
+from tinsmith_trainer.process.exit import fatal_callback, register_marker
 from tinsmith_trainer.process.in_flight_marker import InFlightMarker
 from tinsmith_trainer.process.usage_meter import UsageMeter
 from tinsmith_trainer.sampling.base import Sampler
@@ -97,7 +97,7 @@ class WorkerService:
         self._room = parts.volume.room
         self.journal = Journal(parts.volume.journal_path, vfs=parts.journal_vfs, room=self._room)
         self._marker = InFlightMarker(parts.volume.in_flight_marker_path)
-        tell_at_the_end(self._marker)
+        register_marker(self._marker)
         models = self.journal.read(journal_tables.read_models).result()
         snapshots = SnapshotFolder(parts.volume.snapshots_path, self._room)
         # This comes first, since files of an earlier process may fill the disk.
@@ -126,7 +126,7 @@ class WorkerService:
         self._waiters: dict[tuple[str, int], asyncio.Event] = {}
         self._new_events = asyncio.Event()
         self._acknowledged_event_id = 0
-        self._heard_at = time.monotonic()
+        self._last_contact_at = time.monotonic()
         self._draining = False
         self._importing = asyncio.Lock()
         self._cache = ResultCache()
@@ -163,7 +163,7 @@ class WorkerService:
         since_tidy = 0.0
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            if time.monotonic() - self._heard_at < SERVER_SILENCE_SECONDS:
+            if time.monotonic() - self._last_contact_at < SERVER_SILENCE_SECONDS:
                 self.queues.age_gaps(TICK_SECONDS)
             await asyncio.to_thread(self._room.keep_reserve)
             since_tidy += TICK_SECONDS
@@ -180,7 +180,7 @@ class WorkerService:
         if self._draining:
             return
         self._draining = True
-        self.scheduler.told_to_stop()
+        self.scheduler.prepare_stop()
         if self.samples is not None:
             self.samples.stop_taking()
         self.queues.stop()
@@ -205,8 +205,8 @@ class WorkerService:
             return self._adapters_in_journal
         return sum(queue.holds_a_place for queue in self.queues.open())
 
-    def heard_from_server(self) -> None:
-        self._heard_at = time.monotonic()
+    def note_contact(self) -> None:
+        self._last_contact_at = time.monotonic()
 
     # ---- operations
 

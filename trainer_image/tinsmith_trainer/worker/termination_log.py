@@ -55,7 +55,7 @@ def write_termination_log(path: Path | None, error: Exception) -> None:
         log.warning("the termination log cannot be written", path=str(path), error=str(failure))
 
 
-def tell_reason(error: Exception) -> None:
+def print_reason(error: Exception) -> None:
     """Print the reason in one line, which the parent process reports."""
     sentence = " ".join(str(error).split()) or type(error).__name__
     print(f"tinsmith-trainer: {sentence}", file=sys.stderr, flush=True)

@@ -29,7 +29,7 @@ from tinsmith_trainer.sampling.token_server.sglang import DETERMINISTIC, SglangS
 from tinsmith_trainer.sampling.token_server.vllm import VllmServer, vllm_command
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.torch_model.device import choose_device
-from tinsmith_trainer.worker.termination_log import tell_reason, write_termination_log
+from tinsmith_trainer.worker.termination_log import print_reason, write_termination_log
 
 log = structlog.get_logger(__name__)
 
@@ -77,7 +77,7 @@ def build_token_server_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, S
         """End the process: all state of the server is lost, and a new process starts a new one."""
         log.error("a token server is lost", reason=str(reason))
         write_termination_log(options.termination_log, reason)
-        tell_reason(reason)
+        print_reason(reason)
         shutil.rmtree(settings.private, ignore_errors=True)
         os._exit(1)
 

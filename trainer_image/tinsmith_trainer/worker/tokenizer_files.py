@@ -62,7 +62,7 @@ def _read(directory: Path, name: str, room: int) -> bytes | None:
         raise ServerError(f"{name} of the base model cannot be read: {error.strerror}") from error
     if not path.is_file():
         return None
-    if not any(path.is_relative_to(place) for place in _places_of(directory)):
+    if not any(path.is_relative_to(place) for place in _folders_of(directory)):
         raise UserError(
             f"{name} of the base model is a link to a file outside of the model's directory, and is not given away; an "
             "administrator can replace the link by the file"
@@ -77,7 +77,7 @@ def _read(directory: Path, name: str, room: int) -> bytes | None:
     return content
 
 
-def _places_of(directory: Path) -> list[Path]:
+def _folders_of(directory: Path) -> list[Path]:
     """Return the folders of the model's files: a snapshot in the hub's cache has links to the folder of blobs."""
     real = directory.resolve()
     in_hub_cache = real.parent.name == "snapshots" and real.parent.parent.name.startswith("models--")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_trainer.process import exit as process_exit
 from tinsmith_trainer.process import in_flight_marker
-from tinsmith_trainer.process.exit import end_process, end_without_blame, tell_at_the_end
+from tinsmith_trainer.process.exit import end_process, end_without_blame, register_marker
 from tinsmith_trainer.process.in_flight_marker import HEADER, EngineCall, InFlightMarker, InFlightWork, Interruption
 
 WORK = InFlightWork("operation", "sess:train:0", 7)
@@ -38,7 +38,7 @@ def test_a_process_that_ended_in_a_call_leaves_what_the_call_was_for(tmp_path: P
 
 def test_what_another_thread_is_at_stays_marked_whatever_the_engine_does(tmp_path: Path) -> None:
     marker, save = InFlightMarker(tmp_path / "running"), InFlightWork("operation", "sess:train:1", 3)
-    marker.beside("saves", save)
+    marker.mark_background("saves", save)
     with EngineCall(marker).at(WORK):
         left = left_in(tmp_path / "running")
         assert left is not None
@@ -46,7 +46,7 @@ def test_what_another_thread_is_at_stays_marked_whatever_the_engine_does(tmp_pat
     alone = left_in(tmp_path / "running")
     assert alone is not None
     assert alone.suspects == (save,)
-    marker.beside("saves")
+    marker.mark_background("saves")
     assert left_in(tmp_path / "running") is None
 
 
@@ -59,7 +59,7 @@ def test_an_error_that_ends_the_process_leaves_it(tmp_path: Path) -> None:
 def test_an_orderly_stop_blames_no_call_before_or_after_it(tmp_path: Path) -> None:
     call = EngineCall(InFlightMarker(tmp_path / "running"))
     with call.at(WORK):
-        assert call.told_to_stop(hang_seconds=60)
+        assert call.prepare_stop(hang_seconds=60)
         assert left_in(tmp_path / "running") is None
     with call.at(WORK):
         assert left_in(tmp_path / "running") is None
@@ -68,7 +68,7 @@ def test_an_orderly_stop_blames_no_call_before_or_after_it(tmp_path: Path) -> No
 def test_a_stop_because_of_a_hang_blames_the_call_that_hangs_until_it_returns(tmp_path: Path) -> None:
     call = EngineCall(InFlightMarker(tmp_path / "running"))
     with call.at(WORK):
-        assert not call.told_to_stop(hang_seconds=0)
+        assert not call.prepare_stop(hang_seconds=0)
         left = left_in(tmp_path / "running")
         assert left is not None
         assert left.last_sign == "it was still running after 0 s, when the worker was told to stop"
@@ -78,7 +78,7 @@ def test_a_stop_because_of_a_hang_blames_the_call_that_hangs_until_it_returns(tm
 def test_an_end_with_a_reason_leaves_it_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", lambda code: None)
     marker = InFlightMarker(tmp_path / "running")
-    tell_at_the_end(marker)
+    register_marker(marker)
     with EngineCall(marker).at(WORK):
         try:
             raise RuntimeError("rank 1\n  of 2 is gone; " + "and more " * 100)
@@ -93,7 +93,7 @@ def test_an_end_with_a_reason_leaves_it_in_one_line(tmp_path: Path, monkeypatch:
 def test_a_reason_that_quotes_what_is_no_text_is_left_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", lambda code: None)
     marker = InFlightMarker(tmp_path / "running")
-    tell_at_the_end(marker)
+    register_marker(marker)
     with EngineCall(marker).at(WORK):
         try:
             raise RuntimeError(os.fsdecode(b"no file \xff"))
@@ -120,7 +120,7 @@ def broken(_event: str) -> None:
 def test_an_end_that_is_not_the_calls_doing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", lambda code: None)
     marker = InFlightMarker(tmp_path / "running")
-    tell_at_the_end(marker)
+    register_marker(marker)
     with EngineCall(marker).at(WORK):
         end_without_blame()
         assert left_in(tmp_path / "running") is None
@@ -132,7 +132,7 @@ def test_the_end_of_the_server_is_not_the_calls_doing(tmp_path: Path) -> None:
         "from tinsmith_trainer.process import in_flight_marker as markers, exit as process_exit\n"
         "from tinsmith_trainer.worker import main\n"
         f"marker = markers.InFlightMarker(pathlib.Path({str(tmp_path / 'running')!r}))\n"
-        "process_exit.tell_at_the_end(marker)\n"
+        "process_exit.register_marker(marker)\n"
         "marker.set(markers.InFlightWork('operation', 'sess:train:0', 7))\n"
         "print('marked', flush=True)\n"
         "main._die_with_parent(0)\n"
@@ -162,7 +162,7 @@ def test_a_disk_that_takes_no_marker_fails_no_call(tmp_path: Path, monkeypatch: 
     model_id=st.text(max_size=80),
     seq_id=st.integers(0, 2**62),
     sign=st.text(max_size=200),
-    beside=st.lists(st.builds(InFlightWork, st.just("operation"), st.text(max_size=20), st.integers(0, 9)), max_size=7),
+    others=st.lists(st.builds(InFlightWork, st.just("operation"), st.text(max_size=20), st.integers(0, 9)), max_size=7),
     cut=st.integers(0, 10_000),
     flipped=st.integers(0, 10_000),
 )
@@ -183,7 +183,7 @@ def test_a_marker_is_read_as_it_was_written_or_not_at_all(
 def test_a_marker_of_a_later_release_that_says_more_is_read(tmp_path: Path) -> None:
     """Otherwise no process would start after a downgrade."""
     work = {"purpose": "operation", "model_id": "m", "seq_id": 3, "tenant": "t"}
-    body = orjson.dumps({"work": work, "beside": [work], "life": "x", "last_sign": "", "since": 1})
+    body = orjson.dumps({"work": work, "others": [work], "life": "x", "last_sign": "", "since": 1})
     (tmp_path / "running").write_bytes(HEADER.pack(len(body), zlib.crc32(body)) + body)
     found = InFlightMarker(tmp_path / "running").left_behind
     assert found == Interruption(InFlightWork("operation", "m", 3), "x", "", (InFlightWork("operation", "m", 3),))

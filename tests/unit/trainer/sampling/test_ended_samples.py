@@ -23,36 +23,36 @@ class Clock:
 async def test_what_has_ended_is_told_until_its_client_has_seen_the_round() -> None:
     ended = EndedSamples()
     ended.note(sample(0))
-    told, first = ended.tell(CLIENT, 0, 100)
-    again, second = ended.tell(CLIENT, 0, 101)
+    told, first = ended.report(CLIENT, 0, 100)
+    again, second = ended.report(CLIENT, 0, 101)
     assert (told, again, first < second) == ([sample(0)], [sample(0)], True)
-    assert ended.tell(CLIENT, second, 102)[0] == []
+    assert ended.report(CLIENT, second, 102)[0] == []
     assert not await ended.any(CLIENT, second, 0)
 
 
 def test_what_ends_after_a_round_is_in_one_that_its_client_has_not_seen() -> None:
     """Even where an answer on its way was overtaken: its round was chosen before."""
     ended = EndedSamples()
-    _, newer = ended.tell(CLIENT, 0, 200)
+    _, newer = ended.report(CLIENT, 0, 200)
     ended.note(sample(0))
-    _, older = ended.tell(CLIENT, 0, 150)
+    _, older = ended.report(CLIENT, 0, 150)
     assert older > newer
-    assert ended.tell(CLIENT, newer, 201)[0] == [sample(0)]
+    assert ended.report(CLIENT, newer, 201)[0] == [sample(0)]
 
 
 def test_no_client_moves_the_rounds_of_another_however_far_its_cursor_says_it_is() -> None:
     ended = EndedSamples()
     ended.note(sample(0))
-    assert ended.tell(SampleClient("other:sample:0", 0), 2**62 - 1, 2**62) == ([], 2**62)
-    assert ended.tell(CLIENT, 0, 100) == ([sample(0)], 100)
+    assert ended.report(SampleClient("other:sample:0", 0), 2**62 - 1, 2**62) == ([], 2**62)
+    assert ended.report(CLIENT, 0, 100) == ([sample(0)], 100)
 
 
 def test_rounds_of_clients_that_are_no_more_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ended_samples, "ROUNDS_KEPT", 2)
     ended = EndedSamples()
     for number in range(3):
-        ended.tell(SampleClient("s:sample:0", number), 0, 100)
-    assert [ended.tell(SampleClient("s:sample:0", number), 0, 50)[1] for number in (2, 0)] == [101, 50]
+        ended.report(SampleClient("s:sample:0", number), 0, 100)
+    assert [ended.report(SampleClient("s:sample:0", number), 0, 50)[1] for number in (2, 0)] == [101, 50]
 
 
 def test_clients_that_share_a_sampling_session_hear_of_their_own_samples() -> None:
@@ -61,7 +61,7 @@ def test_clients_that_share_a_sampling_session_hear_of_their_own_samples() -> No
         ended.note(sample(number))
     ended.note(sample(1, session="other:sample:0"))
     for client, numbers in ((0, [5, 999_999_999]), (1, [10**9]), (7, [7 * 10**9 + 3]), (2, [])):
-        told, _ = ended.tell(SampleClient("s:sample:0", client), 0, 1)
+        told, _ = ended.report(SampleClient("s:sample:0", client), 0, 1)
         assert told == [sample(number) for number in numbers]
 
 
@@ -69,20 +69,20 @@ def test_what_was_seen_and_not_fetched_is_told_again_after_a_minute() -> None:
     clock = Clock()
     ended = EndedSamples(clock)
     ended.note(sample(0))
-    _, round = ended.tell(CLIENT, 0, 1)
-    assert ended.tell(CLIENT, round, round + 1)[0] == []
+    _, round = ended.report(CLIENT, 0, 1)
+    assert ended.report(CLIENT, round, round + 1)[0] == []
     clock.now += TOLD_AGAIN_SECONDS + 1
-    assert ended.tell(CLIENT, round, round + 2)[0] == [sample(0)]
+    assert ended.report(CLIENT, round, round + 2)[0] == [sample(0)]
 
 
 def test_a_lost_sample_is_forgotten_when_its_client_has_heard_of_it() -> None:
     clock = Clock()
     ended = EndedSamples(clock)
     ended.note_lost(sample(0))
-    told, round = ended.tell(CLIENT, 0, 1)
+    told, round = ended.report(CLIENT, 0, 1)
     assert told == [sample(0)]
     clock.now += TOLD_AGAIN_SECONDS + 1
-    assert ended.tell(CLIENT, round, round + 1)[0] == []
+    assert ended.report(CLIENT, round, round + 1)[0] == []
 
 
 def test_lost_samples_that_nobody_asks_for_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,4 +90,4 @@ def test_lost_samples_that_nobody_asks_for_are_not_kept_for_ever(monkeypatch: py
     ended = EndedSamples()
     for number in range(4):
         ended.note_lost(sample(number))
-    assert ended.tell(CLIENT, 0, 1)[0] == [sample(2), sample(3)]
+    assert ended.report(CLIENT, 0, 1)[0] == [sample(2), sample(3)]

@@ -36,7 +36,7 @@ residencies = some_residency()
 
 @given(residencies)
 def test_of_those_that_are_unused_the_one_used_least_recently_leaves(residency: Residency) -> None:
-    leaver = residency.who_leaves()
+    leaver = residency.leaver()
     unused = [
         stay
         for stay in residency.stays
@@ -51,7 +51,7 @@ def test_of_those_that_are_unused_the_one_used_least_recently_leaves(residency: 
 
 @given(residencies)
 def test_one_with_work_keeps_its_turn(residency: Residency) -> None:
-    leaver = residency.who_leaves()
+    leaver = residency.leaver()
     if leaver is not None and leaver.busy:
         assert leaver.since + RULES.turn_seconds <= NOW
         held = Counter(stay.tenant for stay in residency.stays)
@@ -64,7 +64,7 @@ def test_one_with_work_keeps_its_turn(residency: Residency) -> None:
 def test_one_with_work_does_not_leave_for_a_tenant_that_has_more_while_one_of_that_tenant_could(
     residency: Residency,
 ) -> None:
-    leaver = residency.who_leaves()
+    leaver = residency.leaver()
     if leaver is not None and leaver.busy and leaver.tenant != residency.tenant:
         held = Counter(stay.tenant for stay in residency.stays)
         own = [stay for stay in residency.stays if stay.tenant == residency.tenant]
@@ -75,7 +75,7 @@ def test_one_with_work_does_not_leave_for_a_tenant_that_has_more_while_one_of_th
 def alone(residency: Residency, stay: Stay) -> bool:
     """Return whether the model would leave if the others were busy."""
     others = [replace(other, pinned=other.model_id != stay.model_id) for other in residency.stays]
-    return replace(residency, stays=others).who_leaves() == stay
+    return replace(residency, stays=others).leaver() == stay
 
 
 @given(residencies)
@@ -96,7 +96,7 @@ def test_where_all_have_work_each_gets_its_turns_and_exchanges_keep_their_share(
     while now < 1800:
         stays = [Stay(model_id, model_id, since, now, busy=True) for model_id, since in here.items()]
         residency = Residency(stays, now, exchange_seconds, RULES, "other")
-        leaver = residency.who_leaves()
+        leaver = residency.leaver()
         if len(here) < slots or leaver is not None:
             if leaver is not None and len(here) == slots:
                 del here[leaver.model_id]
@@ -117,7 +117,7 @@ def test_a_tenant_with_many_busy_models_gives_slots_up_until_another_has_as_many
     here = ["ada"] * 8
     for _ in range(20):
         stays = [Stay(f"m{number}", tenant, NOW - 3, NOW, busy=True) for number, tenant in enumerate(here)]
-        leaver = Residency(stays, NOW, 10.0, RULES, "ben").who_leaves()
+        leaver = Residency(stays, NOW, 10.0, RULES, "ben").leaver()
         if leaver is None:
             break
         here.remove(leaver.tenant)

@@ -44,8 +44,8 @@ class AdapterGroups:
         route = dict(route_by_products(runs, modules))
         if self._fits(runs):
             self._make_slots([adapter for adapter, _ in runs])
-            places = [(self._slots.index(adapter), rows) for adapter, rows in runs]
-            layout = GroupLayout.of(places, len(self._slots))
+            slots = [(self._slots.index(adapter), rows) for adapter, rows in runs]
+            layout = GroupLayout.of(slots, len(self._slots))
             route |= {name: GroupProducts(weights, layout) for name, weights in self._stack.items()}
         return route
 
@@ -59,20 +59,20 @@ class AdapterGroups:
 
     def _make_slots(self, adapters: Sequence[LoadedAdapter]) -> None:
         """Give each new adapter a slot; rebuild the stack if as many adapters have left as are here."""
-        shape, places = adapters[0].shape, self._slots
-        if shape != self._shape or len(adapters) > len(places) or 2 * len(adapters) <= len(places):
+        shape, slots = adapters[0].shape, self._slots
+        if shape != self._shape or len(adapters) > len(slots) or 2 * len(adapters) <= len(slots):
             self._shape = shape
-            self._slots = places = [BASE_MODEL] * len(adapters)
+            self._slots = slots = [BASE_MODEL] * len(adapters)
             self._stack = {name: GroupWeights(delta, len(adapters)) for name, delta in adapters[0].deltas.items()}
-        free = [place for place, adapter in enumerate(places) if adapter not in adapters]
+        free = [slot for slot, adapter in enumerate(slots) if adapter not in adapters]
         for adapter in adapters:
-            if adapter not in places:
+            if adapter not in slots:
                 self._put(free.pop(0), adapter)
 
-    def _put(self, place: int, adapter: LoadedAdapter) -> None:
-        self._slots[place] = adapter
+    def _put(self, slot: int, adapter: LoadedAdapter) -> None:
+        self._slots[slot] = adapter
         for name, weights in self._stack.items():
-            weights.put(place, adapter.deltas[name])
+            weights.put(slot, adapter.deltas[name])
 
 
 class GroupWeights:

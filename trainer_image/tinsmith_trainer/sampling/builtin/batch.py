@@ -180,7 +180,7 @@ class DecodeBatch:
     def filled_bytes(self) -> int:
         return sum(self._plan.filled_bytes(sample) for sample in self.samples)
 
-    def place(self, sample: Sample) -> None:
+    def put(self, sample: Sample) -> None:
         """Give a sample a free row, and copy its keys and values there."""
         row = self._samples.index(None)
         assert isinstance(sample.kv, Tensor)
@@ -213,7 +213,7 @@ class DecodeBatch:
 
     def _held(self, sample: Sample) -> int:
         """Return how many positions of its row are computed."""
-        unread = self._launched is not None and self._launched.place_of(sample) is not None
+        unread = self._launched is not None and self._launched.row_of(sample) is not None
         return sample.own_position + unread
 
     def park(self, sample: Sample) -> None:
@@ -232,11 +232,11 @@ class DecodeBatch:
             if sample is not None and sample.run.finished:
                 self._take_out(row)
 
-    def step(self, company: Collection[str]) -> StepResult:
+    def step(self, tenants: Collection[str]) -> StepResult:
         """Draw a token for every sample of these tenants. With a launched step, read the tokens of the step before."""
         if not self._fixed:
             self._arrange()
-        launched = self._launch(self._rows_of(company))
+        launched = self._launch(self._rows_of(tenants))
         if self._plan.reads_behind:
             launched, self._launched = self._launched, launched
         return self._read(launched) if launched is not None else StepResult()
@@ -258,12 +258,12 @@ class DecodeBatch:
             self._write(target, kv)
             self._samples[target] = sample
 
-    def _rows_of(self, company: Collection[str]) -> Items[int]:
+    def _rows_of(self, tenants: Collection[str]) -> Items[int]:
         """Return all rows that are computed: a range from the first one on if it is for all tenants."""
         if self._fixed:
             return range(len(self._samples))
         used = len(self.samples)
-        chosen = [row for row in range(used) if self._tenant(row) in company]
+        chosen = [row for row in range(used) if self._tenant(row) in tenants]
         return chosen if len(chosen) < used else range(min(len(self._samples), computed_rows(used)))
 
     def _tenant(self, row: int) -> str | None:
@@ -355,8 +355,7 @@ def drawn_by(launched: LaunchedStep) -> dict[Sample, DrawnToken]:
     asked = _top_logprobs_asked(launched)
     tokens, logprobs = launched.read()
     return {
-        sample: DrawnToken(tokens[place], logprobs[place], asked.get(sample))
-        for sample, place in launched.samples.items()
+        sample: DrawnToken(tokens[row], logprobs[row], asked.get(sample)) for sample, row in launched.samples.items()
     }
 
 
@@ -368,7 +367,7 @@ def _top_logprobs_asked(launched: LaunchedStep) -> dict[Sample, TopkLogprobs]:
     asked = {sample: k for sample in launched.samples if (k := sample.run.job.topk_sample_logprobs)}
     if not asked or launched.logits is None:
         return {}
-    rows = [place for sample, place in launched.samples.items() if sample in asked]
+    rows = [row for sample, row in launched.samples.items() if sample in asked]
     ids, logprobs = top_logprobs(all_logprobs(launched.logits[rows]), max(asked.values()))
     found = zip(asked.items(), ids.int().cpu().numpy(), logprobs.cpu().numpy(), strict=True)
     return {

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan
 from tinsmith_trainer.sampling.builtin.claims import (
     HeldMemory,
-    company,
+    co_batched_tenants,
     give_up_memory,
     gives_up_a_row,
     next_for_a_row,
@@ -34,7 +34,7 @@ class Batches:
         self.plan = plan
         self._shared = shared
         self._forward = forward
-        self._turns = turns
+        self._fair_queue = turns
         self._open: dict[BatchKey, AnyBatch] = {}
         self._queues: dict[BatchKey, dict[str, deque[Sample]]] = {}
         self._parked: dict[Sample, int] = {}  # bytes
@@ -66,7 +66,7 @@ class Batches:
             raise OutOfMemoryForNow
         return promised < self.plan.rows(key.extent)
 
-    def has_room_beside_rows(self, nbytes: int) -> bool:
+    def has_room_for_shared(self, nbytes: int) -> bool:
         """Return whether there is room for what is kept as long as samples run, or nothing of the kind is kept."""
         return self._excess_bytes(nbytes) <= 0 or not self._shared.nbytes
 
@@ -77,21 +77,21 @@ class Batches:
     def fill(self) -> None:
         """Move queued samples into rows, and note the tenants that wait for memory."""
         self._short.clear()
-        places = {tenant: place for place, tenant in enumerate(self._turns.order())}
-        for key in sorted(self._queues, key=lambda key: min(places[tenant] for tenant in self._queues[key])):
+        order = {tenant: position for position, tenant in enumerate(self._fair_queue.order())}
+        for key in sorted(self._queues, key=lambda key: min(order[tenant] for tenant in self._queues[key])):
             self._fill(key)
 
-    def company(self, batch: AnyBatch, tenant: str) -> frozenset[str]:
+    def co_batched(self, batch: AnyBatch, tenant: str) -> frozenset[str]:
         """Return the tenants whose samples are drawn together with this tenant's, in its turn.
 
         Each pays for its rows.
         """
         rows = batch.rows_by_tenant
-        chosen = company(rows, tenant, batch.cost)
+        chosen = co_batched_tenants(rows, tenant, batch.cost)
         together = sum(rows[one] for one in chosen)
         each = batch.cost(together) / together
         for one in chosen:
-            self._turns.charge(one, each * rows[one])
+            self._fair_queue.charge(one, each * rows[one])
         return chosen
 
     def discard(self, batch: AnyBatch) -> None:
@@ -122,12 +122,12 @@ class Batches:
         while key in self._queues and (tenant := self._next_in(key)) is not None:
             sample = self._queues[key][tenant].popleft()
             self._parked.pop(sample, None)
-            self._open[key].place(sample)
+            self._open[key].put(sample)
             self._tidy(key, tenant)
 
     def _next_in(self, key: BatchKey) -> str | None:
         """Return the tenant whose sample gets a row, which is free then; None if no sample gets one."""
-        waiting = [tenant for tenant in self._turns.order() if tenant in self._queues[key]]
+        waiting = [tenant for tenant in self._fair_queue.order() if tenant in self._queues[key]]
         rows = self._open[key].rows_by_tenant if key in self._open else {}
         for tenant in next_for_a_row(waiting, rows):
             if key not in self._open and not self._open_batch(key, tenant):
@@ -151,7 +151,7 @@ class Batches:
     def _giver(self, batch: AnyBatch, tenant: str) -> str | None:
         if self._room_to_park() <= 0:
             return None
-        return gives_up_a_row(batch.rows_by_tenant, tenant, self._turns.lead, self._turns.credit)
+        return gives_up_a_row(batch.rows_by_tenant, tenant, self._fair_queue.lead, self._fair_queue.credit)
 
     def _park(self, batch: AnyBatch, samples: Collection[Sample]) -> None:
         """Park the samples. They are their tenants' next ones, in their order."""
@@ -197,8 +197,10 @@ class Batches:
             return []
         active = self.active
         held = [HeldMemory(batch.nbytes, batch.filled_bytes(), batch.rows_by_tenant) for batch in active]
-        leaving = give_up_memory(held, excess, self._room_to_park(), tenant, self._turns.lead, self._turns.credit)
-        return [active[place] for place in leaving]
+        leaving = give_up_memory(
+            held, excess, self._room_to_park(), tenant, self._fair_queue.lead, self._fair_queue.credit
+        )
+        return [active[position] for position in leaving]
 
     def _close_idle(self, needed_bytes: int) -> None:
         """Close idle batches until a new one fits. One that can never fit may still open alone."""

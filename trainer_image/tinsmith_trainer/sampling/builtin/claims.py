@@ -39,7 +39,7 @@ class ForwardCost:
         return self.fixed_tokens + self.per_position * positions_read + tokens
 
 
-def company(rows: Mapping[str, int], tenant: str, cost: Callable[[int], float]) -> frozenset[str]:
+def co_batched_tenants(rows: Mapping[str, int], tenant: str, cost: Callable[[int], float]) -> frozenset[str]:
     """Return the tenants whose rows are computed in this tenant's step, including itself.
 
     `rows` are those of each tenant in the batch, `cost` is that of a step of so many rows. With k tenants the step
@@ -93,15 +93,15 @@ def give_up_memory(
     first, and their filled part must fit where it is kept meanwhile.
     """
     ahead = [
-        place
-        for place, batch in enumerate(held)
+        index
+        for index, batch in enumerate(held)
         if wanting not in batch.tenants and all(lead(tenant, wanting) >= credit for tenant in batch.tenants)
     ]
     leaving: list[int] = []
-    for place in sorted(ahead, key=lambda place: held[place].nbytes, reverse=True):
-        leaving.append(place)
-        needed_bytes -= held[place].nbytes
-        room_to_park -= held[place].filled_bytes
+    for index in sorted(ahead, key=lambda index: held[index].nbytes, reverse=True):
+        leaving.append(index)
+        needed_bytes -= held[index].nbytes
+        room_to_park -= held[index].filled_bytes
         if needed_bytes <= 0 or len(leaving) == len(held):
             return leaving if room_to_park >= 0 else []
     return []

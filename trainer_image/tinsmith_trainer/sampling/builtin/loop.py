@@ -74,13 +74,13 @@ class SamplingLoop:
     def _start_empty(self) -> None:
         cost = self._forward.cost
         credit = cost.of(self._settings.prefill_block_tokens) + CREDIT_STEPS * cost.of(1)
-        self._turns = FairQueue(credit)
+        self._fair_queue = FairQueue(credit)
         self._lanes: dict[str, Lane] = {}
         self._first_keys: dict[int, BatchKey] = {}
         self._jobs: Counter[str] = Counter()
         self._prefixes: PrefixCache[Any] = PrefixCache(self._settings.prefix_cache_bytes)
         self._shared = SharedPrefixes()
-        self._batches = Batches(self._plan, self._forward, self._turns, self._shared)
+        self._batches = Batches(self._plan, self._forward, self._fair_queue, self._shared)
 
     def run(self) -> None:
         """Run until the intake is closed."""
@@ -133,7 +133,7 @@ class SamplingLoop:
         self._live[run.serial] = run
         self._shared.enter(run)
         self._jobs[tenant] += 1
-        self._turns.enter(tenant)
+        self._fair_queue.enter(tenant)
         lane = self._lanes.setdefault(tenant, Lane(tenant))
         if run.max_tokens == 0 and run.first_scored is None:
             self._complete_empty(run)
@@ -147,7 +147,7 @@ class SamplingLoop:
     def _advance(self) -> None:
         """Do the smallest piece of work, a prompt block or a step, for the tenant whose turn it is."""
         self._batches.fill()
-        for tenant in self._turns.order():
+        for tenant in self._fair_queue.order():
             if self._step_tenant(self._lanes[tenant]):
                 return
         raise AssertionError("no sample can go on, and none waits for anything that will end")
@@ -250,7 +250,7 @@ class SamplingLoop:
         """
         if self._first_keys[run.serial] == self._first_key(run, shared=False) or self._known(run) is not None:
             return False
-        return not self._batches.has_room_beside_rows(self._forward.geometry.row_bytes(len(run.job.prompt)))
+        return not self._batches.has_room_for_shared(self._forward.geometry.row_bytes(len(run.job.prompt)))
 
     def _has_room_for_prompt(self, run: Run) -> bool:
         """Return whether the prompt may open.
@@ -267,7 +267,7 @@ class SamplingLoop:
     def _compute_block(self, lane: Lane, prefill: AnyPrefill) -> None:
         try:
             if not prefill.finished:
-                self._turns.charge(lane.tenant, prefill.block_cost())
+                self._fair_queue.charge(lane.tenant, prefill.block_cost())
                 tokens = prefill.run_block()
                 lane.prompt_tokens += tokens
                 self._prefilled_tokens += tokens
@@ -287,7 +287,7 @@ class SamplingLoop:
         try:
             if unscored:
                 group = PromptGroup(unscored, self._forward_tokens)
-                self._turns.charge(lane.tenant, group.cost(forward))
+                self._fair_queue.charge(lane.tenant, group.cost(forward))
                 group.compute(forward, self._plan)
                 lane.prompt_tokens += group.tokens
                 self._prefilled_tokens += group.tokens
@@ -311,7 +311,7 @@ class SamplingLoop:
         if shared is None and self._shares(prefill.run):
             shared = self._shared.known(prefill.run)
             # Others may have submitted the prompt, or opened batches, since it was begun.
-            if shared is None and self._batches.has_room_beside_rows(prefill.nbytes):
+            if shared is None and self._batches.has_room_for_shared(prefill.nbytes):
                 shared = self._shared.keep(prefill.run, prefill.kv)
         return (prefill.kv if shared is None else prefill.kv[..., :0, :]), shared
 
@@ -328,7 +328,7 @@ class SamplingLoop:
 
     def _step_batch(self, batch: AnyBatch, tenant: str) -> None:
         try:
-            result = batch.step(self._batches.company(batch, tenant))
+            result = batch.step(self._batches.co_batched(batch, tenant))
         except Exception as error:
             log.exception("decode_step_failed")
             self._batches.discard(batch)
@@ -374,7 +374,7 @@ class SamplingLoop:
         self._jobs[tenant] -= 1
         if not self._jobs[tenant]:
             del self._jobs[tenant], self._lanes[tenant]
-            self._turns.leave(tenant)
+            self._fair_queue.leave(tenant)
 
     def _forget_dropped_adapters(self) -> None:
         """Drop cached prefixes of dropped adapters that no job uses any more."""

@@ -37,7 +37,7 @@ def feed_of(sample: Sample | None, before: LaunchedStep | None, extent: int) -> 
     """Return the input of a sample in a row of so many positions, after a step that is not read yet."""
     if sample is None:
         return Feed()
-    source = before.place_of(sample) if before else None
+    source = before.row_of(sample) if before else None
     position, own = sample.position, sample.own_position
     if source is None:
         return Feed(sample.next_token, position, own, None, sample.draw(), sample)
@@ -64,22 +64,22 @@ class LaunchedStep:
 
     def __init__(self, samples: Sequence[Sample | None], tokens: Tensor, logprobs: Tensor, logits: Tensor) -> None:
         self.tokens = tokens
-        self._places = {sample: row for row, sample in enumerate(samples) if sample is not None}
-        asked = any(sample.run.job.topk_sample_logprobs for sample in self._places)
+        self._rows = {sample: row for row, sample in enumerate(samples) if sample is not None}
+        asked = any(sample.run.job.topk_sample_logprobs for sample in self._rows)
         self.logits = logits if asked else None
         self._fetched = Fetched(tokens, logprobs)
 
     @property
     def samples(self) -> dict[Sample, int]:
         """The samples that take the drawn tokens, with their rows in this step."""
-        return dict(self._places)
+        return dict(self._rows)
 
-    def place_of(self, sample: Sample) -> int | None:
-        return self._places.get(sample)
+    def row_of(self, sample: Sample) -> int | None:
+        return self._rows.get(sample)
 
     def forget(self, sample: Sample) -> None:
         """Drop the token of this sample."""
-        self._places.pop(sample, None)
+        self._rows.pop(sample, None)
 
     def read(self) -> tuple[list[int], list[float]]:
         """Wait for this step, but not for later ones, and return its tokens and logprobs."""

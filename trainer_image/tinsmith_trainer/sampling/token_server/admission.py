@@ -32,7 +32,7 @@ class Admission:
 
     def __init__(self, most: int) -> None:
         self._room = SharedQuota(most)
-        self._turns = FairQueue(CREDIT_TOKENS)
+        self._fair_queue = FairQueue(CREDIT_TOKENS)
         self._waiting: dict[str, deque[_Waiter]] = {}
         self._draws: Counter[str] = Counter()  # includes draws that wait
 
@@ -40,7 +40,7 @@ class Admission:
     async def turn(self, tenant: str, tokens: int) -> AsyncIterator[None]:
         """Wait for the turn of a draw. `tokens` is its limit, including its prompt."""
         if not self._draws[tenant]:
-            self._turns.enter(tenant)
+            self._fair_queue.enter(tenant)
         self._draws[tenant] += 1
         try:
             await self._enter(tenant, tokens)
@@ -52,7 +52,7 @@ class Admission:
             self._draws[tenant] -= 1
             if not self._draws[tenant]:
                 del self._draws[tenant]
-                self._turns.leave(tenant)
+                self._fair_queue.leave(tenant)
             self._admit()
 
     async def _enter(self, tenant: str, tokens: int) -> None:
@@ -71,11 +71,11 @@ class Admission:
             waiter = self._pop(tenant)
             if not waiter.admitted.done():  # else the waiter was cancelled
                 self._room.take(tenant, 1)
-                self._turns.charge(tenant, waiter.tokens)
+                self._fair_queue.charge(tenant, waiter.tokens)
                 waiter.admitted.set_result(None)
 
     def _next(self) -> str | None:
-        order = (tenant for tenant in self._turns.order() if tenant in self._waiting)
+        order = (tenant for tenant in self._fair_queue.order() if tenant in self._waiting)
         return next((tenant for tenant in order if self._room.fits(tenant, 1)), None)
 
     def _pop(self, tenant: str) -> _Waiter:

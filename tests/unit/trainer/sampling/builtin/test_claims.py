@@ -1,4 +1,4 @@
-"""Rows and memory that somebody waits for are given up in a bounded number of moves, and company slows nobody down."""
+"""Rows and memory that somebody waits for are given up in a bounded number of moves, and co_batched_tenants slows nobody down."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tinsmith_trainer.sampling.builtin.claims import (
     ForwardCost,
     HeldMemory,
-    company,
+    co_batched_tenants,
     give_up_memory,
     gives_up_a_row,
     next_for_a_row,
@@ -31,20 +31,20 @@ def lead_of(used: dict[str, float]) -> Callable[[str, str], float]:
 def test_company_takes_no_more_of_a_tenants_time_than_turns_would(rows: dict[str, int], fixed: float) -> None:
     cost = ForwardCost(fixed).of
     for tenant, own in rows.items():
-        chosen = company(rows, tenant, cost)
+        chosen = co_batched_tenants(rows, tenant, cost)
         assert tenant in chosen
         assert cost(sum(rows[one] for one in chosen)) <= len(chosen) * cost(own)
 
 
 @given(ROWS, FIXED)
 def test_who_has_most_rows_takes_everybody_along(rows: dict[str, int], fixed: float) -> None:
-    assert company(rows, max(rows, key=lambda name: rows[name]), ForwardCost(fixed).of) == set(rows)
+    assert co_batched_tenants(rows, max(rows, key=lambda name: rows[name]), ForwardCost(fixed).of) == set(rows)
 
 
 def test_one_row_does_not_wait_for_the_thirty_one_of_another_on_a_cpu_and_does_not_notice_them_on_a_gpu() -> None:
     rows = {"flood": 31, "small": 1}
-    assert company(rows, "small", ForwardCost.on("cpu").of) == {"small"}
-    assert company(rows, "small", ForwardCost.on("cuda").of) == {"small", "flood"}
+    assert co_batched_tenants(rows, "small", ForwardCost.on("cpu").of) == {"small"}
+    assert co_batched_tenants(rows, "small", ForwardCost.on("cuda").of) == {"small", "flood"}
 
 
 @given(ROWS, st.lists(st.sampled_from(NAMES), min_size=1, unique=True), USED)

@@ -150,7 +150,7 @@ def test_a_prompt_that_others_join_while_it_is_computed_is_kept_only_where_there
     assert sampler._loop._shares_prompts
     steps.clear()
     monkeypatch.setattr(ForwardPass, "prompts", joined)
-    monkeypatch.setattr(Batches, "has_room_beside_rows", lambda self, nbytes: False)
+    monkeypatch.setattr(Batches, "has_room_for_shared", lambda self, nbytes: False)
     assert submit(sampler, job(prompt, max_tokens=3)).get().error is None
     assert [other.get().error for other in others] == [None] * (GROUP - 1)
     sampler.close()

@@ -52,7 +52,7 @@ class CacheBatch:
     def filled_bytes(self) -> int:
         return sum(self._plan.filled_bytes(sample) for sample in self._states)
 
-    def place(self, sample: Sample) -> None:
+    def put(self, sample: Sample) -> None:
         """Give a sample a row with a copy of its states, which samples of one prompt share."""
         assert not isinstance(sample.kv, torch.Tensor)
         with torch.inference_mode():
@@ -69,10 +69,10 @@ class CacheBatch:
         """Free the rows of jobs that ended for another reason than their last token."""
         self._states = {sample: states for sample, states in self._states.items() if not sample.run.finished}
 
-    def step(self, company: Collection[str]) -> StepResult:
+    def step(self, tenants: Collection[str]) -> StepResult:
         """Draw a token for every sample of these tenants."""
         result = StepResult()
-        chosen = [sample for sample in self._states if sample.run.job.tenant in company]
+        chosen = [sample for sample in self._states if sample.run.job.tenant in tenants]
         # No sample leaves before all groups are computed: an error fails those that are in the batch then.
         computed = [(samples, self._drawn(samples)) for samples in self._groups(chosen)]
         for samples, tokens in computed:
