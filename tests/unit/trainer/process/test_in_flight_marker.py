@@ -167,10 +167,10 @@ def test_a_disk_that_takes_no_marker_fails_no_call(tmp_path: Path, monkeypatch: 
     flipped=st.integers(0, 10_000),
 )
 def test_a_marker_is_read_as_it_was_written_or_not_at_all(
-    model_id: str, seq_id: int, sign: str, beside: list[InFlightWork], cut: int, flipped: int
+    model_id: str, seq_id: int, sign: str, others: list[InFlightWork], cut: int, flipped: int
 ) -> None:
     """A power cut may leave any part of it."""
-    interruption = Interruption(InFlightWork("replay", model_id, seq_id), "life", sign, tuple(beside))
+    interruption = Interruption(InFlightWork("replay", model_id, seq_id), "life", sign, tuple(others))
     content = in_flight_marker._encoded(interruption)
     assert in_flight_marker._decoded(content) == interruption
     assert in_flight_marker._decoded(content + b"the rest of a longer one before") == interruption

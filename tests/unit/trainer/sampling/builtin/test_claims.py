@@ -1,4 +1,4 @@
-"""Rows and memory that somebody waits for are given up in a bounded number of moves, and co_batched_tenants slows nobody down."""
+"""Rows and memory that a tenant waits for become free in a bounded number of moves, and co-batching slows no tenant down."""
 
 from __future__ import annotations
 
