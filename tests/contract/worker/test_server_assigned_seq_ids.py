@@ -86,7 +86,7 @@ async def test_what_a_full_disk_refused_leaves_no_gap(worker: Worker) -> None:
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
 def test_numbers_that_were_refused_together_are_given_again(order: tuple[int, int]) -> None:
     given = AssignedSeqIds()
-    numbers = {number: key for key, number in (("a", given.assign("a")), ("b", given.give("b")))}
+    numbers = {number: key for key, number in (("a", given.assign("a")), ("b", given.assign("b")))}
     for number in order:
         given.take_back(numbers[number], number)
     assert given.assign("c") == 1

@@ -1,4 +1,4 @@
-"""Rows and memory that a tenant waits for become free in a bounded number of moves, and co-batching slows no tenant down."""
+"""Rows and memory become free for waiting tenants in a bounded number of moves; co-batching slows no tenant down."""
 
 from __future__ import annotations
 
