@@ -164,16 +164,38 @@ def _comment(schema: Schema, width: int) -> list[str]:
 # ---- the reference
 
 
-def values_rows(sections: Collection[str]) -> list[tuple[str, str, str]]:
+Row = tuple[str, str, str]
+
+
+def values_rows(sections: Collection[str]) -> list[Row]:
     """Return value, default and meaning in Markdown, for the values of these sections.
 
-    docs/reference/settings.md has the rows of the server's settings.
+    Exclude the server's settings, which docs/reference/settings.md lists, and the values of `shared_rows`.
     """
+    shared = {value.path for pair in _shared_values() for value in pair}
     return [
         (f"`{value.path}`", _shown(value.default), value.description)
         for value in values()
-        if _section_of(value) in sections and not value.path.startswith(SERVER_SETTINGS)
+        if _section_of(value) in sections and not value.path.startswith(SERVER_SETTINGS) and value.path not in shared
     ]
+
+
+def shared_rows() -> list[Row]:
+    """Return the rows of values that operator and API server both have, with the same default and meaning."""
+    return [
+        (f"`{operator.path}`, `{server.path}`", _shown(operator.default), operator.description)
+        for operator, server in _shared_values()
+    ]
+
+
+def _shared_values() -> list[tuple[Value, Value]]:
+    found = {value.path: value for value in values()}
+    pairs = [
+        (value, found.get(path.replace("operator.", "apiServer.", 1)))
+        for path, value in found.items()
+        if path.startswith("operator.")
+    ]
+    return [(operator, server) for operator, server in pairs if server is not None and server[1:] == operator[1:]]
 
 
 def other_sections() -> set[str]:

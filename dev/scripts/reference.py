@@ -182,6 +182,10 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "evidence": ("reference/evidence.md", lambda: table(evidence_reference.HEADER, evidence_reference.rows())),
     "generations": ("reference/protocol.md", lambda: table(sdk_generations.HEADER, sdk_generations.rows())),
     "operator-values": ("reference/chart.md", lambda: values_table("operator")),
+    "shared-values": (
+        "reference/chart.md",
+        lambda: table(("Value", "Default", "Meaning"), chart_reference.shared_rows()),
+    ),
     "api-server-values": ("reference/chart.md", lambda: values_table("apiServer")),
     "values": ("reference/chart.md", lambda: values_table(*chart_reference.other_sections())),
     "spec": ("reference/training-session.md", lambda: spec_table(chart_reference.SESSION_CRD)),

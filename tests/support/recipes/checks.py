@@ -1,4 +1,4 @@
-"""The checks of a program's run, each with its text in docs/reference/recipes.md."""
+"""Checks of a program's run, each with its description."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ class Check:
     holds: Callable[[Run], bool]
     shows: Callable[[Run], object]
     """The observed value."""
-    is_count: bool = False
-    """A count of rows, requests, operations or checkpoints; the page leaves it out."""
 
     def problem(self, run: Run) -> str | None:
         """Return the failure, or None. A metric that was never written fails its check."""
@@ -39,9 +37,7 @@ def problems(run: Run, checks: Sequence[Check]) -> list[str]:
 
 
 def steps(metric: str, count: int) -> Check:
-    return Check(
-        f"{count} rows of `{metric}`", lambda run: len(run.series(metric)) == count, _series(metric), is_count=True
-    )
+    return Check(f"{count} rows of `{metric}`", lambda run: len(run.series(metric)) == count, _series(metric))
 
 
 def starts_near(metric: str, value: float, within: float) -> Check:
@@ -102,22 +98,12 @@ def same(metric: str, other: str) -> Check:
 def asked(**requests: int) -> Check:
     """Check how often these routes were called, and answered."""
     said = ", ".join(f"{count} `{route}`" for route, count in requests.items())
-    return Check(
-        said,
-        lambda run: all(run.requests[route] == count for route, count in requests.items()),
-        _requests,
-        is_count=True,
-    )
+    return Check(said, lambda run: all(run.requests[route] == count for route, count in requests.items()), _requests)
 
 
 def asked_at_least(**requests: int) -> Check:
     said = ", ".join(f"{count} `{route}` or more" for route, count in requests.items())
-    return Check(
-        said,
-        lambda run: all(run.requests[route] >= count for route, count in requests.items()),
-        _requests,
-        is_count=True,
-    )
+    return Check(said, lambda run: all(run.requests[route] >= count for route, count in requests.items()), _requests)
 
 
 def ran(operations: int) -> Check:
@@ -125,7 +111,6 @@ def ran(operations: int) -> Check:
         f"{operations} operations ran, each once",
         lambda run: run.operations["done"] == operations,
         lambda run: dict(run.operations),
-        is_count=True,
     )
 
 
@@ -134,7 +119,6 @@ def checkpoints(*names: str) -> Check:
         f"checkpoints {', '.join(names)}",
         lambda run: [row["name"] for row in run.checkpoints] == [*names],
         lambda run: [row["name"] for row in run.checkpoints],
-        is_count=True,
     )
 
 
