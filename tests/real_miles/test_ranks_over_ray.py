@@ -119,7 +119,7 @@ def test_a_rank_that_is_killed_is_missed_by_the_watch_and_by_the_next_call(
         os.kill(ray.get(victim.__ray_call__.remote(process)), signal.SIGKILL)
         assert missed.wait(timeout=30)
         with pytest.raises(RanksLost):
-            ranks.all("ts_health")
+            ranks.all("ts_parts")
     note("Qwen3, data 2: a rank that is killed is missed", "noticed", "noticed")
 
 

@@ -36,7 +36,7 @@ def test_the_peft_engine_agrees_with_a_plain_peft_loop_in_every_loss_on_a_model_
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert parity(*sides("peft", "peft-reference"), "--steps", 3, "--rank", 4, "--atol", ROUNDING) == 0
     said = capsys.readouterr().out
-    assert "peft beside peft-reference: Qwen3ForCausalLM, rank 4, seed 0" in said
+    assert "peft and peft-reference: Qwen3ForCausalLM, rank 4, seed 0" in said
     assert f"Within {ROUNDING} in every step." in said
     for loss in ("cross_entropy", "importance_sampling", "ppo", "cispo", "gspo", "dro"):
         assert loss in said

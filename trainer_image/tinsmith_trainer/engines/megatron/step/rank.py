@@ -44,7 +44,6 @@ class Rank:
         self._places = places
         self._at = parallelism.coordinates(rank)
         self._tells_state = parallelism.is_first_copy(rank) or parallelism.is_first_of_experts(rank)
-        self._rank = rank
         self._scales: dict[str, float] = {}
 
     def ts_parts(self) -> tuple[TensorPart, ...]:
@@ -90,10 +89,6 @@ class Rank:
         """Drop an adapter. Unknown ids are ignored."""
         self._step.drop(adapter_id)
         self._scales.pop(adapter_id, None)
-
-    def ts_health(self) -> dict[str, int]:
-        """Return numbers that show a rank that lags or leaks."""
-        return {"rank": self._rank, "adapters": len(self._scales)}
 
     def _cut(self, whole: Tensors) -> dict[str, Tensor]:
         return cut(whole, self._places.parts, self._at)
