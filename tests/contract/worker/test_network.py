@@ -98,14 +98,14 @@ async def test_a_sampler_that_gives_up_in_the_middle_makes_room_for_others(
     start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offered_saves, "PART_BYTES", 1)
-    monkeypatch.setattr(offered_saves, "TURN_SECONDS", CALL_SECONDS)
+    monkeypatch.setattr(offered_saves, "STREAM_WAIT_SECONDS", CALL_SECONDS)
     worker = await start(offered_saves_bytes=10**9)
     await worker.submit(create(), save_ephemeral(1))
     await worker.finished(1)
     digest = (await worker.events())[-1].checkpoint_saved.manifest_digest
     async with worker_port(worker, tmp_path) as port:
         stub = port.client(port.authority.leaf(SAMPLER, usages=(CLIENT,)))
-        for _ in range(2 * offered_saves.MOST_AT_ONCE):
+        for _ in range(2 * offered_saves.MAX_STREAMS):
             given = stub.StreamSave(worker_pb2.StreamSaveRequest(manifest_digest=digest), timeout=CALL_SECONDS)
             assert (await anext(aiter(given))).manifest
             given.cancel()
@@ -115,8 +115,8 @@ async def test_a_sampler_that_gives_up_in_the_middle_makes_room_for_others(
 async def until_free(saves: OfferedSaves, digest: str) -> None:
     """Returns when as many samplers can be given saves as ever."""
     async with contextlib.AsyncExitStack() as taken:
-        for _ in range(offered_saves.MOST_AT_ONCE):
-            await taken.enter_async_context(saves.given(digest))
+        for _ in range(offered_saves.MAX_STREAMS):
+            await taken.enter_async_context(saves.streaming(digest))
 
 
 async def test_the_operator_does_not_count_as_a_way_for_clients(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ UNCHANGED_SECONDS = 24 * 3600.0
 SWEEP_SECONDS = 6 * 3600.0
 
 
-def keep_sweeping(root: Path, areas: Iterable[str], manifest: str) -> None:
+def start_sweeping(root: Path, areas: Iterable[str], manifest: str) -> None:
     """Start a daemon thread that sweeps periodically."""
     wanted = list(areas)
 

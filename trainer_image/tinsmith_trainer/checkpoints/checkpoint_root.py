@@ -17,7 +17,7 @@ import structlog
 from tinsmith_rpc.tenant_names import RULE, is_tenant_name
 
 from tinsmith_trainer.checkpoints import age_files
-from tinsmith_trainer.checkpoints.abandoned import keep_sweeping
+from tinsmith_trainer.checkpoints.abandoned import start_sweeping
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage, FileTooLarge, StorageFault
 from tinsmith_trainer.disk.durable_files import Pieces, ReadFile, WrittenFile, sha256_of, size_of
 from tinsmith_trainer.engines import peft_layout
@@ -83,10 +83,10 @@ class CheckpointRoot:
         """Open the storage; see `CheckpointStorage`."""
         self._storage = CheckpointStorage(url, reserved_bytes=reserved_bytes)
 
-    def keep_sweeping(self, areas: Iterable[str]) -> None:
+    def start_sweeping(self, areas: Iterable[str]) -> None:
         """Start removing unfinished saves in these areas."""
         if self._storage.folder is not None:
-            keep_sweeping(self._storage.folder, areas, MANIFEST_FILE)
+            start_sweeping(self._storage.folder, areas, MANIFEST_FILE)
 
     def write(
         self,
@@ -137,7 +137,9 @@ class CheckpointRoot:
     ) -> LoadedCheckpoint:
         found = self._read_files(directory, [MANIFEST_FILE], from_disk=from_disk)[MANIFEST_FILE]
         manifest = checked_manifest(directory, bytes(found.content), manifest_digest, base)
-        return decoded(directory, manifest, self._read_files(directory, manifest["files"], from_disk=from_disk))
+        return decode_checkpoint(
+            directory, manifest, self._read_files(directory, manifest["files"], from_disk=from_disk)
+        )
 
     def digest_of(self, directory: str) -> str:
         """Return the manifest digest of an unrecorded checkpoint. Raises CheckpointInvalid if there is none."""
@@ -243,7 +245,7 @@ def checked_manifest(directory: str, content: bytes, digest: str, base: BaseMode
     return manifest
 
 
-def decoded(directory: str, manifest: Manifest, files: Mapping[str, ReadFile]) -> LoadedCheckpoint:
+def decode_checkpoint(directory: str, manifest: Manifest, files: Mapping[str, ReadFile]) -> LoadedCheckpoint:
     """Decode weights, and the optimizer if present. Raises CheckpointInvalid for altered files."""
     for name, file in files.items():
         _check_content(directory, name, file, manifest["files"][name])

@@ -16,10 +16,10 @@ from tinsmith_trainer.checkpoints.checkpoint_root import SavedWeights
 from tinsmith_trainer.disk.durable_files import Pieces
 from tinsmith_trainer.engines import peft_layout
 
-MOST_OFFERED = 4
-MOST_AT_ONCE = 2
+MAX_OFFERED = 4
+MAX_STREAMS = 2
 """Each stream takes a third of a second of CPU per 400 MB, which training loses."""
-TURN_SECONDS = 1.0
+STREAM_WAIT_SECONDS = 1.0
 """The time that another sampler waits: a pool's replicas ask simultaneously, and then use the root."""
 PART_BYTES = 1024**2
 """The size of one message. Messages of an eighth of that take twice the CPU time on both sides."""
@@ -58,15 +58,15 @@ class TooManyStreams(SaveUnavailable):
 
 
 class OfferedSaves:
-    """The kept saves. Thread-safe, except for `given`."""
+    """The kept saves. Thread-safe, except for `streaming`."""
 
-    def __init__(self, *, size_bytes: int, most: int = MOST_OFFERED) -> None:
+    def __init__(self, *, size_bytes: int, most: int = MAX_OFFERED) -> None:
         """Keep at most `size_bytes` in total, and no larger save. 0 keeps none."""
         self._most = most
         self._size_bytes = size_bytes
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, SavedWeights] = OrderedDict()
-        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
+        self._streams = asyncio.Semaphore(MAX_STREAMS)
 
     def add(self, saved: SavedWeights) -> None:
         """Add a save that is on the root."""
@@ -82,18 +82,18 @@ class OfferedSaves:
         return self._size_bytes > 0
 
     @asynccontextmanager
-    async def given(self, digest: str) -> AsyncIterator[Offer]:
+    async def streaming(self, digest: str) -> AsyncIterator[Offer]:
         """Yield a save for streaming, in one event loop, after waiting for a free stream. Raises SaveUnavailable."""
         offer = self.find(digest)
         try:
-            async with asyncio.timeout(TURN_SECONDS):
-                await self._turns.acquire()
+            async with asyncio.timeout(STREAM_WAIT_SECONDS):
+                await self._streams.acquire()
         except TimeoutError:
-            raise TooManyStreams(f"this worker is already streaming saves to {MOST_AT_ONCE} samplers") from None
+            raise TooManyStreams(f"this worker is already streaming saves to {MAX_STREAMS} samplers") from None
         try:
             yield offer
         finally:
-            self._turns.release()
+            self._streams.release()
 
     def find(self, digest: str) -> Offer:
         """Return a save. Raises SaveNotOffered."""

@@ -101,7 +101,7 @@ def map_weights(descriptor: int, description: bytes, base_revision: str) -> Adap
 
 log = structlog.get_logger(__name__)
 
-MOST_SHARED = 4
+MAX_SHARED = 4
 SHARED_BYTES = 1024**3
 """The limit for kept saves and copies in progress. Mappings of dropped ones belong to the sampler."""
 MAX_MESSAGE_BYTES = 4096
@@ -112,7 +112,7 @@ ANSWER_SECONDS = 2.0
 class SharedSaves:
     """The newest saves by manifest digest. Thread-safe."""
 
-    def __init__(self, *, most: int = MOST_SHARED, size_bytes: int = SHARED_BYTES) -> None:
+    def __init__(self, *, most: int = MAX_SHARED, size_bytes: int = SHARED_BYTES) -> None:
         self._most = most
         self._size_bytes = size_bytes
         self._lock = threading.Lock()
@@ -134,7 +134,7 @@ class SharedSaves:
             finally:
                 self._end(copied.result() if copied is not None else None, written)
 
-    def give(self, digest: str, taker: socket.socket) -> None:
+    def send(self, digest: str, client: socket.socket) -> None:
         """Send a save, or nothing if there is none. Raises OSError."""
         with self._lock:
             found = self._kept.get(digest)
@@ -142,7 +142,7 @@ class SharedSaves:
                 return
             descriptor, description = os.dup(found.fileno()), found.description
         try:
-            socket.send_fds(taker, [description], [descriptor])
+            socket.send_fds(client, [description], [descriptor])
         finally:
             os.close(descriptor)
 
@@ -218,17 +218,17 @@ class SaveSocket:
     def _answer_all(self) -> None:
         while True:
             try:
-                taker, _ = self._socket.accept()
+                client, _ = self._socket.accept()
             except OSError as error:
                 log.info("stopped sharing saves", reason=error.strerror)
                 return
-            with taker:
-                self._answer(taker)
+            with client:
+                self._answer(client)
 
-    def _answer(self, taker: socket.socket) -> None:
+    def _answer(self, client: socket.socket) -> None:
         try:
-            taker.settimeout(ANSWER_SECONDS)
-            self.saves.give(taker.recv(MAX_MESSAGE_BYTES).decode(errors="replace"), taker)
+            client.settimeout(ANSWER_SECONDS)
+            self.saves.send(client.recv(MAX_MESSAGE_BYTES).decode(errors="replace"), client)
         except OSError as error:
             log.info("a save could not be sent", reason=str(error))
 
@@ -236,11 +236,11 @@ class SaveSocket:
 def fetch_save(socket_path: Path, digest: str, base_revision: str) -> AdapterState | None:
     """Return the weights that a worker's socket has for this digest. None: read them from the root."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as giver:
-            giver.settimeout(ANSWER_SECONDS)
-            giver.connect(str(socket_path))
-            giver.send(digest.encode())
-            description, descriptors, _, _ = socket.recv_fds(giver, MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+            server.settimeout(ANSWER_SECONDS)
+            server.connect(str(socket_path))
+            server.send(digest.encode())
+            description, descriptors, _, _ = socket.recv_fds(server, MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     except OSError as error:
         log.info("the worker shares no saves", reason=str(error))
         return None
@@ -259,13 +259,13 @@ def _start_copy(
     copier: ThreadPoolExecutor, state: AdapterState, base_revision: str
 ) -> Future[SealedWeights | None] | None:
     try:
-        return copier.submit(_sealed, state, base_revision)
+        return copier.submit(_copy_sealed, state, base_revision)
     except RuntimeError as error:  # no more threads available
         log.warning("a save cannot be shared; samplers read it from the root", reason=str(error))
         return None
 
 
-def _sealed(state: AdapterState, base_revision: str) -> SealedWeights | None:
+def _copy_sealed(state: AdapterState, base_revision: str) -> SealedWeights | None:
     """Copy the weights, or return None on any failure: the save itself is complete on the root."""
     try:
         return SealedWeights(state, base_revision)

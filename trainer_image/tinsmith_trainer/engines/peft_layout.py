@@ -59,7 +59,7 @@ def peft_targets(modules: Iterable[str], *, has_experts: bool) -> tuple[list[str
     return [name for name in named if name not in moved], [f"{name}.weight" for name in named if name in moved]
 
 
-def fused(tensors: Tensors, rank: int, alpha: float, interleaved: Container[str]) -> FusedExperts:
+def fuse_experts(tensors: Tensors, rank: int, alpha: float, interleaved: Container[str]) -> FusedExperts:
     """Convert adapters of experts to PEFT's fused layout.
 
     `interleaved` are the experts whose gate and up alternate in one weight.
@@ -80,7 +80,7 @@ def fused(tensors: Tensors, rank: int, alpha: float, interleaved: Container[str]
     return layout
 
 
-def one_by_one(tensors: Tensors) -> dict[str, Array]:
+def split_experts(tensors: Tensors) -> dict[str, Array]:
     """Split adapters of experts into `<experts>.<number>.gate_proj.lora_A` and so on, of two dimensions.
 
     Other tensors are returned unchanged.
@@ -146,9 +146,9 @@ def encode_adapter(lora: LoraSpec, tensors: Tensors, base_model: str) -> dict[st
 def write_adapter(
     folder: Path, lora: LoraSpec, tensors: Tensors, base_model: str, *, interleaved: Container[str] = ()
 ) -> None:
-    """Write an adapter for PEFT into an existing folder, without fsync. `interleaved`: see `fused`."""
+    """Write an adapter for PEFT into an existing folder, without fsync. `interleaved`: see `fuse_experts`."""
     weights = _weights(tensors)
-    experts = fused(weights, lora.rank, lora.alpha, interleaved)
+    experts = fuse_experts(weights, lora.rank, lora.alpha, interleaved)
     linears = {name: tensor for name, tensor in weights.items() if tensor.ndim == 2}
     modules, parameters = peft_targets(_modules(linears), has_experts=bool(experts.parameters))
     config = _config(lora, modules, base_model)
@@ -163,7 +163,7 @@ def write_adapter(
 
 def write_each_expert(folder: Path, lora: LoraSpec, tensors: Tensors, base_model: str) -> None:
     """Write an adapter with separate experts into an existing folder, without fsync."""
-    weights = one_by_one(_weights(tensors))
+    weights = split_experts(_weights(tensors))
     _write(folder, _encoded(weights, _config(lora, _modules(weights), base_model)))
 
 

@@ -85,14 +85,14 @@ def _model_or_tiny(model: str | None) -> Iterator[str]:
 
 def _report(sides: str, compared: Compared, rank: int, seed: int, tolerance: float) -> bool:
     """Print the table and the differences beyond the tolerance. Return whether there are none."""
-    from tinsmith_trainer.parity.compare import draw, first_beyond, sentence
+    from tinsmith_trainer.parity.compare import describe, first_beyond, render_table
 
     console = make_console()
     title = f"{sides}: {compared.base.architecture}, rank {rank}, seed {seed}"
-    console.print(draw(title, compared.plan, compared.differences, tolerance))
+    console.print(render_table(title, compared.plan, compared.differences, tolerance))
     beyond = first_beyond(compared.differences, tolerance)
     for difference in beyond:
-        console.print(f"{sentence(difference, tolerance)}.", style="red")
+        console.print(f"{describe(difference, tolerance)}.", style="red")
     if not beyond:
         console.print(f"Within {tolerance:g} in every step.", style="green")
     return not beyond

@@ -74,7 +74,7 @@ def first_beyond(differences: Sequence[Difference], tolerance: float) -> list[Di
     return list(found.values())
 
 
-def draw(title: str, plan: ParityPlan, differences: Sequence[Difference], tolerance: float) -> Table:
+def render_table(title: str, plan: ParityPlan, differences: Sequence[Difference], tolerance: float) -> Table:
     """Return a table of 80 columns: a row per step, the new adapter first, with the largest differences."""
     table = Table(title=title, caption=f"largest differences; the tolerance is {tolerance:g}", title_justify="left")
     table.add_column("step", justify="right")
@@ -89,7 +89,7 @@ def draw(title: str, plan: ParityPlan, differences: Sequence[Difference], tolera
     return table
 
 
-def sentence(difference: Difference, tolerance: float) -> str:
+def describe(difference: Difference, tolerance: float) -> str:
     """Return which quantity differs too much, in which step, by how much, and where."""
     return (
         (

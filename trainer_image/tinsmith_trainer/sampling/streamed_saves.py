@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import grpc
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
 
-from tinsmith_trainer.checkpoints.checkpoint_root import Manifest, checked_manifest, decoded
+from tinsmith_trainer.checkpoints.checkpoint_root import Manifest, checked_manifest, decode_checkpoint
 from tinsmith_trainer.disk.durable_files import HEAD_BYTES, ReadFile
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.engines.peft_layout import WEIGHTS_FILE
@@ -104,7 +104,7 @@ class StreamedSaves:
         try:
             manifest = checked_manifest(reference.directory, first.manifest, reference.manifest_digest, self._base)
             file = _received(_announced_bytes(manifest), (part.content for part in parts))
-            return decoded(reference.directory, manifest, {WEIGHTS_FILE: file}).state
+            return decode_checkpoint(reference.directory, manifest, {WEIGHTS_FILE: file}).state
         finally:
             parts.cancel()
 

@@ -299,7 +299,7 @@ class WorkerServicer(SamplingServicer):
         running.
         """
         try:
-            async with self._service.parts.offered_saves.given(request.manifest_digest) as offer:
+            async with self._service.parts.offered_saves.streaming(request.manifest_digest) as offer:
                 await context.write(worker_pb2.SavePart(manifest=offer.manifest))
                 for part in offer.parts():
                     await context.write(worker_pb2.SavePart(content=part))

@@ -154,7 +154,7 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
     )
     service = WorkerService(parts)
     server = await _serve(options, WorkerServicer(service, _name(options)), tls)
-    root.keep_sweeping(AREAS)
+    root.start_sweeping(AREAS)
     log.info("worker ready", instance_id=service.instance_id, model=options.model, address=_address(options))
     return RunningWorker(service, server, save_socket)
 

@@ -12,7 +12,7 @@ from support.engine.reference import ReferenceEngine
 from tinsmith_trainer.checkpoints import offered_saves
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, SavedWeights
 from tinsmith_trainer.checkpoints.offered_saves import (
-    MOST_AT_ONCE,
+    MAX_STREAMS,
     PART_BYTES,
     OfferedSaves,
     SaveNotOffered,
@@ -71,21 +71,21 @@ def test_no_more_bytes_are_kept_than_were_allowed_and_what_is_larger_drives_out_
 async def test_only_some_are_given_at_once_and_whoever_is_done_lets_the_next_one_in(tmp_path: Path) -> None:
     saves, save = OfferedSaves(size_bytes=1024**3), saved(tmp_path, 1)
     saves.add(save)
-    first, *others = (asyncio.Event() for _ in range(MOST_AT_ONCE))
+    first, *others = (asyncio.Event() for _ in range(MAX_STREAMS))
     given: list[asyncio.Event] = []
 
     async def take(until: asyncio.Event) -> None:
-        async with saves.given(save.written.manifest_digest):
+        async with saves.streaming(save.written.manifest_digest):
             given.append(until)
             await until.wait()
 
     last = asyncio.Event()
     taking = [asyncio.create_task(take(until)) for until in (first, *others, last)]
-    while len(given) < MOST_AT_ONCE:
+    while len(given) < MAX_STREAMS:
         await asyncio.sleep(0)
     first.set()
     await taking[0]
-    while len(given) <= MOST_AT_ONCE:
+    while len(given) <= MAX_STREAMS:
         await asyncio.sleep(0)
     assert given[-1] is last
     for until in (*others, last):
@@ -94,11 +94,11 @@ async def test_only_some_are_given_at_once_and_whoever_is_done_lets_the_next_one
 
 
 async def test_nobody_waits_for_a_turn_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offered_saves, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(offered_saves, "STREAM_WAIT_SECONDS", 0.01)
     saves, save = OfferedSaves(size_bytes=1024**3), saved(tmp_path, 1)
     saves.add(save)
     async with AsyncExitStack() as under_way:
-        for _ in range(MOST_AT_ONCE):
-            await under_way.enter_async_context(saves.given(save.written.manifest_digest))
+        for _ in range(MAX_STREAMS):
+            await under_way.enter_async_context(saves.streaming(save.written.manifest_digest))
         with pytest.raises(TooManyStreams):
-            await under_way.enter_async_context(saves.given(save.written.manifest_digest))
+            await under_way.enter_async_context(saves.streaming(save.written.manifest_digest))

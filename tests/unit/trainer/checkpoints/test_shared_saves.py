@@ -53,17 +53,17 @@ def door(tmp_path: Path) -> Iterator[SaveSocket]:
 
 
 @contextmanager
-def giver(path: Path, answer: Callable[[socket.socket], None]) -> Iterator[Path]:
+def server(path: Path, answer: Callable[[socket.socket], None]) -> Iterator[Path]:
     """Run a worker that answers one request in this way, and ends."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(str(path))
         listening.listen()
 
         def serve() -> None:
-            taker, _ = listening.accept()
-            with taker:
-                taker.recv(100)
-                answer(taker)
+            client, _ = listening.accept()
+            with client:
+                client.recv(100)
+                answer(client)
 
         serving = threading.Thread(target=serve)
         serving.start()
@@ -143,7 +143,7 @@ def test_the_socket_is_its_users_alone_and_takes_the_place_of_an_ended_workers(t
 
 
 def test_a_worker_that_ends_before_it_answers_gives_nothing(tmp_path: Path) -> None:
-    with giver(tmp_path / "saves", lambda taker: None) as path:
+    with server(tmp_path / "saves", lambda client: None) as path:
         assert fetch_save(path, "a", BASE.revision) is None
 
 
@@ -156,7 +156,7 @@ def unsealed(size_bytes: int) -> int:
 def test_memory_that_somebody_could_shorten_is_not_mapped(tmp_path: Path) -> None:
     sealed = SealedWeights(state(), BASE.revision)
     other = unsealed(sealed.size_bytes)
-    with giver(tmp_path / "saves", lambda taker: send(taker, sealed.description, other)) as path:
+    with server(tmp_path / "saves", lambda client: send(client, sealed.description, other)) as path:
         assert fetch_save(path, "a", BASE.revision) is None
     os.close(other)
     sealed.close()
@@ -168,20 +168,20 @@ def test_memory_that_somebody_could_shorten_is_not_mapped(tmp_path: Path) -> Non
 def test_memory_that_is_not_what_was_said_is_not_used(tmp_path: Path, altered: dict[str, object]) -> None:
     sealed = SealedWeights(state(), BASE.revision)
     description = json.dumps({**json.loads(sealed.description), **altered}).encode()
-    with giver(tmp_path / "saves", lambda taker: send(taker, description, sealed.fileno())) as path:
+    with server(tmp_path / "saves", lambda client: send(client, description, sealed.fileno())) as path:
         assert fetch_save(path, "a", BASE.revision) is None
     sealed.close()
 
 
 def test_what_is_no_description_is_not_used(tmp_path: Path) -> None:
     sealed = SealedWeights(state(), BASE.revision)
-    with giver(tmp_path / "saves", lambda taker: send(taker, b"{", sealed.fileno())) as path:
+    with server(tmp_path / "saves", lambda client: send(client, b"{", sealed.fileno())) as path:
         assert fetch_save(path, "a", BASE.revision) is None
     sealed.close()
 
 
-def send(taker: socket.socket, description: bytes, descriptor: int) -> None:
-    socket.send_fds(taker, [description], [descriptor])
+def send(client: socket.socket, description: bytes, descriptor: int) -> None:
+    socket.send_fds(client, [description], [descriptor])
 
 
 @pytest.mark.parametrize("error", [MemoryError("no memory left"), RuntimeError("can't start new thread")], ids=repr)

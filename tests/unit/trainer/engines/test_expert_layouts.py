@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.engine.expert_adapters import EXPERTS, HIDDEN, NAME, RANK, WIDTH, expert_adapter
-from tinsmith_trainer.engines.peft_layout import expert_modules, fused, one_by_one, peft_targets
+from tinsmith_trainer.engines.peft_layout import expert_modules, fuse_experts, peft_targets, split_experts
 
 
 def added(tensors: dict[str, np.ndarray], part: str) -> np.ndarray:
@@ -24,7 +24,7 @@ def peft_delta(lora_A: np.ndarray, lora_B: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("by_turns", [False, True])
 def test_gate_and_up_are_fused_as_the_weight_has_them(by_turns: bool) -> None:
     tensors = expert_adapter()
-    layout = fused(tensors, RANK, 8.0, {NAME} if by_turns else ())
+    layout = fuse_experts(tensors, RANK, 8.0, {NAME} if by_turns else ())
     up = peft_delta(layout.tensors[f"{NAME}.base_layer.lora_A"], layout.tensors[f"{NAME}.base_layer.lora_B"])
     gate, other = (up[:, ::2], up[:, 1::2]) if by_turns else (up[:, :WIDTH], up[:, WIDTH:])
     np.testing.assert_allclose(gate, added(tensors, "w1"), rtol=1e-5)
@@ -36,14 +36,14 @@ def test_gate_and_up_are_fused_as_the_weight_has_them(by_turns: bool) -> None:
 
 
 def test_experts_without_a_gate_keep_their_rank() -> None:
-    layout = fused(expert_adapter(gated=False), RANK, 8.0, ())
+    layout = fuse_experts(expert_adapter(gated=False), RANK, 8.0, ())
     assert layout.parameters == [f"{NAME}.up_proj", f"{NAME}.down_proj"]
     assert not layout.rank_pattern
 
 
 def test_one_by_one_every_expert_has_matrices_of_its_own() -> None:
     tensors = expert_adapter()
-    apart = one_by_one({**tensors, "lm_head.lora_A": np.zeros((RANK, HIDDEN), np.float32)})
+    apart = split_experts({**tensors, "lm_head.lora_A": np.zeros((RANK, HIDDEN), np.float32)})
     for number in range(EXPERTS):
         for name, part in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
             product = apart[f"{NAME}.{number}.{name}.lora_B"] @ apart[f"{NAME}.{number}.{name}.lora_A"]

@@ -54,7 +54,7 @@ CONVERTED_INITIALIZATIONS = ("pissa", "olora", "corda", "lora_ga")
 """Initializations that subtract the first A and B from the base weights; PEFT can convert such adapters."""
 
 
-def rank_and_alpha(content: bytes) -> tuple[int, float]:
+def read_rank_and_alpha(content: bytes) -> tuple[int, float]:
     """Return the rank, and alpha for a scale of alpha / rank. Raises CheckpointInvalid."""
     not_lora = (
         f"{CONFIG_FILE} is not PEFT's configuration for LoRA: it needs positive `r` and `lora_alpha`, "

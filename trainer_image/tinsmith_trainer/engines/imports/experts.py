@@ -25,7 +25,7 @@ class NotShared(ValueError):
     """Experts have their own factors where one must be shared by all."""
 
 
-def experts_of_tinker(tensors: Tensors, rank: int) -> dict[str, Array]:
+def to_tinker_experts(tensors: Tensors, rank: int) -> dict[str, Array]:
     """Convert other layouts to `<experts>.w1|w2|w3.lora_A|B` of three dimensions.
 
     Other tensors are returned unchanged. Raises ValueError with the cause.
@@ -42,7 +42,7 @@ def experts_of_tinker(tensors: Tensors, rank: int) -> dict[str, Array]:
     return found
 
 
-def fitted(tensor: Array, shape: tuple[int, ...]) -> Array:
+def fit_shape(tensor: Array, shape: tuple[int, ...]) -> Array:
     """Convert a factor to the shape: one for all experts, or one for each.
 
     Raises NotShared, or ValueError for another shape.

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from tinsmith_trainer.engines import adapters
 from tinsmith_trainer.engines.base import AdapterState, AnnouncedAdapter, LoraSpec
-from tinsmith_trainer.engines.imports.config import rank_and_alpha
-from tinsmith_trainer.engines.imports.experts import NotShared, experts_of_tinker, fitted
+from tinsmith_trainer.engines.imports.config import read_rank_and_alpha
+from tinsmith_trainer.engines.imports.experts import NotShared, fit_shape, to_tinker_experts
 from tinsmith_trainer.engines.imports.size_limits import FAMILIES, Shapes, ShapesOf, SizeLimits
 from tinsmith_trainer.engines.peft_layout import CONFIG_FILE, WEIGHTS_FILE
 from tinsmith_trainer.errors import CheckpointInvalid
@@ -113,7 +113,7 @@ def read_adapter(
     `embeddings` are those of the base model's files, copies of which PEFT may write next to the adapter.
     """
     limits = SizeLimits.of(announced, shapes_of, [tuple(stored.header.shape) for stored in embeddings.values()])
-    rank, alpha = rank_and_alpha(config)
+    rank, alpha = read_rank_and_alpha(config)
     if rank != announced.rank:
         raise CheckpointInvalid(f"{CONFIG_FILE} has rank {rank}, but rank {announced.rank} was announced.")
     keys = [key for key, shape in _shapes_in(weights, limits).items() if 0 not in shape]
@@ -219,7 +219,7 @@ def _families(names: Sequence[str], announced: AnnouncedAdapter) -> set[str]:
 
 def _layouts_of_experts(tensors: dict[str, Array], rank: int) -> dict[str, Array]:
     try:
-        return experts_of_tinker(tensors, rank)
+        return to_tinker_experts(tensors, rank)
     except ValueError as error:
         raise CheckpointInvalid(f"{WEIGHTS_FILE}: {error}.") from error
 
@@ -232,7 +232,7 @@ def _fitted(tensors: Mapping[str, Array], shapes: Shapes) -> dict[str, Array]:
         if name not in shapes:
             raise CheckpointInvalid(f"{WEIGHTS_FILE} holds {given}, which this base model does not have.")
         try:
-            fitting[name] = fitted(tensor, shapes[name])
+            fitting[name] = fit_shape(tensor, shapes[name])
         except NotShared:
             raise CheckpointInvalid(
                 f"{WEIGHTS_FILE}: {given} differs between experts. On this server, as in Tinker, experts share this "

@@ -12,7 +12,7 @@ from tinsmith_trainer.engines.imports.config import (
     HARMLESS,
     HONOURED,
     REFUSED,
-    rank_and_alpha,
+    read_rank_and_alpha,
 )
 from tinsmith_trainer.errors import CheckpointInvalid
 
@@ -34,19 +34,19 @@ def test_variants_that_peft_marks_as_such_are_refused() -> None:
 @pytest.mark.parametrize("field", REFUSED)
 def test_each_refused_field_is_named_where_it_is_set_and_allowed_where_it_is_not(field: str) -> None:
     with pytest.raises(CheckpointInvalid, match=rf"\({field}\)"):
-        rank_and_alpha(config_of(**{field: [1]}))
+        read_rank_and_alpha(config_of(**{field: [1]}))
     for value in (None, False, []):
-        assert rank_and_alpha(config_of(**{field: value})) == (4, 8.0)
+        assert read_rank_and_alpha(config_of(**{field: value})) == (4, 8.0)
 
 
 @pytest.mark.parametrize("name", [*CONVERTED_INITIALIZATIONS, "loftq", "pissa_niter_4", "", 1, [], {"a": 1}])
 def test_initializations_that_may_change_the_base_are_refused(name: object) -> None:
     with pytest.raises(CheckpointInvalid, match="init_lora_weights is"):
-        rank_and_alpha(config_of(init_lora_weights=name))
+        read_rank_and_alpha(config_of(init_lora_weights=name))
 
 
 def test_an_unknown_field_is_refused_unless_it_is_null() -> None:
-    assert rank_and_alpha(config_of(later=None)) == (4, 8.0)
+    assert read_rank_and_alpha(config_of(later=None)) == (4, 8.0)
     for value in (False, 0, "", "on", {}):
         with pytest.raises(CheckpointInvalid, match="the field 'later' is unknown"):
-            rank_and_alpha(config_of(later=value))
+            read_rank_and_alpha(config_of(later=value))
