@@ -1,6 +1,4 @@
-"""What every test run shares: a place for temporary files, and a summary of what was left out or left behind, and of
-where the time went.
-"""
+"""The parts of every test run: a place for temporary files, and a summary of skips, leftovers and times."""
 
 from __future__ import annotations
 
@@ -91,7 +89,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """After all fixtures have ended. A process of pytest-xdist sends the names to the one that reports."""
+    """Report temporary files that were left, after all fixtures have ended.
+
+    A process of pytest-xdist sends the names to the process that reports.
+    """
     left = session.config.stash[_own_place].left()
     session.config.stash.setdefault(_left_behind, []).extend(left)
     if (output := getattr(session.config, "workeroutput", None)) is not None:
@@ -118,7 +119,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A unit test that takes so long hangs, or is no unit test."""
+    """Bound the time of a unit test: one that takes longer hangs, or is no unit test."""
     for item in items:
         if (seconds := _time_limit(item)) is not None and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(seconds))
@@ -143,7 +144,7 @@ def _only_quick(config: pytest.Config) -> bool:
 
 
 def _time_limit(item: pytest.Item) -> int | None:
-    """Where a folder has one of its own."""
+    """Return the time limit of the test's folder, where it has one."""
     if is_unit(item):
         return UNIT_SECONDS
     return CLUSTER_SECONDS if any(item.path.is_relative_to(folder) for folder in CLUSTER_FOLDERS) else None
@@ -172,7 +173,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if left := config.stash.get(_left_behind, []):
-        terminalreporter.section("temporary files were left behind: whoever makes them has to remove them")
+        terminalreporter.section("temporary files were left behind: the test that makes them must remove them")
         for path in left[:_MOST_NAMED]:
             terminalreporter.line(path)
         terminalreporter.line(f"{len(left)} in all")
@@ -206,6 +207,6 @@ def _layer(nodeid: str) -> str:
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """A skip's `longrepr` is (path, line, reason)."""
+    """Return a skip's reason. Its `longrepr` is (path, line, reason)."""
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     return reason.removeprefix("Skipped: ")

@@ -17,7 +17,7 @@ def _postgres_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """An empty schema of its own."""
+    """Return an empty schema of the test's own."""
     url = postgres_server.create_schema()
     yield url
     postgres_server.drop_schema(url)

@@ -17,20 +17,20 @@ def s3_process() -> Iterator[S3Server]:
 
 @pytest.fixture(scope="module")
 def s3(s3_process: S3Server) -> Iterator[S3Server]:
-    """The environment is the whole process's: it leads there for these tests alone."""
+    """Run an S3 server. The environment, which belongs to the whole process, leads there for these tests alone."""
     with used_here(s3_process):
         yield s3_process
 
 
 @pytest.fixture
 def bucket(s3: S3Server) -> str:
-    """A checkpoint root in a bucket, below a prefix."""
+    """Return a checkpoint root in a bucket, below a prefix."""
     return f"{s3.bucket()}/some/prefix"
 
 
 @pytest.fixture(params=["folder", "bucket"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A checkpoint root's URL."""
+    """Return a checkpoint root's URL."""
     roots: dict[str, Callable[[], str]] = {
         "folder": (tmp_path / "checkpoints").as_uri,
         "bucket": lambda: str(request.getfixturevalue("bucket")),

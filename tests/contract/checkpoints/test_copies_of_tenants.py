@@ -36,7 +36,7 @@ REQUESTS = st.tuples(st.sampled_from(TENANTS), st.sampled_from(KEYS), st.sampled
 
 
 async def sources_in(store: Store, root: Path) -> dict[str, Checkpoint]:
-    """Published checkpoints by name, each with weights of its own."""
+    """Return published checkpoints by name, each with weights of its own."""
     made = {}
     for name in NAMES:
         digest = write_checkpoint(root / "runs" / name, {"adapter_model.safetensors": name.encode()})

@@ -1,4 +1,4 @@
-"""A bucket that cannot be reached: nothing is acknowledged that is not there, and all goes on when it is back."""
+"""A bucket that cannot be reached: only saved data is acknowledged, and all work continues when it is back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = "s3://checkpoints/prefix"
 
 @pytest.fixture
 def s3_down() -> Iterator[S3Server]:
-    """Not started yet; a bucket `checkpoints` must be made."""
+    """Return a server that has not started. A bucket `checkpoints` must be made."""
     server = S3Server()
     with used_here(server):
         yield server

@@ -1,4 +1,4 @@
-"""What a checkpoint root promises, whatever it is made of, between the workers that write and the servers that read."""
+"""The promises of a checkpoint root of any kind, between the workers that write and the servers that read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write(root: str, *, seq_id: int = 3, epoch: int = 1, state: AdapterState | N
 
 
 def change(root: str, written: WrittenCheckpoint, name: str, content: bytes | None) -> None:
-    """Somebody else rewrites or removes a file."""
+    """Rewrite or remove a file, as another program does."""
     fs, path = fsspec.core.url_to_fs(f"{root}/{written.directory}/{name}")
     if content is None:
         fs.rm_file(path)

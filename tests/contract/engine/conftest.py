@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent
 
 
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """Ranks that the tests here share end with the last of them: a Ray that nobody uses keeps a machine busy."""
+    """End the ranks that these tests share with the last test: an idle Ray keeps a machine busy."""
     if nextitem is None or not nextitem.path.is_relative_to(FOLDER):
         # Only who asked for them has imported what starts them.
         engines = sys.modules.get("support.nemo_rl.engines")
@@ -44,7 +44,7 @@ def engine_factory(engine_name: str) -> EngineFactory:
 
 @pytest.fixture
 def relative_rounding(engine_name: str) -> float:
-    """What equal sums in another order may differ by, as a part of the largest.
+    """Return the difference that equal sums in another order may have, as a part of the largest.
 
     In bfloat16, six draws of three targets differed by 1.4e-2 to 2.9e-2 on a CPU.
     """
@@ -53,19 +53,22 @@ def relative_rounding(engine_name: str) -> float:
 
 @pytest.fixture
 def logprob_rounding(engine_name: str) -> float:
-    """The difference that company may make to a datum's logprobs. On a CPU, products of other shapes round alike."""
+    """Return the difference that co-batching may make to a datum's logprobs.
+
+    On a CPU, products of other shapes round alike.
+    """
     return 2e-2 if engine_name in GPU_ENGINES and engine_name.endswith("bfloat16") else 1e-4
 
 
 @pytest.fixture
 def division_rounding(engine_name: str, relative_rounding: float) -> float:
-    """The difference that dividing a call may make to a gradient, as a part of the largest element."""
+    """Return the difference that dividing a call may make to a gradient, as a part of the largest element."""
     return relative_rounding if engine_name in GPU_ENGINES else 1e-6
 
 
 @pytest.fixture
 def engine(engine_factory: EngineFactory) -> Engine:
-    """With one fresh adapter, `a`."""
+    """Return an engine with one fresh adapter, `a`."""
     engine = engine_factory()
     engine.create_adapter("a", spec(engine))
     return engine

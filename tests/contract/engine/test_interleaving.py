@@ -1,4 +1,4 @@
-"""Calls under way at once: whatever is computed between or beside their microbatches, each is as if it were alone."""
+"""Calls that are under way at once: each computes as if it were alone, whatever runs between their microbatches."""
 
 from __future__ import annotations
 

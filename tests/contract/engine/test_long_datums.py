@@ -58,7 +58,7 @@ class Case:
     otherwise: Bound
 
     def engine(self) -> Engine:
-        """With adapters `a` and `b`, of different rank."""
+        """Return an engine with adapters `a` and `b`, of different rank."""
         engine = peft_engine(self.place, tiny_directory(shape=LONG), SETTINGS, self.dtype)
         engine.create_adapter("a", spec(engine))
         engine.create_adapter("b", spec(engine, rank=2, seed=2))
@@ -99,7 +99,7 @@ def within(request: pytest.FixtureRequest, case: Case, capsys: pytest.CaptureFix
 
 
 def apart(found: Sequence[Outcome], expected: Outcome) -> float:
-    """The largest difference of two logprobs."""
+    """Return the largest difference of two logprobs."""
     outputs = [output for outcome in found for output in outcome.outputs]
     pairs = zip(outputs, expected.outputs, strict=True)
     return max(float(np.abs(one["logprobs"] - other["logprobs"]).max()) for one, other in pairs)

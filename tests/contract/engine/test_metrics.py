@@ -1,4 +1,4 @@
-"""What an engine reports beside its outputs."""
+"""The metrics that an engine reports with its outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tinsmith_trainer.engines.losses import loss_names
 pytestmark = pytest.mark.core
 
 REDUCTIONS = {"mean", "sum", "min", "max", "slack", "hash2", "unique"}
-"""Those by which the SDK combines chunks; it drops any other silently."""
+"""The reductions by which the SDK combines chunks; it drops any other silently."""
 
 
 @pytest.mark.parametrize("loss", loss_names())

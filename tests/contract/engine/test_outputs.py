@@ -1,4 +1,4 @@
-"""What comes back: per datum, in order, and the same whoever else is in the call."""
+"""The outputs of a call: per datum, in order, and independent of the other datums in the call."""
 
 from __future__ import annotations
 

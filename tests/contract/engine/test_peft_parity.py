@@ -1,4 +1,4 @@
-"""The torch engine beside the libraries it stands for: plain transformers, plain PEFT, torch's AdamW."""
+"""The torch engine compared with the libraries it stands for: plain transformers, plain PEFT, torch's AdamW."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def twin_weights(model: Any) -> dict[str, np.ndarray]:
 
 
 def train_twin(model: Any, datums: Sequence[Datum], params: AdamParams, steps: int) -> None:
-    """The loop that a researcher would write by hand."""
+    """Train by the loop that a researcher would write by hand."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
         trainable,

@@ -58,7 +58,7 @@ def step(engine: Any, compute_call: Any = forward_backward) -> None:
 
 @functools.cache
 def dense_directory(family: Family, bits: Quantization) -> Path:
-    """A plain model whose weights are what the codes stand for."""
+    """Write a plain model whose weights are what the codes stand for."""
     directory = folder_of_whole_run("dense-model-")
     plain, coded = (AutoModelForCausalLM.from_pretrained(tiny_directory(family), dtype=torch.float32) for _ in range(2))
     quantize(coded, bits)

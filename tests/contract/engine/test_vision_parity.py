@@ -1,4 +1,4 @@
-"""Training on images beside the libraries it stands for: the model's own processor, plain transformers, plain PEFT."""
+"""Training on images, compared with the model's processor, plain transformers and plain PEFT."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def examples(family: VisionFamily) -> list[Example]:
 
 
 def new_engine(family: VisionFamily) -> PeftEngine:
-    """For a mixture without its experts, which PEFT trains in another form."""
+    """Return an engine, for a mixture without its experts, which PEFT trains in another form."""
     engine = build_peft_engine(vision_model(family))
     engine.create_adapter("a", replace(LORA, train_mlp=not family.endswith("moe")))
     return engine

@@ -1,4 +1,4 @@
-"""What the client makes of a checkpoint's files is what the trainer exports, for every kind of family."""
+"""The client's exports of a checkpoint's files, which equal the trainer's for every kind of family."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def saved_of(family: str, base: Path, folder: Path) -> Saved:
-    """An adapter with parts everywhere, by the files of its checkpoint: those that a server's archive has."""
+    """Return an adapter with parts everywhere, as the files of its checkpoint that a server's archive has."""
     engine = build_peft_engine(load_torch_model(str(base)))
     engine.create_adapter("a", LoraSpec(4, 8.0, 1, train_mlp=family not in WITHOUT_MLP))
     fresh, draw = engine.state("a"), np.random.default_rng(0)

@@ -81,7 +81,7 @@ def _load(directory: Path) -> Any:
 
 
 def _equals(left: Left, folder: Path) -> bool:
-    """Whether what lies there comes in as the adapter that left."""
+    """Return true if the exported files, imported again, are the same adapter."""
     files = (folder / name for name in ("adapter_config.json", "adapter_model.safetensors"))
     came = left.engine.read_adapter(*(file.read_bytes() for file in files), ANNOUNCED)
     assert came.tensors.keys() == left.state.tensors.keys()

@@ -1,6 +1,6 @@
-"""One worker in two installations: a process of this machine, and a session of a real Kubernetes API.
+"""A worker in two installations: a process of this machine, and a session of a real Kubernetes API.
 
-What samples has four: those two, a process of this machine beside its worker, and a pool.
+A sampler has four: those two, a process of this machine next to its worker, and a pool.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Of a local fleet: one model directory under two names, and the fake worker in the real one's place.
+    """Return settings of a local fleet: one model directory under two names, and the fake worker.
 
-    Nothing is loaded before a test asks for it, so that it can break the directory first.
+    No model loads before a test asks for it, so that the test can break the directory first.
     """
     model = tmp_path / "model"
     model.mkdir()
@@ -60,7 +60,7 @@ def _fake(real: Callable[[Any, Path, int], list[str]]) -> Callable[[Any, Path, i
 
 @pytest.fixture
 def settings_with_sampler(settings: Settings, tmp_path: Path) -> Settings:
-    """Where a sampler runs beside the worker, likewise a fake one."""
+    """Return settings with a sampler next to the worker, which is a fake, too."""
     program = tmp_path / "environment" / "bin" / "vllm"
     program.parent.mkdir(parents=True)
     program.touch(0o755)
@@ -142,7 +142,7 @@ def local_sampling(settings: Settings) -> SamplingInstallation:
 
 @pytest.fixture
 def beside_sampling(settings_with_sampler: Settings) -> SamplingInstallation:
-    """Its worker never starts, since nobody trains."""
+    """Return an installation whose worker never starts, since no client trains."""
 
     async def crash() -> None:
         os.kill(worker_pid(), signal.SIGKILL)

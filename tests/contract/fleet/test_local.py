@@ -82,7 +82,7 @@ async def test_nobody_is_started_to_hear_of_a_sample_that_is_cancelled(
 
 
 async def refused(fleet: LocalFleet, tmp_path: Path, sentence: str) -> Supervisor:
-    """The worker, after its model's directory was found to be broken."""
+    """Return the worker, after its model's directory was found to be broken."""
     (tmp_path / "model" / "refuse").write_text(sentence)
     worker = only_worker(fleet)
     with pytest.raises(WorkerUnstartable, match=f"^{sentence}$"):
@@ -106,7 +106,7 @@ async def test_a_model_that_cannot_be_loaded_is_tried_again_by_the_next_request_
 async def test_a_worker_that_ends_at_its_flags_is_not_tried_again(
     local_fleet: LocalFleet, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Those were fine when the server started: the worker's program is another one since."""
+    """Its flags were fine when the server started: the worker's program has changed since."""
     (tmp_path / "model" / "contradict").touch()
     worker = only_worker(local_fleet)
     for _ in range(2):
@@ -142,7 +142,7 @@ async def test_waiting_for_a_worker_ends_with_the_reason(local_fleet: LocalFleet
 
 
 async def preloaded(settings: Settings, store: Store) -> tuple[LocalFleet, list[str]]:
-    """A fleet that has loaded its models, or given up, and what it said meanwhile."""
+    """Return a fleet that has loaded its models, or given up, and its messages meanwhile."""
     told: list[str] = []
     fleet = LocalFleet(settings.model_copy(update={"preload_models": True}), told.append)
     await fleet.open(store)
@@ -243,7 +243,7 @@ asyncio.run(open_and_die())
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary files go. Not in the test's own folder, whose path leaves no room for a socket's name."""
+    """Return the folder of temporary files, with a short path, which leaves room for a socket's name."""
     with tempfile.TemporaryDirectory(prefix="t") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)
@@ -252,7 +252,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 async def test_what_a_killed_server_left_among_temporary_files_goes_when_the_next_one_starts_on_its_data(
     temporary: Path, tmp_path: Path, store: Store
 ) -> None:
-    """And nothing of a server on other data, which may live."""
+    """A server on other data may be alive, and keeps its files."""
     left = {data: left_by_killed(tmp_path / data, temporary) for data in ("data", "other")}
     assert {folder.name for folder in temporary.iterdir()} == set(left.values())
 
@@ -264,7 +264,7 @@ async def test_what_a_killed_server_left_among_temporary_files_goes_when_the_nex
 
 
 def left_by_killed(data: Path, temporary: Path) -> str:
-    """The folder that it made."""
+    """Return the folder that the killed server made."""
     before = set(temporary.iterdir())
     environment = {**os.environ, "TMPDIR": str(temporary)}
     killed = subprocess.run([sys.executable, "-c", KILLED, str(data)], env=environment, check=False)

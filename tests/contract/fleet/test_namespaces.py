@@ -36,7 +36,7 @@ def other_namespace(crd: Cluster) -> Iterator[str]:
 
 @pytest.fixture
 async def other(crd: Cluster, other_namespace: str, operator: StandInOperator) -> AsyncIterator[StandInOperator]:
-    """Of the same installation, in another namespace."""
+    """Return an operator of the same installation in another namespace."""
     other = StandInOperator(crd, other_namespace, operator.tls_directory.parent / "other")
     other.authority = operator.authority
     yield other
@@ -119,7 +119,7 @@ async def test_the_whole_cluster_is_one_fleet(
 async def test_the_catalogues_sessions_are_made_in_the_first_namespace_of_a_server_that_has_none_of_its_own(
     cluster_settings: Settings, store: Store, operator: StandInOperator, other: StandInOperator, tmp_path: Path
 ) -> None:
-    """And those of its name elsewhere are another release's, which count for nothing here."""
+    """Sessions of the same name in other namespaces belong to other releases, and do not count here."""
     catalogue = tmp_path / "catalogue.json"
     catalogue.write_text(json.dumps([{"name": "tiny", "maxSessions": 1, "spec": spec_of()}]))
     settings = cluster_settings.model_copy(update={"catalogue": catalogue})
@@ -132,7 +132,7 @@ async def test_the_catalogues_sessions_are_made_in_the_first_namespace_of_a_serv
 
 
 async def restrict_to(operator: StandInOperator, cluster: Cluster, folder: Path) -> Path:
-    """A kubeconfig of a service account with the API server's rights in the operator's namespace, and nowhere else."""
+    """Write a kubeconfig of a service account with the API server's rights in the operator's namespace alone."""
     rules = [
         {"apiGroups": [group], "resources": list(resources), "verbs": ["get", "list", "watch"]}
         for group, resources in RIGHTS.items()

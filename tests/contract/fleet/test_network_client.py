@@ -105,7 +105,7 @@ async def test_a_key_does_not_show_in_a_log(port: Port, tmp_path: Path) -> None:
 
 
 async def test_a_call_under_way_ends_over_a_connection_that_is_given_up(port: Port, tmp_path: Path) -> None:
-    """As with each renewal of the certificate."""
+    """Each renewal of the certificate gives a connection up."""
     tls = TlsDirectory(secret(tmp_path, port.authority)).for_worker(WORKER_ID)
     client = GrpcWorkerClient(port.address, tls)
     await client.activate(1)
@@ -120,7 +120,7 @@ async def test_a_call_under_way_ends_over_a_connection_that_is_given_up(port: Po
 async def test_files_are_parsed_once_and_again_when_they_have_changed(
     port: Port, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of a thousand connections asks every 10 s whether they are still the same."""
+    """A thousand connections ask every 10 s whether they are still the same."""
     parsed: list[None] = []
     make_context = ssl.SSLContext
 

@@ -25,17 +25,17 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def accepting(fleet: KubernetesFleet, rank: int = 0) -> dict[str, SamplerHandle]:
-    """What would be given new samples, by its id."""
+    """Return the IDs of the samplers that get new samples."""
     return {one.sampler_id: one for one in fleet.samplers(MODEL, rank)}
 
 
 def holding(fleet: KubernetesFleet) -> set[str]:
-    """Whose results would be asked for."""
+    """Return the IDs of the samplers that are asked for results."""
     return {one.sampler_id for one in fleet.all_samplers}
 
 
 async def running_replica(fleet: KubernetesFleet, operator: StandInOperator, pool: str = "fast") -> StandInReplica:
-    """A replica that the fleet is connected to."""
+    """Return a replica that the fleet is connected to."""
     replica = await operator.run_replica(pool)
     await until(lambda: replica.pod_uid in accepting(fleet))
     return replica
@@ -59,7 +59,7 @@ async def test_every_replica_is_a_sampler_of_its_own_and_no_worker(
         client = await found[replica.pod_uid].connection(START_SECONDS)
         await client.sample(worker_pb2.SampleRequest(request_id=replica.pod_uid), "ada")
         assert list(replica.fake.samples) == [replica.pod_uid]
-        assert replica.fake.epoch == 0  # nobody activates what keeps no journal
+        assert replica.fake.epoch == 0  # a sampler without a journal is not activated
 
 
 async def test_a_replica_that_terminates_gets_nothing_new_and_is_asked_for_results_until_it_is_gone(
@@ -80,7 +80,7 @@ async def test_a_replica_that_terminates_gets_nothing_new_and_is_asked_for_resul
 async def test_a_replica_that_neither_answers_nor_runs_is_not_waited_for(
     cluster_fleet: KubernetesFleet, operator: StandInOperator
 ) -> None:
-    """As on a lost node, whose pods stay listed for as long as nobody removes them."""
+    """Pods of a lost node stay listed until they are removed."""
     await operator.apply_pool("fast")
     replica = await running_replica(cluster_fleet, operator)
     handle = accepting(cluster_fleet)[replica.pod_uid]
@@ -195,7 +195,7 @@ async def test_a_model_with_sessions_that_only_train_is_sampled_from_once_it_has
 async def test_a_replica_that_leaves_hands_its_work_to_the_others_without_a_refusal(
     cluster_settings: Settings, operator: StandInOperator
 ) -> None:
-    """A rolling update as a client sees it: results are fetched, samples go on, what died is asked for again."""
+    """A rolling update as a client sees it: results are fetched, new samples run, and lost ones are repeated."""
     await operator.apply_pool("fast", replicas=2)
     replicas = [await operator.run_replica("fast") for _ in range(2)]
     async with serving(cluster_settings) as server:
@@ -215,7 +215,7 @@ async def test_a_replica_that_leaves_hands_its_work_to_the_others_without_a_refu
 
 
 async def settled(server: TestedServer, request_id: str) -> int:
-    """The status of the answer, after as many 408 as it takes."""
+    """Return the status of the answer, after any number of 408."""
     while (answer := await server.result(request_id)).status_code == 408:
         await asyncio.sleep(0.01)
     return answer.status_code

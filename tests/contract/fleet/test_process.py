@@ -31,7 +31,7 @@ class FullDisk:
 async def test_a_worker_is_heard_to_its_end_also_where_what_it_says_cannot_be_passed_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else it would stop at its own log as soon as the pipe is full, and everybody with it."""
+    """Otherwise it would stop at its own log as soon as the pipe is full, and every client with it."""
     with tempfile.TemporaryDirectory(prefix="t") as folder:
         command = [sys.executable, "-c", TALKS_AND_ENDS]
         process = await WorkerProcess.start(lambda _socket, _lifeline: command, Path(folder) / "socket", {})

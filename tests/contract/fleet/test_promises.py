@@ -1,4 +1,4 @@
-"""What every fleet promises, wherever its workers run."""
+"""The promises of every fleet, wherever its workers run."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ LOAD_SECONDS = 240.0
 
 @pytest.fixture
 async def process(operator: StandInOperator, tmp_path: Path) -> AsyncIterator[PoolReplica]:
-    """The first replica of the pool `fast`; the second one is a fake."""
+    """Return the first replica of the pool `fast`; the second one is a fake."""
     uid = await operator.apply_pool("fast", replicas=2)
     process = PoolReplica(tmp_path, authority=operator.authority, worker_id=uid, model=tiny_directory())
     process.start()
@@ -54,7 +54,7 @@ async def submitted(server: TestedServer, sampler: str, seq_id: int) -> str:
 
 
 async def tokens_of(server: TestedServer, request_id: str) -> int:
-    """Of a sample's only sequence, once it is there; a fake sampler's has one."""
+    """Return the tokens of a sample's only sequence, once it is complete; a fake sampler's has one."""
     while (answer := await server.result(request_id)).status_code == 408:
         pass
     assert answer.status_code == 200, answer.text

@@ -1,4 +1,4 @@
-"""What a client is promised of samples, wherever they are made: by a local worker, beside training, in a pool."""
+"""The promises about samples of a local worker, of a worker that trains, and of a pool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tinsmith_rpc import wire_pb2
 
 
 async def sampled(server: TestedServer, sampler: str, seq_id: int = 0, **fields: object) -> str:
-    """The id of a sample that somebody has taken."""
+    """Submit a sample, and return its ID."""
     async with asyncio.timeout(START_SECONDS):
         while (answer := await server.sample(sampler, seq_id, **fields)).status_code == 429:
             await asyncio.sleep(0.05)
@@ -51,7 +51,7 @@ async def test_a_sample_whose_process_has_died_is_gone_and_the_next_one_is_taken
         request_id = await sampled(server, sampler)
         assert (await settled(server, request_id)).status_code == 200
         await sampling.crash()
-        # Until the crash is noticed, the connection may still be the old one, and a poll is told to come again.
+        # Until the crash is noticed, the connection may still be the old one, and a poll gets a 408.
         assert (await settled(server, request_id)).status_code == 410
         again = await sampled(server, sampler, 1)
         assert (await settled(server, again)).status_code == 200

@@ -22,7 +22,7 @@ from tinsmith_server.store.store import Store
 
 
 async def until(fleet: KubernetesFleet, holds: Callable[[], bool]) -> None:
-    """Returns once it holds, looking after each change of the fleet."""
+    """Wait until the condition is true, with a check after each change of the fleet."""
     async with asyncio.timeout(START_SECONDS):
         while not holds():
             await fleet.changes.beyond(fleet.changes.count)
@@ -36,7 +36,7 @@ def knows_its_worker(fleet: KubernetesFleet, namespace: str, name: str) -> bool:
 async def running_session(
     fleet: KubernetesFleet, operator: StandInOperator, name: str, **spec: object
 ) -> StandInWorker:
-    """A session whose worker the fleet is connected to."""
+    """Return a session whose worker the fleet is connected to."""
     await operator.apply(name, **spec)
     worker = await operator.run(name)
     await until(fleet, lambda: worker.worker_id in {one.worker_id for one in fleet.workers})
@@ -79,7 +79,7 @@ async def test_a_worker_that_parks_adapters_has_as_many_places_as_it_says(
 async def test_a_worker_that_streams_saves_says_where_by_number_while_it_is_connected(
     cluster_fleet: KubernetesFleet, operator: StandInOperator
 ) -> None:
-    """A sampler has no business with whoever knows names."""
+    """A sampler does not trust names."""
     worker = await running_session(cluster_fleet, operator, "tiny")
     handle = cluster_fleet.worker(worker.worker_id)
     assert handle.saves is None
@@ -202,7 +202,7 @@ async def test_a_worker_of_another_namespace_is_never_judged(cluster_fleet: Kube
 async def test_a_worker_of_another_cluster_is_never_judged_by_names_that_both_have(
     cluster_fleet: KubernetesFleet, operator: StandInOperator, store: Store
 ) -> None:
-    """As where a server is started in a second cluster with the store of the first one."""
+    """A server may be started in a second cluster with the store of the first one."""
     await store.get_worker("elsewhere")
     await store.note_home("elsewhere", f"{operator.title('tiny')}@{cluster_fleet._api.cluster}")
     assert await cluster_fleet.permanently_lost_reason(await store.get_worker("elsewhere")) is not None
@@ -243,7 +243,7 @@ async def test_a_worker_that_is_started_anew_while_it_is_activated_gets_an_epoch
 async def test_of_two_sessions_that_name_one_volume_the_one_that_runs_is_the_worker(
     cluster_fleet: KubernetesFleet, operator: StandInOperator
 ) -> None:
-    """As when a session is renamed: the new one waits for the volume that the old one has."""
+    """When a session is renamed, the new one waits for the volume that the old one has."""
     worker = await running_session(cluster_fleet, operator, "old")
     await operator.apply("new", storage={"existingClaim": "old-journal"})
     await operator.say("new", ready=False, message="The old one has its volume.", workerId=worker.worker_id)
@@ -263,7 +263,7 @@ async def test_a_worker_with_anothers_certificate_is_not_spoken_to(
 ) -> None:
     await operator.apply("victim")
     worker_id = await operator.claim("victim")
-    impostor = operator.workers["victim"] = StandInWorker("somebody-else", operator.authority, 0)
+    impostor = operator.workers["victim"] = StandInWorker("impostor", operator.authority, 0)
     impostor.port = (await running_session(cluster_fleet, operator, "port-giver")).port
     await operator.workers["port-giver"].stop()
     await impostor.start()

@@ -40,14 +40,14 @@ async def server(request: pytest.FixtureRequest, tmp_path: Path, fleet: FakeFlee
 
 @pytest.fixture
 async def hasty_server(tmp_path: Path, fleet: FakeFleet) -> AsyncIterator[TestedServer]:
-    """Holds polls for a moment only, for tests of what comes after the hold."""
+    """Return a server that holds polls for a moment only, for tests of what comes after the hold."""
     async with running_server(settings_for(tmp_path, poll_hold_seconds=0.1), fleet) as server:
         yield server
 
 
 @pytest.fixture(autouse=True)
 def _covers_the_routes_that_it_names(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A `core` mark that names a route is true only if the route has answered, and not with an error."""
+    """Check that each route in a `core` mark has answered without an error."""
     with recorded_answers() as answers:
         yield
     for mark in request.node.iter_markers("core"):

@@ -1,4 +1,4 @@
-"""Who gets in, what tenants see of each other, and what is answered to what this server does not do."""
+"""Access of keys, isolation of tenants, and answers to unknown calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each route takes of a body, and what is said of more."""
+"""The body limit of each route, and the answer to a larger body."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIALECTS = ("/oai/", "/anthropic/")
 
 
 async def in_parts(content: bytes, size: int = 65536) -> AsyncIterator[bytes]:
-    """Without a length in its header."""
+    """Send the body in parts, without a length in its header."""
     for at in range(0, len(content), size):
         yield content[at : at + size]
 
@@ -65,7 +65,7 @@ async def test_one_byte_over_the_limit_is_refused_with_the_limit(
 
 @one_server
 async def test_of_too_large_a_training_body_the_head_is_enough(server: TestedServer) -> None:
-    """Else the SDK's training client would hang for good."""
+    """Otherwise the SDK's training client would hang."""
     model_id = await server.model()
     never = asyncio.Event()
 

@@ -31,7 +31,7 @@ async def links(server: TestedServer, model_id: str) -> dict[str, str]:
 
 
 async def save_external(server: TestedServer, model_id: str, seq_id: int, name: str) -> Path:
-    """Saves, and returns where the files are."""
+    """Save an export, and return the folder of its files."""
     body = {"model_id": model_id, "seq_id": seq_id, "path": name}
     await server.outcome(await server.post("/save_weights_external", body))
     return server.newest_directory
@@ -173,7 +173,7 @@ async def test_training_runs_can_be_asked_for_by_project(server: TestedServer) -
         return {run["training_run_id"] for run in runs["training_runs"]}, runs["cursor"]["total_count"]
 
     assert await listed(project_id="wanted") == ({made["wanted"]}, 1)
-    assert await listed(project_id="nobody's") == (set(), 0)
+    assert await listed(project_id="unknown") == (set(), 0)
     assert await listed() == (set(made.values()), 3)
 
 
@@ -193,7 +193,7 @@ async def test_a_program_that_saves_often_leaves_another_its_current_weights(tmp
 
 
 async def save_unnamed(server: TestedServer, model_id: str, number: int) -> str:
-    """The sampling session of the weights."""
+    """Save unnamed weights, and return their sampling session."""
     body = {"model_id": model_id, "seq_id": number + 1, "sampling_session_seq_id": number}
     saved = await server.outcome(await server.post("/save_weights_for_sampler", body))
     return str(saved["sampling_session_id"])

@@ -20,7 +20,7 @@ HOUR = 3600
 
 
 async def saved(server: TestedServer, name: str = "ck") -> str:
-    """A training checkpoint's path."""
+    """Save a training checkpoint, and return its path."""
     path: str = (await server.outcome(await server.save(await server.model(), 1, name)))["path"]
     return path
 
@@ -69,7 +69,7 @@ async def test_a_request_that_is_repeated_makes_one_copy(server: TestedServer) -
 
 
 async def test_a_copy_that_was_deleted_is_not_made_again_by_its_old_request(server: TestedServer) -> None:
-    """Its files would lie there for nobody, and count as nobody's."""
+    """Its files would stay without an owner, and count for no tenant."""
     source = await saved(server)
     headers = {"X-Idempotency-Key": "once"}
     run = (await copied(server, source, headers)).json()["tinker_path"].split("/")[2]

@@ -204,7 +204,7 @@ async def test_a_client_that_goes_away_stops_its_sample_and_gives_its_place_back
 
 
 async def leave(server: TestedServer, path: str, streamed: bool) -> None:
-    """Sends a request, and is gone once its sample is drawn, or its first event has come."""
+    """Send a request, and disconnect once its sample is drawn, or its first event has come."""
     body = json.dumps({"model": BASE_MODEL, "stream": streamed, **BODIES[path]}).encode()
     seen = asyncio.Event()
     messages: AsyncIterator[dict[str, Any]] = arriving(body, seen, server)

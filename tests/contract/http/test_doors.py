@@ -1,4 +1,4 @@
-"""Who may see the server's own pages, and from where."""
+"""Access to the server's own pages, by client and address."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_a_closed_page_needs_a_key_as_clients_or_prometheus_send_it(
 
 
 async def test_doors_and_short_paths_are_where_they_are_below_a_root_path(tmp_path: Path, fleet: FakeFleet) -> None:
-    """As behind `uvicorn --root-path /x`, which puts it in front of each path."""
+    """`uvicorn --root-path /x` puts the root path in front of each path."""
     async with server_with(tmp_path, fleet, host="0.0.0.0", metrics_port=9090) as server:
         transport = httpx.ASGITransport(server.app, root_path="/x")
         async with httpx.AsyncClient(transport=transport, base_url="http://server/x") as other:
@@ -104,7 +104,7 @@ async def test_behind_a_trusted_proxy_requests_are_counted_by_who_sent_them(tmp_
                 refused.append(await other.get("/healthz"))
 
         async def body() -> AsyncIterator[bytes]:
-            """While this request is in flight."""
+            """Run this while the request is in flight."""
             await inside("127.0.0.1")
             await inside("192.0.2.7")
             yield b"{}"

@@ -23,7 +23,7 @@ LARGE = bytes(range(256)) * (5 * MIB // 256)
 
 
 async def export(server: TestedServer, weights: bytes) -> str:
-    """Saves an export of these weights; returns its run."""
+    """Save an export of these weights, and return its run."""
     server.worker.saved_files = {"adapter_config.json": b"{}", WEIGHTS: weights}
     model_id = await server.model()
     body = {"model_id": model_id, "seq_id": 1, "path": "ex"}
@@ -50,7 +50,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 @asynccontextmanager
 async def over_a_socket(server: TestedServer) -> AsyncIterator[httpx.AsyncClient]:
-    """The application behind a real HTTP server, which tells a response that ends early from a whole one."""
+    """Serve the application by a real HTTP server, which tells a response that ends early from a whole one."""
     http = uvicorn.Server(uvicorn.Config(server.app, port=0, lifespan="off", log_config=None))
     http.config.load()
     http.lifespan = http.config.lifespan_class(http.config)

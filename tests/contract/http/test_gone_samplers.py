@@ -32,7 +32,7 @@ async def test_a_sampler_that_the_fleet_did_not_list_is_not_looked_for_at_each_p
 async def test_a_sampler_that_was_gone_is_looked_for_again_once_it_has_been_back(
     server: TestedServer, fleet: FakeFleet
 ) -> None:
-    """As a worker that is suspended and resumed: samples that it took since are not lost with the earlier ones."""
+    """A worker may be suspended and resumed: samples that it took since are not lost with the earlier ones."""
     await fleet.add_replica(FakeReplica("p1", "tiny-1"))
     submitted = (await server.sample(await server.sampler())).json()["request_id"]
     away = fleet.replicas.pop("p1")

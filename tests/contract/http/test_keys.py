@@ -1,4 +1,4 @@
-"""What a key can do with itself: exchange itself for a token, say what it is, and end."""
+"""The calls of a key about itself: exchange for a token, description, revocation."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_a_token_ends_with_its_key(tmp_path: Path, fleet: FakeFleet) -> No
 
 
 async def test_a_token_neither_prolongs_itself_nor_ends_its_key(server: TestedServer) -> None:
-    """Whoever overhears one would have the key for ever, or take it from its owner."""
+    """An overheard token would give its finder the key, or take it from its owner."""
     key = await new_key(server)
     token = await exchanged(server, key)
     server.time.pass_seconds(1800)

@@ -1,4 +1,4 @@
-"""What a key may ask for in a minute and a tenant may hold: who is over it hears a sentence, and others go on."""
+"""Rate limits of a key and quotas of a tenant: the tenant over a limit gets a reason, and others are served."""
 
 from __future__ import annotations
 

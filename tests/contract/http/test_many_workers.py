@@ -43,7 +43,7 @@ async def server(tmp_path: Path, fleet: FakeFleet) -> AsyncIterator[TestedServer
 
 
 def models_at(fleet: FakeFleet, worker_id: str) -> list[str]:
-    """In the order of their creation."""
+    """Return the models at the worker, in the order of their creation."""
     submits = fleet.handles[worker_id].fake.operations.values()
     return [submit.model_id for submit in submits if submit.kind == worker_pb2.CREATE_MODEL]
 
@@ -183,7 +183,7 @@ async def test_a_model_that_is_on_its_way_elsewhere_lives_where_it_was_made_afte
 async def test_a_model_that_its_worker_reports_is_bound_there_though_no_acknowledgement_came(
     server: TestedServer, fleet: FakeFleet
 ) -> None:
-    """The report comes once: a model that went elsewhere after it would leave an adapter behind for ever."""
+    """The report comes once: a model that went elsewhere after it would leave an adapter behind."""
     first = fleet.handles["w1"]
 
     async def lose_the_acknowledgement() -> None:

@@ -1,4 +1,4 @@
-"""What SDKs of earlier generations send and read, on the wire. `tests/sdk/test_generations.py` asks the SDKs."""
+"""The wire format of earlier SDKs' requests and answers. `tests/sdk/test_generations.py` asks the SDKs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JSON = {"accept": "application/json"}
 
 
 def training(model_id: str, seq_id: int, *data: Any, key: str = "forward_backward_input") -> dict[str, Any]:
-    """With the fields in the order in which pydantic writes them."""
+    """Return a training call with the fields in the order in which pydantic writes them."""
     return {key: {"data": list(data), "loss_fn": "cross_entropy"}, "model_id": model_id, "seq_id": seq_id}
 
 
@@ -102,7 +102,7 @@ async def test_an_unloaded_model_is_over_and_says_so(server: TestedServer) -> No
     ],
 )
 async def test_a_list_holds_what_the_sdk_knows(server: TestedServer, address: str) -> None:
-    """Those below 0.28 fail on the whole list for one type that they have never heard of."""
+    """SDKs below 0.28 fail on the whole list for one unknown type."""
     model_id = await server.model()
     await server.outcome(await server.save(model_id, 1, "ck"))
     await save_external(server, model_id, 2, "ex")
@@ -129,7 +129,7 @@ async def test_an_archive_is_a_redirect_to_all_files_at_once(server: TestedServe
 
 
 async def test_a_body_in_json_over_the_limit_is_refused_with_a_sentence(tmp_path: Path, fleet: FakeFleet) -> None:
-    """Whose it is stands at its end, which is not read: so there is no future to fail."""
+    """The model's ID stands at its end, which is not read: so there is no future to fail."""
     async with running_server(settings_for(tmp_path, max_body_bytes=2**20), fleet) as server:
         model_id = await server.model()
         long = {"model_input": {"chunks": [{"tokens": [1] * 2**20}]}, "loss_fn_inputs": {}}

@@ -92,7 +92,7 @@ KEYED = {
 
 @pytest.mark.parametrize("path", KEYED)
 async def test_a_key_that_returns_with_another_request_is_refused(server: TestedServer, path: str) -> None:
-    """Else its sender would take what an earlier request made for what this one asks for."""
+    """Otherwise its sender would take the result of an earlier request for the result of this one."""
     body, other = KEYED[path]
     first = (await server.post(path, body, **key("a"))).json()
     refused = await server.post(path, other, **key("a"))
@@ -167,14 +167,14 @@ async def test_calls_are_the_signs_of_life_of_a_model_without_a_session(
 @one_server
 @pytest.mark.parametrize("path", ["/sample", "/create_sampling_client"])
 async def test_what_is_refused_leaves_no_session(server: TestedServer, path: str) -> None:
-    for source in ({"base_model": "nobody/knows"}, {"model_path": "tinker://no:train:0/sampler_weights/one"}):
+    for source in ({"base_model": "unknown/model"}, {"model_path": "tinker://no:train:0/sampler_weights/one"}):
         assert (await server.post(path, {"prompt": [1], **source})).status_code in {404, 422}
     assert await server.services.sessions.list_ids("default", 10, 0) == []
 
 
 @one_server
 async def test_one_poll_for_many_samples_is_a_sign_of_life_of_a_sampling_client(server: TestedServer) -> None:
-    """Whoever waits for a long sample by it asks for nothing else meanwhile."""
+    """A client that waits for a long sample sends no other request meanwhile."""
     made = (await server.post("/create_sampling_client", {"base_model": BASE_MODEL})).json()
     server.time.pass_seconds(600)
     server.services.sessions._heard.forget(made["sampling_session_id"].partition(":")[0])
@@ -291,7 +291,7 @@ async def test_samples_of_one_source_share_a_sampling_session_and_are_samples_of
     for sampling_session_id in opened:
         session_id = sampling_session_id.partition(":")[0]
         await server.post(f"/sessions/{session_id}/finish", {"reason": {"type": "success"}})
-    # A server that did not hear of it itself may go on with an ended one for ACTIVE_SECONDS.
+    # A server that did not end it may use an ended one for ACTIVE_SECONDS.
     async with asyncio.timeout(10):
         while not opened.isdisjoint([(await server.post("/sample", body)).json()["sampling_session_id"] for _ in "12"]):
             await asyncio.sleep(ACTIVE_SECONDS / 4)

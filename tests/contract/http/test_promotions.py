@@ -51,7 +51,7 @@ async def asked(server: TestedServer, model: str, path: str = "/oai/api/v1/chat/
 
 
 def sampled_from(server: TestedServer) -> str:
-    """The directory of the last sample's adapter."""
+    """Return the directory of the last sample's adapter."""
     return list(server.worker.samples.values())[-1].adapter.directory
 
 

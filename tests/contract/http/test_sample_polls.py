@@ -38,7 +38,7 @@ async def submitted(server: TestedServer, sampler: str, *numbers: int) -> list[s
 
 
 async def withheld(server: TestedServer, sampler: str, *numbers: int) -> list[str]:
-    """Samples that do not end."""
+    """Submit samples that do not end."""
     known = (await submitted(server, sampler, 10**6))[0].partition("@")[2]
     held = [f"{sampler}:asample:{number}@{known}" for number in numbers]
     server.worker.withheld.update(held)
@@ -83,7 +83,7 @@ async def test_a_poll_is_held_until_a_sample_ends(server: TestedServer) -> None:
 
 @one_server
 async def test_a_sample_that_was_refused_is_told_as_ended_and_its_future_says_why(server: TestedServer) -> None:
-    """Also of what cannot be a sample: it fails in its future, as for those that poll it alone."""
+    """A request that cannot be a sample fails in its future, as for clients that poll it alone."""
     sampler = await server.sampler()
     refused = (await server.sample(sampler, 0, num_samples=0)).json()["request_id"]
     assert ids(await poll(server, sampler)) == {refused}

@@ -1,4 +1,4 @@
-"""Pools beside workers that also train: who gets a sample, and what a client sees while samplers come and go."""
+"""Pools next to workers that also train: routing of samples, and what a client sees while samplers come and go."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def one_server(tmp_path: Path, fleet: FakeFleet) -> AsyncIterator[TestedServer]:
-    """For what a server counts by itself."""
+    """Mark tests of what a server counts by itself."""
     async with running_server(settings_for(tmp_path), fleet) as server:
         yield server
 
@@ -45,7 +45,7 @@ async def add_pool(fleet: FakeFleet, *names: str) -> list[FakeReplica]:
 
 
 async def taken_by(server: TestedServer, sampler: str, seq_id: int = 0, prompt: int = 0) -> str:
-    """The sampler that took a sample of this prompt."""
+    """Return the sampler that took a sample of this prompt."""
     submitted = await server.sample(sampler, seq_id, prompt={"chunks": [{"type": "encoded_text", "tokens": [prompt]}]})
     assert submitted.status_code == 200, submitted.text
     request_id = submitted.json()["request_id"]
@@ -83,7 +83,7 @@ async def test_a_sample_that_its_sampler_does_not_take_goes_on_to_the_next_at_on
 async def test_a_sample_that_nobody_is_able_to_make_is_pushed_back_with_the_reason(
     server: TestedServer, fleet: FakeFleet
 ) -> None:
-    """Whoever took the sampling session's model away may give it back: a 422 would end the program."""
+    """The sampling session's model may come back: a 422 would end the program."""
     for one in [*await add_pool(fleet, "p1", "p2"), server.handle]:
         one.fake.only_trains = True
     response = await server.sample(await server.sampler())
@@ -173,7 +173,7 @@ async def test_a_replica_that_another_server_heard_of_first_is_waited_for(
 async def test_a_replica_that_a_server_never_heard_of_is_looked_for_before_its_sample_is_given_up(
     hasty_server: TestedServer, fleet: FakeFleet
 ) -> None:
-    """As when its watch has ended unnoticed: the client would submit again and again what it is told is gone."""
+    """Its watch may have ended unnoticed: the client would resubmit samples that are not gone."""
     await add_pool(fleet, "p1")
     submitted = (await hasty_server.sample(await hasty_server.sampler())).json()["request_id"]
     fleet.unseen["p1"] = fleet.replicas.pop("p1")
@@ -200,7 +200,7 @@ async def test_a_replica_that_hangs_leaves_what_is_known_of_the_others_fresh(
 
 
 async def refusals(server: TestedServer, sampler: str, seconds: int) -> list[str]:
-    """What a program hears that submits a sample twice a minute, for so long."""
+    """Return the answers to a program that submits a sample twice a minute, for this long."""
     heard = []
     for _ in range(0, seconds + 1, 30):
         for _ in range(2):  # of two servers in turn, each is asked
@@ -211,7 +211,7 @@ async def refusals(server: TestedServer, sampler: str, seconds: int) -> list[str
 
 
 async def test_a_model_that_is_away_for_a_moment_is_waited_for(server: TestedServer, fleet: FakeFleet) -> None:
-    """As when its SamplerPool is deleted and applied again: a 422 would end the program."""
+    """A SamplerPool may be deleted and applied again: a 422 would end the program."""
     sampler = await server.sampler()
     fleet.handles["tiny-1"].suspended = True
     served = fleet.served.pop(BASE_MODEL)
@@ -257,7 +257,7 @@ async def test_the_metrics_say_where_samples_went_and_name_no_client(
 
 
 async def until_told(replicas: list[FakeReplica], count: int, versions: int) -> None:
-    """So many of them, of so many versions. Each server says what it hears of, so one may be told twice."""
+    """Wait for this many announcements of this many versions. Each server announces, so a sampler may get one twice."""
 
     def told() -> int:
         return sum(len({adapter.directory for adapter in one.fake.prepared}) == versions for one in replicas)

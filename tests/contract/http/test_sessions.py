@@ -39,7 +39,7 @@ async def test_results_of_work_accepted_before_the_finish_stay_readable(server: 
 
 
 async def test_a_server_that_stops_leaves_its_chores_to_the_next_one_at_once(tmp_path: Path, fleet: FakeFleet) -> None:
-    """As in an upgrade: whoever waits for a slot would otherwise wait until leases have expired."""
+    """In an upgrade, waiting models would otherwise wait until leases have expired."""
     async with running_server(settings_for(tmp_path), fleet) as first:
         model_id = await first.model()
         await first.services.background.reap_now()

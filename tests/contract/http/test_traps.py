@@ -106,7 +106,7 @@ async def test_trap_05_a_malformed_chunk_is_acknowledged_and_handed_to_the_worke
 
 
 async def test_trap_05_a_field_of_impossible_length_is_a_sentence_and_never_a_500(server: TestedServer) -> None:
-    """Behind the ids it is a malformed chunk as any other; before them nobody knows whose chunk it is."""
+    """A field behind the IDs makes a malformed chunk like any other; before them the model is unknown."""
     model_id = await server.model()
     field_of_2_to_63_bytes = b"\x3a" + b"\x80" * 9 + b"\x01"
     body = training_body(model_id, 1) + field_of_2_to_63_bytes

@@ -1,4 +1,4 @@
-"""What a tenant is told of its usage, what it stores, what was done to its checkpoints, and of its sessions' times."""
+"""A tenant's usage, storage and audit log, and the timelines of its sessions."""
 
 from __future__ import annotations
 

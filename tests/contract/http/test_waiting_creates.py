@@ -57,7 +57,7 @@ class Tenant:
         return await self.client.post("/retrieve_future", json={"request_id": request_id, "allow_metadata_only": False})
 
     async def get(self, request_id: str) -> None:
-        """Returns when the model was made."""
+        """Get the model, and wait until it was made."""
         while (answer := await self.result(request_id)).status_code == 408:
             pass  # a busy machine may need longer than a first poll is held
         assert answer.status_code == 200, answer.text
@@ -77,7 +77,7 @@ async def finish(server: TestedServer, model_id: str) -> None:
 
 
 async def test_a_create_that_must_wait_says_why_long_before_its_poll_is_over(server: TestedServer) -> None:
-    """And to its user at once: of what is paused alone the SDK says nothing for a quarter of an hour."""
+    """The user sees the reason at once: the SDK reports a mere pause only after a quarter of an hour."""
     held = [await server.model() for _ in range(SLOTS)]
     made = (await server.create_model(await server.session())).json()
     answer = await server.result(made["request_id"])

@@ -23,7 +23,7 @@ async def server(tmp_path: Path, fleet: FakeFleet) -> AsyncIterator[TestedServer
 def reach(
     server: TestedServer, host: str = "127.0.0.1", peer: str = "127.0.0.1", headers: dict[str, str] | None = None
 ) -> httpx.AsyncClient:
-    """A client at `peer` that reaches the server at its address `host`."""
+    """Return a client at `peer` that reaches the server at its address `host`."""
     transport = httpx.ASGITransport(server.app, client=(peer, 4711))
     url = f"http://[{host}]:8000/api/v1" if ":" in host else f"http://{host}:8000/api/v1"
     return httpx.AsyncClient(transport=transport, base_url=url, headers=headers)

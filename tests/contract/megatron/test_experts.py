@@ -55,7 +55,7 @@ def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
 
 
 def run_steps(engine: Engine) -> list[dict[str, float]]:
-    """What calls and steps told, an accumulation open while the other adapter computes."""
+    """Run calls and steps, with an accumulation open while the other adapter computes, and return their results."""
     engine.create_adapter("a", spec(engine))
     engine.create_adapter("b", EXPERTS_ALONE)
     told: list[dict[str, float]] = []

@@ -49,7 +49,7 @@ def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
 
 @pytest.mark.timeout(300)
 def test_two_adapters_train_as_on_the_peft_engine_and_go_on_on_the_others(sides: Sides) -> None:
-    """One of a rank that tensor ranks do not share evenly; fewer datums than data ranks; clipped by the whole norm."""
+    """One adapter has a rank that tensor ranks do not share evenly; fewer datums than data ranks; one clip."""
     for each in sides:
         for adapter, rank in (("a", 3), ("b", 8)):
             each.create_adapter(adapter, spec(each, rank=rank))

@@ -45,9 +45,9 @@ Layout = tuple[Parallelism, GlooRanks]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a model is asked: rows of tokens in two microbatches, targets, a weight for each, and an adapter.
+    """A computation of a model: rows of tokens in two microbatches, targets, a weight for each, and an adapter.
 
-    `chunk_tokens`: for so many tokens at a time the model's logits are made, or None for all at once.
+    `chunk_tokens`: the number of tokens for which the model makes logits at a time, or None for all at once.
     """
 
     directory: Path
@@ -140,7 +140,7 @@ def test_padding_of_vocabulary_rank_and_untrained_modules_counts_for_nothing(lay
 
 
 def ask(directory: Path, shape: TinyShape) -> Question:
-    """An adapter with a B that is not zero, so that A's gradient is not zero either."""
+    """Compute with an adapter whose B is not zero, so that A's gradient is not zero either."""
     torch.manual_seed(7)
     draw = partial(torch.randint, shape.vocab_size, (4, 11))
     layers = tiny_model("qwen3", shape).layers
@@ -167,7 +167,7 @@ def by_transformers(model: Any, question: Question) -> Answer:
 
 
 def padded(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """With the rank's padding, and what the adapter does not train, as zeros."""
+    """Return the tensors with zeros for the rank's padding, and for what the adapter does not train."""
     whole = {}
     for name, gradient in gradients.items():
         missing = MAX_RANK - RANK
@@ -178,7 +178,7 @@ def padded(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def on_ranks(layout: Layout, question: Question) -> Answer:
-    """Puts the ranks' parts together."""
+    """Compute on ranks, and join their parts."""
     parallelism, ranks = layout
     answers = ranks.run(_on_rank, question, parallelism)
     last = answers[-parallelism.tensor :]

@@ -1,4 +1,4 @@
-"""What one rank is enough to see of a model on Megatron's layers."""
+"""The properties of a model on Megatron's layers for which one rank is enough."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _join() -> None:
 
 
 def _logits(directory: Path, dtype: torch.dtype) -> tuple[Tensor, set[torch.dtype], set[torch.dtype]]:
-    """And the types of what is frozen, and of what is trained."""
+    """Return the logits, and the types of frozen and of trained parameters."""
     from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
     from tinsmith_trainer.engines.megatron.model.gpt_model import build_megatron_model
 
@@ -71,7 +71,7 @@ def test_rotary_positions_stretched_as_llama_3_does_are_those_of_transformers(ra
 
 
 def _vocabulary_matrices(directory: Path) -> int:
-    """How many there are in memory."""
+    """Return the number of vocabulary matrices in memory."""
     from tinsmith_trainer.engines.megatron.model.gpt_model import build_megatron_model
 
     chunk: Any = build_megatron_model(directory, Parallelism(), max_rank=8).chunk

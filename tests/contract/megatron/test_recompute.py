@@ -1,4 +1,4 @@
-"""What ranks compute again in backward costs time, saves memory, and changes no bit."""
+"""Recomputation on ranks in backward, which costs time, saves memory, and changes no bit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def family(request: pytest.FixtureRequest) -> Family:
 
 @pytest.fixture
 def calls(family: Family, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Of each layer's two halves, over all layers."""
+    """Return the calls of each layer's two halves, over all layers."""
     counted: Counter[str] = Counter()
     for half, owner in (("attention", CausalAttention), ("mlp", FEED_FORWARDS[family])):
         monkeypatch.setattr(owner, "forward", _counting(owner.forward, counted, half))

@@ -90,7 +90,7 @@ def ranks(layout: str) -> Iterator[LayoutRanks]:
 
 @pytest.fixture(scope="module")
 def on_one_rank() -> Callable[[torch.dtype], Played]:
-    """What the training is without any division, by the parameters' type."""
+    """Return the results of the training without any division, by the parameters' type."""
     played: dict[torch.dtype, Played] = {}
 
     def play(dtype: torch.dtype) -> Played:

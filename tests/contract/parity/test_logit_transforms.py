@@ -1,4 +1,4 @@
-"""Architectures that scale or cap their logits are trained as they are: beside plain PEFT, and beside the sampler."""
+"""Architectures that scale or cap their logits, compared with plain PEFT and with the sampler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients, processes and time do in a random order comes to what the reference says."""
+"""Random orders of clients' requests, deaths and time, compared with the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one replica has just answered, the other one knows; what both are told at once, happens once."""
+"""Two replicas: each knows at once what the other has answered, and a request to both at once runs once."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ NEAR = timedelta(minutes=10)
 async def server(
     postgres_server: PostgresServer, postgres_url: str, tmp_path: Path, fleet: FakeFleet
 ) -> AsyncIterator[TestedServer]:
-    """A server without a clock of the test's own. The database's is hours ahead of this machine's."""
+    """Return a server without a clock of the test's own. The database's is hours ahead of this machine's."""
     url = postgres_server.with_fast_clock(postgres_url, HOURS_AHEAD)
     app = create_app(settings_for(tmp_path, database_url=url), fleet)
     fleet.keep_checkpoints(tmp_path / "checkpoints")

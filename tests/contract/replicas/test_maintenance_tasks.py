@@ -30,7 +30,7 @@ def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 async def dying_server(
     settings: Settings, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[TestedServer]:
-    """At its end it says nothing to anybody."""
+    """Run a server that releases nothing at its end."""
 
     async def die(_leases: Leases) -> None: ...
 
@@ -42,7 +42,7 @@ async def dying_server(
 async def until_listed(server: TestedServer, model_id: str) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not (await server.client.get(f"/training_runs/{model_id}/checkpoints")).json()["checkpoints"]:
-        assert time.monotonic() < deadline, "nobody followed the worker"
+        assert time.monotonic() < deadline, "no replica followed the worker"
         await asyncio.sleep(0.05)
 
 
@@ -55,7 +55,7 @@ def test_a_task_has_a_new_owner_within_20_seconds_of_a_kill() -> None:
 async def test_what_a_worker_reports_after_its_replica_died_reaches_the_store(
     settings: Settings, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody polls for the save, whichever of the two followed the worker before."""
+    """No client polls for the save, whichever of the two followed the worker before."""
     async with running_server(settings, fleet) as survivor:
         async with dying_server(settings, fleet, monkeypatch) as dying:
             await asyncio.sleep(SHORT_LEASE_SECONDS)
@@ -78,7 +78,7 @@ async def test_a_clean_stop_hands_everything_over_before_any_lease_is_over(
 
 
 class MistakenFleet(FakeFleet):
-    """Whoever asks it for its workers finds a mistake of ours, until it is mended."""
+    """A fleet whose list of workers raises an error of ours, until it is repaired."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class MistakenFleet(FakeFleet):
     def workers(self) -> Sequence[WorkerHandle]:
         if not self.mended:
             self.asked_in_vain += 1
-            raise RuntimeError("nobody has thought of this")
+            raise RuntimeError("an unexpected failure")
         return super().workers
 
 

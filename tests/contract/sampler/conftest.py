@@ -37,7 +37,7 @@ ON_A_GPU = " on a GPU"
 ALSO_ON_A_GPU = ("qwen3", pytest.param("qwen3 on a GPU", marks=pytest.mark.gpu))
 IN_ANOTHER_PROCESS = "pool replica"
 TOKEN_SERVERS = ("vllm", "sglang")
-"""By stand-ins."""
+"""The token servers that have stand-ins."""
 VLLM_ITSELF = "vllm itself"
 EVERY_TOKEN_SERVER = (*TOKEN_SERVERS, pytest.param(VLLM_ITSELF, marks=pytest.mark.vllm))
 SAMPLERS: dict[str, Callable[[TorchModel], Sampler]] = {
@@ -57,7 +57,7 @@ IN_BFLOAT16 = ("builtin-like-gpu-bfloat16", pytest.param("builtin-gpu-bfloat16",
 
 @pytest.fixture(scope="session")
 def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TorchModel]:
-    """A tiny model by its name in `MODELS`, loaded once; on a GPU where `ON_A_GPU` follows the name."""
+    """Return a loader of tiny models by their names in `MODELS`; on a GPU where `ON_A_GPU` follows the name."""
     loaded: dict[str, TorchModel] = {}
 
     def load(name: str) -> TorchModel:
@@ -74,13 +74,13 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TorchM
 
 @pytest.fixture(scope="session", params=["qwen3"])
 def model(request: pytest.FixtureRequest, model_of: Callable[[str], TorchModel]) -> TorchModel:
-    """The model under the sampler; parametrize indirectly for others."""
+    """Return the model of the sampler; parametrize indirectly for others."""
     return model_of(request.param)
 
 
 @pytest.fixture(params=list(SAMPLERS))
 def sampler(request: pytest.FixtureRequest, model: TorchModel) -> Iterator[Sampler]:
-    """Of the kind that the parameter names, which may be any of this module's."""
+    """Return a sampler of the kind that the parameter names, which may be any of this module's."""
     with path_of(PLACES.get(request.param, ("cpu", None))[0]):
         sampler = _new_sampler(request, model)
         yield sampler
@@ -108,7 +108,10 @@ def _new_sampler(request: pytest.FixtureRequest, model: TorchModel) -> Sampler:
 
 @pytest.fixture(scope="session")
 def replica(tmp_path_factory: pytest.TempPathFactory, model_of: Callable[[str], TorchModel]) -> Iterator[PoolReplica]:
-    """Of a pool of `qwen3`, behind mutual TLS; shared, so its counters and caches tell nothing of one test."""
+    """Return a replica of a pool of `qwen3`, behind mutual TLS.
+
+    It is shared, so its counters and caches say nothing about one test.
+    """
     from support.sampler.pool_replica import PoolReplica
 
     replica = PoolReplica(
@@ -128,7 +131,7 @@ def replica(tmp_path_factory: pytest.TempPathFactory, model_of: Callable[[str], 
 
 
 def shared_server(request: pytest.FixtureRequest, engine: str) -> SharedServer:
-    """One of `EVERY_TOKEN_SERVER`, with `qwen3`."""
+    """Return one of `EVERY_TOKEN_SERVER`, with `qwen3`."""
     if engine == VLLM_ITSELF:
         itself: SharedServer = request.getfixturevalue("real_vllm")
         return itself

@@ -1,4 +1,4 @@
-"""What every sampler that holds its adapters itself promises of them, whoever computes."""
+"""The promises of every sampler that holds its adapters itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What else a model might have said: the likeliest tokens, named ones, and draws, at prompt and sampled positions."""
+"""Alternatives of a model: the likeliest tokens, named ones, and draws, at prompt and sampled positions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ with_and_without_an_adapter = pytest.mark.parametrize("adapter", ["", "tuned"], 
 
 @pytest.fixture(params=[*SAMPLERS, IN_ANOTHER_PROCESS])
 def sampler(request: pytest.FixtureRequest, model: TorchModel) -> Iterator[Sampler]:
-    """With an adapter `tuned`."""
+    """Return the sampler with an adapter `tuned`."""
     if request.param == IN_ANOTHER_PROCESS:
         replica: PoolReplica = request.getfixturevalue("replica")
         sampler: Sampler = RemoteSampler(replica, f"file://{replica.folder / 'checkpoints'}", model.info)
@@ -41,7 +41,7 @@ def expected(model: TorchModel, adapter: str, tokens: object) -> np.ndarray:
 
 
 def assert_likeliest(found: TopkLogprobs, logprobs: np.ndarray) -> None:
-    """To the tolerance: which of two tokens is the likelier may be decided by less."""
+    """Compare within the tolerance, because less may decide which of two tokens is likelier."""
     k = found.token_ids.shape[1]
     np.testing.assert_allclose(found.logprobs, -np.sort(-logprobs, axis=1)[:, :k], atol=TOLERANCE)
     np.testing.assert_allclose(np.take_along_axis(logprobs, found.token_ids, axis=1), found.logprobs, atol=TOLERANCE)
@@ -131,7 +131,7 @@ def test_alternatives_have_the_models_logprobs(sampler: Sampler, model: TorchMod
 
 
 def test_alternatives_follow_the_temperature(sampler: Sampler, model: TorchModel) -> None:
-    """Of 1000 draws from the model's own distribution the mean logprob is its negative entropy, within 5 sigma."""
+    """The mean logprob of 1000 draws from the model's own distribution is its negative entropy, within 5 sigma."""
     for temperature in (0.5, 1.0):
         asked = job(PROMPT[:2], max_tokens=1, temperature=temperature, alt_tokens=1000)
         drawn = ask(sampler, asked).prompt_alt_tokens

@@ -1,4 +1,4 @@
-"""In bfloat16, the default dtype on a GPU, logprobs are those of plain transformers within rounding."""
+"""Logprobs in bfloat16, the default dtype on a GPU: those of plain transformers within rounding."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def model(request: pytest.FixtureRequest, model_of: Callable[[str], TorchModel])
 
 @pytest.fixture(scope="module")
 def crowded(model: TorchModel) -> Iterator[Sampler]:
-    """A sampler whose cache holds what earlier examples left there."""
+    """Return a sampler whose cache holds what earlier examples left there."""
     sampler = new_sampler(model)
     yield sampler
     sampler.close()
@@ -45,7 +45,7 @@ def crowded(model: TorchModel) -> Iterator[Sampler]:
 
 @pytest.fixture(scope="module")
 def cold(model: TorchModel) -> Iterator[Sampler]:
-    """A sampler without a cache, that is given one job at a time."""
+    """Return a sampler without a cache that is given one job at a time."""
     sampler = new_sampler(model, prefix_cache_bytes=0)
     yield sampler
     sampler.close()

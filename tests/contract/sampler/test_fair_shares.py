@@ -25,7 +25,7 @@ BLOCK = 16
 ROWS = 4
 SMALL = {"max_tokens": 4, "seed": 5}
 ROW_BYTES = 256 * 2 * 2 * 2 * 16 * 4
-"""Of 256 tokens."""
+"""A prompt of 256 tokens."""
 
 
 @pytest.fixture(params=[True, False], ids=["deterministic", "fast"])
@@ -127,7 +127,7 @@ def same(outcome: SampleOutcome, alone: SampleOutcome, deterministic: bool) -> N
         np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-4)
 
 
-# --- a small job beside a flood ---
+# --- a small job during a flood ---
 
 
 def test_a_small_job_does_not_wait_for_the_prompts_of_a_flood(
@@ -220,7 +220,7 @@ def test_tenants_without_end_do_not_starve_the_one_with_large_jobs(
 
 @pytest.mark.parametrize("sampler", [*SAMPLERS, IN_ANOTHER_PROCESS], indirect=True)
 def test_a_small_job_is_done_before_any_of_a_flood(sampler: Sampler) -> None:
-    """Wherever it computes: across the network the tenant comes along."""
+    """The tenant's name crosses the network with the job."""
     answers = [submit(sampler, each) for each in flood(40, 60, max_tokens=900)]
     assert submit(sampler, small()).get().error is None
     assert not any(answer.outcomes for answer in answers)

@@ -1,4 +1,4 @@
-"""What every sampler promises of its adapters and its caches, and of being closed and cancelled."""
+"""The promises of every sampler about its adapters and caches, and about close and cancellation."""
 
 from __future__ import annotations
 

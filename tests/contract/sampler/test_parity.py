@@ -1,4 +1,4 @@
-"""What a sampler computes is what plain transformers computes."""
+"""The parity of a sampler with plain transformers."""
 
 from __future__ import annotations
 

@@ -33,14 +33,14 @@ async def stub(replica: PoolReplica) -> AsyncIterator[Stub]:
 
 @pytest.fixture
 def saves_socket() -> Iterator[Path]:
-    """Not in the test's own folder: its path has at most 107 bytes."""
+    """Return a socket outside of the test's folder: its path has at most 107 bytes."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder, "saves")
 
 
 @pytest.fixture
 async def own_replica(tmp_path: Path, model: TorchModel, saves_socket: Path) -> AsyncIterator[PoolReplica]:
-    """The test's alone, with memory for two adapters, and a place for a worker beside it."""
+    """Return a replica of the test's own, with memory for two adapters, and a place for a worker on its machine."""
     flags: dict[str, str | None] = {
         "--adapter-slots": "2",
         "--max-rank": "16",
@@ -102,7 +102,7 @@ async def test_a_checkpoint_that_was_altered_fails_its_samples_in_words(
 
 
 async def test_an_adapter_saved_a_moment_ago_is_found(stub: Stub, replica: PoolReplica, model: TorchModel) -> None:
-    """Nothing that it has listed or read before may hide it."""
+    """Earlier listings and reads must not hide it."""
     for seed in (10, 11):
         await sample(stub, f"fresh-{seed}", save(replica, model, seed))
         assert (await result(stub, f"fresh-{seed}")).HasField("result")

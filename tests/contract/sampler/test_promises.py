@@ -1,4 +1,4 @@
-"""What every sampler promises about a job: lengths, stops, seeds, errors; wherever it computes."""
+"""The promises of every sampler about a job: lengths, stops, seeds, errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.parametrize(
 
 
 def greedy_tokens(sampler: Sampler, length: int = 30) -> list[int]:
-    """What the model says to `PROMPT`, to choose stops from."""
+    """Return the model's greedy answer to `PROMPT`, to choose stops from."""
     return ask(sampler, job(PROMPT, max_tokens=length, temperature=0.0)).sequences[0].tokens.tolist()
 
 

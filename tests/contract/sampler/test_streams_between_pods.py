@@ -28,12 +28,12 @@ PROMPT = prompt_of(20)
 TRAINED = (create(), train(1), step(2))
 Stub: TypeAlias = "worker_pb2_grpc.WorkerAsyncStub"
 Ways: TypeAlias = "tuple[dict[str, int], dict[str, int]]"
-"""How many adapters were taken, by way, and how many streams failed, by reason."""
+"""The numbers of adapters taken, by way, and of failed streams, by reason."""
 
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory, replica: PoolReplica, model: TorchModel) -> Iterator[PodWorker]:
-    """A worker in the replica's namespace: of the same authority, on the same checkpoint root."""
+    """Return a worker in the replica's namespace: of the same authority, on the same checkpoint root."""
     flags: dict[str, str | None] = {
         "--model": model.directory,
         "--engine": "peft",
@@ -57,7 +57,7 @@ class Pods:
     before: Ways = ({}, {})
 
     async def saved(self, number: int) -> worker_pb2.AdapterRef:
-        """As an API server would name it to the sampler."""
+        """Return the adapter's reference, as an API server names it to the sampler."""
         await self.trainer.submit(self.worker, *TRAINED, save_ephemeral(number))
         events = (await self.worker.Events(worker_pb2.EventsRequest(timeout_seconds=AWAIT_SECONDS))).events
         [saved] = await self._event_of(number, list(events))
@@ -85,7 +85,7 @@ class Pods:
         return bits(decode_outcome(reply.result.payload))
 
     async def ways(self) -> Ways:
-        """Since the test began."""
+        """Return the counts since the test began."""
         metrics = (await describe(self.sampler)).metrics
         return since(self.before[0], metrics.adapters_taken), since(self.before[1], metrics.streams_failed)
 
@@ -115,7 +115,7 @@ async def activate(pods: Pods) -> None:
 
 
 def drawn_here(model: TorchModel, root: Path, adapter: worker_pb2.AdapterRef) -> str:
-    """From what is on the root."""
+    """Sample from the adapter on the root."""
     sampler = BuiltinSampler(model, BuiltinSamplerSettings(deterministic=True, **SMALL_SETTINGS))
     state = CheckpointRoot(f"file://{root}").read(adapter.directory, adapter.manifest_digest, model.info).state
     try:
@@ -153,7 +153,7 @@ async def test_a_save_of_a_worker_that_was_killed_or_started_anew_is_read_from_t
     first, second = await pods.saved(5), await pods.saved(6)
     pods.trainer.signal(signal.SIGKILL)
     await pods.trainer.ended()
-    first.source.target = first.source.target.replace("127.0.0.1", "127.0.0.2")  # likewise; nobody is there either
+    first.source.target = first.source.target.replace("127.0.0.1", "127.0.0.2")  # likewise; no worker listens there
     await pods.drawn(first)
     assert await pods.ways() == ({"root": 1}, {"unreachable": 1})
     pods.trainer.start()
@@ -163,7 +163,7 @@ async def test_a_save_of_a_worker_that_was_killed_or_started_anew_is_read_from_t
 
 
 async def test_a_sampler_whose_certificate_is_no_clients_reads_the_root(pods: Pods) -> None:
-    """As that of a pool whose operator has not issued another one yet."""
+    """The operator of its pool may not have issued another certificate yet."""
     adapter, replica = await pods.saved(7), pods.replica
     mount_secret(replica.secret, replica.authority.leaf(replica.name, usages=(SERVER,)), replica.authority)
     try:

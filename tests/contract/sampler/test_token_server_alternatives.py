@@ -1,4 +1,4 @@
-"""What else the model might have said, as servers of other makers tell it: the likeliest, named and drawn tokens."""
+"""Alternatives of the model from servers of other makers: the likeliest, named and drawn tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def server(request: pytest.FixtureRequest) -> SharedServer:
 
 @pytest.fixture
 def sampler(server: SharedServer, model: TorchModel) -> Iterator[Sampler]:
-    """With an adapter `tuned`."""
+    """Return the sampler with an adapter `tuned`."""
     sampler = server.sampler()
     sampler.load_adapter("tuned", random_adapter(model))
     yield sampler
@@ -44,7 +44,7 @@ def expected(model: TorchModel, adapter: str, tokens: object) -> np.ndarray:
 
 
 def assert_likeliest(found: TopkLogprobs, logprobs: np.ndarray) -> None:
-    """To the tolerance: which of two tokens is the likelier may be decided by less."""
+    """Compare within the tolerance, because less may decide which of two tokens is likelier."""
     k = found.token_ids.shape[1]
     np.testing.assert_allclose(found.logprobs, -np.sort(-logprobs, axis=1)[:, :k], atol=TOLERANCE)
     np.testing.assert_allclose(np.take_along_axis(logprobs, found.token_ids, axis=1), found.logprobs, atol=TOLERANCE)
@@ -102,7 +102,7 @@ def test_one_place_can_have_more_named_tokens_than_a_server_takes_at_a_time(
 
 
 def test_jobs_that_name_tokens_harm_no_others_of_their_batch(sampler: Sampler, model: TorchModel) -> None:
-    """One of vLLM's model runners gives all of a batch the named tokens of one, and SGLang's scheduler dies of it."""
+    """A model runner of vLLM's gives all of a batch the named tokens of one, and SGLang's scheduler dies of it."""
     jobs = [
         job(PROMPT, max_tokens=12, topk_sample=3),
         job(PROMPT, targets=PROMPT[1:, None]),

@@ -1,4 +1,4 @@
-"""A pool's replica that runs vLLM or SGLang beside itself: from its start to its end, and when the server is lost."""
+"""A pool's replica that runs vLLM or SGLang: from its start to its end, and when the server is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NewReplica = Callable[..., PoolReplica]
 
 @pytest.fixture
 async def new_replica(tmp_path: Path, model: TorchModel) -> AsyncIterator[NewReplica]:
-    """Of a pool whose servers are stand-ins, started."""
+    """Start a replica of a pool whose servers are stand-ins."""
     replicas: list[PoolReplica] = []
 
     def start(engine: str, **environment: str) -> PoolReplica:
@@ -117,7 +117,7 @@ async def test_a_server_ends_with_a_replica_that_is_killed(new_replica: NewRepli
 
 
 def _is_gone(process: psutil.Process) -> bool:
-    """It may be collected at any moment."""
+    """Return true if the process has ended. It may be collected at any moment."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

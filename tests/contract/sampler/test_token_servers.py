@@ -1,4 +1,4 @@
-"""What is promised of a sampler whose server is somebody else's, held against stand-ins for vLLM and SGLang.
+"""The promises of a sampler that uses vLLM or SGLang, tested with stand-ins.
 
 Their logprobs, adapters and prompt logprobs are compared with plain transformers, as the built-in sampler's are.
 """

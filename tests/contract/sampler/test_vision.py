@@ -58,7 +58,7 @@ def job_of(family: VisionFamily, *files: bytes, **options: Any) -> SampleJob:
 
 @torch.no_grad()
 def plain_logprobs(model: Any, inputs: Any, sampled: np.ndarray) -> np.ndarray:
-    """Of every token after the first, by one forward of the prompt and what was drawn."""
+    """Return the logprob of every token after the first, by one forward of the prompt and the sample."""
     grown = dict(inputs)
     for name in ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"):
         if name in grown:

@@ -41,7 +41,7 @@ def both(request: pytest.FixtureRequest) -> Both:
 
 
 def answer(server: SharedServer, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-    """The status, and what the JSON says, or the text."""
+    """Return the status, and the JSON's message or the text."""
     try:
         status, content = 200, call(server.address, path, json.dumps(body).encode())
     except Refused as error:
@@ -101,7 +101,7 @@ def test_a_request_that_is_refused_is_refused_in_the_same_words(both: Both, wron
 
 def test_a_model_that_is_not_there_is_missed_in_the_same_words(both: Both) -> None:
     """The real one names those that are there behind it."""
-    (_, stand_in), (status, itself) = both.answers(COMPLETE, vllm_request(generation_request(adapter="nobody")))
+    (_, stand_in), (status, itself) = both.answers(COMPLETE, vllm_request(generation_request(adapter="unknown")))
     assert itself["error"]["message"].startswith(stand_in["error"]["message"])
     assert (status, itself["error"]["type"]) == (404, stand_in["error"]["type"])
 
@@ -135,7 +135,7 @@ def test_a_stop_token_is_told_in_the_same_form(both: Both) -> None:
 
 
 def test_a_prompt_that_ends_within_a_character_is_searched_for_stop_strings(both: Both, model: TorchModel) -> None:
-    """Where this fails, vLLM has been mended: then every prompt can have them."""
+    """If this fails, vLLM has been repaired, and every prompt can have them."""
     prompt = model.tokenizer.encode("Quartz \u20ac", add_special_tokens=False)
     for length, ended in ((len(prompt), False), (len(prompt) - 1, True)):
         request = generation_request(prompt=np.array(prompt[:length]), stop_strings=("Q",))
@@ -145,7 +145,7 @@ def test_a_prompt_that_ends_within_a_character_is_searched_for_stop_strings(both
 
 
 def assert_equal(one: Generation, other: Generation) -> None:
-    """But for what was in the prefix cache, which is the server's history."""
+    """Compare two answers, except for prefix cache hits, which are the server's history."""
     assert one.sequence.tokens.tolist() == other.sequence.tokens.tolist()
     assert one.sequence.stopped == other.sequence.stopped
     topk = [(found.sequence.topk_logprobs, found.topk_prompt) for found in (one, other)]

@@ -1,4 +1,4 @@
-"""Who used what, and who did what: added up by several replicas, noted only with what was changed."""
+"""Usage and audit log: added up by several replicas, noted only with the change."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ async def test_a_replayed_event_does_not_bring_a_deleted_checkpoint_back(store: 
 async def test_what_is_left_of_deleted_checkpoints_goes_a_while_after_its_model(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What its worker told before is not told again: only that could bring it back."""
+    """Its worker does not repeat reported events: only a repeat could bring it back."""
     monkeypatch.setattr("tinsmith_server.store.queries.checkpoints.TOMBSTONES_AT_ONCE", 1)
     await store.create_session(a_session(), None)
     for number, (state, worker_id) in enumerate((("released", "heard"), ("bound", "heard"), ("released", "unheard"))):
@@ -110,7 +110,7 @@ async def test_what_is_left_of_deleted_checkpoints_goes_a_while_after_its_model(
 
 
 async def test_a_save_that_is_forgotten_takes_along_the_sampling_session_that_it_opened(store: Store) -> None:
-    """Not the ones that somebody opened by a path, or on weights that are there."""
+    """Sessions that a client opened by a path, or on existing weights, stay."""
     await store.create_session(a_session(), None)
     await store.add_model(a_model(state="released", worker_id="heard"))
     await store.get_worker("heard")
@@ -187,7 +187,7 @@ async def test_ephemeral_checkpoints_outlive_their_session_for_a_while(store: St
 
 
 async def test_a_checkpoint_whose_time_was_prolonged_or_that_was_saved_again_does_not_expire(store: Store) -> None:
-    """Whoever removes what has expired may have been paused since it looked."""
+    """The replica that removes expired checkpoints may have been paused since it looked."""
     for name in ("prolonged", "saved again", "past"):
         await store.put_checkpoint(a_checkpoint(name, expires_at=later(1)))
     await store.set_checkpoint_expiry("session-1:train:0", "training", "prolonged", later(60))
@@ -206,7 +206,7 @@ async def test_a_checkpoint_whose_time_was_prolonged_or_that_was_saved_again_doe
 async def test_pointers_that_two_replicas_move_at_once_end_at_the_newest_and_show_no_garbage(
     replicas: tuple[Store, Store], seed: int
 ) -> None:
-    """Both drain the same events, each in an order of its own, while one of the names is deleted."""
+    """The replicas drain the same events, each in an order of its own, while one of the names is deleted."""
     chance = random.Random(seed)
     versions = [(epoch, event_id) for epoch in (1, 2) for event_id in range(6)]
     saves = [a_version(name, *version) for name in ("a", "b") for version in versions]
@@ -234,4 +234,4 @@ async def test_a_tenants_checkpoints_have_the_bytes_of_those_that_have_a_name_an
     await store.put_checkpoint(a_checkpoint("unnamed", "ephemeral", event_id=4, size_bytes=11))
     await store.delete_checkpoint(RUN, "training", "third", later(1))
     assert await store.checkpoint_bytes("ada") == 2**40 + 5
-    assert await store.checkpoint_bytes("nobody") == 0
+    assert await store.checkpoint_bytes("unknown") == 0

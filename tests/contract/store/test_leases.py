@@ -47,7 +47,7 @@ async def test_an_expired_lease_moves_and_does_not_come_back(store: Store) -> No
 
 
 async def test_of_concurrent_takers_each_expired_lease_gets_one(replicas: tuple[Store, Store]) -> None:
-    """In whichever order each of them names the leases: nobody waits for another crosswise."""
+    """The takers name the leases in any order, without a deadlock."""
     names = [f"events of {number}" for number in range(40)]
     await replicas[0].hold_leases("gone", names, 0)
     takers = [

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.core
 
 @pytest.fixture
 def connection(store_url: str) -> Iterator[Connection]:
-    """To the database as no migration has touched it yet."""
+    """Connect to the database before any migration."""
     engine = create_engine(driver_url(parse_store_url(store_url)))
     with engine.connect() as connection:
         yield connection

@@ -71,7 +71,7 @@ async def test_the_models_of_one_project_are_those_of_its_sessions_in_pages_and_
     page = await store.list_models("ada", limit=2, offset=1, project_id="wanted")
 
     assert ([model.model_id for model in page.rows], page.total) == (["in-1:train:1", "in-2:train:0"], 4)
-    assert (await store.list_models("ada", limit=2, offset=0, project_id="nobody's")).total == 0
+    assert (await store.list_models("ada", limit=2, offset=0, project_id="unknown")).total == 0
     assert (await store.list_models("ada", limit=2, offset=0)).total == 8
 
 

@@ -1,4 +1,4 @@
-"""One model per slot, one slot per model, whoever places them and however many at once."""
+"""One model per slot, one slot per model, with any number of concurrent placers."""
 
 import asyncio
 from collections import Counter
@@ -21,12 +21,12 @@ async def _session(store: Store) -> None:
 
 
 async def waiting(store: Store, count: int) -> list[Model]:
-    """Accepted models that nobody has placed."""
+    """Create accepted models without a place."""
     return [await store.add_model(a_model(model_seq_id=number, worker_id="")) for number in range(count)]
 
 
 async def place(store: Store, model_id: str, worker_id: str, slots: int) -> bool:
-    """Whether the model got a place there."""
+    """Place the model, and return true if it got the place."""
     given = await store.place_models([BASE_MODEL], {worker_id: slots}, lambda _: {model_id: worker_id})
     assert given in ({}, {model_id: worker_id})
     return bool(given)
@@ -103,12 +103,12 @@ async def test_a_refused_model_can_be_placed_elsewhere(store: Store) -> None:
 
 @pytest.mark.parametrize("slots", [SLOTS, 0])
 async def test_a_model_lives_where_it_was_made_wherever_it_was_sent_meanwhile(store: Store, slots: int) -> None:
-    """Also where no slot is left."""
+    """A model keeps the worker that made it, even where no slot is left."""
     (model,) = await waiting(store, 1)
     await place(store, model.model_id, "worker-2", SLOTS)
 
     assert await store.bind_where_made(model.model_id, "worker-1", slots)
-    assert await store.bind_where_made(model.model_id, "worker-1", slots), "it is told again"
+    assert await store.bind_where_made(model.model_id, "worker-1", slots), "a repeated report"
 
     assert not await store.bind_model(model.model_id, "worker-2")
     made = await store.get_model(model.model_id)
@@ -205,7 +205,7 @@ async def test_the_line_shows_who_waits_in_the_order_of_arrival_and_who_holds_a_
 async def test_of_two_that_give_places_at_once_the_second_sees_what_the_first_has_given(
     store: Store, replicas: tuple[Store, Store]
 ) -> None:
-    """So that shares between tenants hold, whichever replica gives."""
+    """Shares between tenants hold, whichever replica assigns."""
     await waiting(store, 8)
     seen: list[PlacementQueue] = []
 

@@ -1,4 +1,4 @@
-"""What only a PostgreSQL store can do wrong."""
+"""The failures that only a PostgreSQL store can have."""
 
 import asyncio
 import threading
@@ -141,7 +141,7 @@ async def test_what_was_committed_outlives_a_crash_of_the_server(
 async def test_a_server_that_takes_no_writes_is_left_for_one_that_does(
     postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a fail-over whose proxy, or whose name, still leads to the old primary."""
+    """After a fail-over, a proxy or a name may still lead to the old primary."""
     monkeypatch.setattr(database, "PATIENCE_SECONDS", 0.5)
     store = await open_store(postgres_url)
     reader = await first_reader(store)

@@ -59,7 +59,7 @@ async def test_of_replicas_that_change_a_name_at_once_one_is_first(replicas: tup
 
 @pytest.mark.parametrize("differs", [{"tinker_path": PATHS[2]}, {"at": later(1)}], ids=["path", "time"])
 async def test_a_name_that_was_removed_and_promoted_anew_is_another_one(store: Store, differs: dict[str, Any]) -> None:
-    """Though its changes have the same numbers."""
+    """The numbers of its changes are the same."""
     anew = replace(FIRST, **differs)
     await promote(store, FIRST, None, BOUNDS)
     await store.remove_promotions("ada", "prod")

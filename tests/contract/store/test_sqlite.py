@@ -1,4 +1,4 @@
-"""What only a SQLite store can do wrong."""
+"""The failures that only a SQLite store can have."""
 
 import asyncio
 import contextlib

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.core
 
 
 async def cancelled(work: Coroutine[Any, Any, Any]) -> None:
-    """Cancels `work` where it waits for the first time."""
+    """Cancel `work` where it waits for the first time."""
     task = asyncio.create_task(work)
     await asyncio.sleep(0)
     assert task.cancel()
@@ -49,7 +49,7 @@ async def test_a_write_whose_caller_is_cancelled_runs_to_its_end(store_url: str)
 async def test_who_writes_again_and_again_comes_behind_whoever_waits(
     store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pool of connections gives them to whoever asks in the right moment, and some would wait for ever."""
+    """A pool of connections favours the caller that asks at the right moment, and others would starve."""
     monkeypatch.setattr(database, "POSTGRESQL_WRITERS", 1)  # of several, one may be held up
     store = await open_store(store_url)
     await store.create_session(a_session(), None)

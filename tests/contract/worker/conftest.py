@@ -17,7 +17,7 @@ StartWorker = Callable[..., Awaitable[Worker]]
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[StartWorker]:
-    """Starts a worker on the test's volume, activated; a second call is its successor."""
+    """Return a function that starts a worker on the test's volume, activated; a second call is its successor."""
     workers: list[Worker] = []
 
     async def start(**options: Any) -> Worker:
@@ -54,7 +54,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> Future[int]:
-    """The code with which the process would have ended."""
+    """Return the code with which the process would have ended."""
     ended: Future[int] = Future()
     monkeypatch.setattr(os, "_exit", lambda code: None if ended.done() else ended.set_result(code))
     return ended

@@ -1,4 +1,4 @@
-"""Adapters that come in are looked at one at a time, whoever has stopped waiting for them."""
+"""Adapter imports, which are checked one at a time, even after their callers have left."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ async def stopped(start: StartWorker) -> tuple[Worker, dict[str, bytes]]:
 
 
 async def looked_at(worker: Worker) -> None:
-    """Returns once the worker has found the model's snapshot damaged."""
+    """Wait until the worker has found the model's snapshot damaged."""
     queue = worker.service.queues.find(MODEL)
     assert queue is not None
     await asyncio.to_thread(until, lambda: bool(queue.held_because) or not queue.is_open)
@@ -177,7 +177,7 @@ async def test_a_corrupted_model_frees_its_place(start: StartWorker, tmp_path: P
 
 
 async def corrupted(start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, object]:
-    """A model with operations above its snapshot, which two processes have found damaged."""
+    """Return a model with operations above its snapshot, which two processes have found damaged."""
     worker = await start()
     await worker.submit(create(), train(1), step(2))
     await worker.finished(2)
@@ -216,7 +216,7 @@ async def test_a_corrupted_model_whose_snapshot_is_put_back_leaves_a_checkpoint_
     )
     wanted = {name: bytes_ for name, bytes_ in bits(expected).items() if not name.startswith("gradients")}  # type: ignore[arg-type]
     assert bits(read.state) == wanted
-    assert "corrupted" in await successor.failure(5)  # as its client was told
+    assert "corrupted" in await successor.failure(5)  # as its client has read
     assert not list((tmp_path / "volume" / "snapshots").glob("sess.train.0.*"))
 
 

@@ -1,4 +1,4 @@
-"""What ran on one image is replayed on the same one, or not at all."""
+"""The image of a journal: its operations are replayed on the same one, or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def started(folder: Path, image: str) -> Worker:
 
 
 def disk_of_a_crash(folder: Path, target: Path) -> Volume:
-    """The volume as a process leaves it that dies now: nothing is snapshot on the way out."""
+    """Copy the volume as a process leaves it that dies now, without a last snapshot."""
     return Volume(Path(shutil.copytree(folder / "volume", target)))
 
 
@@ -62,7 +62,7 @@ async def test_what_is_in_a_snapshot_or_never_ran_may_go_on_with_any_image(tmp_p
     await worker.submit(create(), train(1))
     await worker.finished(1)
     await worker.service.snapshot()
-    await worker.submit(save(2, "a"), train(4))  # what a replay passes over binds nobody, either
+    await worker.submit(save(2, "a"), train(4))  # an operation that a replay skips binds no image, either
     await worker.finished(2)
     assert await worker.is_pending(4)
     volume = disk_of_a_crash(tmp_path, tmp_path / "crashed")

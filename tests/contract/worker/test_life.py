@@ -294,7 +294,7 @@ async def test_one_model_without_a_last_snapshot_leaves_the_others_theirs(
 
 
 async def cancelled_after(steps: int, call: Coroutine[Any, Any, object]) -> None:
-    """What gRPC does to a call whose client dies, this many steps of the loop later."""
+    """Cancel a call as gRPC does when its client dies, after this many steps of the loop."""
     task = asyncio.create_task(call)
     for _ in range(steps):
         await asyncio.sleep(0)

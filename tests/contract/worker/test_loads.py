@@ -1,4 +1,4 @@
-"""Loads are read beside the engine: a root that is slow, or hangs, holds up the models that load from it alone."""
+"""Loads, which run outside of the engine: a slow or hanging root holds up only the models that load from it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_a_read_that_hangs_fails_its_load_in_words_and_the_model_goes_on(
     )
     assert (await worker.finished(7)).failure is None
     assert bits(worker.engine.state(MODEL)) == before
-    assert worker.service.scheduler.running_seconds() == 0  # nobody is to restart the worker for it
+    assert worker.service.scheduler.running_seconds() == 0  # no operator may restart the worker for it
 
 
 async def test_where_many_reads_hang_no_more_are_begun_until_one_ends(

@@ -1,4 +1,4 @@
-"""Of what a living model did long ago only numbers remain, and nobody is answered otherwise than was promised."""
+"""The results of a long-lived model: old ones are reduced to numbers, and answers stay as promised."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def short_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def lived(start: StartWorker) -> Worker:
-    """With a history below its snapshot, of which the tidying has left what is kept."""
+    """Return a worker with a history below its snapshot, of which tidying has left what is kept."""
     worker = await start()
     await worker.submit(*PAST)
     await worker.finished(LAST)

@@ -81,7 +81,7 @@ async def test_a_sampler_may_only_ask_for_saves_and_no_other_peer_for_any_but_th
     assert await save_refused_as(sampler) == grpc.StatusCode.NOT_FOUND
     assert await save_refused_as(port.api_server()) == grpc.StatusCode.NOT_FOUND
     assert (await refused_as(sampler)).code() == grpc.StatusCode.PERMISSION_DENIED
-    for name in (OPERATOR, "somebody.else", "uid-2.worker.tinsmith.internal"):
+    for name in (OPERATOR, "another.peer", "uid-2.worker.tinsmith.internal"):
         other = port.client(port.authority.leaf(name, usages=(CLIENT,)))
         assert await save_refused_as(other) == grpc.StatusCode.PERMISSION_DENIED
     unnamed = port.client(port.authority.leaf(SAMPLER, usages=(SERVER,)))
@@ -113,7 +113,7 @@ async def test_a_sampler_that_gives_up_in_the_middle_makes_room_for_others(
 
 
 async def until_free(saves: OfferedSaves, digest: str) -> None:
-    """Returns when as many samplers can be given saves as ever."""
+    """Wait until as many samplers as before can get saves."""
     async with contextlib.AsyncExitStack() as taken:
         for _ in range(offered_saves.MAX_STREAMS):
             await taken.enter_async_context(saves.streaming(digest))
@@ -129,9 +129,9 @@ async def test_the_operator_does_not_count_as_a_way_for_clients(port: Port, monk
 
 
 async def test_another_name_of_our_authority_is_refused_in_words(port: Port) -> None:
-    refusal = await refused_as(port.client(port.authority.leaf("somebody.else", usages=(CLIENT,))))
+    refusal = await refused_as(port.client(port.authority.leaf("another.peer", usages=(CLIENT,))))
     assert refusal.code() == grpc.StatusCode.PERMISSION_DENIED
-    assert "somebody.else" in (refusal.details() or "")
+    assert "another.peer" in (refusal.details() or "")
 
 
 async def test_a_certificate_of_another_authority_does_not_get_in(port: Port) -> None:

@@ -39,7 +39,7 @@ def check(volume: Volume, now: dict[str, str]) -> None:
 
 
 async def crashed(folder: Path, *, stops: bool = False) -> Volume:
-    """A journal whose operations ran under BEFORE, with a result that only a replay brings back."""
+    """Return a journal whose operations ran under BEFORE, with a result that only a replay brings back."""
     check(Volume(folder / "volume"), BEFORE)
     worker = Worker(folder)
     await worker.service.activate(1)
@@ -142,7 +142,7 @@ def test_every_flag_is_known_to_decide_bits_or_not_to() -> None:
 def test_a_gpu_is_the_same_whatever_its_driver_takes_of_its_memory(
     monkeypatch: pytest.MonkeyPatch, name: str, reported_mib: tuple[int, int]
 ) -> None:
-    """Else a node whose driver is replaced could not replay."""
+    """Otherwise a node whose driver is replaced could not replay."""
     torch: Any = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     found = set()

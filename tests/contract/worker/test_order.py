@@ -138,7 +138,7 @@ async def test_a_backlog_delays_the_acknowledgement_and_refuses_nothing(
 ) -> None:
     monkeypatch.setattr(admission, "BACKLOG_OPERATIONS", 3)
     monkeypatch.setattr(admission, "BACKLOG_DELAY_SECONDS", 0.2)
-    await worker.submit(create(), train(2), train(3), train(4))  # held up by 1, which is in nobody's backlog
+    await worker.submit(create(), train(2), train(3), train(4))  # held up by 1, which is in no backlog
     held_back = asyncio.create_task(worker.submit(train(5)))
     await asyncio.sleep(0.05)
     assert not held_back.done()
@@ -162,7 +162,7 @@ async def test_a_seed_that_was_not_given_is_drawn_once(start: StartWorker) -> No
 async def test_a_taken_name_is_refused_with_what_helps_in_that_kind_of_save(
     worker: Worker, kind: worker_pb2.CheckpointKind
 ) -> None:
-    """Only `save_state` of the SDK has `overwrite`."""
+    """In the SDK, `save_state` alone has `overwrite`."""
     request = worker_pb2.SaveWeights(kind=kind, name="a").SerializeToString()
     await worker.submit(create(), *(Call(number, worker_pb2.SAVE_WEIGHTS, request) for number in (1, 2)))
     refused = await worker.failure(2)

@@ -25,7 +25,7 @@ from .conftest import StartWorker
 from .test_poorer_starts import crash, failing_for
 
 AT_ONCE = ResidencyRules(idle_seconds=0.0, turn_seconds=0.0, exchange_share=0.0)
-"""Whoever is asked leaves, so that each turn may be an exchange."""
+"""Settings under which a model leaves when asked, so that each turn may be an exchange."""
 MODELS = tuple(f"sess:train:{number}" for number in range(9))
 
 
@@ -34,7 +34,7 @@ def of(model_id: str, calls: Iterable[Call]) -> list[Call]:
 
 
 def program(number: int) -> list[Call]:
-    """Of two windows, the second of them with two gradients; models differ."""
+    """Return a program of two windows, the second with two gradients; models differ."""
     first, second = (number + 1, 2, 3, number + 4), (number + 5, 6, 7)
     return of(
         MODELS[number],
@@ -57,7 +57,7 @@ def told(worker: Worker) -> dict[str, worker_pb2.ModelStatus]:
 
 
 async def taken_up(worker: Worker) -> None:
-    """Returns when all but one of its models are in memory."""
+    """Wait until all but one of its models are in memory."""
     while sum(model.parked for model in told(worker).values()) != 1:
         await asyncio.sleep(0.01)
 
@@ -126,7 +126,7 @@ async def test_models_that_all_have_work_take_turns_in_one_slot_and_no_bit_chang
 async def test_an_operation_in_progress_keeps_its_adapter_in_memory_until_it_ends(
     start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though others want the slot between its microbatches. An engine may hold on to the adapter of a call."""
+    """Other models want the slot between its microbatches. An engine may hold on to the adapter of a call."""
     body = forward_backward([next_token_datum((number, 2, 3)) for number in range(1, 30)])
     first = of(MODELS[0], [create(seed=1), Call(1, worker_pb2.FORWARD_BACKWARD, body), step(2), save(3, "end")])
     second = of(MODELS[1], [create(seed=2), train(1), step(2), save(3, "end")])

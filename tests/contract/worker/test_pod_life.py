@@ -1,4 +1,4 @@
-"""The process in a pod: what probes are told, when it stops, what Describe says meanwhile."""
+"""The process in a pod: answers to probes, stops, and Describe meanwhile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ StartPod = Callable[..., PodWorker]
 
 @pytest.fixture
 async def pod(tmp_path: Path) -> AsyncIterator[StartPod]:
-    """Starts a worker on the test's folder, with these gates closed."""
+    """Return a function that starts a worker on the test's folder, with these gates closed."""
     pods: list[PodWorker] = []
 
     def start(*gates: str, **options: object) -> PodWorker:
@@ -35,7 +35,7 @@ async def pod(tmp_path: Path) -> AsyncIterator[StartPod]:
 
 
 async def computing(worker: PodWorker, stub: worker_pb2_grpc.WorkerAsyncStub) -> float:
-    """Returns once the engine is at a forward_backward, with that call's age."""
+    """Wait until the engine is at a forward_backward, and return that call's age."""
     await worker.until_at(COMPUTING)
     return (await describe(stub)).running_seconds
 

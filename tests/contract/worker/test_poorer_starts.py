@@ -1,4 +1,4 @@
-"""A start that cannot take up what an earlier one acknowledged: nothing of it is lost, and the rest goes on."""
+"""A start that cannot load what an earlier one acknowledged: the data stays, and other models are served."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_MEMORY = MemoryError("no memory left")
 async def test_what_cannot_be_taken_up_here_waits_for_the_next_start_with_nothing_lost_while_others_go_on(
     verb: str, start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where memory has become less, or a limit was lowered: one bad node must not destroy models."""
+    """Memory may have become less, or a limit was lowered: one bad node must not destroy models."""
     done, other = (create(), train(1), step(2)), "sess:train:1"
     undisturbed, worker = Worker(tmp_path / "undisturbed"), await start()
     await undisturbed.service.activate(1)
@@ -59,7 +59,7 @@ async def reason_to_wait(worker: Worker, seq_id: int) -> str:
 
 
 def crash(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends without the snapshots of an orderly stop."""
+    """End the worker without the snapshots of an orderly stop."""
     monkeypatch.setattr(worker.service.scheduler._model_snapshots, "at_stop", lambda: None)
 
 

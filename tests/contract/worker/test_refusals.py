@@ -31,7 +31,7 @@ async def pod(tmp_path: Path) -> AsyncIterator[StartPod]:
 
 
 async def refusal(worker: PodWorker, status: int = CANNOT_START) -> dict[str, str]:
-    """The termination log of a worker that must not start, whose sentence is the last line of its errors."""
+    """Return the termination log of a worker that must not start, whose sentence is the last line of its errors."""
     worker.start()
     code, errors = await worker.ended()
     assert code == status, errors
@@ -75,7 +75,7 @@ async def test_a_model_whose_forward_raises(pod: StartPod, tmp_path: Path) -> No
 
 
 async def test_a_model_for_which_there_is_no_memory_may_fit_at_the_next_start(pod: StartPod) -> None:
-    """Whoever has the memory now may end: so it says why, and is started again as after a crash."""
+    """The process that uses the memory now may end: the worker is started again, as after a crash."""
     record = await refusal(pod(flags={"--engine": "support.engine.wrong:finds_no_memory"}), CRASHED)
     assert record["reason"] == "OutOfMemory"
     assert "CUDA out of memory. Tried to allocate 2.00 GiB" in record["message"]

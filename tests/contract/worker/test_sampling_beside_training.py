@@ -1,4 +1,4 @@
-"""A worker that samples beside its training: what becomes of the samples when it stops."""
+"""A worker that samples and trains: the fate of its samples when it stops."""
 
 from __future__ import annotations
 

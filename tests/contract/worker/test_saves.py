@@ -1,4 +1,4 @@
-"""Saves leave no snapshot, are written beside the engine, and are never made again once a client has heard of them."""
+"""Saves leave no snapshot, run outside of the engine, and are never repeated once a client has their result."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_gradient_that_never_came_below_a_save_is_in_the_next_snapshot(s
     assert "operation 1 of this model never arrived" in await worker.failure(4)
 
 
-# ---- written beside the engine
+# ---- written outside of the engine
 
 
 class Gate:
@@ -219,7 +219,7 @@ async def test_a_save_at_which_a_process_ended_is_written_by_itself(
     assert threads == ["engine", "saver"]
 
 
-# ---- what goes wrong beside the engine
+# ---- failures outside of the engine
 
 
 async def test_a_thread_that_cannot_be_had_fails_its_save_alone(
@@ -270,7 +270,7 @@ def without_collector() -> Iterator[None]:
 async def test_what_a_process_ended_at_runs_with_no_save_beside_it(
     worker: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the next end would be nobody's, and the one after that."""
+    """Otherwise the next end would have no cause, and the one after that."""
     await worker.submit(create(), create(model_id=OTHER))
     for model in (MODEL, OTHER):
         await worker.finished(0, model)
@@ -326,7 +326,7 @@ async def test_where_others_wait_a_tenant_has_one_save_under_way(worker: Worker,
         await worker.finished(0, model)
     for model in mine:
         await worker.submit(*of(model, save(1, "a")), tenant="mine")
-    await gate.entered(saves=2)  # nobody else waited
+    await gate.entered(saves=2)  # no other save waited
     await worker.submit(*of(other, save(1, "a")), tenant="other")
     begun: list[str] = []
     copy = Saves._copy

@@ -1,4 +1,4 @@
-"""Microbatches of several models in one forward: whose, what they are charged, and that nobody can tell."""
+"""Microbatches of several models in one forward: owners, charges and isolation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROGRAM = [train(1), train_many(2, 30), train(3, (5, 3, 5)), step(4), train(5, f
 
 
 class Forwards(list[list[str]]):
-    """Whose microbatches each forward computed."""
+    """The models whose microbatches each forward computed."""
 
     def __init__(self) -> None:
         self.opened = threading.Event()
@@ -30,7 +30,7 @@ class Forwards(list[list[str]]):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """None computes inside the block: what arrives there waits together, however slow the machine is."""
+        """Hold all computing inside the block: what arrives there waits together, however slow the machine is."""
         self.opened.clear()
         try:
             yield
@@ -55,14 +55,14 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> Forwards:
 
 
 async def create_all(worker: Worker) -> None:
-    """To the end: a create that is slow while others compute is charged, and its model has had its part for a while."""
+    """Create the models one after the other. A slow create is charged, and its model has had its part for a while."""
     await worker.submit(*(create(model_id=model_id) for model_id in MODELS))
     for model_id in MODELS:
         await worker.finished(0, model_id)
 
 
 async def run_all(worker: Worker, beside: Forwards | None = None) -> list[object]:
-    """The program for each model, all at once or one model after the other; every result and state."""
+    """Run the program for each model, all at once or one after the other, and return every result and state."""
     await create_all(worker)
     calls = {model_id: [replace(call, model_id=model_id) for call in PROGRAM] for model_id in MODELS}
     if beside is not None:

@@ -1,4 +1,4 @@
-"""What a worker saves to sample from is in shared memory when its result is there, and outlives it in a sampler's."""
+"""Saves for sampling: in shared memory with their result, and longer than the worker in a sampler's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASE = ReferenceEngine().base_model()
 
 @pytest.fixture
 async def sharing(tmp_path: Path) -> AsyncIterator[tuple[WorkerProcess, Path]]:
-    """A worker, and its socket for saves, whose path is short."""
+    """Return a worker, and its socket for saves, whose path is short."""
     with tempfile.TemporaryDirectory() as folder:
         door = Path(folder, "saves")
         worker = WorkerProcess(tmp_path, flags=("--no-sampling", "--saves-socket", str(door)))

@@ -1,4 +1,4 @@
-"""A snapshot that somebody asked for: between two operations, of what changed, on the disk before the answer."""
+"""A snapshot on request: between two operations, of what changed, on the disk before the answer."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_the_journal_forgets_inputs_below_it_and_keeps_results(worker: Wor
 
 
 async def test_the_time_of_the_last_snapshot_moves_on_though_nothing_had_changed(port: Port) -> None:
-    """Whoever asked compares it with the moment at which they did."""
+    """The requester compares it with the time of its request."""
     await trained(port.worker)
     stub = port.client(port.authority.leaf(OPERATOR, usages=(CLIENT,)))
     first = await stub.Snapshot(worker_pb2.SnapshotRequest(), timeout=AWAIT_SECONDS)

@@ -1,4 +1,4 @@
-"""A checkpoint root that is away for a moment ends no program: saves and loads wait for it, and others go on."""
+"""A checkpoint root that is away for a moment: its saves and loads wait, other work continues, and no program ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Outage:
 
 @pytest.fixture
 def outage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Outage]:
-    """While it is on, no file of a checkpoint can be read or written."""
+    """Make all files of checkpoints unreadable and unwritable inside the block."""
     outage = Outage()
     monkeypatch.setattr(retries, "STORAGE_RETRY_SECONDS", RETRY_SECONDS)
     for method in ("_read_file_hashed", "_write_file"):

@@ -28,7 +28,7 @@ MANY = 3000
 
 
 class Hold:
-    """A microbatch that waits in the engine until the test lets it go on."""
+    """A microbatch that waits in the engine until the test releases it."""
 
     def __init__(self) -> None:
         self.entered, self.opened = threading.Event(), threading.Event()
@@ -41,7 +41,7 @@ class Hold:
 
 
 class Microbatches:
-    """Whose have been computed, in their order; by model and number, from 1: which wait, and which fail."""
+    """The computed microbatches in their order; by model and number, from 1: which wait, and which fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.computed: list[str] = []
@@ -77,7 +77,7 @@ def microbatches(monkeypatch: pytest.MonkeyPatch) -> Microbatches:
 
 
 async def models_of(worker: Worker, **tenants: int) -> dict[str, list[str]]:
-    """So many models of each tenant."""
+    """Return the models, this many of each tenant."""
     made = {tenant: [f"sess-{tenant}:train:{number}" for number in range(count)] for tenant, count in tenants.items()}
     for tenant, models in made.items():
         for model_id in models:

@@ -1,4 +1,4 @@
-"""What a worker counts for whom, and what it says of when operations came and ended."""
+"""A worker's usage counts by tenant, and its timelines of operations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS = 4
 
 
 def taken(worker: Worker) -> dict[tuple[str, str, int], int]:
-    """By who used it, for whom, and what."""
+    """Return the usage by tenant, purpose and kind."""
     reply = worker.service.accounting.meter.take()
     assert all(one.hour % HOUR_SECONDS == 0 and abs(time.time() - one.hour) < 2 * HOUR_SECONDS for one in reply.usage)
     return {(one.used_by, one.tenant, one.kind): one.amount for one in reply.usage}
@@ -50,7 +50,7 @@ async def test_a_timeline_has_the_operations_of_its_session_alone_in_order(worke
     await worker.submit(create(), train(1), train(2, forward_only=True), save(3, "a"), broken_train(4))
     await worker.submit(create(model_id="other:train:0"))
     await worker.finished(4)
-    assert (await timeline(worker, "nobody")) == []
+    assert (await timeline(worker, "unknown")) == []
     spans = await timeline(worker, SESSION)
     assert [(span.owner, span.seq_id, span.name, span.failed) for span in spans] == [
         (MODEL, 0, "create_model", False),

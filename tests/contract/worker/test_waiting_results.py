@@ -34,7 +34,7 @@ def find_no_room(db: Any) -> None:
 
 
 async def with_a_waiting_result(worker: Worker) -> None:
-    """Both models have trained, and the result of MODEL's step 2 waits for room."""
+    """Return a worker whose two models have trained, and whose result of MODEL's step 2 waits for room."""
     for call in (*of(MODEL, [create(), train(1)]), *of(OTHER, [create(), train(1)])):
         await worker.submit(call)
         await worker.finished(call.seq_id, call.model_id)
@@ -85,7 +85,7 @@ async def test_a_create_that_is_undone_again_and_again_runs_less_often(
     write = SnapshotFolder.write
 
     def refuse_five(folder: SnapshotFolder, snapshot: Snapshot) -> SnapshotFile:
-        """As a quota does, though the disk says that it has room."""
+        """Refuse five writes, as a quota does, though the disk reports free space."""
         queue = worker.service.queues.find(MODEL)
         assert queue is not None
         waits.append(queue.undone_seconds)

@@ -1,4 +1,4 @@
-"""Of the families of `make zoo` those that differ most, in every run; and models.md says what is found."""
+"""The most different families of `make zoo`, in every run; models.md has the findings."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def odd_leaves() -> dict[str, Leaf]:
         "ends-in-month-13": _pem(whole.replace(end, b"20551302000000Z")),
         "names-of-a-kind-that-is-gone": _pem(_der(key, _unknown("2.5.29.17", b"\x30\x04\xa3\x02\x05\x00"), AUTHORITY)),
         "names-that-are-no-text": _pem(_der(key, _unknown("2.5.29.17", b"\x30\x05\x82\x03\xff\xff\xff"), AUTHORITY)),
-        "names-nobody": _pem(_der(key)),
+        "names-no-host": _pem(_der(key)),
     }
     pem = _key_pem(key)
     return {oddity: Leaf(content, pem, content, NOW) for oddity, content in contents.items()}

@@ -351,9 +351,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         gaps = [(queue.order, gap) for queue in queues.all() if queue.is_open and (gap := queue.order.open_gap())]
         queues.age_gaps(GAP_CLOSES_AFTER_SECONDS)
         while any(order.closed_below < gap for order, gap in gaps):
-            await asyncio.sleep(
-                0.001
-            )  # until that is in the journal a death opens them again, unknown to clients
+            await asyncio.sleep(0.001)  # until that is in the journal a death opens them again, unknown to clients
         for model in self.models:
             model.reference.time_passes()
 

@@ -87,9 +87,9 @@ class Findings:
     def failures(self) -> list[str]:
         """Return the findings that are beyond their tolerance."""
         asked = [
-            ("weights beside plain PEFT", self.weights_apart, WEIGHTS_TOLERANCE),
-            ("trainer beside sampler", self.gap, GAP_TOLERANCE),
-            ("export beside trainer", self.export_apart, EXPORT_TOLERANCE),
+            ("weights against plain PEFT", self.weights_apart, WEIGHTS_TOLERANCE),
+            ("trainer against sampler", self.gap, GAP_TOLERANCE),
+            ("export against trainer", self.export_apart, EXPORT_TOLERANCE),
         ]
         beyond = [f"{what}: {apart:.1e}" for what, apart, most in asked if apart is not None and not apart <= most]
         return beyond + ["a replay has other bits"] * (self.replays is False)

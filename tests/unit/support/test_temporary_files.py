@@ -1,4 +1,4 @@
-"""What tests make in the place for temporary files is theirs to remove: a run names what it leaves, and removes it."""
+"""Temporary files of tests, which tests remove: a run names what is left, and removes it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LASTS = "folder_of_whole_run('x'), multiprocessing.get_context('forkserver').Pro
 def test_a_run_names_the_temporary_files_that_it_leaves_and_removes_them(
     body: str, leaves: bool, tmp_path: Path
 ) -> None:
-    """By the project's own hooks, on a test of one line."""
+    """The project's own hooks run on a test of one line."""
     (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
     (tmp_path / "test_one.py").write_text(f"{IMPORTS}\n\ndef test_one():\n    {body}\n")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:asyncio", f"--rootdir={tmp_path}"]
