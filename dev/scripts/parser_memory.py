@@ -1,6 +1,6 @@
-"""Rows of docs/reference/limits.md: the memory that each parser of a tenant's bytes may take.
+"""The memory that each parser of a tenant's bytes may take.
 
-A test holds the parsers to it.
+docs/reference/limits.md links here, and tests/attacks/test_parsers.py measures each parser.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 MIB = 2**20
 SERVER, WORKER = "API server", "worker"
-PARSER_HEADER = ("Where", "What is read", "Bytes at most", "Memory at most")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +20,6 @@ class ParserMemory:
     bytes_at_most: str
     times: int
     beside_mib: int
-
-    @property
-    def words(self) -> str:
-        fixed = f"{self.beside_mib} MiB"
-        return f"{self.times} times its bytes, and {fixed}" if self.times else fixed
 
     def most_bytes(self, read_bytes: int) -> int:
         return self.times * read_bytes + self.beside_mib * MIB
@@ -58,7 +52,3 @@ PARSERS = {
     "recipients": ParserMemory(WORKER, "recipients of an encrypted save", "256 KiB", 8, 2),
 }
 """By the names of `tests/support/parsers/worst_inputs.py`."""
-
-
-def parser_rows() -> list[tuple[str, ...]]:
-    return [(one.where, one.what, one.bytes_at_most, one.words) for one in PARSERS.values()]

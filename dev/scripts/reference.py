@@ -20,7 +20,6 @@ import limits_reference
 import message_reference
 import nemo_rl_sizing
 import operator_reference
-import parser_memory
 import protocol_reference
 import resource_reference
 import sdk_generations
@@ -173,7 +172,6 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         lambda: table(("What", "At most", "At the limit"), limits_reference.fixed_rows()),
     ),
     "body-limits": ("reference/limits.md", lambda: table(("At most", "Calls"), limits_reference.body_rows())),
-    "parsers": ("reference/limits.md", lambda: table(parser_memory.PARSER_HEADER, parser_memory.parser_rows())),
     "metrics": ("reference/metrics.md", lambda: metrics_table(_server_families())),
     "operator-settings": ("reference/operator.md", lambda: settings_table(operator_reference.setting_fields())),
     "operator-metrics": ("reference/operator.md", lambda: metrics_table(operator_reference.metric_families())),

@@ -1,4 +1,4 @@
-"""Each parser takes at most the memory that docs/reference/limits.md states, for its worst input."""
+"""Each parser takes at most the memory that dev/scripts/parser_memory.py states, for its worst input."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from tinsmith_trainer.engines.base import AdapterState, Datum, Engine, LoraSpec,
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 from tinsmith_trainer.errors import TrainerError, UserError
 from tinsmith_trainer.parity.compare import Quantity, compare
-from tinsmith_trainer.parity.plan import ALPHA, TARGETS, Plan, plan_steps
+from tinsmith_trainer.parity.plan import ALPHA, TARGETS, ParityPlan, plan_steps
 from tinsmith_trainer.parity.sides import (
     ADAPTER,
     REFERENCE,
@@ -137,7 +137,7 @@ def train(model_type: str, model: TorchModel) -> Trained:
     return Trained(model, engine, apart, spec, refused)
 
 
-def _plan(spec: LoraSpec) -> Plan:
+def _plan(spec: LoraSpec) -> ParityPlan:
     """Return steps of one call each from the gate's plan."""
     whole = plan_steps(steps=STEPS, rank=RANK, seed=SEED, vocab_size=VOCABULARY, max_length=512)
     steps = [
