@@ -73,9 +73,9 @@ async def test_it_is_refused_for_good_after_three_and_others_are_read(deadly: Pa
         assert [await bring_in(lives) for _ in range(3)] == [""] * 3
         refusal = await bring_in(lives)
         assert refusal == (
-            "The adapter of run was given up, since the worker's process ended 3 times (the last sign: it ended "
-            "without a word, as one does that the system kills for want of memory) while its files were read. Upload "
-            "one of a lower rank or of fewer modules, or have the worker given more memory."
+            "The adapter of run was given up: the worker's process ended 3 times (the last sign: none, "
+            "as when the system kills a process for lack of memory) while its files were read. Upload "
+            "one of a lower rank or of fewer modules, or have the worker's memory increased."
         )
         (deadly / "import").unlink()
         assert await bring_in(lives) == refusal
@@ -99,7 +99,7 @@ async def test_what_ran_beside_it_is_not_blamed_and_ends_well(deadly: Path, tmp_
         await lives.ask(train(3))
         assert [lives.failure(seq_id, MODEL) for seq_id in (3, 4)] == ["", ""]
         assert await bring_in(lives) == "", "it was not known to be its own end, so it is tried once more, alone"
-        assert "was given up, since the worker's process ended once" in await bring_in(lives)
+        assert "was given up: the worker's process ended once" in await bring_in(lives)
         await lives.run([train(5), step(6)])
         assert (lives.failure(6, MODEL), lives.ended) == ("", 0)
 

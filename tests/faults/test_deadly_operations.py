@@ -84,9 +84,9 @@ async def test_it_fails_after_three_and_all_else_ends_as_if_it_had_failed_by_its
         assert described.metrics.operations_given_up == 1
         assert lives.answers[MODEL, 3].failure.category == worker_pb2.SERVER
         assert lives.failure(3, MODEL) == (
-            "forward_backward 3 was given up, since the worker's process ended 3 times (the last sign: it ended "
-            "without a word, as one does that the system kills for want of memory) while it ran. It was not applied, "
-            "and what comes after it goes on. Send fewer or shorter datums in a call, or give the worker more memory."
+            "forward_backward 3 was given up: the worker's process ended 3 times (the last sign: none, "
+            "as when the system kills a process for lack of memory) while it ran. It was not applied; "
+            "later operations continue. Send fewer or shorter datums in a call, or give the worker more memory."
         )
         assert "forward_backward 3 was given up" in lives.failure(4, MODEL)  # the step that its gradient misses
         mine, others = (lives.results(model) for model in (MODEL, OTHER))
@@ -122,7 +122,7 @@ async def test_each_kind_of_operation_is_given_up_and_its_model_goes_on(
         if dies_at:
             (deadly / dies_at).touch()
         await lives.run([call])
-        assert lives.failure(1, MODEL).startswith(f"{beginning} was given up, since the worker's process ended once")
+        assert lives.failure(1, MODEL).startswith(f"{beginning} was given up: the worker's process ended once")
         for file in deadly.iterdir():
             file.unlink()
         await lives.run([train(2), step(3), train(4), step(5), save(6, "sound")])
@@ -183,8 +183,8 @@ async def test_what_was_answered_is_never_taken_back_but_waits_while_others_go_o
         for call in later:
             await lives.worker.submit(call)
         reason = await waiting_reason(lives, 3)
-        assert reason.startswith(f"{MODEL} waits, since the worker's process ended 2 times")
-        assert "while forward_backward 1 ran again after a restart. Nothing of it is lost" in reason
+        assert reason.startswith(f"{MODEL} waits: the worker's process ended 2 times")
+        assert "while forward_backward 1 ran again after a restart. Nothing is lost" in reason
         quarantined = {model.model_id: model.quarantined for model in (await lives.worker.describe()).models}
         assert quarantined == {MODEL: reason, OTHER: ""}
 
@@ -268,7 +268,7 @@ async def test_an_operation_whose_snapshot_no_process_can_keep_fails_with_the_re
         await lives.run([replace(save(1, "b"), model_id=OTHER)])
         assert lives.ended == 3
         sign = r"\(the last sign: the operation could not be finished: .*Input/output error.*\)"
-        given_up = rf"load_weights 4 was given up, since the worker's process ended 3 times {sign} while it ran"
+        given_up = rf"load_weights 4 was given up: the worker's process ended 3 times {sign} while it ran"
         assert re.match(given_up, lives.failure(4, MODEL))
         assert lives.failure(1, OTHER) == ""
         (deadly / BAD_DISK).unlink()

@@ -62,7 +62,7 @@ def export(
     if checkpoint.startswith("tinker://"):
         _fail(
             f"{checkpoint} is a name that only its server can resolve: the program `tinsmith export` asks it. "
-            "Or give the checkpoint's directory, DATA/checkpoints/weights/RUN/SEQ-EPOCH beside the server, "
+            "Or give the checkpoint's directory, DATA/checkpoints/weights/RUN/SEQ-EPOCH of the server's machine, "
             "or weights/RUN/SEQ-EPOCH below another checkpoint root."
         )
     export_files(checkpoint, base_model, to, layout.value)

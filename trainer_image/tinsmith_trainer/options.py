@@ -160,21 +160,25 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="directory of the base model, or a hub repository")
     parser.add_argument("--model-name", default="", help="the name that clients know the model by")
     parser.add_argument("--model-revision", help="branch, tag or commit of the hub repository")
-    parser.add_argument("--max-sequence-length", type=int, help="lowers the model's own limit")
+    parser.add_argument("--max-sequence-length", type=int, help="limit of a sequence, below the model's own")
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     flags = parser.add_argument_group("a sampler's vllm or sglang")
     flags.add_argument("--gpus", type=int, default=1, help="GPUs that the model is split over")
     flags.add_argument(
-        "--server-argument", action="append", default=[], metavar="WORD", help="a word of its command line; many times"
+        "--server-argument",
+        action="append",
+        default=[],
+        metavar="WORD",
+        help="word for the server's command line; repeatable",
     )
     flags.add_argument(
-        "--server-start-timeout-seconds", type=float, default=1800.0, help="how long it may take until it serves"
+        "--server-start-timeout-seconds", type=float, default=1800.0, help="time limit of the server's start"
     )
     flags.add_argument("--scratch", type=Path, help="folder for adapters while they are loaded; emptied at the start")
     flags.add_argument(
-        "--server-environment", type=Path, help="virtual environment that it is installed in, if it is not this one"
+        "--server-environment", type=Path, help="virtual environment of the server, if it is not this one"
     )
 
 
@@ -201,9 +205,9 @@ def refused_server_flags(options: WorkerOptions) -> str | None:
 
 def _add_worker_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--role", choices=("worker", "sampler"), default="worker", help="sampler: trains nothing")
-    parser.add_argument("--worker-id", default="", help="who this worker is in the store; Describe tells it")
+    parser.add_argument("--worker-id", default="", help="ID of this worker in the store; Describe returns it")
     parser.add_argument("--volume", type=Path, help="folder for the journal and the snapshots; a sampler has none")
-    parser.add_argument("--image", help="what this process runs; another image never replays its operations")
+    parser.add_argument("--image", help="image of this process; another image never replays its operations")
     parser.add_argument("--checkpoint-root", required=True, help="fsspec URL below which checkpoints live")
     parser.add_argument(
         "--saves-socket",
@@ -213,7 +217,7 @@ def _add_worker_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--offered-saves-bytes",
         type=int,
-        help="of a worker's newest saves, kept in memory for samplers that ask for them by name; by default 1 GiB with "
+        help="memory for a worker's newest saves, from which samplers fetch them; by default 1 GiB with "
         "--listen, and else 0",
     )
     parser.add_argument("--parent-fd", type=int, help="end when this descriptor's other end closes")
@@ -223,20 +227,20 @@ def _add_worker_flags(parser: argparse.ArgumentParser) -> None:
 def _add_listen_flags(parser: argparse.ArgumentParser) -> None:
     door = parser.add_mutually_exclusive_group(required=True)
     door.add_argument("--socket", help="path of the Unix socket to serve on")
-    door.add_argument("--listen", type=_address, metavar="HOST:PORT", help="serve here, by mutual TLS alone")
+    door.add_argument("--listen", type=_address, metavar="HOST:PORT", help="address to serve on, by mutual TLS only")
     parser.add_argument("--tls-directory", type=Path, help="folder of tls.crt, tls.key and ca.crt, for --listen")
     parser.add_argument(
-        "--health-address", type=_address, metavar="HOST:PORT", help="serve gRPC's health service here, in plain text"
+        "--health-address", type=_address, metavar="HOST:PORT", help="address of gRPC's health service, in plain text"
     )
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine",
-        help="peft, nemo-rl or miles; of a sampler builtin, vllm or sglang; or module:factory of your own. "
+        help="peft, nemo-rl or miles; for a sampler builtin, vllm or sglang; or your module:factory. "
         "The first is the default",
     )
-    parser.add_argument("--adapter-slots", type=int, default=64, help="adapters in training; of a sampler, in memory")
+    parser.add_argument("--adapter-slots", type=int, default=64, help="adapters in memory")
     parser.add_argument(
         "--model-places", type=int, help="models that a worker takes, in memory or parked; by default 8 for each slot"
     )
@@ -253,7 +257,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quantization",
         choices=get_args(Quantization),
-        help="keep frozen base weights in so few bits; by default all that --dtype says",
+        help="bits of the frozen base weights; by default those of --dtype",
     )
     parser.add_argument("--deterministic-sampling", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument(
@@ -278,11 +282,15 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-cache-bytes", type=int, help="of the built-in sampler's keys and values; by default by what is free"
     )
-    parser.add_argument("--snapshot-replay-seconds", type=float, default=10.0, help="a crash may cost this much")
-    parser.add_argument("--snapshot-cost-factor", type=float, default=20.0, help="or this many snapshots' time")
+    parser.add_argument(
+        "--snapshot-replay-seconds", type=float, default=10.0, help="most seconds of replay after a crash"
+    )
+    parser.add_argument(
+        "--snapshot-cost-factor", type=float, default=20.0, help="or most replay time, in times of a snapshot"
+    )
     parser.add_argument("--reserved-bytes", type=int, default=64 * 1024**2, help="kept free on the volume")
     parser.add_argument(
-        "--attempts-per-operation", type=int, default=3, help="how many processes may end of one before it fails"
+        "--attempts-per-operation", type=int, default=3, help="processes that may end at one operation before it fails"
     )
     parser.add_argument(
         "--hang-timeout-seconds",
@@ -372,10 +380,10 @@ def main() -> int:
     except UsageError as error:
         return _refused(str(error))
     if options.engine in TOKEN_SERVERS and not has_server(options.engine, options.server_environment):
-        here = "on the PATH" if options.engine == "vllm" else "beside this program"
+        here = "on the PATH" if options.engine == "vllm" else "in this environment"
         where = here if options.server_environment is None else f"in {options.server_environment}"
         return _refused(
-            f"there is no {options.engine} {where}. Install it in a virtual environment of its own, and name that"
+            f"{options.engine} is not installed {where}. Install it in a separate virtual environment, and set its path"
         )
     return 0
 

@@ -230,7 +230,7 @@ async def test_one_for_which_there_is_no_memory_waits_for_it_and_goes_on_by_itse
         await worker.submit(*program(0)[4:])
         while not (pending := worker.service.pending(MODELS[0], 4)).paused_capacity:
             assert await worker.is_pending(4)
-        assert pending.reason.endswith("Nothing of it is lost: it is tried again every 0 s. Others go on.")
+        assert pending.reason.endswith("Nothing is lost: the worker retries every 0 s. Other models continue.")
         await done(worker, *of(MODELS[1], [train(1), step(2)]))
     assert dict([await result_of(worker, call) for call in program(0)]) == expected
 
@@ -248,7 +248,7 @@ async def test_one_that_cannot_come_back_here_waits_with_nothing_lost_while_othe
         assert (await worker.finished(2, MODELS[1])).failure is None
         while not (pending := worker.service.pending(MODELS[0], 4)).paused_capacity:
             assert await worker.is_pending(4)
-        assert pending.reason.startswith(f"{MODELS[0]} waits, since this went wrong while its snapshot")
+        assert pending.reason.startswith(f"{MODELS[0]} waits because of an error while its snapshot")
     successor = await start(slots=1)
     await successor.submit(step(5))
     assert (await successor.finished(5)).failure is None

@@ -38,7 +38,7 @@ async def test_what_cannot_be_taken_up_here_waits_for_the_next_start_with_nothin
         poorer = await start()
         await poorer.submit(train(3), Call(1, worker_pb2.OPTIM_STEP, step(1).payload, other))
         assert (await poorer.finished(1, other)).failure is None
-        sentence = rf"{MODEL} waits, since this went wrong while .*: no memory left. Nothing of it is lost: .*"
+        sentence = rf"{MODEL} waits because of an error while .*: no memory left. Nothing is lost: .*"
         assert re.fullmatch(sentence, await reason_to_wait(poorer, 3))
         assert not [event for event in await poorer.events() if event.HasField("model_corrupted")]
     successor = await start()

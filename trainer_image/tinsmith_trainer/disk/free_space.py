@@ -46,8 +46,8 @@ class NoRoom(OSError):
     def __init__(self, directory: Path, content_bytes: int, free_bytes: int) -> None:
         super().__init__(
             errno.ENOSPC,
-            f"{directory} has {free_bytes / MIB:.1f} MiB free beside its reserve, and {content_bytes / MIB:.1f} MiB "
-            "are needed: make room there",
+            f"{directory} has {free_bytes / MIB:.1f} MiB free without its reserve, and {content_bytes / MIB:.1f} MiB "
+            "are needed. Free space there",
         )
 
 

@@ -20,7 +20,7 @@ from tinsmith_trainer.process.in_flight_marker import InFlightMarker, InFlightWo
 
 log = structlog.get_logger(__name__)
 
-SILENT = "it ended without a word, as one does that the system kills for want of memory"
+SILENT = "none, as when the system kills a process for lack of memory"
 ADVICE = {
     worker_pb2.FORWARD_BACKWARD: "Send fewer or shorter datums in a call, or give the worker more memory.",
     worker_pb2.CREATE_MODEL: "Ask for a lower rank, or give the worker more memory.",
@@ -139,26 +139,26 @@ class Attempts:
     def _failure_message(self, work: InFlightWork, operation: Operation) -> str:
         advice = ADVICE.get(operation.kind, "Give the worker more memory, then send it again.")
         return (
-            f"{_name(operation)} was given up, since {self._what_happened(work)} while it ran. "
-            f"It was not applied, and what comes after it goes on. {advice}"
+            f"{_name(operation)} was given up: {self._what_happened(work)} while it ran. "
+            f"It was not applied; later operations continue. {advice}"
         )
 
     def _import_refusal(self, work: InFlightWork) -> str:
         return (
-            f"The adapter of {work.model_id} was given up, since {self._what_happened(work)} while its files were "
-            "read. Upload one of a lower rank or of fewer modules, or have the worker given more memory."
+            f"The adapter of {work.model_id} was given up: {self._what_happened(work)} while its files were "
+            "read. Upload one of a lower rank or of fewer modules, or have the worker's memory increased."
         )
 
     def _quarantine_reason(self, work: InFlightWork, operation: Operation | None) -> str:
         cause = f"{self._what_happened(work)} while {_attempt(work, operation)}"
         return (
-            f"{work.model_id} waits, since {cause}. Nothing of it is lost: it goes on once the worker is stopped "
-            "and started again, with more memory if that is what it lacked. Others go on."
+            f"{work.model_id} waits: {cause}. Nothing is lost: the model continues when the worker is "
+            "restarted, with more memory if that is the cause. Other models continue."
         )
 
     def _snapshot_refusal(self, work: InFlightWork) -> str:
         return (
-            f"No snapshot of {work.model_id} is taken, since {self._what_happened(work)} while one was. Its operations "
+            f"No snapshot of {work.model_id} is taken: {self._what_happened(work)} while one was taken. Its operations "
             "stay in the journal. Give the worker more memory."
         )
 
@@ -176,12 +176,12 @@ def reason_to_wait(
 
     Its data is sound. The reason is for clients.
     """
-    goes_on = "it goes on once that is mended and the worker is started again"
+    remedy = "the model continues when the cause is fixed and the worker is restarted"
     if again_after_seconds is not None:
-        goes_on = f"it is tried again every {again_after_seconds:.0f} s"
+        remedy = f"the worker retries every {again_after_seconds:.0f} s"
     return (
-        f"{work.model_id} waits, since this went wrong while {_attempt(work, operation)}: "
-        f"{str(error).rstrip('.') or type(error).__name__}. Nothing of it is lost: {goes_on}. Others go on."
+        f"{work.model_id} waits because of an error while {_attempt(work, operation)}: "
+        f"{str(error).rstrip('.') or type(error).__name__}. Nothing is lost: {remedy}. Other models continue."
     )
 
 

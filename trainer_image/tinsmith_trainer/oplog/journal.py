@@ -141,8 +141,8 @@ class Journal:
             self._db = self._open(vfs)
         except apsw.Error as error:
             raise VolumeUnsuitable(
-                f"The journal {path} cannot be opened: {error}. Make room and rights on its volume; "
-                "a journal that is damaged is lost, and its models are resumed from their checkpoints on a new volume."
+                f"The journal {path} cannot be opened: {error}. Free space on its volume and check its permissions; "
+                "a damaged journal is lost, and its models resume from their checkpoints on a new volume."
             ) from error
         self._thread = threading.Thread(target=self._serve, name="journal", daemon=True)
         self._thread.start()

@@ -245,7 +245,7 @@ class ModelQueue:
         if self.order.is_late(seq_id):
             return Failure(
                 "user",
-                f"operation {seq_id} of {self.model_id} came too late: later operations went on without it. "
+                f"operation {seq_id} of {self.model_id} came too late: later operations ran without it. "
                 "It was not run.",
             )
         return None

@@ -98,7 +98,7 @@ def failed_step_message(failure: Failure) -> str:
     return (
         "optim_step was not applied, because the gradient since the last step is incomplete: "
         f"{failure.message.rstrip('.?!')}. Its gradients were dropped; weights, moments and step are unchanged. "
-        "Mend what failed, then send forward_backward and optim_step again."
+        "Fix the cause, then send forward_backward and optim_step again."
     )
 
 

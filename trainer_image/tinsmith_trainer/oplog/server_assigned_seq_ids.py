@@ -61,15 +61,15 @@ def is_from_a_client(number: int) -> bool:
 
 def needs_a_seq_id(model_id: str) -> NumbersMixed:
     return NumbersMixed(
-        f"the operations of {model_id} came with a seq_id until now, so this one needs one, too: send the next number, "
-        "or make another model"
+        f"the operations of {model_id} have a seq_id, so this one needs one, too: send the next number, "
+        "or create another model"
     )
 
 
 def needs_no_seq_id(model_id: str) -> NumbersMixed:
     return NumbersMixed(
-        f"the operations of {model_id} came without a seq_id until now, and the server numbers them: leave seq_id out, "
-        "or make another model"
+        f"the operations of {model_id} have no seq_id, since the server numbers them: omit seq_id, "
+        "or create another model"
     )
 
 

@@ -220,5 +220,5 @@ class Parking:
         what = "has no room for" if isinstance(error, JournalFull) else "could not take"
         return (
             f"all {self._slots} adapter slots of this worker are in use, and its volume {what} the snapshot that would "
-            "free one. Nothing is lost: this goes on when there is room on the volume, or when a session ends"
+            "free one. Nothing is lost: the model continues when there is space on the volume, or when a session ends"
         )

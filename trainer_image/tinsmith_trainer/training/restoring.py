@@ -142,7 +142,7 @@ def damage_reason(model_id: str, error: SnapshotDamaged) -> str:
     """Return why a model waits whose snapshot only this process has found damaged."""
     return (
         f"{model_id} waits: {error} It is read again every {DAMAGE_RETRY_SECONDS:.0f} s. Put the file back, or restart "
-        "the worker: if the next process finds the same, the model is given up. Other models train on."
+        "the worker: if the next process finds the same, the model is given up. Other models continue."
     )
 
 

@@ -103,8 +103,8 @@ def _is_for_room(error: Exception) -> bool:
 
 def _reason(queue: ModelQueue, error: Exception) -> str:
     return (
-        f"{queue.model_id} waits: {str(error).rstrip('.')}. Nothing of it is lost: it is tried again by itself. "
-        "Other models train on."
+        f"{queue.model_id} waits: {str(error).rstrip('.')}. Nothing is lost: the worker retries it. "
+        "Other models continue."
     )
 
 

@@ -1,7 +1,7 @@
 """Training calls under way on the engine: forward_backward, and forward alone.
 
 A call is computed one microbatch at a time, and other models have their turns in between. So several calls are under
-way at once; each holds its datums, and a copy of its adapter's gradients beside the adapter.
+way at once; each holds its datums, and a copy of its adapter's gradients.
 """
 
 from __future__ import annotations

@@ -142,8 +142,8 @@ def test_the_failure_names_the_operation_the_times_and_the_cure(
     message = refusal.message
     assert message.startswith(worker_pb2.OperationKind.Name(kind).lower())
     assert "the worker's process ended 3 times" in message
-    assert "want of memory" in message
-    assert "more memory" in message.rpartition("goes on. ")[2]
+    assert "lack of memory" in message
+    assert "more memory" in message.rpartition("later operations continue. ")[2]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_the_reason_of_a_model_that_waits_says_what_ends_and_that_nothing_is_los
     assert refusal is not None
     assert not refusal.fails
     assert what in refusal.message
-    assert "Nothing of it is lost" in refusal.message
+    assert "Nothing is lost" in refusal.message
 
 
 def test_a_snapshot_forgets_what_processes_ended_at_with_older_ones(tmp_path: Path) -> None:

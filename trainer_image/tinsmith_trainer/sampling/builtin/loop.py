@@ -150,7 +150,7 @@ class SamplingLoop:
         for tenant in self._fair_queue.order():
             if self._step_tenant(self._lanes[tenant]):
                 return
-        raise AssertionError("no sample can go on, and none waits for anything that will end")
+        raise AssertionError("no sample can continue, and none waits for one that will end")
 
     def _step_tenant(self, lane: Lane) -> bool:
         """Do one piece of work of the tenant. Return False if all its jobs wait for others' rows or memory."""

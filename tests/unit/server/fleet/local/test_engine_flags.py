@@ -51,7 +51,7 @@ OF_A_SAMPLER = "sampler, sampler_environment, sampler_flags"
 @pytest.mark.parametrize("sampler", ["vllm", "sglang"])
 def test_a_sampler_that_is_not_installed_ends_the_start(tmp_path: Path, sampler: str) -> None:
     sentence = (
-        f"there is no {sampler} in {tmp_path}/none. Install it in a virtual environment of its own, and name that"
+        f"{sampler} is not installed in {tmp_path}/none. Install it in a separate virtual environment, and set its path"
     )
     with pytest.raises(StartupError, match=f"^{OF_A_SAMPLER}: {sentence}$"):
         fleet(tmp_path, "peft", sampler=sampler, sampler_environment=tmp_path / "none")
@@ -61,7 +61,7 @@ def test_a_sampler_is_looked_for_on_the_path_where_no_environment_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(StartupError, match=f"^{OF_A_SAMPLER}: there is no vllm on the PATH"):
+    with pytest.raises(StartupError, match=f"^{OF_A_SAMPLER}: vllm is not installed on the PATH"):
         fleet(tmp_path, "peft", sampler="vllm")
     (tmp_path / "vllm").touch(0o755)
     fleet(tmp_path, "peft", sampler="vllm")
