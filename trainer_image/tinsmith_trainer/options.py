@@ -171,7 +171,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="WORD",
-        help="word for the server's command line; repeatable",
+        help="word of its command line; repeatable",
     )
     flags.add_argument(
         "--server-start-timeout-seconds", type=float, default=1800.0, help="time limit of the server's start"
@@ -282,12 +282,8 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-cache-bytes", type=int, help="of the built-in sampler's keys and values; by default by what is free"
     )
-    parser.add_argument(
-        "--snapshot-replay-seconds", type=float, default=10.0, help="most seconds of replay after a crash"
-    )
-    parser.add_argument(
-        "--snapshot-cost-factor", type=float, default=20.0, help="or most replay time, in times of a snapshot"
-    )
+    parser.add_argument("--snapshot-replay-seconds", type=float, default=10.0, help="longest replay after a crash")
+    parser.add_argument("--snapshot-cost-factor", type=float, default=20.0, help="or as a multiple of a snapshot")
     parser.add_argument("--reserved-bytes", type=int, default=64 * 1024**2, help="kept free on the volume")
     parser.add_argument(
         "--attempts-per-operation", type=int, default=3, help="processes that may end at one operation before it fails"

@@ -175,7 +175,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         numbers = [number for model_id, number in self.operations if model_id == request.model_id if number < 2**62]
         given = [number for (model_id, _), number in self.given.items() if model_id == request.model_id]
         if key not in self.given and not given and max(numbers, default=0) > 0:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "operations came with a seq_id until now")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "operations have a seq_id")
         return self.given.setdefault(key, max(given, default=0) + 1)
 
     @override

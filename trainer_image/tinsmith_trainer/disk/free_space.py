@@ -47,7 +47,7 @@ class NoRoom(OSError):
         super().__init__(
             errno.ENOSPC,
             f"{directory} has {free_bytes / MIB:.1f} MiB free without its reserve, and {content_bytes / MIB:.1f} MiB "
-            "are needed. Free space there",
+            "are needed: make room there",
         )
 
 

@@ -127,7 +127,7 @@ def _work_of(queue: ModelQueue) -> InFlightWork:
 def _no_room(queue: ModelQueue) -> JournalFull:
     return JournalFull(
         f"The volume has no room for a snapshot of {queue.model_id}, which takes {queue.wanted_bytes / MIB:.1f} MiB "
-        "in addition to the reserve. Free space there, or end a session. The journal still has all operations."
+        "in addition to the reserve: make room there, or end a session. The journal still has all operations."
     )
 
 
