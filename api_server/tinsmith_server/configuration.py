@@ -1,4 +1,4 @@
-"""Where settings come from, and the files that a server needs before it starts.
+"""The sources of settings, and the files that a server needs before it starts.
 
 In order of precedence: flags, the environment (`TINSMITH_...`), the file of `--config`, the variables of another server
 (`find_names`), the defaults in `settings.py`.
@@ -27,8 +27,8 @@ from tinsmith_server.settings import Settings
 PREFIX = "TINSMITH_"
 SECRETS = frozenset({"api_key", "database_url"})
 KEYS_ARE_OFF = (
-    "keys are off (setting require_keys): whoever is on this machine may do everything as tenant default, with any key "
-    "or none"
+    "keys are off (setting require_keys): every program on this machine may do everything as tenant default, with "
+    "any key or none"
 )
 _FLAGS = {"models": "--model"}
 
@@ -95,11 +95,13 @@ def read_config_file(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise StartupError(f"the configuration file {path} is neither YAML nor JSON: {_place(error)}") from error
     if not isinstance(content, dict | None):
-        raise StartupError(f"the configuration file {path} must hold a mapping of setting names to values")
+        raise StartupError(f"the configuration file {path} must contain a mapping of setting names to values")
     known = sorted(Settings.model_fields)
     unknown = [_with_nearest(str(key), known) for key in content or {} if key not in known]
     if unknown:
-        raise StartupError(f"unknown setting {', '.join(sorted(unknown))} in {path}; there are: {', '.join(known)}")
+        raise StartupError(
+            f"unknown setting {', '.join(sorted(unknown))} in {path}; the settings are: {', '.join(known)}"
+        )
     return content or {}
 
 
@@ -113,11 +115,11 @@ def describe_settings(settings: Settings) -> str:
 def _line(name: str, value: object, settings: Settings) -> str:
     derived = {"database_url": settings.store_url, "checkpoint_root": settings.checkpoints_url}
     if name == "api_key" and value is not None:
-        return f"# {name}: set, and not shown; {variable_of(name)} can give it\n"
+        return f"# {name}: set, not shown; {variable_of(name)} can set it\n"
     if name in derived and value is None:
-        return f"# {name}: {derived[name]}  (follows from data)\n"
+        return f"# {name}: {derived[name]}  (derived from data)\n"
     if name in derived and (masked := _without_password(str(value))) != value:
-        return f"# {name}: {masked}  (set; the password is not shown; {variable_of(name)} can give it)\n"
+        return f"# {name}: {masked}  (set; the password is not shown; {variable_of(name)} can set it)\n"
     return yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True, width=10**6)
 
 
@@ -145,7 +147,7 @@ def _sentence(problem: ErrorDetails, sources: Mapping[str, str]) -> str:
         return what
     name = str(problem["loc"][0])
     value = "what was given" if name in SECRETS else repr(_plain(problem["input"]))
-    return f"{sources.get(name, name)}: {value} does not fit: {what[:1].lower()}{what[1:]}"
+    return f"{sources.get(name, name)}: {value} is invalid: {what[:1].lower()}{what[1:]}"
 
 
 def _plain(value: object) -> object:
@@ -174,7 +176,7 @@ def make_data_directory(data: Path) -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise StartupError(
-            f"the data directory {data} cannot be written: {reason}; give --data a directory that can"
+            f"the data directory {data} cannot be written: {reason}; set --data to a writable directory"
         ) from error
 
 
@@ -188,13 +190,13 @@ SETTING_OF_NAME: Mapping[str, str] = {
 }
 UNAMBIGUOUS_NAMES = ("TRAINING_HOST", "TRAINING_PORT", "SUPPORTED_MODELS")
 WITHOUT_EFFECT: Mapping[str, str] = {
-    "FUTURES_DB_NAME": "one database holds everything, setting database_url",
+    "FUTURES_DB_NAME": "one database contains everything, setting database_url",
     "KGATEWAY_ACCESS_LOG": "requests are in the log at level debug",
     "RAY_ADDRESS": "workers are processes, or TrainingSessions in a cluster",
     "RAY_NAMESPACE": "likewise",
     "RAY_DASHBOARD_URL": "likewise",
     "ALLOW_PARTIAL_BATCHES": "a batch may have any number of datums",
-    "TINKERCLOUD_BACKEND": "setting engine says what trains",
+    "TINKERCLOUD_BACKEND": "setting engine selects the engine",
 }
 _LEVELS = {"warn": "warning", "critical": "error"}
 
@@ -216,11 +218,11 @@ class Found:
             return None
         read = ", ".join(
             f"{name} as {setting}"
-            + ("" if in_force.get(setting) == name else f" (but {in_force[setting]} goes before)")
+            + ("" if in_force.get(setting) == name else f" (but {in_force[setting]} has precedence)")
             for setting, name in self.names.items()
         )
         unread = "".join(f"; {name} has no effect: {why}" for name, why in self.unread.items())
-        return f"names of the kgateway Training API are read: {read}{unread}"
+        return f"variables of the kgateway Training API are used: {read}{unread}"
 
 
 def find_names(environment: Mapping[str, str]) -> Found:

@@ -81,11 +81,11 @@ class ModelNotAtWorker(WorkerError):
 
 
 class WorkerFull(WorkerError):
-    """From `Submit`: the journal's disk is full. From `Sample`: the queue is full."""
+    """The worker is full: the journal's disk for `Submit`, the queue for `Sample`."""
 
 
 class StorageFull(WorkerError):
-    """Nothing was accepted, because there was no space to store it."""
+    """The request was not accepted, because there was no space to store it."""
 
 
 # ---- what the checkpoint root did

@@ -1,4 +1,4 @@
-"""What can be set, and what it is by default. `configuration.py` has where it comes from."""
+"""The settings and their defaults. `configuration.py` has their sources."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Settings(BaseSettings):
-    """Everything `tinsmith serve` can be told. Every field does something."""
+    """The settings of `tinsmith serve`. Every field has an effect."""
 
     model_config = SettingsConfigDict(env_prefix="TINSMITH_", extra="forbid", frozen=True)
 
@@ -266,10 +266,10 @@ class Settings(BaseSettings):
     @classmethod
     def _are_namespaces(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if EVERY_NAMESPACE in value and len(value) > 1:
-            raise ValueError("`*` is the whole cluster; give it alone, or only the names")
+            raise ValueError("`*` means the whole cluster; use it alone, or only names")
         wrong = [name for name in value if name != EVERY_NAMESPACE and not re.fullmatch(NAMESPACE_PATTERN, name)]
         if wrong:
-            raise ValueError(f"{wrong[0]!r} is no name of a namespace")
+            raise ValueError(f"{wrong[0]!r} is not a valid namespace")
         return tuple(dict.fromkeys(value))
 
     @field_validator("trusted_proxies")
@@ -292,10 +292,12 @@ class Settings(BaseSettings):
         if self.fleet == "kubernetes":
             for name in OF_LOCAL_WORKERS:
                 if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(f"{name}: with fleet `kubernetes`, TrainingSessions say it; remove it")
+                    raise ValueError(
+                        f"{name}: has no effect with fleet `kubernetes`, where TrainingSessions set it; remove it"
+                    )
             if self.checkpoint_root is None:
                 raise ValueError(
-                    "checkpoint_root: with fleet `kubernetes` it must be set to a place that workers share"
+                    "checkpoint_root: must be set with fleet `kubernetes`, to a location that all workers share"
                 )
         elif self.catalogue is not None or self.fleet_namespaces:
             raise ValueError("catalogue and fleet_namespaces are for fleet `kubernetes`; set it, or remove them")
@@ -305,8 +307,8 @@ class Settings(BaseSettings):
     def _is_for_this_machine_alone_without_keys(self) -> Settings:
         if not self.require_keys and (self.trusted_proxies or not self.listens_here_alone):
             raise ValueError(
-                "require_keys: without keys the server is for this machine alone: it listens on 127.0.0.1 or another "
-                "loopback address (setting host), and trusts no proxies; change that, or turn keys on"
+                "require_keys: without keys only this machine has access, so host must be a loopback address such as "
+                "127.0.0.1, and trusted_proxies empty; change them, or turn keys on"
             )
         return self
 
@@ -315,16 +317,17 @@ class Settings(BaseSettings):
     def _are_devices(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         # CUDA would take "00" for GPU 0 as well, so a device has one spelling.
         if wrong := [device for device in value if device != CPU and not re.fullmatch(GPU_PATTERN, device)]:
-            raise ValueError(f"{wrong[0]!r} is no device; name GPUs by index or UUID, as in `0,1`, or `cpu`")
+            raise ValueError(f"{wrong[0]!r} is not a device; give GPUs by index or UUID, as in `0,1`, or `cpu`")
         if twice := [device for device in value if device != CPU and value.count(device) > 1]:
-            raise ValueError(f"device {twice[0]} is named twice; two workers would share its memory, so name it once")
+            raise ValueError(f"device {twice[0]} is given twice; two workers would share its memory, so give it once")
         return value
 
     @model_validator(mode="after")
     def _has_engines_for_single_devices(self) -> Settings:
         if self.devices and self.engine != "peft":
             raise ValueError(
-                f"devices: a worker of {self.engine} chooses its GPUs by itself; remove it, or set CUDA_VISIBLE_DEVICES"
+                f"devices: a worker of {self.engine} chooses its GPUs itself; remove the setting, or use "
+                "CUDA_VISIBLE_DEVICES"
             )
         return self
 
@@ -335,17 +338,17 @@ class Settings(BaseSettings):
                 "sampler_environment and sampler_flags are for sampler `vllm` or `sglang`; set it, or remove them"
             )
         if self.sampler != "builtin" and self.quantization is not None:
-            raise ValueError(f"quantization: {self.sampler} would sample from other weights; remove one of them")
+            raise ValueError(f"quantization: {self.sampler} would sample other weights; remove one of the settings")
         if self.sampler != "builtin" and self.deterministic_sampling:
-            raise ValueError(f"deterministic_sampling: {self.sampler} does not promise it; remove it")
+            raise ValueError(f"deterministic_sampling: {self.sampler} does not support it; remove it")
         return self
 
     @model_validator(mode="after")
     def _has_a_place_for_each_slot(self) -> Settings:
         if self.model_places is not None and self.model_places < self.adapter_slots:
             raise ValueError(
-                f"model_places: {self.model_places} is less than adapter_slots, {self.adapter_slots}, "
-                "and what is in memory has a place, too"
+                f"model_places: {self.model_places} is less than adapter_slots, {self.adapter_slots}, but models in "
+                "memory count as well"
             )
         return self
 
@@ -355,19 +358,19 @@ class Settings(BaseSettings):
         if self.session_timeout_seconds < 2 * self.poll_hold_seconds:
             raise ValueError(
                 f"session_timeout_seconds: {self.session_timeout_seconds:g} is less than twice poll_hold_seconds, "
-                f"{self.poll_hold_seconds:g}, and who waits in a held poll would be taken for dead; raise the first, "
-                "or lower the second"
+                f"{self.poll_hold_seconds:g}, so a client in a held poll would seem silent; raise the first, or lower "
+                "the second"
             )
         return self
 
     @property
     def listens_here_alone(self) -> bool:
-        """Whether only this machine can reach the server. Under uvicorn's own command `host` is not used."""
+        """True if only this machine can reach the server. Under uvicorn's own command `host` is not used."""
         return is_loopback(self.host)
 
     @property
     def keeps_data_here(self) -> bool:
-        """Whether the server writes to its data directory; otherwise its container may be read-only."""
+        """True if the server writes to its data directory; otherwise its container may be read-only."""
         return self.database_url is None or self.checkpoint_root is None
 
     @property

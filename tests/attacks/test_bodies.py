@@ -70,7 +70,7 @@ class Case:
     harmless: Callable[[Attacker], bytes]
 
 
-EMPTY_CHUNKS = "bytes beside its lists of whole numbers"
+EMPTY_CHUNKS = "bytes besides its lists of whole numbers"
 PROMPT_OF_6_MB = 880_000
 CASES = {
     "6 MB of empty chunks": Case(

@@ -104,7 +104,7 @@ async def test_a_link_cannot_be_made_of_another_one(installation: TestedServer) 
     }
     for what, one in forged.items():
         status, content = await at(installation, link.replace(token, one))
-        assert (status, b"this download link is not valid" in content) == (404, True), what
+        assert (status, b"this download link is invalid" in content) == (404, True), what
 
 
 PATHS_AS_NAMES = [

@@ -37,7 +37,7 @@ HEAD_BYTES = 32 * 1024
 HEAD_FIELDS = 100
 
 _TOO_LARGE = f"the request's header has more than {HEAD_BYTES} bytes or {HEAD_FIELDS} fields"
-_TOO_SLOW = f"the request's header was not there within {HEAD_SECONDS:g} s"
+_TOO_SLOW = f"the request's header did not arrive within {HEAD_SECONDS:g} s"
 
 
 class Addresses:

@@ -50,7 +50,7 @@ def create(
     else:
         typer.echo(made.secret)
         number = made.record.key_id
-        typer.echo(f"key {number}, shown only this once; `tinsmith keys revoke {number}` takes it back", err=True)
+        typer.echo(f"key {number}, shown only this once; revoke it with `tinsmith keys revoke {number}`", err=True)
 
 
 @keys.command("list")
@@ -74,7 +74,7 @@ def list_(
 
 @keys.command("revoke")
 def revoke(
-    key_id: Annotated[int, typer.Argument(help="The number that `keys list` shows.")],
+    key_id: Annotated[int, typer.Argument(help="The key's number in `keys list`.")],
     data: Data = None,
     database_url: DatabaseUrl = None,
     config: Config = None,
@@ -88,7 +88,7 @@ def revoke(
     if as_json:
         _print_json({"key_id": key_id, "revoked": True})
     elif key.revoked_at is not None:
-        typer.echo(f"key {key_id} was revoked already, on {key.revoked_at:%Y-%m-%d}")
+        typer.echo(f"key {key_id} was already revoked on {key.revoked_at:%Y-%m-%d}")
     else:
         typer.echo(f"revoked key {key_id}")
 
@@ -123,7 +123,7 @@ def _with_keys(
             if not may_make_store or not _place_was_given(settings):
                 raise StartupError(_nothing_there(settings, missing))
             make_data_directory(missing.parent)
-            typer.echo(f"no server has used {missing.parent} yet: making a new store, {missing}", err=True)
+            typer.echo(f"no server has used {missing.parent} yet: creating the store {missing}", err=True)
         return asyncio.run(_on_store(settings, use))
     except TinsmithError as error:
         typer.echo(f"tinsmith keys: {error}", err=True)
@@ -144,10 +144,10 @@ def _place_was_given(settings: Settings) -> bool:
 
 def _nothing_there(settings: Settings, missing: Path) -> str:
     if not _place_was_given(settings):
-        return f"there is no store {missing}; give --data, the data directory of the server that the key is for"
+        return f"there is no store {missing}; set --data to the data directory of the key's server"
     if settings.database_url is None:
-        return f"{settings.data} holds no server's data; give --data or --config"
-    return f"there is no store {missing}; give the server's --database-url, --data or --config"
+        return f"{settings.data} contains no server's data; set --data or --config"
+    return f"there is no store {missing}; set the server's --database-url, --data or --config"
 
 
 async def _on_store(settings: Settings, use: Callable[[Keys], Awaitable[T]]) -> T:

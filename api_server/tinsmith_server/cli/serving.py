@@ -47,7 +47,7 @@ SWITCH_SECONDS = 0.0005
 def serve(
     *,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 selects a free one.")] = None,
     data: Annotated[
         Path | None, typer.Option(help="Directory for everything that the server keeps between starts.")
     ] = None,
@@ -185,7 +185,7 @@ def listen_for_metrics(settings: Settings) -> list[socket.socket]:
     return [listen(settings.host, settings.metrics_port, "set metrics_port to another")]
 
 
-def listen(host: str, port: int, cure: str = "give --port (0 takes a free one)") -> socket.socket:
+def listen(host: str, port: int, cure: str = "set --port (0 selects a free one)") -> socket.socket:
     """Return a listening socket. Raises StartupError: the address is taken, or not of this machine.
 
     `cure` says what to do if another program has the address.
@@ -225,7 +225,9 @@ def _raise_open_files() -> None:
 WIDEST_RULE = 100
 ROUTED_TO = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses reserved for documentation. Nothing is sent to them; the route to them names this machine's own address."""
-UNENCRYPTED = "warning: keys and data travel unencrypted to this address; docs/how-to/ingress.md puts TLS in front"
+UNENCRYPTED = (
+    "warning: keys and data travel unencrypted to this address; docs/how-to/ingress.md explains how to add TLS"
+)
 
 
 def on_terminal() -> bool:
@@ -291,7 +293,7 @@ def print_progress(line: str) -> None:
 def print_stopped(data: Path) -> None:
     """Print where the data are kept, after a clean stop on a terminal."""
     if on_terminal():
-        _say(f"stopped; everything is kept in {data}")
+        _say(f"stopped; all data are in {data}")
 
 
 def _say(line: str) -> None:

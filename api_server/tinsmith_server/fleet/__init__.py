@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from tinsmith_server.fleet.base import Fleet
 
 
-def fleet_of(settings: Settings, tell: Callable[[str], None] = lambda _: None) -> Fleet:
-    """Return the fleet of the settings. `tell` is called with the progress of loading models.
+def fleet_of(settings: Settings, on_progress: Callable[[str], None] = lambda _: None) -> Fleet:
+    """Return the fleet of the settings. `on_progress` is called with the progress of loading models.
 
     Each kind of fleet is imported only if it is used: the packages of the other may not be installed. Raises
     StartupError: a model directory or the catalogue is missing, or there is no model to serve.
@@ -24,8 +24,8 @@ def fleet_of(settings: Settings, tell: Callable[[str], None] = lambda _: None) -
         return KubernetesFleet(settings)
     if not settings.models:
         raise StartupError(
-            "no model to serve: give --model NAME[=PATH] (setting models), or make one with `tinsmith make-tiny-model`"
+            "no model to serve: set --model NAME[=PATH] (setting models), or create one with `tinsmith make-tiny-model`"
         )
     from tinsmith_server.fleet.local.fleet import LocalFleet
 
-    return LocalFleet(settings, tell)
+    return LocalFleet(settings, on_progress)

@@ -42,7 +42,7 @@ async def activate(client: GrpcWorkerClient, worker_id: str, epochs: Store) -> w
             row = raised
         try:
             if await client.activate(row.epoch, row.event_cursor) != instance_id:
-                raise WorkerUnavailable("the worker was started anew while it was activated")
+                raise WorkerUnavailable("the worker restarted during its activation")
             return description
         except WorkerFull as error:
             raise WorkerUnavailable(str(error)) from error  # until there is space on its volume
@@ -51,8 +51,8 @@ async def activate(client: GrpcWorkerClient, worker_id: str, epochs: Store) -> w
             await epochs.raise_epoch(worker_id, row.epoch, instance_id)
             await asyncio.sleep(STALE_EPOCH_PAUSE_SECONDS)
     raise WorkerUnavailable(
-        f"worker {worker_id} has not been activated: for {PATIENCE_SECONDS:g} s the store has given an epoch that "
-        "does not hold any more; the server tries again"
+        f"worker {worker_id} has not been activated: for {PATIENCE_SECONDS:g} s the store has returned an outdated "
+        "epoch; the server retries"
     )
 
 

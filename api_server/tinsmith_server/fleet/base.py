@@ -145,7 +145,7 @@ class SamplerHandle(Protocol):
 
     @property
     def accepting(self) -> bool:
-        """Whether it takes new samples."""
+        """True if it takes new samples."""
 
     async def connection(self, timeout_seconds: float) -> SamplerClient:
         """Return a client. Raises WorkerUnavailable with the reason if there is none in time."""
@@ -155,7 +155,7 @@ class SamplerHandle(Protocol):
 
     @property
     def outlives_connections(self) -> bool:
-        """Whether it may hold samples while it is not `running`, as before this server has connected to it."""
+        """True if it may hold samples while it is not `running`, as before this server has connected to it."""
         return True
 
     @property
@@ -269,7 +269,7 @@ class Fleet(Protocol):
         """The reason why the fleet does not know its workers yet; None if it does."""
 
 
-def everything_of(fleet: Fleet) -> Sequence[SamplerHandle]:
+def describable_handles(fleet: Fleet) -> Sequence[SamplerHandle]:
     """Return everything that describes itself: the workers, and the samplers."""
     by_id: dict[str, SamplerHandle] = {one.sampler_id: one for one in fleet.workers}
     return list({**by_id, **{one.sampler_id: one for one in fleet.all_samplers}}.values())

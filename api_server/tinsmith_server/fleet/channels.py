@@ -93,8 +93,8 @@ class TlsDirectory:
                 self._known = state, _parsed(folder)
         except OSError as error:  # ssl.SSLError is one
             raise WorkerUnavailable(
-                f"no worker can be reached: the TLS files in {self._directory} cannot be used: {error}; "
-                f"it must hold {CERTIFICATE}, its {KEY}, and {AUTHORITY}"
+                f"no worker can be reached, since the TLS files in {self._directory} cannot be used: {error}; the "
+                f"directory must contain {CERTIFICATE}, its {KEY}, and {AUTHORITY}"
             ) from error
         return self._known[1]
 

@@ -47,7 +47,7 @@ ACTIVATE_TIMEOUT_SECONDS = 600.0
 
 
 class CallUnknown(WorkerError):
-    """This worker does not implement the call."""
+    """The worker does not implement the call."""
 
 
 _ERRORS: dict[grpc.StatusCode, type[TinsmithError]] = {
@@ -104,8 +104,8 @@ class GrpcWorkerClient(WorkerClient):
             raise StorageFull(str(error)) from error
         if request.idempotency_key and not reply.seq_id:
             raise Unprocessable(
-                "the worker of this model is of a release that numbers no operations, and did nothing: send a seq_id, "
-                "or an administrator can restart it on the image of this one"
+                "the image of this model's worker cannot number operations: send a seq_id, or ask an administrator "
+                "to restart the worker on this server's image"
             )
         return reply
 
@@ -139,8 +139,8 @@ class GrpcWorkerClient(WorkerClient):
             return await _call(self._stub.AwaitSamples, request, request.timeout_seconds + HOLD_GRACE_SECONDS)
         except CallUnknown as error:
             raise Unprocessable(
-                "a sampler of this base model is of a release that tells of one sample at a time; an "
-                "administrator can turn the setting session_poller off, or restart the sampler on the image of this one"
+                "the image of a sampler of this base model reports only one sample at a time; ask an administrator "
+                "to turn the setting session_poller off, or to restart the sampler on this server's image"
             ) from error
 
     @override
@@ -154,8 +154,8 @@ class GrpcWorkerClient(WorkerClient):
             return await _call(self._stub.RenderPrompt, request, RENDER_TIMEOUT_SECONDS, tenant)
         except CallUnknown as error:
             raise Unprocessable(
-                "the sampler of this base model takes tokens alone, or is of a release that takes no text; an "
-                "administrator can restart it on the image of this one"
+                "the sampler of this base model accepts only tokens; ask an administrator to restart it on this "
+                "server's image"
             ) from error
 
     @override
@@ -170,7 +170,7 @@ class GrpcWorkerClient(WorkerClient):
 
     @override
     async def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
-        with _refused_by_an_earlier_release("brings in no adapters"):
+        with _unimplemented_as("cannot import adapters"):
             return await _call(self._stub.ImportAdapter, request, IMPORT_TIMEOUT_SECONDS)
 
     @override
@@ -180,7 +180,7 @@ class GrpcWorkerClient(WorkerClient):
     @override
     async def read_tokenizer(self, known_digest: str) -> worker_pb2.ReadTokenizerReply:
         request = worker_pb2.ReadTokenizerRequest(known_digest=known_digest)
-        with _refused_by_an_earlier_release("gives no tokenizer"):
+        with _unimplemented_as("gives no tokenizer"):
             return await _call(self._stub.ReadTokenizer, request, READ_TIMEOUT_SECONDS)
 
     @override
@@ -194,14 +194,13 @@ class GrpcWorkerClient(WorkerClient):
 
 
 @contextmanager
-def _refused_by_an_earlier_release(lacks: str) -> Iterator[None]:
+def _unimplemented_as(lacks: str) -> Iterator[None]:
     """Raise Unprocessable with the reason if the worker does not implement the call."""
     try:
         yield
     except CallUnknown as error:
         raise Unprocessable(
-            f"the worker of this base model is of a release that {lacks}; an administrator can restart it on the "
-            "image of this one"
+            f"the image of this base model's worker {lacks}; ask an administrator to restart it on this server's image"
         ) from error
 
 

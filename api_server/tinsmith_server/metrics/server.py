@@ -31,7 +31,7 @@ class Metrics:
         )
         self._seconds = Histogram(
             "tinsmith_http_request_seconds",
-            "Seconds until an answer; held polls are left out.",
+            "Seconds until an answer, without held polls.",
             ["route"],
             registry=self.registry,
         )

@@ -62,13 +62,13 @@ class SamplingCollector(Collector):
     @override
     def collect(self) -> Iterable[Metric]:
         figures = self._figures()
-        given = CounterMetricFamily("tinsmith_samples_given", "Samples that a sampler took.", labels=BY_KIND)
+        given = CounterMetricFamily("tinsmith_samples_given", "Samples that a sampler accepted.", labels=BY_KIND)
         for (base_model, kind), count in figures.given.items():
             given.add_metric([base_model, kind], count)
         yield given
         passed_on = CounterMetricFamily(
             "tinsmith_samples_passed_on",
-            "Times that a sample went on to the next sampler, since the one before was full or could not be reached.",
+            "Samples passed on to the next sampler, since the previous one was full or could not be reached.",
             labels=["base_model"],
         )
         for base_model, count in figures.passed_on.items():
@@ -81,13 +81,13 @@ class SamplingCollector(Collector):
 
 
 _GAUGES: dict[str, tuple[str, Callable[[worker_pb2.DescribeReply], float]]] = {
-    "tinsmith_models_loaded": ("Models that the worker holds.", lambda reply: len(reply.models)),
+    "tinsmith_models_loaded": ("Models at the worker.", lambda reply: len(reply.models)),
     "tinsmith_queue_depth": (
         "Operations accepted and not yet run.",
         lambda reply: sum(model.queued for model in reply.models),
     ),
     "tinsmith_queue_age_seconds": (
-        "Age of the oldest operation that waits.",
+        "Age of the oldest queued operation.",
         lambda reply: max((model.oldest_queued_seconds for model in reply.models), default=0.0),
     ),
     "tinsmith_snapshot_age_seconds": (
@@ -95,19 +95,19 @@ _GAUGES: dict[str, tuple[str, Callable[[worker_pb2.DescribeReply], float]]] = {
         lambda reply: max((model.snapshot_age_seconds for model in reply.models), default=0.0),
     ),
     "tinsmith_models_corrupted": (
-        "Models that cannot go on.",
+        "Corrupted models.",
         lambda reply: sum(bool(model.corrupted) for model in reply.models),
     ),
     "tinsmith_models_quarantined": (
-        "Models that wait for another start of the worker: this one could not take them up.",
+        "Models that wait for a restart of the worker, which could not restore them.",
         lambda reply: sum(bool(model.quarantined) for model in reply.models),
     ),
     "tinsmith_model_places": (
-        "Models that the worker takes, in memory or parked.",
+        "Models that the worker accepts, in memory or parked.",
         places_of,
     ),
     "tinsmith_adapters_parked": (
-        "Adapters that are on the worker's volume alone, until their models' next operations.",
+        "Parked adapters, which are only on the worker's volume until their models' next operations.",
         lambda reply: sum(model.parked for model in reply.models),
     ),
     "tinsmith_logprob_gap": (
@@ -120,7 +120,7 @@ _GAUGES: dict[str, tuple[str, Callable[[worker_pb2.DescribeReply], float]]] = {
 # Samplers have no volume.
 _VOLUME_GAUGES: dict[str, tuple[str, Callable[[worker_pb2.DescribeReply], float]]] = {
     "tinsmith_volume_free_bytes": (
-        "Bytes that are free on the journal's volume.",
+        "Free bytes on the journal's volume.",
         lambda reply: reply.volume_free_bytes,
     ),
     "tinsmith_volume_full": (
@@ -138,23 +138,23 @@ _COUNTERS: dict[str, tuple[str, Callable[[worker_pb2.WorkerMetrics], float]]] = 
     "tinsmith_sample_seconds": ("Seconds spent sampling.", lambda metrics: metrics.sample_seconds),
     "tinsmith_journal_operations": ("Operations journalled.", lambda metrics: metrics.journal_operations),
     "tinsmith_adapters_evicted": (
-        "Adapters that left memory, since others wanted their slots.",
+        "Adapters evicted from memory for others.",
         lambda metrics: metrics.adapters_evicted,
     ),
     "tinsmith_adapters_restored": (
-        "Adapters that came into memory from their snapshots.",
+        "Adapters loaded into memory from their snapshots.",
         lambda metrics: metrics.adapters_restored,
     ),
     "tinsmith_eviction_seconds": (
-        "Seconds spent saving and dropping adapters that left memory.",
+        "Seconds spent saving and dropping evicted adapters.",
         lambda metrics: metrics.eviction_seconds,
     ),
     "tinsmith_restore_seconds": (
-        "Seconds spent bringing adapters back into memory.",
+        "Seconds spent loading evicted adapters.",
         lambda metrics: metrics.restore_seconds,
     ),
     "tinsmith_operations_given_up": (
-        "Operations that failed since they ended the worker's process too often.",
+        "Operations that failed because they crashed the worker too often.",
         lambda metrics: metrics.operations_given_up,
     ),
 }
@@ -195,14 +195,15 @@ def _counters(workers: Sequence[DescribedWorker]) -> Iterable[Metric]:
 
 _BY_LABEL: dict[str, tuple[str, str, Callable[[worker_pb2.WorkerMetrics], Mapping[str, int]]]] = {
     "tinsmith_adapters_taken": (
-        "Adapters that a sampler took into memory, by way: `own` saves, `shared` by the worker beside it, by `stream` "
+        "Adapters that a sampler loaded into memory, by source: `own` saves, `shared` from the worker on its device, "
+        "by `stream` "
         "from a worker elsewhere, or read from the `root`.",
         "way",
         lambda metrics: metrics.adapters_taken,
     ),
     "tinsmith_save_streams_failed": (
-        "Times that a sampler read a save from the checkpoint root, since the worker that made it did not give it, by "
-        "reason: `not_kept`, `busy`, `slow`, `unreachable`, `refused`, `damaged` or `failed`.",
+        "Saves read from the checkpoint root because their worker did not stream them, by reason: `not_kept`, "
+        "`busy`, `slow`, `unreachable`, `refused`, `damaged` or `failed`.",
         "reason",
         lambda metrics: metrics.streams_failed,
     ),

@@ -40,7 +40,7 @@ class KeyHeader(APIKeyHeader):
 _api_key = KeyHeader(
     name="X-API-Key",
     auto_error=False,
-    description="A key that starts with `tml-`; `Authorization: Bearer` takes it, too.",
+    description="A key that starts with `tml-`; `Authorization: Bearer` works as well.",
 )
 ApiKey = Annotated[str | None, Security(_api_key)]
 
@@ -70,7 +70,7 @@ async def read_idempotency_key(request: Request) -> str | None:
     if not key:
         return None
     if len(key) > MOST_KEY_CHARACTERS or not key.isprintable():
-        raise Unprocessable(f"an idempotency key has {MOST_KEY_CHARACTERS} printable characters at most")
+        raise Unprocessable(f"an idempotency key must have at most {MOST_KEY_CHARACTERS} printable characters")
     return f"{path_of(request)}:{key}"
 
 

@@ -18,7 +18,7 @@ from tinsmith_server.routes.bodies import body_as
 from tinsmith_server.routes.dependencies import API_PREFIX, ApiKey, ServicesDep, Tenant, get_services
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.routes.planned_route import Handler, PlannedRoute
-from tinsmith_server.routes.problems import http_status, tell_user
+from tinsmith_server.routes.problems import http_status, set_user_notice
 from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.polling.futures import Answer, Metadata, Ready
 from tinsmith_server.services.polling.long_polls import Pending
@@ -92,7 +92,7 @@ async def retrieve_future(
 
 
 @router.get("/retrieve_future/{request_id}", summary="A result, for programs without an SDK", responses=RESULTS)
-@router.post("/retrieve_future/{request_id}", summary="The same, by POST", responses=RESULTS)
+@router.post("/retrieve_future/{request_id}", summary="The same, with POST", responses=RESULTS)
 async def retrieve_future_by_path(
     request_id: str, request: Request, tenant: Tenant, services: ServicesDep, key: ApiKey
 ) -> Response:
@@ -184,7 +184,7 @@ async def cancel_future(
     body: Annotated[CancelFutureRequest, Depends(body_as(CancelFutureRequest))], tenant: Tenant, services: ServicesDep
 ) -> Empty:
     if not await services.futures.cancel(tenant, body.request_id):
-        raise Unprocessable("training operations cannot be cancelled: those behind them count on them")
+        raise Unprocessable("training operations cannot be cancelled: later operations depend on them")
     return Empty()
 
 
@@ -210,6 +210,6 @@ def _pending(answer: Pending) -> Response:
     queue_state: Literal["active", "paused_capacity"] = "paused_capacity" if answer.paused else "active"
     state = PendingResponse(queue_state=queue_state, queue_state_reason=answer.reason)
     response = JSONResponse(state.model_dump(), 408)
-    if answer.told and answer.reason is not None:
-        tell_user(response, answer.reason)
+    if answer.show_now and answer.reason is not None:
+        set_user_notice(response, answer.reason)
     return response

@@ -97,7 +97,7 @@ class Observing:
             log.exception("request crashed")
             if status:
                 raise
-            await problem(500, "an error inside the server; its log says more")(scope, receive, noting_status)
+            await problem(500, "internal server error; see the server's log")(scope, receive, noting_status)
         finally:
             seconds = time.monotonic() - started
             self._metrics.note_request(self._route(scope), status, seconds)
@@ -142,7 +142,7 @@ class LoopbackOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (why := why_not_of_this_machine(scope)) is not None:
-            await problem(403, f"keys are off here (setting require_keys), for this machine alone: {why}")(
+            await problem(403, f"keys are off (setting require_keys), so only this machine has access: {why}")(
                 scope, receive, send
             )
         else:
@@ -158,15 +158,15 @@ def why_not_of_this_machine(scope: Scope) -> str | None:
     headers = Headers(scope=scope)
     ends = [scope.get("server"), scope.get("client")]
     if not all(end and is_loopback(str(end[0])) for end in ends):
-        return "this request came over an address that others can reach; turn keys on, or listen on 127.0.0.1"
+        return "this request came over an address that other machines can reach; turn keys on, or listen on 127.0.0.1"
     if forwarded := sorted(name for name in headers if name in FORWARDING_HEADERS or name.startswith("x-forwarded")):
-        return f"this request came through a proxy, which says {forwarded[0]}; turn keys on"
+        return f"this request came through a proxy, since it has the header {forwarded[0]}; turn keys on"
     if not _names_this_machine(f"//{headers.get('host', '')}"):
-        return "this request calls the server by another name than localhost or its loopback address"
+        return "this request uses another host name than localhost or the loopback address"
     if "origin" in headers and not _names_this_machine(headers["origin"]):
-        return "a web page of another site has sent this request"
+        return "this request was sent by a web page of another site"
     if headers.get("sec-fetch-site") == "cross-site":
-        return "a web page of another site has sent this request"
+        return "this request was sent by a web page of another site"
     return None
 
 
@@ -202,13 +202,13 @@ class PageAuth:
         port = (scope.get("server") or ("", None))[1]
         metrics_port = self._settings.metrics_port
         if metrics_port is not None and port == metrics_port:
-            return None if get_route_path(scope) == METRICS_PATH else (404, f"this port serves {METRICS_PATH} alone")
+            return None if get_route_path(scope) == METRICS_PATH else (404, f"this port serves only {METRICS_PATH}")
         if get_route_path(scope).rstrip("/") not in self._pages or pages_are_open(self._settings, scope):
             return None
         try:
             await scope["app"].state.services.keys.authenticate(_key(Headers(scope=scope)))
         except AuthenticationFailed as error:
-            return 401, f"{scope['path']} needs a key here, in X-API-Key (setting pages_need_key): {error}"
+            return 401, f"{scope['path']} needs a key in X-API-Key (setting pages_need_key): {error}"
         return None
 
 
@@ -264,7 +264,7 @@ class ConcurrencyLimit:
         key, client = _key(Headers(scope=scope)), scope.get("client") or ("",)
         tenant = services.keys.owner(key) if key else None
         path = get_route_path(scope)
-        whose, is_poll = tenant or str(client[0]), path in POLL_PATHS or path.startswith(POLL_BY_PATH)
+        owner, is_poll = tenant or str(client[0]), path in POLL_PATHS or path.startswith(POLL_BY_PATH)
         is_other = tenant is not None and not is_poll
-        async with services.admission.slots.slot(whose, is_other=is_other, may_wait=not is_poll):
+        async with services.admission.slots.slot(owner, is_other=is_other, may_wait=not is_poll):
             await self._app(scope, receive, send)

@@ -46,7 +46,7 @@ def install_openapi(app: FastAPI) -> None:
                 description=app.description,
                 routes=app.routes,
             )
-            _say_problems(document)
+            _add_problems(document)
             document["components"]["schemas"].update(_request_schemas())
             app.openapi_schema = document
         return app.openapi_schema
@@ -62,13 +62,13 @@ class Problem(BaseModel):
 
 _FORM_OF_FASTAPI = ("HTTPValidationError", "ValidationError")
 _PROBLEM = {
-    "description": "What went wrong.",
+    "description": "The error.",
     "content": {"application/json": {"schema": {"$ref": _REFERENCE.format(model=Problem.__name__)}}},
 }
 PROBLEMS = ("4XX", *sorted({str(status) for status in HTTP_STATUS.values() if status > 500}))
 
 
-def _say_problems(document: dict[str, Any]) -> None:
+def _add_problems(document: dict[str, Any]) -> None:
     """Replace FastAPI's validation errors, which no client of this server sees. Dialect routes have their own form."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name in _FORM_OF_FASTAPI:

@@ -24,7 +24,7 @@ Handler: TypeAlias = Callable[[Request], Coroutine[Any, Any, Response]]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One call. `takes` maps a parameter to the number of the step whose result it gets."""
+    """A call of a dependency. `takes` maps a parameter to the number of the step whose result it gets."""
 
     call: Callable[..., Any]
     takes: tuple[tuple[str, int], ...]

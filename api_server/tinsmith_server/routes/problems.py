@@ -35,7 +35,7 @@ HTTP_STATUS: dict[type[TinsmithError], int] = {
 NOT_FOUND = "Not Found"
 """Starlette's answer for a path without a route."""
 UNKNOWN_CALL = (
-    "This server has no such call. If a tinker SDK made it, the SDK is newer than the server: "
+    "This call does not exist. If a tinker SDK made it, the SDK is newer than the server: "
     "docs/reference/protocol.md lists the SDK versions that work; install one of them, or a newer server."
 )
 
@@ -50,7 +50,7 @@ def problem(status: int, detail: str) -> JSONResponse:
     return JSONResponse({"detail": redact(detail)}, status)
 
 
-def tell_user(response: Response, sentence: str) -> None:
+def set_user_notice(response: Response, sentence: str) -> None:
     """Set the header that the SDK always shows its user, labelled as a deprecation note."""
     words = " ".join(redact(sentence).split())
     response.headers["x-deprecation-note"] = f"waiting: {words}".encode("ascii", "replace").decode()
@@ -73,7 +73,7 @@ async def _tinsmith_error(_request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, errors.TooBusy):
         response.headers["retry-after"] = str(math.ceil(error.retry_after_seconds))
     if isinstance(error, errors.StorageFull):
-        tell_user(response, str(error))
+        set_user_notice(response, str(error))
         # The SDK's inner retries would hide the message for a minute and a half; its outer ones continue for 300 s.
         response.headers["x-should-retry"] = "false"
     return response

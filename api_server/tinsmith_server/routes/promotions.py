@@ -18,17 +18,17 @@ from tinsmith_server.wire.responses import Empty, PromotionResponse, PromotionsR
 router = APIRouter(prefix=f"{API_PREFIX}/promotions", tags=["promotions"])
 
 
-@router.get("", summary="What each name stands for")
+@router.get("", summary="The path of each name")
 async def list_promotions(tenant: Tenant, services: ServicesDep) -> PromotionsResponse:
     return _all(await services.promotions.list(tenant))
 
 
-@router.get("/{name}", summary="What a name stands for, and stood for, newest first")
+@router.get("/{name}", summary="The path of a name and its earlier paths, newest first")
 async def promotion_history(name: str, tenant: Tenant, services: ServicesDep) -> PromotionsResponse:
     return _all(await services.promotions.history(tenant, name))
 
 
-@router.put("/{name}", summary="Let a name stand for a saved sampler", openapi_extra=takes(PromoteRequest))
+@router.put("/{name}", summary="Make a name refer to a saved sampler", openapi_extra=takes(PromoteRequest))
 async def promote(
     name: str, body: Annotated[PromoteRequest, Depends(body_as(PromoteRequest))], tenant: Tenant, services: ServicesDep
 ) -> PromotionResponse:
@@ -36,7 +36,7 @@ async def promote(
     return _one(await services.promotions.promote(tenant, name, body.model_path, expected))
 
 
-@router.post("/{name}/rollback", summary="Let a name stand for what it stood for before")
+@router.post("/{name}/rollback", summary="Roll a name back to its previous path")
 async def roll_back(
     name: str, tenant: Tenant, services: ServicesDep, expected_number: Annotated[int | None, Query(ge=1)] = None
 ) -> PromotionResponse:

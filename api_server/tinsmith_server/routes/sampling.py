@@ -42,7 +42,7 @@ async def create_sampling_session(
 
 @router.post(
     "/join_sampling_session",
-    summary="A number for one more client of a sampling session",
+    summary="Join a sampling session as another client",
     openapi_extra=takes(JoinSamplingSessionRequest),
 )
 async def join_sampling_session(
@@ -65,7 +65,7 @@ async def sample(plain: PlainSample, tenant: Tenant, services: ServicesDep, key:
 
 @router.post(
     "/create_sampling_client",
-    summary="What samples name, without a session",
+    summary="Create a sampling client without a session",
     openapi_extra=takes(CreateSamplingClientRequest),
 )
 async def create_sampling_client(

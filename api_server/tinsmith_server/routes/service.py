@@ -44,7 +44,7 @@ async def healthz() -> HealthResponse:
     return HealthResponse()
 
 
-@router.get("/health", summary="The same, by another name")
+@router.get("/health", summary="The same, under another name")
 async def health() -> HealthResponse:
     return HealthResponse()
 
@@ -123,23 +123,23 @@ async def tokenizer(base_model: str, _tenant: Tenant, services: ServicesDep) -> 
     return Response(archive.content, media_type="application/zip")
 
 
-@router.post("/auth/token", summary="Exchange a key for a token that ends in an hour")
+@router.post("/auth/token", summary="Exchange a key for a token that expires in an hour")
 async def exchange(_tenant: Tenant, key: ApiKey, services: ServicesDep) -> TokenResponse:
     return TokenResponse(jwt=await services.keys.token_for(key))
 
 
-@router.get("/auth/apikey/me", summary="The key that asks")
+@router.get("/auth/apikey/me", summary="The caller's key")
 async def own_key(tenant: Tenant, key: ApiKey, services: ServicesDep) -> KeyResponse:
     record = await services.keys.record_of(key)
     return KeyResponse(
         key_id=record.key_id if record else 0,
-        name=record.name if record else "the server's own key",
+        name=record.name if record else "the server's static key",
         note=record.prefix if record else "",
         details=KeyDetails(org_details=OrganizationName(name=tenant), user_details=UserAddress(email=tenant)),
     )
 
 
-@router.delete("/auth/apikey/me", summary="Revoke the key that asks")
+@router.delete("/auth/apikey/me", summary="Revoke the caller's key")
 async def revoke_own_key(_tenant: Tenant, key: ApiKey, services: ServicesDep) -> Empty:
     await services.keys.revoke_own(key)
     return Empty()

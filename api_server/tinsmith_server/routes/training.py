@@ -95,7 +95,7 @@ async def forward(request: Forward, tenant: Tenant, services: ServicesDep, key: 
     return _future(await services.operations.forward_backward(tenant, request, key))
 
 
-@router.post("/create_custom_loss", summary="A loss of one's own", openapi_extra=takes(CreateCustomLossRequest))
+@router.post("/create_custom_loss", summary="Create a custom loss", openapi_extra=takes(CreateCustomLossRequest))
 async def create_custom_loss(loss: CustomLoss, tenant: Tenant, services: ServicesDep) -> FutureResponse:
     return FutureResponse(request_id=str(await services.custom_losses.create(tenant, loss)))
 

@@ -199,7 +199,7 @@ async def _in_time(
 def _too_slow(received: int, seconds: float, longest_seconds: float) -> HTTPException:
     end = f", and within {longest_seconds:g} s" if math.isfinite(longest_seconds) else ""
     detail = (
-        f"{received} bytes of the body have come in {seconds:.0f} s: it must come at {LEAST_BYTES_PER_SECOND} bytes a "
-        f"second after {GRACE_SECONDS:g} s{end}"
+        f"{received} bytes of the body arrived in {seconds:.0f} s: a body must arrive at {LEAST_BYTES_PER_SECOND} "
+        f"bytes a second after {GRACE_SECONDS:g} s{end}"
     )
     return HTTPException(408, detail, headers={"connection": "close"})

@@ -1,4 +1,4 @@
-"""All services of a server, created from a store, a fleet and settings."""
+"""The services of a server, created from a store, a fleet and settings."""
 
 from __future__ import annotations
 

@@ -58,15 +58,9 @@ def why_evacuated(model_id: str, leaving: str) -> str:
 
 def training_only(base_model: str) -> str:
     """Return why a served model cannot be sampled."""
-    return (
-        f"{base_model} is served for training only: none of its workers samples; "
-        "an administrator can add a SamplerPool for it"
-    )
+    return f"{base_model} is served for training only; ask an administrator to add a SamplerPool for it"
 
 
 def sampling_only(base_model: str) -> str:
     """Return why a served model cannot be trained."""
-    return (
-        f"{base_model} is served for sampling only: it has a SamplerPool and no worker that trains; "
-        "an administrator can add a TrainingSession for it"
-    )
+    return f"{base_model} is served for sampling only; ask an administrator to add a TrainingSession for it"

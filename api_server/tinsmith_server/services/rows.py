@@ -1,4 +1,4 @@
-"""How services read the store's rows: owned by a tenant, from a cache, or in long pages."""
+"""Reads of the store's rows: owned by a tenant, from a cache, or in long pages."""
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ class Tokenizers:
         while none of its workers runs.
         """
         if self._fleet.model(base_model) is None:
-            raise NotFound(f"there is no base model {base_model[:200]!r}; GET /api/v1/get_server_capabilities has all")
+            raise NotFound(
+                f"there is no base model {base_model[:200]!r}; GET /api/v1/get_server_capabilities lists all"
+            )
         worker = await self._worker(base_model)
         async with self._reading[base_model]:
             known = self._archives.get(self._digests.get(base_model, ""))

@@ -50,7 +50,7 @@ class PlainText(TypeDecorator[str]):
     @override
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         if value is not None and ("\0" in value or not _is_unicode(value)):
-            raise UnstorableValue(f"The text {value[:60]!a} holds a NUL character or half of a surrogate pair.")
+            raise UnstorableValue(f"The text {value[:60]!a} contains a NUL character or half of a surrogate pair.")
         return value
 
 

@@ -23,7 +23,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreUnreached(StoreUnavailable):
-    """Nothing happened: there was no connection, or the transaction was refused."""
+    """The transaction did not happen: there was no connection, or it was refused."""
 
 
 class StoreReadOnly(StoreUnreached):

@@ -77,7 +77,7 @@ RETRY_SECONDS = 0.3
 
 READ_ONLY_SQLSTATE = "25006"
 READ_ONLY = (
-    "its server takes no writes: it is a standby, or default_transaction_read_only is on; "
+    "its server accepts no writes: it is a standby, or default_transaction_read_only is on; "
     "point database_url at the primary"
 )
 
@@ -211,7 +211,7 @@ class Database:
     def _check_open(self) -> None:
         """Raise StoreUnavailable after `close`, for example in a request that uvicorn gave up."""
         if self._is_closed:
-            raise StoreUnavailable(f"The store at {self._where} is closed, since the server stops.")
+            raise StoreUnavailable(f"The store at {self._where} is closed, since the server is stopping.")
 
     async def _run(self, transaction: Coroutine[Any, Any, T]) -> T:
         task = asyncio.create_task(transaction)
@@ -377,7 +377,7 @@ Parameters: TypeAlias = Mapping[str, Any] | None
 
 
 class NotConnected(Exception):
-    """Nothing was done. `reason` is the driver's error."""
+    """The connection could not be opened. `reason` is the driver's error."""
 
     def __init__(self, reason: DBAPIError) -> None:
         super().__init__(str(reason))
@@ -406,7 +406,7 @@ class ThreadedEngine:
 
     def _run(self, work: Callable[[AsyncConnection], Coroutine[Any, Any, T]], until: float) -> T:
         if time.monotonic() > until:
-            raise PoolTimeout(f"its transactions have waited for one another for {self._patience_seconds:g} s")
+            raise PoolTimeout(f"its transactions have waited for each other for {self._patience_seconds:g} s")
         return at_once(self._engine, work)
 
     def connect_anew(self) -> None:
@@ -459,4 +459,4 @@ def _outcome(work: Coroutine[Any, Any, T]) -> T:
         result: T = done.value
         return result
     work.close()
-    raise RuntimeError("a transaction waits for something else than its own connection")
+    raise RuntimeError("a transaction waits for something other than its connection")

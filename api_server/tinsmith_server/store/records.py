@@ -34,7 +34,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One run of a client program."""
+    """A run of a client program."""
 
     session_id: str
     tenant: str
@@ -83,7 +83,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingModel:
+class QueuedModel:
     """An accepted model without a worker: the fields that decide its position in the queue."""
 
     model_id: str
@@ -107,7 +107,7 @@ class SlotHolder:
 class PlacementQueue:
     """Models that wait for slots, oldest first, the holders of these slots, and tenants with open sessions."""
 
-    waiting: tuple[WaitingModel, ...] = ()
+    waiting: tuple[QueuedModel, ...] = ()
     holders: tuple[SlotHolder, ...] = ()
     tenants_at_work: frozenset[str] = frozenset()
 

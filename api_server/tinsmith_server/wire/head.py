@@ -51,7 +51,7 @@ def read_head(body: bytes, encoding: str = "identity") -> Head:
     try:
         return fields.head()
     except (EOFError, OSError, zlib.error, zstandard.ZstdError, UnicodeDecodeError) as error:
-        raise HeadUnreadable(f"the body is no forward_backward message: {error or 'it ends too early'}") from error
+        raise HeadUnreadable(f"the body is not a forward_backward message: {error or 'it ends too early'}") from error
 
 
 def _opened(body: bytes, encoding: str) -> IO[bytes]:
@@ -63,7 +63,7 @@ def _opened(body: bytes, encoding: str) -> IO[bytes]:
             return io.BufferedReader(cast(io.RawIOBase, decompressor.stream_reader(body)))
         case "gzip":
             return cast(IO[bytes], gzip.GzipFile(fileobj=io.BytesIO(body)))
-    raise HeadUnreadable(f"the content-encoding {encoding!r} is unknown; there are identity, zstd and gzip")
+    raise HeadUnreadable(f"the content-encoding {encoding!r} is unknown; use identity, zstd or gzip")
 
 
 class _Fields:
@@ -115,12 +115,12 @@ class _Fields:
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
-        raise HeadUnreadable("the body is no protobuf: a number has more than ten bytes")
+        raise HeadUnreadable("the body is not protobuf: a number has more than ten bytes")
 
     def _short_text(self) -> str:
         length = self._varint()
         if length > _MAX_ID_BYTES:
-            raise HeadUnreadable(f"an identifier of {length} bytes is none of ours")
+            raise HeadUnreadable(f"an identifier of {length} bytes is too long")
         return self._exactly(length).decode()
 
     def _skip(self, wire_type: int) -> None:
@@ -134,19 +134,20 @@ class _Fields:
         elif wire_type in lengths:
             self._discard(lengths[wire_type]())
         else:
-            raise HeadUnreadable(f"the body is no protobuf: it uses wire type {wire_type}")
+            raise HeadUnreadable(f"the body is not protobuf: it uses wire type {wire_type}")
 
     def _discard(self, length: int) -> None:
         if length > _MAX_MESSAGE_BYTES:  # up to 70 bits, by which no stream can be moved
             raise HeadUnreadable(
-                f"the body is no protobuf: it has a field of {length} bytes; a message has {_MAX_MESSAGE_BYTES} at most"
+                f"the body is not protobuf: it has a field of {length} bytes; a message has {_MAX_MESSAGE_BYTES} at "
+                "most"
             )
         if isinstance(self._stream, io.BytesIO):
             self._stream.seek(length, io.SEEK_CUR)
             return
         self._bytes_left -= length
         if self._bytes_left < 0:
-            raise HeadUnreadable("the identifiers stand behind too much data")
+            raise HeadUnreadable("the identifiers come after too much data")
         while length:
             length -= len(self._exactly(min(length, _SKIP_CHUNK_BYTES)))
 

@@ -192,7 +192,7 @@ def parse_sampling_session_id(text: str) -> SamplingSessionName:
     """Return the parts of an id. Raises ValueError for an id that `sampling_session_id_of` did not make."""
     session_id, marker, number = text.rsplit(":", 2)
     if marker not in {"sample", "inflight"}:
-        raise ValueError(f"{text!r} is no sampling session's id")
+        raise ValueError(f"{text!r} is not a sampling session's id")
     return SamplingSessionName(session_id, int(number), marker == "inflight")
 
 
@@ -226,7 +226,7 @@ def parse_tinker_path(text: str) -> TinkerPath:
     for known in get_args(PathKind):
         if kind == known:
             return TinkerPath(run_id, known, name)
-    raise ValueError(f"{text!r} names no kind of checkpoint; there are {', '.join(get_args(PathKind))}")
+    raise ValueError(f"{text!r} has an unknown kind of checkpoint; the kinds are {', '.join(get_args(PathKind))}")
 
 
 def check_name(name: str) -> str:
@@ -235,7 +235,7 @@ def check_name(name: str) -> str:
         raise ValueError(f"a checkpoint name has 1 to {MAX_NAME_CHARACTERS} characters, this one has {len(name)}")
     if any(one in name for one in NOT_IN_NAMES) or not name.isprintable() or name in {".", ".."}:
         held = " ".join(NOT_IN_NAMES)
-        raise ValueError(f"the checkpoint name {name!r} must not hold any of {held}, nor control characters")
+        raise ValueError(f"the checkpoint name {name!r} must not contain {held}, nor control characters")
     return name
 
 

@@ -106,12 +106,12 @@ def _check_separators(body: bytes, shape: Shape) -> None:
     for separator in _SEPARATORS.finditer(body):
         depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(separator[0], 0)
         if depth > shape.depth:
-            raise BadJson(f"the body's lists and objects lie more than {shape.depth} deep in each other")
+            raise BadJson(f"the body's lists and objects are nested more than {shape.depth} deep")
 
 
 def _too_many(shape: Shape) -> str:
-    beside = " beside its long lists of whole numbers" if shape.bytes_beside_numbers is not None else ""
-    return f"the body holds more than {shape.values} values{beside}; send less in one request"
+    suffix = " besides its long lists of whole numbers" if shape.bytes_beside_numbers is not None else ""
+    return f"the body contains more than {shape.values} values{suffix}; send less in one request"
 
 
 # ---- long lists of whole numbers, and long texts
@@ -132,8 +132,8 @@ def _without_long_parts(body: bytes, shape: Shape) -> tuple[bytes, dict[str, Lon
     assert shape.bytes_beside_numbers is not None
     if len(rest) + len(body) - done > shape.bytes_beside_numbers:
         raise BadJson(
-            f"the body has more than {shape.bytes_beside_numbers} bytes beside its lists of whole numbers; "
-            "lists of tokens hold whole numbers only"
+            f"the body has more than {shape.bytes_beside_numbers} bytes besides its lists of whole numbers; lists of "
+            "tokens must contain whole numbers only"
         )
     return bytes(rest) + body[done:] if taken_out else body, taken_out
 
@@ -172,7 +172,7 @@ def _end_of_string(body: bytes, start: int, shape: Shape) -> int:
     assert shape.bytes_beside_numbers is not None
     found = _STRING.match(body, start, start + shape.bytes_beside_numbers)
     if found is None:
-        raise BadJson(f"the body is not JSON, or holds a text of more than {shape.bytes_beside_numbers} bytes")
+        raise BadJson(f"the body is not JSON, or contains a text of more than {shape.bytes_beside_numbers} bytes")
     return found.end()
 
 
@@ -194,7 +194,7 @@ def _read_numbers(body: bytes, start: int, end: int, shape: Shape, read_before: 
             raise BadJson("the body is not JSON: a list of numbers has a comma too many")
         numbers = _with_more(numbers, values, shape)
         if shape.numbers is not None and read_before + len(numbers) > shape.numbers:
-            raise BadJson(f"the body holds more than {shape.numbers} numbers; send less in one request")
+            raise BadJson(f"the body contains more than {shape.numbers} numbers; send less in one request")
     return numbers
 
 
@@ -203,7 +203,7 @@ def _with_more(numbers: Numbers, values: list[Any], shape: Shape) -> Numbers:
         numbers.extend(array(numbers.typecode, values))
     except (OverflowError, TypeError):
         if not shape.fractions or not any(isinstance(value, float) for value in values):
-            raise BadJson("a list of whole numbers holds one outside 64 bits") from None
+            raise BadJson("a list contains a whole number outside 64 bits") from None
         # At the first number that is not whole.
         return _as_doubles(numbers, values)
     return numbers

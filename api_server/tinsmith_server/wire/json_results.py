@@ -53,7 +53,7 @@ def _datums(record: wire_pb2.ArrayRecord) -> Iterator[bytes]:
 
 
 class _Batch:
-    """One field of all datums."""
+    """A field of all datums."""
 
     def __init__(self, field: wire_pb2.BatchedTensor) -> None:
         self._type_code, self._dtype = DTYPES[field.dtype]

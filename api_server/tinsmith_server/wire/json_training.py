@@ -147,7 +147,7 @@ def _add_datum(message: wire_pb2.Datum, where: str, datum: object) -> None:
 def _set_chunk(message: wire_pb2.Chunk, chunk: Chunk) -> None:
     match chunk.type:
         case "encoded_text":
-            message.encoded_text.tokens = _packed("i", chunk.tokens or (), "tokens hold a number outside 32 bits")
+            message.encoded_text.tokens = _packed("i", chunk.tokens or (), "tokens contain a number outside 32 bits")
         case "image" if chunk.data is not None:
             image = wire_pb2.ImageChunk(data=chunk.data, format=chunk.format, expected_tokens=chunk.expected_tokens)
             message.image.CopyFrom(image)
@@ -158,7 +158,7 @@ def _set_chunk(message: wire_pb2.Chunk, chunk: Chunk) -> None:
 def _set_tensor(message: wire_pb2.Tensor, where: str, tensor: JsonTensor) -> None:
     type_code, message.dtype = DTYPES[tensor.dtype]
     message.shape.extend([len(tensor.data)] if tensor.shape is None else tensor.shape)
-    values = _packed(type_code, tensor.data, f"{where} holds a number that is no {tensor.dtype}")
+    values = _packed(type_code, tensor.data, f"{where} contains a number that is not {tensor.dtype}")
     if tensor.sparse_crow_indices is None or tensor.sparse_col_indices is None:
         message.dense = values
         return

@@ -60,7 +60,7 @@ def _one_prompt(content: Mapping[str, Any]) -> object:
     if prompts is None:
         return content.get("prompt")
     if not isinstance(prompts, list) or len(prompts) != 1 or content.get("prompt") is not None:
-        raise InvalidPlainRequest("prompts holds one prompt: send one in each request, which are drawn side by side")
+        raise InvalidPlainRequest("prompts may contain only one prompt: send each prompt in a request of its own")
     return prompts[0]
 
 

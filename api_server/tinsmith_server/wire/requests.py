@@ -57,7 +57,7 @@ def whole_numbers(value: object) -> array[int]:
     try:
         return array("q", value)
     except OverflowError:
-        raise PydanticCustomError("whole_numbers", "holds a number outside 64 bits") from None
+        raise PydanticCustomError("whole_numbers", "contains a number outside 64 bits") from None
 
 
 def base64_text(value: object) -> bytes:
@@ -72,7 +72,7 @@ def base64_text(value: object) -> bytes:
 
 def few_stops(value: object) -> object:
     if isinstance(value, array | list) and len(value) > MAX_STOPS:
-        raise PydanticCustomError("few_stops", "may have {most} entries at most", {"most": MAX_STOPS})
+        raise PydanticCustomError("few_stops", "may have at most {most} entries", {"most": MAX_STOPS})
     return value.tolist() if isinstance(value, array) else value
 
 
@@ -313,7 +313,7 @@ class TokenTensor(Request):
     @model_validator(mode="after")
     def _is_dense_or_sparse(self) -> TokenTensor:
         if (self.sparse_crow_indices is None) != (self.sparse_col_indices is None):
-            raise ValueError("sparse_crow_indices and sparse_col_indices only make sense together")
+            raise ValueError("sparse_crow_indices and sparse_col_indices must be given together")
         return self
 
 

@@ -80,7 +80,7 @@ async def test_a_name_that_somebody_else_has_taken_is_passed_over_and_counts_for
     await operator.apply("tiny-1", model="org/unrelated")
     while fleet.model("org/unrelated") is None:
         await fleet.changes.beyond(fleet.changes.count)
-    assert f"TrainingSession {operator.title('tiny-2')} is being made" in await fleet.provide(MODEL)
+    assert f"TrainingSession {operator.title('tiny-2')} is being created" in await fleet.provide(MODEL)
     assert await operator.session_names() == ["tiny-1", "tiny-2"]
 
 
@@ -91,7 +91,7 @@ async def test_a_spec_that_the_cluster_refuses_is_quoted_to_who_waits(
     fleet = KubernetesFleet(with_catalogue(cluster_settings, tmp_path, entries))
     await fleet.open(store)
     sentence = await fleet.provide(MODEL)
-    assert sentence.startswith("no session can be made from the catalogue entry odd: ")
+    assert sentence.startswith("no session can be created from the catalogue entry odd: ")
     assert "spec.adapters.slots" in sentence
     assert await fleet.provide(MODEL) == sentence
     assert await operator.session_names() == []

@@ -125,7 +125,7 @@ async def test_the_catalogues_sessions_are_made_in_the_first_namespace_of_a_serv
     settings = cluster_settings.model_copy(update={"catalogue": catalogue})
     await operator.apply("tiny-1", model="org/unrelated")
     async with opened(settings, store, other.namespace, operator.namespace) as fleet:
-        assert await fleet.provide(MODEL) == f"TrainingSession {other.title('tiny-1')} is being made"
+        assert await fleet.provide(MODEL) == f"TrainingSession {other.title('tiny-1')} is being created"
         assert await other.session_names() == ["tiny-1"]
     with pytest.raises(StartupError, match="the catalogue needs a namespace"):
         KubernetesFleet(settings.model_copy(update={"fleet_namespaces": ("*",)}))

@@ -87,12 +87,12 @@ async def test_a_replica_that_neither_answers_nor_runs_is_not_waited_for(
     await replica.worker.stop()
     await until(lambda: handle.running() is None)
     assert holding(cluster_fleet) == {replica.pod_uid}  # it may be the network alone
-    with pytest.raises(WorkerUnavailable, match=r"SamplerPool \S+/fast is ready, but cannot be reached from here"):
+    with pytest.raises(WorkerUnavailable, match=r"SamplerPool \S+/fast is ready, but this server cannot reach it"):
         await handle.connection(0)
     replica.serving = False
     await operator.publish(replica)
     await until(lambda: holding(cluster_fleet) == set())
-    with pytest.raises(WorkerUnavailable, match=r"of SamplerPool \S+/fast does not answer just now"):
+    with pytest.raises(WorkerUnavailable, match=r"of SamplerPool \S+/fast does not answer at present"):
         await handle.connection(0)
     await replica.worker.start()
     replica.serving = True

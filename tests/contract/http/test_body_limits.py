@@ -83,7 +83,10 @@ async def test_of_too_large_a_training_body_the_head_is_enough(server: TestedSer
 @one_server
 @pytest.mark.parametrize(
     ("spoil", "words"),
-    [(lambda packed: packed[:-4], "it ends before its checksum"), (lambda packed: packed * 2, "something follows")],
+    [
+        (lambda packed: packed[:-4], "the data end before the checksum"),
+        (lambda packed: packed * 2, "something follows"),
+    ],
     ids=["cut off", "two members"],
 )
 async def test_a_gzip_body_that_is_not_one_whole_member_is_not_trained_on(

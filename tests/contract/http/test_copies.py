@@ -154,7 +154,7 @@ async def test_a_key_that_returns_with_another_request_is_refused_and_makes_noth
     source, key = await saved(server), {"X-Idempotency-Key": "once"}
     path = (await copied(server, source, key)).json()["tinker_path"]
     for refused in (await copied(server, source, key, **change), await copied(server, await saved(server), key)):
-        assert (refused.status_code, "has come with another request" in refused.json()["detail"]) == (422, True)
+        assert (refused.status_code, "was used for another request" in refused.json()["detail"]) == (422, True)
     assert len(kept(server)) == 1
     assert (await copied(server, source, key)).json()["tinker_path"] == path
 

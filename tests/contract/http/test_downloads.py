@@ -105,7 +105,10 @@ async def test_a_manifest_that_was_altered_opens_no_download(server: TestedServe
     urls = f"/training_runs/{run}/checkpoints/external_weights/ex/external_weights_urls"
     for path in (file.removeprefix("/api/v1"), archive.removeprefix("/api/v1"), urls):
         refused = await server.client.get(path)
-        assert (refused.status_code, "its manifest is not the one" in refused.json()["detail"]) == (422, True)
+        assert (refused.status_code, "its manifest differs from the saved one" in refused.json()["detail"]) == (
+            422,
+            True,
+        )
 
 
 @one_server

@@ -112,7 +112,7 @@ async def test_of_a_worker_that_refuses_models_the_log_says_when_it_begins_and_w
     told = [line for line in lines if "new models" in line]
     assert ["refuses" in line for line in told] == [True, False, True]
     assert ["the journal's disk is full" in line for line in told] == [True, False, True]
-    assert "worker takes new models again" in told[1]
+    assert "worker accepts new models again" in told[1]
     assert not [line for line in lines if "model displaced" in line]
 
 

@@ -32,7 +32,7 @@ async def test_work_that_overtakes_its_models_creation_is_sent_again_and_costs_n
     await waiting.wait()
     early = await server.forward_backward(made["model_id"], 1)
     assert (early.status_code, server.worker.submits) == (503, [])
-    assert "is not ready for work yet" in early.json()["detail"]
+    assert "is not ready yet" in early.json()["detail"]
     loaded.set()
     assert (await server.result(made["request_id"])).status_code == 200
     assert (await server.forward_backward(made["model_id"], 1)).status_code == 200

@@ -96,7 +96,7 @@ async def test_a_key_that_returns_with_another_request_is_refused(server: Tested
     body, other = KEYED[path]
     first = (await server.post(path, body, **key("a"))).json()
     refused = await server.post(path, other, **key("a"))
-    assert (refused.status_code, "'a' has come with another request" in refused.json()["detail"]) == (422, True)
+    assert (refused.status_code, "'a' was used for another request" in refused.json()["detail"]) == (422, True)
     reordered = dict(reversed(body.items()))
     assert (await server.post(path, reordered, **key("a"))).json() == first
     assert (await server.post(path, other, **key("b"))).status_code == 200

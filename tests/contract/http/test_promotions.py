@@ -111,7 +111,7 @@ async def test_a_rollback_goes_back_one_and_another_one_further(server: TestedSe
     for path in (paths[1], paths[0]):
         assert (await rolled_back(server, "prod")).json()["model_path"] == path
     refused = await rolled_back(server, "prod")
-    assert (refused.status_code, "nothing is kept of what prod stood for before" in refused.text) == (422, True)
+    assert (refused.status_code, "the path of prod before" in refused.text) == (422, True)
     await promoted(server, "prod", paths[3])
     await rolled_back(server, "prod")
     assert await history(server, "prod") == [
@@ -135,7 +135,7 @@ async def test_a_rollback_whose_answer_was_lost_is_asked_for_again_and_goes_back
     await promoted(server, "prod", paths[2])
     for expected in (2, 3, 4, 6):
         refused = await rolled_back(server, "prod", expected_number=expected)
-        said = f"the last change of prod is number 5 by now, and not {expected}: it stands for {paths[2]}"
+        said = f"the last change of prod is number 5 now, not {expected}: the name refers to {paths[2]}"
         assert (refused.status_code, refused.json()["detail"]) == (422, said)
     assert await stands_for(server) == {"prod": paths[2]}
     both = await asyncio.gather(*(rolled_back(server, "prod", expected_number=5) for _ in range(2)))
@@ -149,10 +149,10 @@ async def test_a_name_is_set_only_from_what_is_expected_of_it(server: TestedServ
     for expected in (None, second):
         refused = await promoted(server, "prod", second, expected_path=expected)
         assert refused.status_code == 422
-        assert refused.json()["detail"] == f"prod stands for {first} by now, and not for {expected or 'nothing'}"
+        assert refused.json()["detail"] == f"prod now refers to {first}, not to {expected or 'nothing'}"
     assert await stands_for(server) == {"prod": first}
     assert (await promoted(server, "prod", second, expected_path=first)).status_code == 200
-    assert "stands for nothing by now" in (await promoted(server, "beta", first, expected_path=first)).text
+    assert "now refers to nothing" in (await promoted(server, "beta", first, expected_path=first)).text
 
 
 @pytest.mark.core("DELETE /api/v1/promotions/{name}")
@@ -164,14 +164,19 @@ async def test_what_a_name_stands_for_does_not_end_under_it(server: TestedServer
     url = f"/training_runs/{run}/checkpoints/sampler_weights/one"
     for refused in (await server.client.delete(url), await server.client.put(f"{url}/ttl", json={"ttl_seconds": 7200})):
         assert refused.status_code == 422
-        assert refused.json()["detail"].startswith(f"beta, prod stands for {first}: promote another one, roll back")
+        assert refused.json()["detail"].startswith(
+            f"beta, prod refers to {first}: promote another checkpoint, roll back"
+        )
     assert (await server.client.put(f"{url}/ttl", json={"ttl_seconds": None})).status_code == 200
     await promoted(server, "prod", second)
     assert (await server.client.delete("/promotions/beta")).status_code == 200
     assert (await server.client.delete(url)).status_code == 200
     refused = await rolled_back(server, "prod")
     assert refused.status_code == 422
-    assert refused.json()["detail"] == f"prod cannot go back: there is no checkpoint {first}; promote another one"
+    assert (
+        refused.json()["detail"]
+        == f"prod cannot be rolled back: there is no checkpoint {first}; promote another checkpoint"
+    )
     assert await stands_for(server) == {"prod": second}
 
 
@@ -179,7 +184,7 @@ async def test_a_sampler_that_ends_by_itself_is_not_promoted(server: TestedServe
     (path,) = await saved(server, "brief", ttl_seconds=7200)
     refused = await promoted(server, "prod", path)
     assert refused.status_code == 422
-    assert "a name is to last: take its time limit away first" in refused.text
+    assert "a promoted checkpoint must not expire: remove its expiry first" in refused.text
     run = path.split("/")[2]
     await server.client.put(f"/training_runs/{run}/checkpoints/sampler_weights/brief/ttl", json={"ttl_seconds": None})
     assert (await promoted(server, "prod", path)).status_code == 200
@@ -192,7 +197,7 @@ async def test_a_name_whose_sampler_is_gone_all_the_same_says_so(server: TestedS
     await server.services._store.delete_checkpoint(run, "sampler", "one", server.time.now)
     answer = await asked(server, "prod")
     assert answer.status_code == 404
-    said = f"prod stands for {path}, which is gone: promote another one, or roll back"
+    said = f"prod refers to {path}, which is gone: promote another checkpoint, or roll back"
     assert answer.json()["error"]["message"] == said
 
 

@@ -127,7 +127,7 @@ async def test_a_sample_whose_replica_is_gone_is_gone_at_once(hasty_server: Test
     submitted = (await hasty_server.sample(await hasty_server.sampler())).json()["request_id"]
     await fleet.remove_replica("p1")
     answer = await hasty_server.result(submitted)
-    assert (answer.status_code, "submit it again" in answer.json()["detail"]) == (410, True)
+    assert (answer.status_code, "submit the sample again" in answer.json()["detail"]) == (410, True)
 
 
 async def test_a_sample_whose_replica_cannot_be_reached_just_now_is_waited_for(

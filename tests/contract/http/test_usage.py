@@ -87,13 +87,13 @@ async def test_what_a_worker_counted_is_told_once_to_its_tenant_alone(server: Te
 @pytest.mark.parametrize(
     ("start", "end", "sentence"),
     [
-        ("2026-03-01T12:30:00Z", "2026-03-01T13:00:00Z", "starting_on must be the beginning of a UTC hour"),
-        ("2026-03-01T12:00:00Z", "2026-03-01T13:00:01Z", "ending_before must be the beginning of a UTC hour"),
-        ("2026-03-01T12:00:00", "2026-03-01T13:00:00Z", "starting_on must be the beginning of a UTC hour"),
+        ("2026-03-01T12:30:00Z", "2026-03-01T13:00:00Z", "starting_on must be the start of a UTC hour"),
+        ("2026-03-01T12:00:00Z", "2026-03-01T13:00:01Z", "ending_before must be the start of a UTC hour"),
+        ("2026-03-01T12:00:00", "2026-03-01T13:00:00Z", "starting_on must be the start of a UTC hour"),
         ("2026-03-01T12:00:00Z", "2026-03-01T12:00:00Z", "14 days at most"),
         ("2026-03-01T12:00:00Z", "2026-03-15T13:00:00Z", "14 days at most"),
         ("2999-03-01T12:00:00Z", "2999-03-01T13:00:00Z", "in the future"),
-        ("9999-12-31T23:00:00-12:00", "9999-12-31T23:00:00Z", "starting_on must be the beginning of a UTC hour"),
+        ("9999-12-31T23:00:00-12:00", "9999-12-31T23:00:00Z", "starting_on must be the start of a UTC hour"),
         ("soon", "2026-03-01T13:00:00Z", "starting_on"),
     ],
 )

@@ -45,15 +45,25 @@ async def test_whoever_is_on_this_machine_is_the_default_tenant(
 @pytest.mark.parametrize(
     ("host", "peer", "headers", "why"),
     [
-        ("192.0.2.1", "192.0.2.7", {}, "an address that others can reach"),
-        ("192.0.2.1", "192.0.2.1", {}, "an address that others can reach"),
-        ("127.0.0.1", "192.0.2.7", {}, "an address that others can reach"),
-        ("127.0.0.1", "127.0.0.1", {"x-forwarded-for": "127.0.0.1"}, "through a proxy, which says x-forwarded-for"),
+        ("192.0.2.1", "192.0.2.7", {}, "an address that other machines can reach"),
+        ("192.0.2.1", "192.0.2.1", {}, "an address that other machines can reach"),
+        ("127.0.0.1", "192.0.2.7", {}, "an address that other machines can reach"),
+        (
+            "127.0.0.1",
+            "127.0.0.1",
+            {"x-forwarded-for": "127.0.0.1"},
+            "through a proxy, since it has the header x-forwarded-for",
+        ),
         ("127.0.0.1", "127.0.0.1", {"forwarded": "for=127.0.0.1"}, "through a proxy"),
-        ("127.0.0.1", "127.0.0.1", {"x-forwarded-port": "443"}, "through a proxy, which says x-forwarded-port"),
+        (
+            "127.0.0.1",
+            "127.0.0.1",
+            {"x-forwarded-port": "443"},
+            "through a proxy, since it has the header x-forwarded-port",
+        ),
         ("127.0.0.1", "127.0.0.1", {"cf-connecting-ip": "192.0.2.7"}, "through a proxy"),
-        ("127.0.0.1", "127.0.0.1", {"host": "rebound.example"}, "by another name"),
-        ("127.0.0.1", "127.0.0.1", {"host": "127.0.0.1.example:8000"}, "by another name"),
+        ("127.0.0.1", "127.0.0.1", {"host": "rebound.example"}, "another host name"),
+        ("127.0.0.1", "127.0.0.1", {"host": "127.0.0.1.example:8000"}, "another host name"),
         ("127.0.0.1", "127.0.0.1", {"origin": "https://page.example"}, "a web page of another site"),
         ("127.0.0.1", "127.0.0.1", {"origin": "null"}, "a web page of another site"),
         ("127.0.0.1", "127.0.0.1", {"sec-fetch-site": "cross-site"}, "a web page of another site"),
@@ -77,5 +87,5 @@ async def test_where_keys_are_required_none_is_not_enough(tmp_path: Path, fleet:
 
 @pytest.mark.parametrize("changes", [{"host": "0.0.0.0"}, {"host": "gateway"}, {"trusted_proxies": ("127.0.0.1",)}])
 def test_settings_that_let_others_in_are_refused_without_keys(tmp_path: Path, changes: dict[str, str]) -> None:
-    with pytest.raises(ValidationError, match="require_keys: without keys the server is for this machine alone"):
+    with pytest.raises(ValidationError, match="require_keys: without keys only this machine has access"):
         settings_for(tmp_path, require_keys=False, **changes)

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 from support.server.store_records import NOW, a_model, a_session, later
-from tinsmith_server.store.records import FinalState, Model, PlacementQueue, SlotHolder, WaitingModel
+from tinsmith_server.store.records import FinalState, Model, PlacementQueue, QueuedModel, SlotHolder
 from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core
@@ -193,8 +193,8 @@ async def test_the_line_shows_who_waits_in_the_order_of_arrival_and_who_holds_a_
 
     assert await store.placement_queue([BASE_MODEL], ["worker-1"]) == PlacementQueue(
         waiting=(
-            WaitingModel("session-1:train:3", "ada", BASE_MODEL, 4),
-            WaitingModel("session-1:train:2", "bo", BASE_MODEL, 8),
+            QueuedModel("session-1:train:3", "ada", BASE_MODEL, 4),
+            QueuedModel("session-1:train:2", "bo", BASE_MODEL, 8),
         ),
         holders=(SlotHolder(placed.model_id, "session-1", "ada", "worker-1", NOW),),
         tenants_at_work=frozenset({"ada"}),

@@ -25,7 +25,7 @@ ANSWERS = {
     "/api/v1/get_server_capabilities": (200, {"supported_models": [{"model_name": ID}]}),
     "/api/v1/waiting_models": (200, {"waiting_models": [{"model_id": ID, "waiting_seconds": 1, "reason": ID}]}),
     f"/api/v1/models/{quote(ID)}/tokenizer": (404, {"detail": f"there is no base model {ID}"}),
-    f"/api/v1/promotions/{ID}": (404, {"detail": f"you have promoted nothing as {ID}"}),
+    f"/api/v1/promotions/{ID}": (404, {"detail": f"you have no promoted name {ID}"}),
     "/api/v1/promotions": (
         200,
         {

@@ -39,8 +39,8 @@ def test_ours_go_before_them_and_the_note_says_so(monkeypatch: pytest.MonkeyPatc
     settings = load_settings({}, config)
     assert (settings.host, settings.port) == ("127.0.0.2", 9002)
     [note] = notes_on(settings, {}, config)
-    assert f"TRAINING_HOST as host (but host in {config} goes before)" in note
-    assert "TRAINING_PORT as port (but TINSMITH_PORT goes before)" in note
+    assert f"TRAINING_HOST as host (but host in {config} has precedence)" in note
+    assert "TRAINING_PORT as port (but TINSMITH_PORT has precedence)" in note
     assert "RAY_ADDRESS has no effect: workers are processes" in note
 
 

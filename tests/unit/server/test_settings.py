@@ -46,7 +46,7 @@ def test_a_quotation_without_an_end_among_an_engines_flags_is_refused(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("namespaces", "sentence"), [("Team", "'Team' is no name of a namespace"), ("*,team", "give it alone")]
+    ("namespaces", "sentence"), [("Team", "'Team' is not a valid namespace"), ("*,team", "give it alone")]
 )
 def test_what_is_no_namespace_is_refused(namespaces: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINSMITH_FLEET_NAMESPACES", namespaces)
@@ -61,7 +61,7 @@ def test_an_unknown_key_in_a_file_is_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [("[1, 2]", "must hold a mapping"), ("a: [", "neither YAML nor JSON"), (None, "cannot read")],
+    [("[1, 2]", "must contain a mapping"), ("a: [", "neither YAML nor JSON"), (None, "cannot read")],
 )
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, content: str | None, sentence: str) -> None:
     file = tmp_path / "c.yaml"
@@ -86,9 +86,9 @@ def test_a_value_that_does_not_fit_is_refused_by_name(
 @pytest.mark.parametrize(
     ("where", "sentence"),
     [
-        ("flag", "--port: 70000 does not fit: input should be less than or equal to 65535"),
-        ("environment", "TINSMITH_PORT: '70000' does not fit: input should be less than or equal to 65535"),
-        ("file", "port in {file}: 70000 does not fit: input should be less than or equal to 65535"),
+        ("flag", "--port: 70000 is invalid: input should be less than or equal to 65535"),
+        ("environment", "TINSMITH_PORT: '70000' is invalid: input should be less than or equal to 65535"),
+        ("file", "port in {file}: 70000 is invalid: input should be less than or equal to 65535"),
     ],
 )
 def test_a_refusal_says_where_the_value_was_set(
@@ -147,15 +147,18 @@ def test_trap_20_no_hold_can_be_set_that_outlives_the_sdks_poll() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"fleet": "kubernetes"}, "checkpoint_root: with fleet `kubernetes` it must be set"),
-        ({**IN_A_CLUSTER, "models": ["a=b"]}, "models: with fleet `kubernetes`, TrainingSessions say it; remove it"),
+        ({"fleet": "kubernetes"}, "checkpoint_root: must be set with fleet `kubernetes`"),
+        (
+            {**IN_A_CLUSTER, "models": ["a=b"]},
+            "models: has no effect with fleet `kubernetes`, where TrainingSessions set it; remove it",
+        ),
         ({**IN_A_CLUSTER, "engine": "nemo-rl"}, "engine: with fleet `kubernetes`"),
         ({**IN_A_CLUSTER, "engine_flags": "--ranks 2"}, "engine_flags: with fleet `kubernetes`"),
         ({**IN_A_CLUSTER, "sampler": "vllm"}, "sampler: with fleet `kubernetes`"),
         ({**IN_A_CLUSTER, "quantization": "4bit"}, "quantization: with fleet `kubernetes`"),
-        ({"sampler": "vllm", "quantization": "4bit"}, "quantization: vllm would sample from other weights"),
+        ({"sampler": "vllm", "quantization": "4bit"}, "quantization: vllm would sample other weights"),
         ({"sampler_flags": "--gpus 2"}, "are for sampler `vllm` or `sglang`"),
-        ({"sampler": "vllm", "deterministic_sampling": True}, "deterministic_sampling: vllm does not promise it"),
+        ({"sampler": "vllm", "deterministic_sampling": True}, "deterministic_sampling: vllm does not support it"),
         ({**IN_A_CLUSTER, "adapter_slots": 4}, "adapter_slots: with fleet `kubernetes`"),
         ({**IN_A_CLUSTER, "model_places": 4}, "model_places: with fleet `kubernetes`"),
         ({**IN_A_CLUSTER, "max_rank": 8}, "max_rank: with fleet `kubernetes`"),

@@ -130,7 +130,7 @@ class KubernetesApi:
                 async for line in response.content:
                     yield _parse_event(parse_json(line))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise ApiUnavailable(f"the Kubernetes API ended a watch: {error!r}") from error
+            raise ApiUnavailable(f"a watch of the Kubernetes API ended: {error!r}") from error
 
     async def create_session(self, manifest: Manifest) -> Manifest:
         """Create a TrainingSession. Raises AlreadyThere: the name is taken."""
@@ -285,6 +285,7 @@ async def _configuration() -> Configuration:
             config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (ConfigException, OSError) as error:
         raise StartupError(
-            f"no credentials for the Kubernetes API: {error}; run in a pod with a service account, or set KUBECONFIG"
+            f"no credentials for the Kubernetes API: {error}; run the server in a pod with a service account, or set "
+            "KUBECONFIG"
         ) from error
     return configuration

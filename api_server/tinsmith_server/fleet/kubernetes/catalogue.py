@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 
 from tinsmith_server.errors import StartupError
 from tinsmith_server.fleet.kubernetes.api import FIELD_MANAGER, GROUP_VERSION, KIND, Manifest
-from tinsmith_server.fleet.kubernetes.training_session import ENTRY_LABEL, Session, SpecPart
+from tinsmith_server.fleet.kubernetes.training_session import ENTRY_LABEL, SpecPart, TrainingSession
 
 # A session's name has at most 52 characters, and ends with `-<n>` here.
 LONGEST_NAME = 46
@@ -39,7 +39,7 @@ class CatalogueEntry(BaseModel):
             and (spec.sampling != "None" or not sampling)
         )
 
-    def next_name(self, sessions: Mapping[str, Session]) -> str | None:
+    def next_name(self, sessions: Mapping[str, TrainingSession]) -> str | None:
         """Return the name of the next session, given those of its namespace; None if the limit is reached.
 
         It depends only on the existing names, so two servers that need a session create the same one, once.
@@ -88,13 +88,13 @@ def _check_spec(entry: CatalogueEntry, path: Path) -> None:
 def _check_names(names: list[str], path: Path) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise StartupError(f"the catalogue {path} cannot be used: the entry {twice[0]} is there twice")
+        raise StartupError(f"the catalogue {path} cannot be used: the entry {twice[0]} occurs twice")
 
 
 def _sentence(error: ValidationError) -> str:
     problem = error.errors()[0]
     place = ".".join(str(part) for part in problem["loc"])
-    what = "there is no such field" if problem["type"] == "extra_forbidden" else problem["msg"].lower()
+    what = "the field is unknown" if problem["type"] == "extra_forbidden" else problem["msg"].lower()
     return f"{place}: {what}" if place else what
 
 

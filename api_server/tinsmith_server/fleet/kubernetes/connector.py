@@ -1,4 +1,4 @@
-"""One connection to a target, kept open and reopened after each loss.
+"""A connection to a target, kept open and reopened after each loss.
 
 `ConnectedHandle` gives the connection of a session's worker or of a pool's replica to callers.
 """
@@ -175,4 +175,4 @@ class ConnectedHandle(ABC):
 
 
 def unreachable(what: str, failure: str) -> WorkerUnavailable:
-    return WorkerUnavailable(f"{what} is ready, but cannot be reached from here: {failure}")
+    return WorkerUnavailable(f"{what} is ready, but this server cannot reach it: {failure}")

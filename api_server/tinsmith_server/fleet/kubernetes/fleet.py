@@ -34,7 +34,7 @@ from tinsmith_server.fleet.kubernetes.sampler_pool import (
     parse_slice,
 )
 from tinsmith_server.fleet.kubernetes.session_handle import Home, SessionHandle
-from tinsmith_server.fleet.kubernetes.training_session import Session, SpecPart, parse_session
+from tinsmith_server.fleet.kubernetes.training_session import SpecPart, TrainingSession, parse_session
 from tinsmith_server.fleet.kubernetes.watching import Key, SharedRefresh, View, scope_of, together
 from tinsmith_server.logs import get_logger
 from tinsmith_server.settings import Settings
@@ -71,8 +71,8 @@ class KubernetesFleet(Fleet):
         self._scope = scope_of(settings.fleet_namespaces, own_namespace())
         if self._catalogue and self._scope.home is None:
             raise StartupError(
-                "the catalogue needs a namespace to make sessions in, and this server runs in no pod: "
-                "name the namespaces in fleet_namespaces"
+                "the catalogue needs a namespace for its sessions, and this server does not run in a pod: set "
+                "fleet_namespaces"
             )
         self._api = KubernetesApi()
         self._tls = TlsDirectory(settings.fleet_tls_directory)
@@ -82,7 +82,7 @@ class KubernetesFleet(Fleet):
         self._endpoint_view = View(self._api, ENDPOINTS, self._scope, parse_slice, self._take_pools)
         self._refresh = SharedRefresh(self._list_all, REFRESH_AGE_SECONDS, REFRESH_TIMEOUT_SECONDS)
         self._provisioner = SessionProvisioner(self._api, self._catalogue, self._scope.home, self._session_view.note)
-        self._sessions: Mapping[Key, Session] = {}
+        self._sessions: Mapping[Key, TrainingSession] = {}
         self._handles: dict[str, SessionHandle] = {}
         self._pools = Pools(self._tls, target_of, self._close_later)
         self._last_sessions: dict[str, str] = {}
@@ -174,7 +174,7 @@ class KubernetesFleet(Fleet):
         try:
             await self._refresh.recent()
         except (KubernetesError, TimeoutError) as error:
-            raise WorkerUnavailable(f"the cluster's API does not say where the samplers are: {error!r}") from error
+            raise WorkerUnavailable(f"the samplers cannot be listed: {error!r}") from error
 
     @override
     async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
@@ -212,7 +212,7 @@ class KubernetesFleet(Fleet):
         return any(outcomes)
 
     @property
-    def _views(self) -> tuple[View[Session], View[Pool], View[Slice]]:
+    def _views(self) -> tuple[View[TrainingSession], View[Pool], View[Slice]]:
         return self._session_view, self._pool_view, self._endpoint_view
 
     @property
@@ -259,7 +259,7 @@ class KubernetesFleet(Fleet):
         title = self._last_sessions.get(worker_id)
         if title is None:
             return f"no TrainingSession of {self._scope} has the volume {worker_id} of this model"
-        return f"{title} was deleted; apply it again to go on, if its volume was kept"
+        return f"{title} was deleted; if its volume was kept, apply the session again to continue"
 
 
 # A spec that the cluster refuses stays refused until an administrator changes something.
@@ -287,7 +287,7 @@ class SessionProvisioner:
         self._turn = asyncio.Lock()
         self._refusals: dict[str, tuple[str, float]] = {}
 
-    async def provide(self, sessions: Mapping[Key, Session], base_model: str, rank: int, sampling: bool) -> str:
+    async def provide(self, sessions: Mapping[Key, TrainingSession], base_model: str, rank: int, sampling: bool) -> str:
         """Create a session if allowed. Return what the caller is waiting for, for display."""
         async with self._turn:
             fitting = [one for one in sessions.values() if one.model == base_model and one.suits(rank, sampling)]
@@ -302,7 +302,7 @@ class SessionProvisioner:
                     return outcome
             return _nothing_more(fitting, entries) or _nothing_fits(base_model, rank, sampling)
 
-    async def _grow(self, entry: CatalogueEntry, sessions: Mapping[str, Session]) -> str | None:
+    async def _grow(self, entry: CatalogueEntry, sessions: Mapping[str, TrainingSession]) -> str | None:
         """Return what this entry is waiting for; None if it allows no more sessions.
 
         `sessions` are those of the namespace.
@@ -321,14 +321,14 @@ class SessionProvisioner:
         return await self._create(entry, name)
 
     async def _create(self, entry: CatalogueEntry, name: str) -> str:
-        being_made = f"TrainingSession {self._namespace}/{name} is being made"
+        being_made = f"TrainingSession {self._namespace}/{name} is being created"
         try:
             made = await self._api.create_session(entry.manifest(name, self._namespace))
         except AlreadyThere:
             # Another server was faster; the watch will report the session.
             return being_made
         except KubernetesError as error:
-            reason = f"no session can be made from the catalogue entry {entry.name}: {error}"
+            reason = f"no session can be created from the catalogue entry {entry.name}: {error}"
             log.warning("session not made", entry=entry.name, reason=str(error))
             if isinstance(error, ApiRefused):
                 self._refusals[entry.name] = (reason, asyncio.get_running_loop().time() + REFUSED_SECONDS)
@@ -338,16 +338,16 @@ class SessionProvisioner:
         return being_made
 
 
-def _nothing_more(sessions: Sequence[Session], entries: Sequence[CatalogueEntry]) -> str | None:
+def _nothing_more(sessions: Sequence[TrainingSession], entries: Sequence[CatalogueEntry]) -> str | None:
     """Return why there is no more capacity, and what to do. None: nothing in the fleet or the catalogue fits."""
     idle = next((session for session in sessions if not session.at_work and not session.deleted), None)
     if idle is not None:
         return idle.why_not_at_work()
     if entries:
         limits = ", ".join(f"{entry.name} has all {entry.max_sessions} of its sessions" for entry in entries)
-        return f"a model must end first, or an administrator raise maxSessions in the catalogue ({limits})"
+        return f"wait for a model to end, or ask an administrator to raise maxSessions in the catalogue ({limits})"
     if sessions:
-        return f"a model must end first, or an administrator add a TrainingSession for {sessions[0].model}"
+        return f"wait for a model to end, or ask an administrator to add a TrainingSession for {sessions[0].model}"
     return None
 
 
@@ -356,4 +356,4 @@ def _nothing_fits(base_model: str, rank: int, sampling: bool) -> str:
         what = f"no SamplerPool and no TrainingSession samples from {base_model}"
     else:
         what = f"no TrainingSession trains {base_model}"
-    return f"{what} at LoRA rank {rank}; an administrator must add one"
+    return f"{what} at LoRA rank {rank}; ask an administrator to add one"

@@ -80,8 +80,8 @@ class Pool:
                 f"scale samplerpool {self.name} --replicas 1"
             )
         if self.ready:
-            return f"{self.title} is ready, and its replicas are being connected to"
-        return f"{self.title} is not ready: {self.message or 'its operator has not looked at it yet'}"
+            return f"{self.title} is ready; waiting for the connections to its replicas"
+        return f"{self.title} is not ready: {self.message or 'its operator has not reconciled it yet'}"
 
 
 def parse_pool(manifest: Manifest) -> Pool:
@@ -134,7 +134,7 @@ class _EndpointSlice(Part):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One pod of a pool. A `terminating` pod takes no new samples, and keeps its results for a while."""
+    """A pod of a pool. A `terminating` pod takes no new samples, and keeps its results for a while."""
 
     pod_uid: str
     pod_name: str
@@ -145,7 +145,7 @@ class Endpoint:
 
     @property
     def at_work(self) -> bool:
-        """Whether it takes new samples."""
+        """True if it takes new samples."""
         return self.serving and not self.terminating
 
     @property
@@ -243,7 +243,7 @@ class PoolReplica(ConnectedHandle, SamplerHandle):
 
     @property
     def may_answer(self) -> bool:
-        """Whether it may still answer.
+        """True if it may still answer.
 
         A lost node never removes its pods, so a pod that is neither ready nor connected is not waited for.
         """
@@ -260,7 +260,7 @@ class PoolReplica(ConnectedHandle, SamplerHandle):
         what = f"replica {self.endpoint.pod_name} of {self.pool.title}"
         if self.endpoint.serving:
             return unreachable(what, self._connector.failure)
-        return WorkerUnavailable(f"{what} does not answer just now")
+        return WorkerUnavailable(f"{what} does not answer at present")
 
     def _target(self) -> str:
         return self._target_of(self.endpoint)
@@ -277,14 +277,14 @@ PoolEndpoint: TypeAlias = tuple[Pool, Endpoint]
 class Pools:
     """The replicas of all pools: pods, by UID, from their first address until they are no longer listed."""
 
-    def __init__(self, tls: TlsDirectory, target_of: TargetOf, let_go: Callable[[PoolReplica], None]) -> None:
+    def __init__(self, tls: TlsDirectory, target_of: TargetOf, on_gone: Callable[[PoolReplica], None]) -> None:
         """Start without replicas.
 
-        `let_go` closes a replica that is gone.
+        `on_gone` closes a replica that is gone.
         """
         self._tls = tls
         self._target_of = target_of
-        self._let_go = let_go
+        self._on_gone = on_gone
         self._pools: Mapping[Key, Pool] = {}
         self._replicas: dict[str, PoolReplica] = {}
 
@@ -304,7 +304,7 @@ class Pools:
         for pod_uid, known in list(self._replicas.items()):
             # A pod of another pool shows another certificate: its connection must be opened anew.
             if pod_uid not in present or present[pod_uid][0].uid != known.pool.uid:
-                self._let_go(self._replicas.pop(pod_uid))
+                self._on_gone(self._replicas.pop(pod_uid))
         for pod_uid, (pool, endpoint) in present.items():
             if pod_uid in self._replicas:
                 self._replicas[pod_uid].update(pool, endpoint)

@@ -15,7 +15,7 @@ from tinsmith_server.fleet.base import SavesAddress, places_of
 from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.fleet.kubernetes.connector import ConnectedHandle, Connector, unreachable
-from tinsmith_server.fleet.kubernetes.training_session import Session
+from tinsmith_server.fleet.kubernetes.training_session import TrainingSession
 
 if TYPE_CHECKING:
     from tinsmith_server.store.store import Store
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 class SessionHandle(ConnectedHandle, ActivatedHandle):
     """A handle of a session's worker. Each server keeps its own connection; all give one instance the same epoch."""
 
-    def __init__(self, worker_id: str, session: Session, tls: TlsDirectory, epochs: Store, cluster: str) -> None:
+    def __init__(
+        self, worker_id: str, session: TrainingSession, tls: TlsDirectory, epochs: Store, cluster: str
+    ) -> None:
         """Prepare the connection.
 
         The store identifies the worker by `cluster`, namespace and name.
@@ -73,7 +75,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
     def unavailable_reason(self) -> str | None:
         return None if self.running() else str(self._why_not())
 
-    def update(self, session: Session) -> None:
+    def update(self, session: TrainingSession) -> None:
         """Update the handle with the cluster's current state."""
         if session != self.session:
             self.session = session
@@ -126,7 +128,7 @@ class Home:
     cluster: str
 
     @classmethod
-    def of(cls, session: Session, cluster: str) -> Home:
+    def of(cls, session: TrainingSession, cluster: str) -> Home:
         return cls(session.namespace, session.name, cluster)
 
     @classmethod

@@ -76,7 +76,7 @@ class _TrainingSession(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class TrainingSession:
     """A TrainingSession: a base model in memory with the adapters of many clients."""
 
     name: str
@@ -109,17 +109,17 @@ class Session:
 
     @property
     def at_work(self) -> bool:
-        """Whether its worker takes new models and samples."""
+        """True if its worker takes new models and samples."""
         return self.ready and not self.spec.suspend and not self.deleted
 
     @property
     def coming(self) -> bool:
-        """Whether it is becoming ready."""
+        """True if it is becoming ready."""
         return not (self.ready or self.spec.suspend or self.deleted or self.stalled)
 
     @property
     def leaving(self) -> bool:
-        """Whether it is being deleted together with its volume."""
+        """True if it is being deleted together with its volume."""
         return self.deleted and self.spec.storage.retention_policy.when_deleted == "Delete"
 
     def suits(self, rank: int, sampling: bool) -> bool:
@@ -130,22 +130,24 @@ class Session:
         if self.leaving:
             return f"{self.title} is being deleted; its models are saved as checkpoints named autosave"
         if self.deleted:
-            return f"{self.title} is being deleted, and its volume stays; a session of the same name continues on it"
+            return (
+                f"{self.title} is being deleted, but its volume is kept; a new session of the same name continues on it"
+            )
         if self.spec.suspend:
             patch = '{"spec":{"suspend":false}}'
             return (
                 f"{self.title} is suspended; resume it with: kubectl --namespace {self.namespace} "
                 f"patch trainingsession {self.name} --type merge --patch '{patch}'"
             )
-        return f"{self.title} is not ready: {self.message or 'its operator has not looked at it yet'}"
+        return f"{self.title} is not ready: {self.message or 'its operator has not reconciled it yet'}"
 
 
-def parse_session(manifest: Manifest) -> Session:
+def parse_session(manifest: Manifest) -> TrainingSession:
     """Return the session. Raises pydantic's ValidationError for an invalid object."""
     parsed = _TrainingSession.model_validate(manifest)
     conditions = {condition.type: condition for condition in parsed.status.conditions}
     ready, stalled = conditions.get("Ready"), conditions.get("Stalled")
-    return Session(
+    return TrainingSession(
         name=parsed.metadata.name,
         namespace=parsed.metadata.namespace,
         entry=parsed.metadata.labels.get(ENTRY_LABEL),

@@ -72,9 +72,9 @@ class Watch(Generic[T]):
         self._on_change = on_change
         self._objects: dict[Key, T] = {}
         self._task: asyncio.Task[None] | None = None
-        self._heard_at: float | None = None
+        self._updated_at: float | None = None
         self._seen_version = 0
-        self.failure = "they have not been listed yet"
+        self.failure = "not listed yet"
         self.refused = False
 
     @property
@@ -83,7 +83,7 @@ class Watch(Generic[T]):
 
     @property
     def what(self) -> str:
-        """What is watched, for messages."""
+        """The watched objects, for messages."""
         where = "of any namespace" if self._namespace is None else f"of namespace {self._namespace}"
         return f"{self._resource.kind}s {where}"
 
@@ -126,9 +126,9 @@ class Watch(Generic[T]):
     @property
     def problem(self) -> str | None:
         """The reason why the copy may be outdated: nothing was received for too long. None: it is current."""
-        if self._heard_at is None:
+        if self._updated_at is None:
             return None
-        silent = asyncio.get_running_loop().time() - self._heard_at
+        silent = asyncio.get_running_loop().time() - self._updated_at
         return f"the {self.what} cannot be read: {self.failure}" if silent > STALE_SECONDS else None
 
     def note(self, manifest: Manifest) -> None:
@@ -164,9 +164,9 @@ class Watch(Generic[T]):
         async with aclosing(self._api.watch(self._resource, self._namespace, version)) as events:
             async for type, manifest in events:
                 version = manifest["metadata"]["resourceVersion"]
-                self._hear()
+                self._mark_current()
                 self._apply(type, manifest)
-        self._hear()
+        self._mark_current()
         return version
 
     def _apply(self, type: str, manifest: Manifest) -> None:
@@ -184,7 +184,7 @@ class Watch(Generic[T]):
 
     async def _list(self) -> str:
         manifests, version = await self._api.list(self._resource, self._namespace)
-        self._hear()
+        self._mark_current()
         self._seen_version = int(version)
         before = dict(self._objects)
         self._objects.clear()
@@ -202,9 +202,9 @@ class Watch(Generic[T]):
             self._objects.pop(key, None)
             log.warning(f"{self._resource.kind} not understood", object="/".join(key), error=str(error))
 
-    def _hear(self) -> None:
+    def _mark_current(self) -> None:
         self.refused = False
-        self._heard_at = asyncio.get_running_loop().time()
+        self._updated_at = asyncio.get_running_loop().time()
 
     def _note_failure(self, error: KubernetesError) -> None:
         self.failure, self.refused = str(error), isinstance(error, ApiRefused)
@@ -235,8 +235,8 @@ class View(Generic[T]):
         refusals = await together(self._open(watch) for watch in self._watches.values())
         if all(refusals):
             raise StartupError(
-                f"{refusals[0]}; is the definition of {self._resource.kind} installed, and may this service account "
-                "list them?"
+                f"{refusals[0]}; check that the CRD of {self._resource.kind} is installed, and that this service "
+                "account may list the objects"
             )
 
     async def close(self) -> None:

@@ -147,7 +147,7 @@ def _of_the_base_model(settings: Settings) -> list[str]:
 def _check_not_given_twice(setting: str, more: Sequence[str], others: Sequence[str]) -> None:
     """Raise StartupError for flags that are set twice: the process would silently use one of them."""
     if twice := [name for name in _names(more) if name in _names(others)]:
-        raise StartupError(f"{setting}: --{twice[0]} is given to the worker by the server itself; remove it")
+        raise StartupError(f"{setting}: --{twice[0]} is set by the server itself; remove it")
 
 
 def _names(flags: Sequence[str]) -> list[str]:
@@ -158,5 +158,5 @@ def _names(flags: Sequence[str]) -> list[str]:
 
 def _sentence(stderr: str) -> str:
     """Return the parser's message, or the last line of a Python without the worker's package."""
-    last = (stderr.strip().splitlines() or ["the worker's program does not run, and says nothing"])[-1]
+    last = (stderr.strip().splitlines() or ["the worker's program cannot run, and printed no reason"])[-1]
     return last.removeprefix(SENTENCE_PREFIX)

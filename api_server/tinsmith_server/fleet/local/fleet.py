@@ -42,13 +42,13 @@ class LocalFleet(Fleet):
     The constructor raises StartupError for a missing model directory, and for flags that the worker refuses.
     """
 
-    def __init__(self, settings: Settings, tell: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, settings: Settings, on_progress: Callable[[str], None] = lambda _: None) -> None:
         """Locate the models, and check the flags.
 
-        `tell` is called with the progress of loading.
+        `on_progress` is called with the progress of loading.
         """
         self._settings = settings
-        self._tell = tell
+        self._on_progress = on_progress
         self._directories = locate_models(settings.models)
         if self._directories:
             check_commands(settings, self._directories[0])
@@ -70,7 +70,7 @@ class LocalFleet(Fleet):
             for place in self._places:
                 self._supervise(directory, place, self._sockets)
         if self._settings.preload_models:
-            loading = (process.preload(self._tell) for process in self._processes)
+            loading = (process.preload(self._on_progress) for process in self._processes)
             self._preloading = [asyncio.create_task(one, context=contextvars.Context()) for one in loading]
 
     def _supervise(self, directory: ModelDirectory, place: Place, sockets: Path) -> None:
@@ -143,8 +143,8 @@ class LocalFleet(Fleet):
             return self._supervisors[worker_id]
         except KeyError:
             raise WorkerAbsent(
-                f"this server was started without the model directory or the device of {worker_id}; "
-                "add it with --model, or name as many --devices as before"
+                f"this server was started without the model directory or the device of {worker_id}; add the model "
+                "with --model, or list as many --devices as before"
             ) from None
 
     @override
@@ -178,7 +178,7 @@ class LocalFleet(Fleet):
             return f"this server was started without {base_model}; add it with --model"
         # A worker says how many models it takes once it has loaded its base model.
         reasons = [worker.unavailable_reason for worker in self.trainers(base_model, rank) if worker.unavailable_reason]
-        return reasons[0] if reasons else "a session must end first, or the server be started with more model_places"
+        return reasons[0] if reasons else "wait for a session to end, or restart the server with more model_places"
 
     @override
     async def permanently_lost_reason(self, worker: Worker) -> str | None:
@@ -199,7 +199,7 @@ def _lock_data(data: Path) -> IO[bytes]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
-        raise StartupError(f"another server uses the data directory {data}; stop it, or give --data") from None
+        raise StartupError(f"another server uses the data directory {data}; stop it, or set another --data") from None
     return lock
 
 

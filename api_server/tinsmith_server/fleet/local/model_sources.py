@@ -30,14 +30,16 @@ def locate_models(specs: Sequence[str]) -> list[ModelDirectory]:
     names = [directory.served.name for directory in directories]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise StartupError(f"the model name {twice[0]!r} is given twice; each name stands for one directory")
+        raise StartupError(f"the model name {twice[0]!r} is given twice; each name must have one directory")
     return directories
 
 
 def _locate(spec: str) -> ModelDirectory:
     name, _, location = spec.partition("=")
     if not name or ":" in name:
-        raise StartupError(f"--model {spec}: a model name must not be empty or hold ':', the SDK cuts names there")
+        raise StartupError(
+            f"--model {spec}: a model name must not be empty or contain ':', at which the SDK splits names"
+        )
     path = Path(location or name).expanduser()
     if not path.is_dir():
         path = _download(location or name, spec)
@@ -84,14 +86,14 @@ def _download(repository: str, spec: str) -> Path:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
         raise StartupError(
-            f"--model {spec}: there is no directory {repository}, and a download needs huggingface-hub: "
+            f"--model {spec}: there is no directory {repository}, and downloading it needs huggingface-hub: "
             "in a checkout of Tinsmith, run uv pip install --constraints dev/requirements/dev.txt '.[server,trainer]'"
         ) from error
     try:
         return Path(snapshot_download(repository, allow_patterns=HUB_FILES))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise StartupError(
-            f"--model {spec}: there is no directory {repository}, and the hub does not give it: {_first_line(error)}"
+            f"--model {spec}: there is no directory {repository}, and it cannot be downloaded: {_first_line(error)}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""One worker process: started, watched until its first answer, stopped, and asked for its last message."""
+"""A worker process: started, watched until its first answer, stopped, and asked for its last message."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class WorkerProcess:
 
     @property
     def needs_mending(self) -> bool:
-        """Whether a restart would fail too, until a person fixes the model's directory or the worker's flags."""
+        """True if a restart would fail too, until a person fixes the model's directory or the worker's flags."""
         return self._process.returncode in EXITS_UNTIL_MENDED
 
     def cause_of_death(self) -> str:
@@ -158,6 +158,6 @@ class WorkerProcess:
         if text.startswith(SENTENCE_PREFIX):
             self._sentence = text.removeprefix(SENTENCE_PREFIX)
         else:
-            # An unwritable line is dropped: a worker whose output nobody reads would soon block at its own log.
+            # An unwritable line is dropped: a worker whose output is not read would soon block at its own log.
             with contextlib.suppress(OSError, ValueError):
                 print(text, file=sys.stderr, flush=True)

@@ -82,12 +82,12 @@ class ProcessSupervisor:
 
     @property
     def _task(self) -> str:
-        """What the process does until it is ready, for messages."""
+        """The activity of the process until it is ready, for messages."""
         return f"loading base model {self._base_model}"
 
     @property
     def _subject(self) -> str:
-        """What is ready then, for messages."""
+        """The thing that is ready then, for messages."""
         return self._base_model
 
     async def _until_it_may_start(self) -> None:
@@ -107,24 +107,24 @@ class ProcessSupervisor:
             return loading
         return self._lost_for if self._needs_mending else f"{self._lost_for}; {loading}"
 
-    async def preload(self, tell: Callable[[str], None]) -> None:
-        """Start the process before the first request; `tell` is called with its progress.
+    async def preload(self, on_progress: Callable[[str], None]) -> None:
+        """Start the process before the first request; `on_progress` is called with its progress.
 
         Returns when it is ready, or needs a person's fix: then the first request tries again.
         """
         started = asyncio.get_running_loop().time()
-        tell(self._task)
+        on_progress(self._task)
         while True:
             try:
                 await self.connection(WORD_EACH_SECONDS)
             except WorkerUnstartable as error:
-                tell(f"{self._subject} cannot be served: {error}")
+                on_progress(f"{self._subject} cannot be served: {error}")
                 return
             except WorkerUnavailable as error:
-                tell(str(error))
+                on_progress(str(error))
             else:
                 seconds = asyncio.get_running_loop().time() - started
-                tell(f"{self._subject} is ready after {seconds:.0f} s")
+                on_progress(f"{self._subject} is ready after {seconds:.0f} s")
                 return
 
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:

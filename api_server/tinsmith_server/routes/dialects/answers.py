@@ -18,7 +18,7 @@ from tinsmith_server.errors import TinsmithError
 from tinsmith_server.logs import get_logger, redact
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.services.polling.texts import Generation, stop_all
-from tinsmith_server.wire.dialects.texts import Message, TextRequest, Usage
+from tinsmith_server.wire.dialects.texts import Message, TextRequest, TokenUsage
 
 log = get_logger(__name__)
 
@@ -30,9 +30,9 @@ IndexedPiece = tuple[int, worker_pb2.TextPiece]
 class EventWriter(Protocol):
     """The events of a dialect's stream."""
 
-    def begin(self, usage: Usage) -> Iterable[bytes]: ...
+    def begin(self, usage: TokenUsage) -> Iterable[bytes]: ...
     def of(self, index: int, piece: worker_pb2.TextPiece) -> Iterable[bytes]: ...
-    def end(self, usage: Usage) -> Iterable[bytes]: ...
+    def end(self, usage: TokenUsage) -> Iterable[bytes]: ...
     def error_event(self, error: TinsmithError) -> bytes:
         """Return the event of an error after the answer has begun."""
 
@@ -51,9 +51,9 @@ class TextGeneration:
         self._generations = await self._services.texts.begin(tenant, self._request)
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         parts = [generation.usage for generation in self._generations]
-        return Usage(
+        return TokenUsage(
             sum(part.prompt for part in parts), sum(part.sampled for part in parts), sum(part.cached for part in parts)
         )
 
@@ -80,7 +80,10 @@ class TextGeneration:
 
 
 async def whole_answer(
-    request: Request, drawing: TextGeneration, tenant: str, answer: Callable[[list[Message], Usage], dict[str, Any]]
+    request: Request,
+    drawing: TextGeneration,
+    tenant: str,
+    answer: Callable[[list[Message], TokenUsage], dict[str, Any]],
 ) -> Response:
     """Return the complete answer. Raises the error of a failed sample."""
 

@@ -38,7 +38,7 @@ from tinsmith_server.wire.dialects.anthropic import (
     model,
     model_page,
 )
-from tinsmith_server.wire.dialects.texts import Usage
+from tinsmith_server.wire.dialects.texts import TokenUsage
 
 TYPES = {
     401: "authentication_error",
@@ -88,10 +88,10 @@ async def messages(
     services: ServicesDep,
     key: ApiKey,
 ) -> Response:
-    drawing = TextGeneration(services, key, body.text_request())
+    generation = TextGeneration(services, key, body.text_request())
     if body.stream:
-        return await streamed_answer(request, drawing, tenant, MessageWriter(body.model))
-    return await whole_answer(request, drawing, tenant, lambda found, usage: message(body.model, found[0], usage))
+        return await streamed_answer(request, generation, tenant, MessageWriter(body.model))
+    return await whole_answer(request, generation, tenant, lambda found, usage: message(body.model, found[0], usage))
 
 
 @router.post("/messages/count_tokens", summary="Count a prompt's tokens", openapi_extra=takes(CountTokensRequest))
@@ -134,7 +134,7 @@ class MessageWriter(EventWriter):
         self._events = MessageEvents(model)
 
     @override
-    def begin(self, usage: Usage) -> Iterable[bytes]:
+    def begin(self, usage: TokenUsage) -> Iterable[bytes]:
         return [_event(self._events.begin(usage))]
 
     @override
@@ -142,7 +142,7 @@ class MessageWriter(EventWriter):
         return [_event(event) for event in self._events.of(piece)]
 
     @override
-    def end(self, usage: Usage) -> Iterator[bytes]:
+    def end(self, usage: TokenUsage) -> Iterator[bytes]:
         for event in self._events.end(usage):
             yield _event(event)
 

@@ -29,17 +29,17 @@ from tinsmith_server.routes.dialects.requests import (
 )
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.wire.dialects.openai import (
+    AnswerHead,
     ChatChunks,
     ChatCompletionRequest,
     CompletionChunks,
     CompletionRequest,
-    Head,
     chat_completion,
     completion,
     model,
     model_list,
 )
-from tinsmith_server.wire.dialects.texts import Usage
+from tinsmith_server.wire.dialects.texts import TokenUsage
 
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
@@ -87,7 +87,7 @@ async def get_model(name: str, tenant: Tenant, services: ServicesDep) -> Respons
     return JSONResponse(model(found.name, found.created))
 
 
-@router.post("/completions", summary="Go on with a text", openapi_extra=takes(CompletionRequest), responses=STREAMS)
+@router.post("/completions", summary="Continue a text", openapi_extra=takes(CompletionRequest), responses=STREAMS)
 async def completions(
     body: Annotated[CompletionRequest, Depends(conversation_as(CompletionRequest))],
     request: Request,
@@ -95,11 +95,11 @@ async def completions(
     services: ServicesDep,
     key: ApiKey,
 ) -> Response:
-    head, drawing = Head(body.model, "cmpl"), TextGeneration(services, key, body.text_request())
+    head, generation = AnswerHead(body.model, "cmpl"), TextGeneration(services, key, body.text_request())
     if body.stream:
         writer = ChunkWriter(CompletionChunks(head), with_usage=body.streams_usage)
-        return await streamed_answer(request, drawing, tenant, writer)
-    return await whole_answer(request, drawing, tenant, lambda found, usage: completion(head, found, usage))
+        return await streamed_answer(request, generation, tenant, writer)
+    return await whole_answer(request, generation, tenant, lambda found, usage: completion(head, found, usage))
 
 
 @router.post(
@@ -112,11 +112,11 @@ async def chat_completions(
     services: ServicesDep,
     key: ApiKey,
 ) -> Response:
-    head, drawing = Head(body.model, "chatcmpl"), TextGeneration(services, key, body.text_request())
+    head, generation = AnswerHead(body.model, "chatcmpl"), TextGeneration(services, key, body.text_request())
     if body.stream:
         writer = ChunkWriter(ChatChunks(head), with_usage=body.streams_usage)
-        return await streamed_answer(request, drawing, tenant, writer)
-    return await whole_answer(request, drawing, tenant, lambda found, usage: chat_completion(head, found, usage))
+        return await streamed_answer(request, generation, tenant, writer)
+    return await whole_answer(request, generation, tenant, lambda found, usage: chat_completion(head, found, usage))
 
 
 CALLS = "/models, /models/{name}, /completions and /chat/completions"
@@ -133,7 +133,7 @@ class ChunkWriter(EventWriter):
         self._with_usage = with_usage
 
     @override
-    def begin(self, usage: Usage) -> Iterable[bytes]:
+    def begin(self, usage: TokenUsage) -> Iterable[bytes]:
         return ()
 
     @override
@@ -141,7 +141,7 @@ class ChunkWriter(EventWriter):
         return [_event(chunk) for chunk in self._chunks.of(index, piece)]
 
     @override
-    def end(self, usage: Usage) -> Iterator[bytes]:
+    def end(self, usage: TokenUsage) -> Iterator[bytes]:
         if self._with_usage:
             yield _event(self._chunks.usage(usage))
         yield b"data: [DONE]\n\n"

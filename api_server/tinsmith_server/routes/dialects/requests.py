@@ -46,7 +46,7 @@ STREAMS: dict[int | str, dict[str, Any]] = {
 
 def problems_as(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Return the `responses` of a dialect's router."""
-    return {status: {"model": model, "description": "What went wrong."} for status in PROBLEMS}
+    return {status: {"model": model, "description": "The error."} for status in PROBLEMS}
 
 
 class DialectRoute(PlannedRoute):
@@ -60,7 +60,7 @@ class DialectRoute(PlannedRoute):
             try:
                 return await handle(request)
             except TinsmithError as error:
-                return _told(error, self.problem)
+                return _error_response(error, self.problem)
             except RequestValidationError as error:
                 return JSONResponse(self.problem(BAD_REQUEST, redact(faults_of(error))), BAD_REQUEST)
             except HTTPException as error:
@@ -74,7 +74,7 @@ def status_of(error: TinsmithError) -> int:
     return BAD_REQUEST if isinstance(error, Unprocessable) else status
 
 
-def _told(error: TinsmithError, problem: Problem) -> Response:
+def _error_response(error: TinsmithError, problem: Problem) -> Response:
     status = status_of(error)
     if status >= 500:
         log.warning("request failed", status=status, reason=str(error))
@@ -163,7 +163,8 @@ def add_not_here(router: APIRouter, paths: Sequence[str], calls: str, base_path:
         path = request.scope.get(_SENT_PATH, request.url.path)
         right = base_url(request, base_path)
         raise NotFound(
-            f"{request.method} {path} is no call of this server, which has {calls}; the client's base URL is {right}"
+            f"{request.method} {path} is not a call of this server, which has {calls}; set the client's base URL to "
+            f"{right}"
         )
 
     for path in paths:

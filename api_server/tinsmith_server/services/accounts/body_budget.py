@@ -128,12 +128,12 @@ class BodyBudget:
         mine = self._held[tenant]
         if mine >= self._per_tenant // 2:
             return (
-                f"bodies of {mine} bytes of yours are in flight, and {self._per_tenant} may be (setting "
+                f"your requests in flight have {mine} bytes, and the limit is {self._per_tenant} (setting "
                 "body_bytes_per_tenant); send fewer large requests at once"
             )
         return (
-            f"the server holds as many bytes of requests as it may ({self._in_all}, setting body_bytes_in_all); "
-            "send this again in some seconds"
+            f"the requests in flight have reached the server's limit of {self._in_all} bytes (setting "
+            "body_bytes_in_all); retry in some seconds"
         )
 
 

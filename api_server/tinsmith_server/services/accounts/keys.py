@@ -121,7 +121,7 @@ class Keys:
         key = await self._store.find_key(digest)
         if key is None:
             raise AuthenticationFailed(
-                "unknown or revoked API key; `tinsmith keys create --data DIR`, with the server's DIR, makes one"
+                "unknown or revoked API key; create one with `tinsmith keys create --data DIR`, with the server's DIR"
             )
         self._seen.put(digest, key.tenant)
         self._owners.put(digest, key.tenant)
@@ -154,10 +154,10 @@ class Keys:
     async def revoke_own(self, secret: str | None) -> None:
         """Revoke the caller's key. Raises Unprocessable for the static key, and for a token."""
         if (await self._credential(secret)).is_token:
-            raise Unprocessable("a token cannot end the key that it stands for: ask with the key itself")
+            raise Unprocessable("a token cannot revoke its key: use the key itself")
         record = await self.record_of(secret)
         if record is None:
-            raise Unprocessable("this key is the server's own (setting api_key): it ends where it is set")
+            raise Unprocessable("this key is the server's static key: remove the setting api_key")
         await self.revoke(record.key_id)
         self._seen.forget((await self._credential(secret)).key_hash)
 
@@ -165,7 +165,7 @@ class Keys:
 def check_tenant_name(tenant: str) -> None:
     """Raise Unprocessable for an invalid tenant name. Every tenant name comes from a key."""
     if not is_tenant_name(tenant):
-        raise Unprocessable(f"{tenant[:80]!r} cannot be a tenant: {RULE}")
+        raise Unprocessable(f"{tenant[:80]!r} is not a valid tenant name: {RULE}")
 
 
 def _new_secret() -> str:
@@ -237,7 +237,7 @@ class Tokens:
         except (jwt.InvalidTokenError, TypeError, ValueError) as error:
             raise TokenRefused(f"the token is not one of this server's ({error}); exchange your key again") from error
         if read.expires <= self._clock().timestamp():
-            raise TokenRefused("the token's time is over; exchange your key again")
+            raise TokenRefused("the token has expired; exchange your key again")
         return read
 
     async def _secret(self) -> bytes:

@@ -38,8 +38,8 @@ class AdapterQuota:
 
     def _refusal(self, held: int) -> str:
         return (
-            f"you hold {held} models, and a tenant may hold {self._most} (setting adapters_per_tenant): close sessions "
-            "that are done, or wait until those without a sign of life are ended"
+            f"you have {held} models, and the limit is {self._most} (setting adapters_per_tenant): close finished "
+            "sessions, or wait until silent ones are ended"
         )
 
 
@@ -67,7 +67,7 @@ class QueueQuota:
                 await self._refreshed.wait_for(lambda: self._waiting(tenant) < self._most)
         except TimeoutError:
             raise TooBusy(
-                f"{self._waiting(tenant)} operations of yours wait, and {self._most} may (setting "
+                f"{self._waiting(tenant)} of your operations are queued, and the limit is {self._most} (setting "
                 "queued_operations_per_tenant); wait for results before you send more"
             ) from None
 
@@ -108,7 +108,7 @@ class CheckpointQuota:
         if held < self._most_bytes:
             return None
         return (
-            f"your checkpoints have {held / GIB:.1f} GiB, and those of a tenant may have {self._most_bytes / GIB:.1f} "
+            f"your checkpoints have {held / GIB:.1f} GiB, and the limit is {self._most_bytes / GIB:.1f} "
             "(setting checkpoint_bytes_per_tenant); delete some (`tinker checkpoint delete`), or let them expire"
         )
 
@@ -129,7 +129,8 @@ class SamplesInFlight:
             samples.popitem(last=False)
         if len(samples) >= self._most:
             raise TooManySamples(
-                f"{len(samples)} samples of yours are in flight, and {self._most} may be (setting samples_per_tenant)"
+                f"{len(samples)} of your samples are in flight, and the limit is {self._most} (setting "
+                "samples_per_tenant)"
             )
 
     def record_poll(self, tenant: str, sample: str) -> None:
@@ -147,7 +148,7 @@ class SamplesInFlight:
 
 
 class TenantQuotas:
-    """All quotas of the tenants."""
+    """The quotas of all tenants."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self.adapters = AdapterQuota(store, settings.adapters_per_tenant)

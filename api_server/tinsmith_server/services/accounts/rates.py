@@ -51,8 +51,8 @@ class Rate:
         """Raise TooBusy with the time of the next try if the bucket is empty."""
         if (seconds := self._owed_seconds(key)) > 0:
             error = TooBusy(
-                f"this key has used up its {self._per_minute} {self._what} a minute (setting {self._setting}); "
-                f"there is room again in {seconds:.0f} s"
+                f"this key has used up its {self._per_minute} {self._what} a minute (setting {self._setting}); retry "
+                f"in {seconds:.0f} s"
             )
             error.retry_after_seconds = min(seconds, MINUTE_SECONDS)
             raise error
@@ -93,7 +93,7 @@ class Rates:
 
     def __init__(self, requests: int | None, trained_tokens: int | None, sampled_tokens: int | None) -> None:
         self.requests = Rate("requests", "requests_per_minute", requests)
-        self.trained = Rate("tokens of training", "trained_tokens_per_minute", trained_tokens)
+        self.trained = Rate("trained tokens", "trained_tokens_per_minute", trained_tokens)
         self.sampled = Rate("sampled tokens", "sampled_tokens_per_minute", sampled_tokens)
         # Samples that were charged: a result can be fetched any number of times.
         self._counted: OrderedDict[str, None] = OrderedDict()

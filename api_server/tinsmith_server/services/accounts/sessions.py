@@ -156,7 +156,7 @@ class Sessions:
 
 def _over(session: Session) -> str:
     why = {
-        "reaped": "no heartbeat arrived for too long; its models were saved, see `tinker checkpoint list`",
+        "reaped": "it sent no heartbeat for too long; its models were saved, see `tinker checkpoint list`",
         "success": "the client closed it",
         "errored": "the client closed it after an error",
         "interrupted": "the client was interrupted",
@@ -183,8 +183,8 @@ def check_repeats(made: Session, request: KeyedRequest) -> None:
     """Raise Unprocessable if another request made the session of this key. The SDK repeats a 409 for minutes."""
     if made.request_digest != request.digest:
         raise Unprocessable(
-            f"the idempotency key {request.key.partition(':')[2]!r} has come with another request: "
-            "send each request with a key of its own"
+            f"the idempotency key {request.key.partition(':')[2]!r} was used for another request: send each request "
+            "with a new key"
         )
 
 

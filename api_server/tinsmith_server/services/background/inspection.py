@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tinsmith_rpc import CUSTOM_LOSS, worker_pb2
 
 from tinsmith_server.errors import TinsmithError, WorkerError
-from tinsmith_server.fleet.base import Fleet, SamplerHandle, everything_of
+from tinsmith_server.fleet.base import Fleet, SamplerHandle, describable_handles
 from tinsmith_server.logs import get_logger
 from tinsmith_server.services.accounts.quotas import QueueQuota
 from tinsmith_server.services.sampling.routing import SamplerLoads
@@ -36,7 +36,7 @@ class Inspection:
     @property
     def handles(self) -> Sequence[SamplerHandle]:
         """The handles of everything that describes itself."""
-        return everything_of(self._fleet)
+        return describable_handles(self._fleet)
 
     async def refresh(self) -> None:
         """Ask all workers; `workers` then has the description of each, by its id."""
@@ -137,7 +137,7 @@ class Readiness:
         self._fleet = fleet
         self._replica = replica
         # The last reason in the log: this is asked every few seconds.
-        self._told: str | None = None
+        self._logged: str | None = None
 
     async def problem(self) -> str | None:
         """Return why the replica is not ready; None if it is."""
@@ -153,9 +153,9 @@ class Readiness:
     async def _fleet_problem(self) -> str | None:
         problem = self._fleet.problem
         if problem is None or set(await self._store.attending()) - {self._replica}:
-            self._told = None
+            self._logged = None
             return problem
-        if self._told != problem:
-            log.warning("ready all the same, as no other replica is", reason=problem)
-        self._told = problem
+        if self._logged != problem:
+            log.warning("ready without it, since no other replica is ready", reason=problem)
+        self._logged = problem
         return None

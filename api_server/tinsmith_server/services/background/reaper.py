@@ -28,7 +28,7 @@ RELEASE_WAIT_SECONDS = 2.0
 # Rounds come every 15 s. After three missed rounds no server was running: the host slept, or the database was away.
 ABSENCE = timedelta(seconds=45)
 
-CURE = "its checkpoints stand: list them with `tinker checkpoint list`, and go on from the last one"
+CURE = "its checkpoints are kept: list them with `tinker checkpoint list`, and resume from the last one"
 
 
 class Reaper:
@@ -58,7 +58,7 @@ class Reaper:
         self._autosave_ttl_seconds = int(settings.autosave_ttl_seconds)
         self._clock = clock
         # The last reason in the log of each worker, which may stay away for days.
-        self._told: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
 
     async def listen(self) -> None:
         """Start to count clients' silence from now on."""
@@ -101,11 +101,11 @@ class Reaper:
     async def _release_quietly(self, model: Model, *, save: bool, reason: str = "") -> None:
         try:
             await self._release(model, save=save, reason=reason)
-            self._told.pop(model.model_id, None)
+            self._logged.pop(model.model_id, None)
         except TinsmithError as error:
-            if self._told.get(model.model_id) != str(error):
+            if self._logged.get(model.model_id) != str(error):
                 log.warning("model not released yet", model_id=model.model_id, reason=str(error))
-            self._told[model.model_id] = str(error)
+            self._logged[model.model_id] = str(error)
 
     async def _release(self, model: Model, *, save: bool, reason: str) -> None:
         if not model.worker_id:

@@ -97,7 +97,7 @@ class Background:
             await self._usage.close(take=self._leases.holds(USAGE))
             await self._leases.leave()
 
-    # ---- one round each, whoever holds the lease: any of them may run twice
+    # ---- one round each: after a change of the lease's owner a round may run twice
 
     async def reap_now(self) -> None:
         """End sessions, and free what they held."""

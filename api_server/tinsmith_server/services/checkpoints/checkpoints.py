@@ -127,7 +127,7 @@ class Checkpoints:
     async def _owned(self, tenant: str, path: TinkerPath) -> Checkpoint:
         checkpoint = await self.readable(tenant, str(path))
         if checkpoint.tenant != tenant:
-            raise NotFound(f"there is no checkpoint {path} of yours")
+            raise NotFound(f"you have no checkpoint {path}")
         return checkpoint
 
     async def _run(self, model: Model) -> TrainingRun:

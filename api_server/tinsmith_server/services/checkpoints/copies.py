@@ -136,7 +136,7 @@ class Copies:
         await add_ended_run(self._store, session.session_id, copy, event="checkpoint_copied")
         standing = await self._store.get_checkpoint(copy.run_id, copy.type, copy.name)
         if standing is None:  # the same request's copy was deleted, and does not come back
-            raise NotFound(f"{_path(copy)} was deleted; ask for another copy by a request of its own")
+            raise NotFound(f"{_path(copy)} was deleted; request another copy with a new idempotency key")
         return standing
 
 

@@ -127,7 +127,7 @@ class DownloadLinks:
         match verify(await self._secret(), token, self._clock()):
             case [claimed, str(directory), str(digest)] if claimed == kind:
                 return directory, digest
-        raise NotFound(f"this {kind} link is not valid, or no longer; ask for a new one")
+        raise NotFound(f"this {kind} link is invalid or has expired; request a new one")
 
     async def _saved_files(self, directory: str, digest: str) -> dict[str, SavedFile]:
         return await asyncio.to_thread(saved_files, self._files, directory, digest)

@@ -33,8 +33,7 @@ def saved_files(files: CheckpointFiles, directory: str, manifest_digest: str) ->
     content = b"".join(_at_most(files.read(directory, MANIFEST), MOST_MANIFEST_BYTES))
     if hashlib.sha256(content).hexdigest() != manifest_digest:
         raise CheckpointDamaged(
-            f"the checkpoint {directory} was altered: its manifest is not the one that was saved; "
-            "use another checkpoint"
+            f"the checkpoint {directory} was altered: its manifest differs from the saved one; use another checkpoint"
         )
     entries = orjson.loads(content)["files"]
     saved = {name: SavedFile(entry["size_bytes"], entry["sha256"]) for name, entry in entries.items()}
@@ -58,8 +57,8 @@ def checked(parts: Iterator[bytes], saved: SavedFile, name: str) -> Iterator[byt
         held = part
     if (size_bytes, digest.hexdigest()) != (saved.size_bytes, saved.sha256):
         raise CheckpointDamaged(
-            f"the file {name} was altered after it was saved: it is not the one in its checkpoint's manifest; "
-            "use another checkpoint"
+            f"the file {name} was altered after it was saved: it differs from its checkpoint's manifest; use another "
+            "checkpoint"
         )
     yield held
 

@@ -33,7 +33,7 @@ Event = Literal["checkpoint_promoted", "checkpoint_demoted"]
 class Expected(Enum):
     """The path that a name must refer to at present; None for a new name."""
 
-    ANYTHING = "whatever the name stands for"
+    ANYTHING = "the name's present path"
 
 
 class Promotions:
@@ -86,18 +86,18 @@ class Promotions:
                 if current.is_rollback and current.number == expected_number + 1:
                     return current
                 raise Unprocessable(
-                    f"the last change of {name} is number {current.number} by now, and not {expected_number}: it "
-                    f"stands for {current.tinker_path}"
+                    f"the last change of {name} is number {current.number} now, not {expected_number}: the name "
+                    f"refers to {current.tinker_path}"
                 )
             target = next((one for one in kept if one.number == current.before), None)
             if target is None:
                 raise Unprocessable(
-                    f"nothing is kept of what {name} stood for before {current.tinker_path}: promote it"
+                    f"the path of {name} before {current.tinker_path} is no longer kept: promote it instead"
                 )
             try:
                 checkpoint = await self._lasting(tenant, target.tinker_path)
             except (NotFound, Unprocessable) as error:
-                raise Unprocessable(f"{name} cannot go back: {error}; promote another one") from error
+                raise Unprocessable(f"{name} cannot be rolled back: {error}; promote another checkpoint") from error
             number = current.number + 1
             made = replace(target, number=number, at=self._clock(), is_rollback=True)
             return await self._add(made, current, checkpoint)
@@ -127,7 +127,7 @@ class Promotions:
     async def _history(self, tenant: str, name: str) -> Sequence[Promotion]:
         found = await self._store.promotions_of(tenant, name) if NAME.fullmatch(name) else ()
         if not found:
-            raise NotFound(f"you have promoted nothing as {name[:80]}")
+            raise NotFound(f"you have no promoted name {name[:80]}")
         return found
 
     async def _add(self, promotion: Promotion, previous: Promotion | None, checkpoint: Checkpoint) -> Promotion | None:
@@ -145,34 +145,34 @@ class Promotions:
         except CheckpointRefused as error:
             raise NotFound(str(error)) from error
         if checkpoint.tenant != tenant:
-            raise Unprocessable(f"{path} is another tenant's, who may delete it: promote a copy of your own")
+            raise Unprocessable(f"{path} belongs to another tenant, who may delete it: promote a copy")
         if checkpoint.expires_at is not None:
             raise Unprocessable(
-                f"{path} ends at {checkpoint.expires_at:%Y-%m-%d %H:%M} UTC, and a name is to last: take its time "
-                f"limit away first (`tinker checkpoint set-ttl {path} --remove`)"
+                f"{path} ends at {checkpoint.expires_at:%Y-%m-%d %H:%M} UTC, and a promoted checkpoint must not "
+                f"expire: remove its expiry first (`tinker checkpoint set-ttl {path} --remove`)"
             )
         return checkpoint
 
     def _check_name(self, name: str) -> None:
         if NAME.fullmatch(name) is None:
             raise Unprocessable(
-                f"{name[:80]!r} cannot be a name: it has 1 to 64 letters, digits, dots, underscores and hyphens of "
-                "ASCII, and begins with a letter or digit"
+                f"{name[:80]!r} is not a valid name: use 1 to 64 ASCII letters, digits, dots, underscores and "
+                "hyphens, starting with a letter or digit"
             )
         if self._fleet.model(name) is not None:
-            raise Unprocessable(f"{name} is a base model here, which its name stands for: choose another one")
+            raise Unprocessable(f"{name} is the name of a base model: choose another name")
 
     async def _check_number(self, tenant: str) -> None:
         if len(await self._store.list_promotions(tenant)) >= NAMES_PER_TENANT:
-            raise Unprocessable(f"you have {NAMES_PER_TENANT} names, and more are not kept: remove one first")
+            raise Unprocessable(f"you have {NAMES_PER_TENANT} names, which is the limit: remove one first")
 
 
 async def refuse_to_end(store: Store, path: PromotedPath) -> None:
     """Raise Unprocessable if a name refers to the path: its users would lose their model."""
     if names := await store.names_promoted_to(path.tenant, path.tinker_path):
         raise Unprocessable(
-            f"{', '.join(names)} stands for {path.tinker_path}: promote another one, roll back, or remove the name "
-            "first"
+            f"{', '.join(names)} refers to {path.tinker_path}: promote another checkpoint, roll back, or remove the "
+            "name first"
         )
 
 
@@ -186,7 +186,7 @@ async def _until_first(attempt: Callable[[], Awaitable[Promotion | None]]) -> Pr
 def _check_expected(name: str, current: Promotion | None, expected: str | Expected | None) -> None:
     stands = None if current is None else current.tinker_path
     if expected is not Expected.ANYTHING and expected != stands:
-        raise Unprocessable(f"{name} stands for {stands or 'nothing'} by now, and not for {expected or 'nothing'}")
+        raise Unprocessable(f"{name} now refers to {stands or 'nothing'}, not to {expected or 'nothing'}")
 
 
 def _after(current: Promotion | None, tenant: str, name: str, path: str, at: datetime) -> Promotion:

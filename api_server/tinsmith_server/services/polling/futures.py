@@ -124,7 +124,7 @@ class Futures:
         model = await self._binding.wait_until_bound(model, _remaining(deadline))
         if model.state == "accepted":
             reason = self._binding.reason(model)
-            return Pending(reason, paused=reason is not None, told=reason is not None)
+            return Pending(reason, paused=reason is not None, show_now=reason is not None)
         if model.state == "failed" or self._outlives_its_worker(model):
             return _ended(model)
         reply = await self._ask_worker_of(model, seq_id, deadline)

@@ -22,12 +22,12 @@ K = TypeVar("K", bound=Hashable)
 class Pending:
     """An answer that is not final. `paused` marks a reason that the user should know.
 
-    `told` shows it at once: the SDK says nothing about paused futures for a quarter of an hour.
+    `show_now` shows it at once: the SDK says nothing about paused futures for a quarter of an hour.
     """
 
     reason: str | None = None
     paused: bool = False
-    told: bool = False
+    show_now: bool = False
 
     @classmethod
     def from_worker(cls, pending: worker_pb2.Pending) -> Pending:
@@ -35,7 +35,7 @@ class Pending:
 
 
 STOPPING = Pending("the server is stopping")
-FAILED = Pending("the server has met an error and tries again; its log says which", paused=True)
+FAILED = Pending("the server had an error and retries; see the server's log", paused=True)
 
 
 class LongPolls:

@@ -17,7 +17,7 @@ from tinsmith_server.wire.head import sampled_tokens
 from tinsmith_server.wire.ids import is_sample, session_of
 from tinsmith_server.wire.json_results import result_as_json
 
-COMES_LATER = Pending("as many results of yours are on their way as may be at a time; this one comes after them")
+COMES_LATER = Pending("your other results are being sent; this one follows when they are finished")
 
 # A small result does not wait for memory; there may be thousands.
 SMALL_BYTES = 64 * 2**10

@@ -86,12 +86,12 @@ class SamplePolls:
     async def _poll(self, client: SampleClient, base_model: str, cursor: int, deadline: float) -> EndedSamples:
         while True:
             wanted = self._wanted(client) if self._is_time_to_look(client) else {}
-            found = await self._told(client, base_model, cursor, wanted)
+            found = await self._reported(client, base_model, cursor, wanted)
             if found.ended or _remaining(deadline) == 0:
                 return found
             await self._until_any(client, base_model, cursor, min(_remaining(deadline), LOOK_SECONDS))
 
-    async def _told(self, client: SampleClient, base_model: str, cursor: int, wanted: Wanted) -> EndedSamples:
+    async def _reported(self, client: SampleClient, base_model: str, cursor: int, wanted: Wanted) -> EndedSamples:
         """Return the ended samples of all samplers, in one round."""
         round = max(cursor + 1, time.time_ns() // 1000)
 

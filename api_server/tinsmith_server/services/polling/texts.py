@@ -22,7 +22,7 @@ from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.polling.long_polls import LongPolls
 from tinsmith_server.services.sampling.dispatch import CANCEL_SECONDS, Dispatch, Need
 from tinsmith_server.services.sampling.sampling import Sampler, Sampling
-from tinsmith_server.wire.dialects.texts import Prompt, TextRequest, Usage
+from tinsmith_server.wire.dialects.texts import Prompt, TextRequest, TokenUsage
 from tinsmith_server.wire.ids import KIND_OF_TYPE, SampleId, TinkerPath
 
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class Texts:
                 failure = Failure.from_worker(reply.failure)
                 raise (Unprocessable if failure.category == "user" else WorkerError)(failure.message)
             case "not_found":
-                raise WorkerUnavailable("the sampler has been restarted meanwhile; send the request again")
+                raise WorkerUnavailable("the sampler was restarted; send the request again")
         return reply
 
     async def _await_text(self, sample: SampleId, seen: int) -> worker_pb2.AwaitTextReply:
@@ -132,7 +132,7 @@ class Texts:
                     raise
             await asyncio.sleep(PAUSE_SECONDS)
 
-    def give_place_back(self, tenant: str, sample: SampleId) -> None:
+    def release_quota(self, tenant: str, sample: SampleId) -> None:
         """Free the sample's place in the quota."""
         self._sampling.record_end(tenant, sample)
 
@@ -159,7 +159,7 @@ class Generation:
         self._tenant = tenant
         self._sample = sample
         self._is_over = False
-        self.usage = Usage(prompt=prompt_tokens)
+        self.usage = TokenUsage(prompt=prompt_tokens)
 
     async def pieces(self) -> AsyncIterator[Pieces]:
         """Yield the pieces until the end. Raises Unprocessable for an invalid sample, and the sampler's errors."""
@@ -173,9 +173,9 @@ class Generation:
                 self.usage.cached = reply.end.prompt_cache_hit_tokens
             yield reply.pieces
 
-    def give_place_back(self) -> None:
+    def release_quota(self) -> None:
         """Free the place in the quota. May be called twice, as `cancel`."""
-        self._texts.give_place_back(self._tenant, self._sample)
+        self._texts.release_quota(self._tenant, self._sample)
 
     async def cancel(self) -> None:
         """Cancel the sample unless it has ended."""
@@ -187,7 +187,7 @@ class Generation:
 async def stop_all(generations: Sequence[Generation]) -> None:
     """Free all places in the quota, then cancel all samples that still run, at the same time."""
     for generation in generations:
-        generation.give_place_back()
+        generation.release_quota()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CANCEL_SECONDS):
             await asyncio.gather(*(generation.cancel() for generation in generations))

@@ -35,7 +35,7 @@ GONE_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a sample is made from, and for which tenant.
+    """The weights of a sample, and its tenant.
 
     `save` is an adapter; None means the base model's own weights. `worker_id` is the worker that made them, if known.
     """
@@ -240,7 +240,7 @@ class Dispatch:
             async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + LOOK_SECONDS)):
                 return await self._holder(sample)
         except TimeoutError:
-            raise WorkerUnavailable(f"the sampler that had {sample} has not been found yet; ask again") from None
+            raise WorkerUnavailable(f"the sampler of {sample} has not been found yet; retry") from None
 
     async def _holder(self, sample: SampleId) -> SamplerHandle:
         until = asyncio.get_running_loop().time() + UNSEEN_SECONDS
@@ -268,7 +268,7 @@ class Dispatch:
         if holder is None:
             if not is_known_to_be_gone:
                 self._gone.put(token, True)
-            raise Gone(f"the sampler that had {sample} is no more; submit it again")
+            raise Gone(f"the sampler of {sample} is gone; submit the sample again")
         return holder
 
     def _find(self, sample: SampleId) -> SamplerHandle | None:

@@ -47,7 +47,7 @@ def sample_submission(body: dict[str, Any]) -> SampleSubmission:
     """
     session_id, seq_id = body.get("sampling_session_id"), body.get("seq_id")
     if not isinstance(session_id, str) or not isinstance(seq_id, int) or not is_sample_number(seq_id):
-        raise Unprocessable("sampling_session_id and seq_id are needed to know which sample this is")
+        raise Unprocessable("sampling_session_id and seq_id are needed to identify the sample")
     return SampleSubmission(seq_id, sample_request(session_id, body))
 
 
@@ -71,7 +71,7 @@ def plain_sample(content: dict[str, Any]) -> PlainSample:
     named, base_model, model_path = map(content.get, ("sampling_session_id", "base_model", "model_path"))
     sources = (named, base_model, model_path)
     if not any(sources) or not all(isinstance(source, str | None) for source in sources):
-        raise Unprocessable("sampling_session_id, base_model or model_path is needed to know what to sample from")
+        raise Unprocessable("sampling_session_id, base_model or model_path is needed as the source of the sample")
     try:
         body = as_sdk_sample(content)
     except InvalidPlainRequest as error:
@@ -117,8 +117,7 @@ def _check_asks_for_something(request: SampleRequest) -> None:
     scores = request.prompt_logprobs or request.topk_prompt_logprobs or request.prompt_alt_tokens_k
     if request.sampling_params.max_tokens == 0 and not scores and request.target_prompt_logprobs is None:
         raise InvalidSampleRequest(
-            "sampling_params.max_tokens: 0 draws nothing, which is for a prompt's logprobs alone; ask for those, or "
-            "for 1 token or more"
+            "sampling_params.max_tokens: 0 is only for a prompt's logprobs; request these, or 1 token or more"
         )
 
 
@@ -134,7 +133,7 @@ def _set_stop(message: worker_pb2.SampleRequest, params: SamplingParams) -> None
         elif 0 <= stop < TOKEN_LIMIT:
             message.stop_tokens.append(stop)
         else:
-            raise InvalidSampleRequest(f"sampling_params.stop: {stop} is no token id")
+            raise InvalidSampleRequest(f"sampling_params.stop: {stop} is not a token id")
 
 
 def _set_prompt(message: worker_pb2.SampleRequest, prompt: ModelInput) -> None:
@@ -147,9 +146,7 @@ def _set_prompt(message: worker_pb2.SampleRequest, prompt: ModelInput) -> None:
             case "image" | "image_asset_pointer":
                 message.images.append(_image(f"prompt chunk {index}", chunk, sum(map(len, texts)) // TOKEN_BYTES))
             case other:
-                raise InvalidSampleRequest(
-                    f"prompt chunks of type {other!r} are not supported yet by this server, only text and images"
-                )
+                raise InvalidSampleRequest(f"prompt chunks of type {other!r} are not supported; send text and images")
     message.prompt_tokens = b"".join(texts)
 
 
@@ -157,7 +154,7 @@ def _token_bytes(tokens: Sequence[int]) -> bytes:
     try:
         return pack("i", tokens)
     except OverflowError:
-        raise InvalidSampleRequest("the prompt holds token ids outside 32 bits") from None
+        raise InvalidSampleRequest("the prompt contains token ids outside 32 bits") from None
 
 
 def _image(where: str, chunk: Chunk, before_token: int) -> worker_pb2.PromptImage:

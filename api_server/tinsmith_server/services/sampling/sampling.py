@@ -141,13 +141,15 @@ class Sampling:
         path = await self._promotions.path_of(session.tenant, name)
         if path is None:
             raise NotFound(
-                f"there is no model {name!r}: name a base model that is served, a tinker:// path, or what you have "
+                f"there is no model {name!r}: use a served base model, a tinker:// path, or a name that you have "
                 "promoted"
             )
         try:
             return await self._on_checkpoint(session, path)
         except NotFound as error:
-            raise NotFound(f"{name} stands for {path}, which is gone: promote another one, or roll back") from error
+            raise NotFound(
+                f"{name} refers to {path}, which is gone: promote another checkpoint, or roll back"
+            ) from error
 
     async def owned(self, tenant: str, sampling_session_id: str) -> SamplingSession:
         """Return the sampling session. Raises NotFound, also for another tenant's."""
@@ -328,8 +330,8 @@ class Sampling:
         limit = served.max_sampling_rank
         if limit is not None and rank > limit:
             raise Unprocessable(
-                f"the adapter has LoRA rank {rank}, and {base_model} is sampled from up to rank {limit}; "
-                "an administrator can raise maxRank of its SamplerPool"
+                f"the adapter has LoRA rank {rank}, and {base_model} is sampled up to rank {limit}; ask an "
+                "administrator to raise maxRank of its SamplerPool"
             )
 
     async def _checkpoint(self, session: SamplingSession) -> Checkpoint:
@@ -354,12 +356,12 @@ class Sampling:
 def _gone(session: SamplingSession) -> str:
     if session.model_path is not None:
         return (
-            f"{session.model_path} was deleted, overwritten or has expired since its sampling client was made; "
-            "make a sampling client of a checkpoint that is there"
+            f"{session.model_path} was deleted, overwritten or has expired since its sampling client was created; "
+            "create a sampling client of another checkpoint"
         )
     return (
         f"the weights of sampling session {session.sampling_session_id} were saved without a name and are no longer "
-        "kept; make another sampling client of the training client, or save them under a name"
+        "kept; create another sampling client from the training client, or save the weights under a name"
     )
 
 

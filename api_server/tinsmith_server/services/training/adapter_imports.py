@@ -40,7 +40,7 @@ NAME = "imported"
 CONNECT_SECONDS = 25.0
 WRITERS = 2
 """The number of parts written at a time: the same few threads read all bodies."""
-OVER = "there is no such upload of yours, or its time is over; start another one"
+OVER = "you have no such upload, or it has expired; start another one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class AdapterImports:
         """Return the limit in bytes. Raises NotFound for a name that no file of an adapter has."""
         limits = {CONFIG_FILE: min(MOST_CONFIG_BYTES, self._most_bytes), WEIGHTS_FILE: self._most_bytes}
         if name not in limits:
-            raise NotFound(f"an adapter comes as {CONFIG_FILE} and {WEIGHTS_FILE}, and not as {name[:100]!r}")
+            raise NotFound(f"an adapter consists of {CONFIG_FILE} and {WEIGHTS_FILE}, not of {name[:100]!r}")
         return limits[name]
 
     async def receive(self, upload: Upload, name: str, parts: AsyncIterator[bytes]) -> None:
@@ -144,7 +144,7 @@ class AdapterImports:
         """
         arriving = upload.directory, name
         if arriving in self._arriving:
-            raise Unprocessable(f"{name} of this upload is being sent already; wait for that, or start another upload")
+            raise Unprocessable(f"{name} of this upload is being sent already; wait for it, or start another upload")
         self._arriving.add(arriving)
         try:
             await self._receive(upload, name, parts)
@@ -161,8 +161,8 @@ class AdapterImports:
         others = len((known | begun) - {upload.directory})
         if others >= self._most:
             raise Unprocessable(
-                f"{others} uploads of yours are under way, and {self._most} may be (setting uploads_per_tenant); "
-                "finish them, or wait until their time is over"
+                f"{others} of your uploads are open, and the limit is {self._most} (setting uploads_per_tenant); "
+                "finish them, or wait until they expire"
             )
         file = await asyncio.to_thread(self._files.open, upload.directory, name)
         try:
@@ -211,7 +211,7 @@ class AdapterImports:
         if found is None:
             await self._retention.remove_files(upload.folder)
             await asyncio.to_thread(self._files.remove, upload.directory)
-            raise NotFound(f"{upload.path} was deleted; start another upload to bring the adapter in again")
+            raise NotFound(f"{upload.path} was deleted; start another upload to import the adapter again")
         if found.directory != made.directory:  # other files were sent and finished meanwhile
             await self._retention.remove_files(made.directory)
         await self._store.remove_garbage(upload.folder)

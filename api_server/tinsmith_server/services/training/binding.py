@@ -168,11 +168,11 @@ class Binding:
     def _note_room(self, worker_id: str) -> None:
         if worker_id in self._refusing:
             self._refusing.remove(worker_id)
-            log.info("worker takes new models again", worker_id=worker_id)
+            log.info("worker accepts new models again", worker_id=worker_id)
 
     async def _displace(self, model: Model) -> Model:
         """Take the model from its worker. If the worker has accepted it all the same, it reports that as an event."""
-        reason = "its worker takes no new models any more"
+        reason = "its worker no longer accepts new models"
         log.info("model displaced", model_id=model.model_id, worker_id=model.worker_id, reason=reason)
         await self._displaced(model)
         return replace(model, worker_id="")

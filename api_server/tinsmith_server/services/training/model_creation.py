@@ -103,8 +103,8 @@ def find_served(fleet: Fleet, name: str) -> ServedModel:
 def check_rank(served: ServedModel, rank: int) -> None:
     if served.max_rank is not None and rank > served.max_rank:
         raise InvalidModelRequest(
-            f"lora_config.rank: {rank} is above {served.max_rank}, the highest for {served.name}; ask for less, "
-            "or an administrator can raise adapters.maxRank of its TrainingSession"
+            f"lora_config.rank: {rank} is above {served.max_rank}, the limit of {served.name}; use a lower rank, or "
+            "ask an administrator to raise adapters.maxRank of its TrainingSession"
         )
 
 
@@ -112,7 +112,7 @@ def check_optimizer(config: OptimizerConfig) -> None:
     if config.type not in OPTIMIZERS:
         reason = f": {WHY_NOT[config.type]}" if config.type in WHY_NOT else ""
         known = ", ".join(OPTIMIZERS)
-        raise InvalidModelRequest(f"the optimizer {config.type!r} is not supported{reason}; there is {known}")
+        raise InvalidModelRequest(f"the optimizer {config.type!r} is not supported{reason}; use {known}")
 
 
 def _compatible(fleet: Fleet, checkpoint: Checkpoint, wanted: str | None) -> ServedModel:

@@ -143,7 +143,7 @@ class Models:
         if session_id is None and number is None:
             session_id, number = (await self._sessions.create_for_one(tenant, keyed_request(key, body))).session_id, 0
         if not isinstance(session_id, str) or not isinstance(number, int) or not is_client_counter(number):
-            raise Unprocessable("session_id and model_seq_id are needed to know which model this is")
+            raise Unprocessable("session_id and model_seq_id are needed to identify the model")
         await self._sessions.active(tenant, session_id)
         return session_id, number
 

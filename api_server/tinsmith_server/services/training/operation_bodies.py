@@ -156,7 +156,7 @@ def gunzipped(content: bytes, limit: int) -> bytes:
     if len(unpacked) > limit:
         raise BodyTooLarge(f"a body of {len(unpacked)} bytes or more")
     if not decompressor.eof:
-        raise FrameInvalid("it ends before its checksum")
+        raise FrameInvalid("the data end before the checksum")
     if decompressor.unused_data:
-        raise FrameInvalid("something follows its end")
+        raise FrameInvalid("there are more data after the end")
     return unpacked

@@ -116,7 +116,7 @@ class Operations:
         if model.state == "accepted":
             # Operations that arrive before the creation would be refused as operations of a lost model.
             reason = self._binding.reason(model) or "its worker is still starting"
-            raise WorkerUnavailable(f"{model_id} is not ready for work yet: {reason}")
+            raise WorkerUnavailable(f"{model_id} is not ready yet: {reason}")
         return model
 
     async def _submit(self, model: Model, request: worker_pb2.SubmitRequest, key: str | None) -> OperationId:
@@ -131,7 +131,7 @@ class Operations:
             except ModelNotAtWorker:
                 model = await self._settle_missing(model)
         if not number:
-            raise Gone(f"{model.model_id} takes no work any more: {_why_ended(model)}")
+            raise Gone(f"{model.model_id} accepts no operations any more: {_why_ended(model)}")
         return OperationId(request.model_id, number)
 
     async def _deliver(self, model: Model, request: worker_pb2.SubmitRequest) -> int:
@@ -143,11 +143,11 @@ class Operations:
     async def _settle_missing(self, model: Model) -> Model:
         current = await self._models.owned(model.tenant, model.model_id)
         if current.state == "released":
-            raise Gone(_why_released(current, f"{model.model_id} has been released: its session is over")) from None
+            raise Gone(_why_released(current, f"{model.model_id} has been released: its session is finished")) from None
         worker = await self._fleet.worker(model.worker_id).connection(CREATION_SECONDS)
         settled = await self._models.settle_missing(model, await worker.await_result(model.model_id, 0, 0))
         if settled.state == "bound":
-            raise WorkerUnavailable(f"{model.model_id} was not at its worker a moment ago; send this again")
+            raise WorkerUnavailable(f"{model.model_id} is moving to another worker; send this again")
         return settled
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from tinsmith_server.errors import TinsmithError
 from tinsmith_server.fleet.base import Changes, Fleet
 from tinsmith_server.logs import get_logger
-from tinsmith_server.services.training.slot_assignment import Capacity, Wait, assign_slots, fair_order
+from tinsmith_server.services.training.slot_assignment import Capacity, QueuePosition, assign_slots, fair_order
 from tinsmith_server.store.records import Clock, Model, PlacementQueue, utc_now
 from tinsmith_server.store.store import Store
 
@@ -79,7 +79,7 @@ class PlacementRounds:
         if self._failure is not None or number is None:
             return self._failure
         slots = sum(self._capacity().slots.values())
-        wait = Wait(number, len(self._positions), slots, model.base_model, model.tenant)
+        wait = QueuePosition(number, len(self._positions), slots, model.base_model, model.tenant)
         next_step = self._next_steps.get((model.base_model, model.lora_rank), "")
         return wait.sentence(self._queue.holders, next_step, self._clock())
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tinsmith_server.store.records import PlacementQueue, SlotHolder, WaitingModel
+from tinsmith_server.store.records import PlacementQueue, QueuedModel, SlotHolder
 
 Suits = Callable[[str, int], Collection[str]]
 """The workers that take a model of this base model and LoRA rank."""
@@ -37,9 +37,9 @@ class Capacity:
         return sum(self.slots.values())
 
 
-def fair_order(queue: PlacementQueue, place: Callable[[WaitingModel], bool] = lambda _: True) -> list[WaitingModel]:
+def fair_order(queue: PlacementQueue, place: Callable[[QueuedModel], bool] = lambda _: True) -> list[QueuedModel]:
     """Return all waiting models in fair order. A model for which `place` returns False does not count as served."""
-    waiting: defaultdict[str, deque[tuple[int, WaitingModel]]] = defaultdict(deque)
+    waiting: defaultdict[str, deque[tuple[int, QueuedModel]]] = defaultdict(deque)
     for number, one in enumerate(queue.waiting):
         waiting[one.tenant].append((number, one))
     held = Counter(holder.tenant for holder in queue.holders)
@@ -66,7 +66,7 @@ def assign_slots(queue: PlacementQueue, capacity: Capacity) -> Mapping[str, str]
     without_room: set[tuple[str, int]] = set()
     assignments: dict[str, str] = {}
 
-    def place(one: WaitingModel) -> bool:
+    def place(one: QueuedModel) -> bool:
         kind = (one.base_model, one.lora_rank)
         if not free or kind in without_room or sum(free.values()) <= _kept_from(one.tenant, held, queue, capacity):
             return False
@@ -98,7 +98,7 @@ def _fullest(workers: Collection[str], free: Mapping[str, int], refused_by: Coll
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class QueuePosition:
     """The position of one model in the queue. `total` and `slots` are of the whole queue."""
 
     number: int

@@ -34,8 +34,8 @@ from tinsmith_server.wire.requests import (
 )
 
 WHICH_OPERATION = (
-    "model_id is needed to know which operation this is, and seq_id, a positive 64-bit number, unless the server is to "
-    "number this model's operations: then leave it out of all of them"
+    "model_id and seq_id, a positive 64-bit number, are needed to identify the operation; to let the server number a "
+    "model's operations, leave seq_id out of all of them"
 )
 
 CallKey = Literal["forward_backward_input", "forward_input"]
@@ -68,8 +68,8 @@ def _payload(call: object, key: CallKey, limit_bytes: int) -> bytes:
     message = training_message(call, forward_only=key == "forward_input")
     if (size := message.ByteSize()) > limit_bytes:
         raise InvalidTraining(
-            f"the data take {size} bytes, over the limit of {limit_bytes} (setting max_body_bytes); "
-            "send fewer datums in a call"
+            f"the data have {size} bytes, over the limit of {limit_bytes} (setting max_body_bytes); send fewer datums "
+            "in a call"
         )
     return message.SerializeToString()
 

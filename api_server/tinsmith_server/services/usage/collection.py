@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import WorkerError
-from tinsmith_server.fleet.base import Fleet, SamplerHandle, everything_of
+from tinsmith_server.fleet.base import Fleet, SamplerHandle, describable_handles
 from tinsmith_server.store.records import Clock, Usage, UsageKind, utc_now
 from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import session_of
@@ -71,7 +71,7 @@ class UsageCollection:
                 await self._write()
 
     async def _take_all(self) -> None:
-        handles = everything_of(self._fleet)
+        handles = describable_handles(self._fleet)
         for handle, reply in zip(handles, await asyncio.gather(*map(_take, handles)), strict=True):
             # A worker with a newer image may count kinds that this server does not know.
             for one in (one for one in reply.usage if one.kind in _KINDS):

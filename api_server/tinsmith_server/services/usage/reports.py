@@ -19,7 +19,7 @@ MOST_ROWS = 20_000
 SESSIONS_AT_ONCE = 200
 # The limit of a report's metadata in all; each session may have 64 KiB.
 METADATA_CHARACTERS = 4 * 2**20
-LEFT_OUT = {"tinsmith": f"left out: those of one answer have {METADATA_CHARACTERS} characters at most"}
+LEFT_OUT = {"tinsmith": f"left out: the metadata of one answer are limited to {METADATA_CHARACTERS} characters"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class UsageReports:
         if len(usage) > MOST_ROWS:
             raise Unprocessable(
                 f"your usage has more than {MOST_ROWS} rows from {start:%Y-%m-%dT%H:%MZ} to {end:%Y-%m-%dT%H:%MZ}; "
-                "ask for fewer hours at a time"
+                "request fewer hours at a time"
             )
         return UsageReport(usage, await self._facts_of(tenant, usage))
 
@@ -87,7 +87,7 @@ def _utc_hour(name: str, time: datetime) -> datetime:
     except OverflowError:  # the last day of the year 9999, west of Greenwich
         utc = None
     if utc is None or (utc.minute, utc.second, utc.microsecond) != (0, 0, 0):
-        raise Unprocessable(f"{name} must be the beginning of a UTC hour, like 2026-07-13T00:00:00Z")
+        raise Unprocessable(f"{name} must be the start of a UTC hour, like 2026-07-13T00:00:00Z")
     return utc
 
 

@@ -17,7 +17,7 @@ import orjson
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import NotFound, WorkerError
-from tinsmith_server.fleet.base import Fleet, SamplerHandle, everything_of
+from tinsmith_server.fleet.base import Fleet, SamplerHandle, describable_handles
 from tinsmith_server.services.checkpoints.download_links import sign, verify
 from tinsmith_server.services.rows import owned_session
 from tinsmith_server.store.records import Clock, utc_now
@@ -61,9 +61,9 @@ class Traces:
         """Return the trace as JSON, without silent workers. Raises NotFound for a forged or expired link."""
         session_id = verify(await self._store.secret(SECRET_NAME), token, self._clock())
         if session_id is None:
-            raise NotFound("this link to a trace is not valid, or no longer; ask for a new one")
+            raise NotFound("this link to a trace is invalid or has expired; request a new one")
         async with self._making:
-            handles = everything_of(self._fleet)
+            handles = describable_handles(self._fleet)
             said = await asyncio.gather(*(_ask(handle, session_id) for handle in handles))
             return await asyncio.to_thread(trace_of, session_id, said, self._clock().timestamp())
 

@@ -1,4 +1,4 @@
-"""What the queries share: the conversion between records and rows, and one transaction per call."""
+"""The base of all queries: the conversion between records and rows, and one transaction per call."""
 
 from __future__ import annotations
 

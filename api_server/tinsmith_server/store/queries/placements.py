@@ -17,7 +17,7 @@ from tinsmith_server.store.queries.base import (
     select_records,
 )
 from tinsmith_server.store.queries.models import unseen_worker
-from tinsmith_server.store.records import Model, PlacementQueue, SlotHolder, WaitingModel
+from tinsmith_server.store.records import Model, PlacementQueue, QueuedModel, SlotHolder
 from tinsmith_server.store.tables import models, placements, sessions, workers
 
 ChooseSlots = Callable[[PlacementQueue], Mapping[str, str]]
@@ -27,7 +27,7 @@ _AT_WORKERS = placements.c.worker_id.in_(bindparam("worker_ids"))
 _WAITS = (models.c.state == "accepted") & (models.c.worker_id == "")
 
 _WAITING = (
-    select_records(models, WaitingModel)
+    select_records(models, QueuedModel)
     .where(_WAITS & models.c.base_model.in_(bindparam("base_models")))
     .order_by(models.c.created_at, models.c.model_id)
 )
@@ -130,7 +130,7 @@ class PlacementQueries(Queries):
 async def _queue(
     connection: AsyncConnection, base_models: Collection[str], worker_ids: Collection[str]
 ) -> PlacementQueue:
-    waiting = await fetch_all(connection, WaitingModel, _WAITING, {"base_models": list(base_models)})
+    waiting = await fetch_all(connection, QueuedModel, _WAITING, {"base_models": list(base_models)})
     holders = await fetch_all(connection, SlotHolder, _HOLDERS, {"worker_ids": list(worker_ids)})
     at_work = (await connection.scalars(_AT_WORK)).all()
     return PlacementQueue(waiting=tuple(waiting), holders=tuple(holders), tenants_at_work=frozenset(at_work))

@@ -17,7 +17,7 @@ from tinsmith_server.wire.dialects.texts import (
     MessagePart,
     Prompt,
     TextRequest,
-    Usage,
+    TokenUsage,
     checked_stops,
     refuse_unknown,
 )
@@ -51,9 +51,9 @@ class CountTokensRequest(Request):
     @model_validator(mode="after")
     def _is_a_plain_conversation(self) -> CountTokensRequest:
         if self.tool_choice is not None and self.tool_choice.get("type") not in ("auto", "none"):
-            raise ValueError("tool_choice: this server lets the model choose (auto), or shows it no tools (none)")
+            raise ValueError("tool_choice: only auto and none are supported")
         if (self.output_config or {}).get("format") is not None:
-            raise ValueError("output_config.format: this server does not bind the answer to a form; leave it out")
+            raise ValueError("output_config.format: structured output is not supported; remove it")
         self._check_unknown()
         self.conversation()
         self.functions()
@@ -171,7 +171,7 @@ def _said(where: str, role: str, blocks: Messages) -> dict[str, Any]:
             case "tool_use":
                 calls.append(_call(where, block))
             case other:
-                raise ValueError(f"{where}: blocks of type {other!r} are not taken here; texts and tools are")
+                raise ValueError(f"{where}: blocks of type {other!r} are not supported; send texts and tools")
     message: dict[str, Any] = {"role": role, "content": "".join(texts)}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
@@ -183,14 +183,14 @@ def _said(where: str, role: str, blocks: Messages) -> dict[str, Any]:
 def _call(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
     name, arguments = block.get("name"), block.get("input")
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise ValueError(f"{where}: a tool_use has a name and an input")
+        raise ValueError(f"{where}: a tool_use needs a name and an input")
     return {"id": block.get("id"), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _function(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     name, schema = tool.get("name"), tool.get("input_schema")
     if not isinstance(name, str) or not isinstance(schema, dict):
-        raise ValueError(f"{where}: a tool has a name and an input_schema; tools of the server's own are not here")
+        raise ValueError(f"{where}: a tool needs a name and an input_schema; server tools are not supported")
     described = {"description": tool["description"]} if tool.get("description") else {}
     return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
 
@@ -201,7 +201,7 @@ def _text(where: str, content: Any) -> str:
     parts = []
     for block in _blocks(where, content):
         if block["type"] != "text":
-            raise ValueError(f"{where}: blocks of type {block['type']!r} are not taken here; texts are")
+            raise ValueError(f"{where}: blocks of type {block['type']!r} are not supported; send texts")
         parts.append(_string(where, block.get("text")))
     return "".join(parts)
 
@@ -223,7 +223,7 @@ TextKind = Literal["thinking", "text"]
 EMPTY: Answer = {"type": "text", "text": ""}
 
 
-def message(model: str, found: Message, usage: Usage) -> Answer:
+def message(model: str, found: Message, usage: TokenUsage) -> Answer:
     content = [_block(part) for part in found.parts]
     if not found.content and not found.calls:
         content.append(EMPTY)
@@ -253,7 +253,7 @@ class MessageEvents:
         self._called = False
         self._said = False
 
-    def begin(self, usage: Usage) -> Answer:
+    def begin(self, usage: TokenUsage) -> Answer:
         head = {**_head(self._model), "content": [], "stop_reason": None, "stop_sequence": None}
         return {"type": "message_start", "message": {**head, "usage": usage_of(usage)}}
 
@@ -272,7 +272,7 @@ class MessageEvents:
                 yield {"type": "content_block_stop", "index": self._index}
             self._end = _end(piece.end, called=self._called)
 
-    def end(self, usage: Usage) -> Iterator[Answer]:
+    def end(self, usage: TokenUsage) -> Iterator[Answer]:
         """Yield the events after the last piece."""
         yield {"type": "message_delta", "delta": self._end, "usage": usage_of(usage)}
         yield {"type": "message_stop"}
@@ -311,7 +311,7 @@ def model_page(models: Sequence[tuple[str, int]], limit: int, after: str | None,
     names = [name for name, _ in models]
     for cursor in (after, before):
         if cursor is not None and cursor not in names:
-            raise NotFound(f"there is no model {cursor[:100]!r}; give an id of the list, or no cursor")
+            raise NotFound(f"there is no model {cursor[:100]!r}; use an id of the list, or no cursor")
     start = names.index(after) + 1 if after is not None else 0
     end = names.index(before) if before is not None else len(names)
     page = range(max(start, end - limit), end) if before is not None else range(start, min(end, start + limit))
@@ -331,7 +331,7 @@ def model(name: str, created: int) -> Answer:
     return {"type": "model", "id": name, "display_name": name, "created_at": at, "lifecycle": "active"}
 
 
-def usage_of(usage: Usage) -> Answer:
+def usage_of(usage: TokenUsage) -> Answer:
     """Return the usage. Cached tokens are not included in the others."""
     return {
         "input_tokens": usage.prompt - usage.cached,

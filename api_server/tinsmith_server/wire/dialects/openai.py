@@ -16,7 +16,7 @@ from tinsmith_server.wire.dialects.texts import (
     Message,
     Prompt,
     TextRequest,
-    Usage,
+    TokenUsage,
     checked_stops,
     refuse,
     refuse_unknown,
@@ -126,15 +126,15 @@ class CompletionRequest(OpenAiRequest):
     @model_validator(mode="after")
     def _is_a_plain_completion(self) -> CompletionRequest:
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ValueError("best_of is not done by this server: ask for n and choose")
+            raise ValueError("best_of is not supported: use n, and choose yourself")
         refuse("suffix", self.suffix)
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens: 0 draws nothing, which is for an echo alone: ask for echo, or for 1 or more")
+            raise ValueError("max_tokens: 0 is only for echo: set echo, or request 1 or more")
         prompts = _prompts(self.prompt)
         if not 1 <= len(prompts) <= MOST_PROMPTS:
-            raise ValueError(f"prompt: 1 to {MOST_PROMPTS} prompts are taken in one request")
+            raise ValueError(f"prompt: 1 to {MOST_PROMPTS} prompts are allowed in one request")
         if any(not 0 <= token < TOKEN_LIMIT for one in prompts if not isinstance(one, str) for token in one):
-            raise ValueError("prompt: holds a number that is no token id")
+            raise ValueError("prompt: contains a number that is not a token id")
         return self
 
     def text_request(self) -> TextRequest:
@@ -169,11 +169,11 @@ class ChatCompletionRequest(OpenAiRequest):
     @model_validator(mode="after")
     def _is_a_plain_conversation(self) -> ChatCompletionRequest:
         if self.tool_choice not in (None, "auto", "none"):
-            raise ValueError("tool_choice: this server lets the model choose (auto), or shows it no tools (none)")
+            raise ValueError("tool_choice: only auto and none are supported")
         if self.response_format is not None and self.response_format.get("type") != "text":
-            raise ValueError("response_format: this server does not bind the answer to a form; only text")
+            raise ValueError("response_format: only text is supported")
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs comes with logprobs true")
+            raise ValueError("top_logprobs needs logprobs true")
         refuse("functions (use tools)", self.functions)
         refuse("modalities", [one for one in self.modalities or () if one != "text"])
         conversation(self.messages)
@@ -233,7 +233,7 @@ def _check_fields(where: str, role: str, message: Mapping[str, Any]) -> None:
     for name in sorted(message.keys() - MESSAGE_FIELDS):
         refuse(f"{where}.{name}", message[name])
     if role != "assistant" and message.get("content") is None:
-        raise ValueError(f"{where}.content is missing: only an assistant's message can do without")
+        raise ValueError(f"{where}.content is missing: only an assistant's message may omit it")
 
 
 def _text(where: str, content: Any) -> str:
@@ -243,7 +243,7 @@ def _text(where: str, content: Any) -> str:
     for part in _listed(where, content):
         text = part.get("text") if isinstance(part, dict) and part.get("type") in ("text", "refusal") else None
         if not isinstance(text, str):
-            raise ValueError(f"{where}: only texts are taken here; images come through the Tinker API")
+            raise ValueError(f"{where}: only texts are supported; send images through the Tinker API")
         parts.append(text)
     return "".join(parts)
 
@@ -251,7 +251,7 @@ def _text(where: str, content: Any) -> str:
 def _asked_call(where: str, call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ValueError(f"{where}: a call has a function with a name and arguments")
+        raise ValueError(f"{where}: a call needs a function with a name and arguments")
     return {
         "id": call.get("id"),
         "type": "function",
@@ -295,7 +295,7 @@ Answer = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class AnswerHead:
     """The common fields of all chunks of an answer. `prefix` is that of its id."""
 
     model: str
@@ -303,12 +303,12 @@ class Head:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def answer(self, kind: str, choices: list[Answer], usage: Usage | None = None) -> Answer:
+    def answer(self, kind: str, choices: list[Answer], usage: TokenUsage | None = None) -> Answer:
         head = {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
         return {**head, "choices": choices, **({} if usage is None else {"usage": usage_of(usage)})}
 
 
-def usage_of(usage: Usage) -> Answer:
+def usage_of(usage: TokenUsage) -> Answer:
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.sampled,
@@ -329,7 +329,7 @@ def model(name: str, created: int) -> Answer:
 # ---- completions
 
 
-def completion(head: Head, messages: Sequence[Message], usage: Usage) -> Answer:
+def completion(head: AnswerHead, messages: Sequence[Message], usage: TokenUsage) -> Answer:
     choices = []
     for index, message in enumerate(messages):
         logprobs = CompletionLogprobs().of(message.tokens) if message.tokens else None
@@ -340,7 +340,7 @@ def completion(head: Head, messages: Sequence[Message], usage: Usage) -> Answer:
 class CompletionChunks:
     """The chunks of one stream, in the pieces' order."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: AnswerHead) -> None:
         self._head = head
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
@@ -353,7 +353,7 @@ class CompletionChunks:
             return []
         return [self._head.answer("text_completion", [_text_choice(index, piece.content, logprobs, finish)])]
 
-    def usage(self, usage: Usage) -> Answer:
+    def usage(self, usage: TokenUsage) -> Answer:
         return self._head.answer("text_completion", [], usage)
 
 
@@ -391,7 +391,7 @@ def _text_choice(index: int, text: str, logprobs: Answer | None, finish: str | N
 # ---- chat completions
 
 
-def chat_completion(head: Head, messages: Sequence[Message], usage: Usage) -> Answer:
+def chat_completion(head: AnswerHead, messages: Sequence[Message], usage: TokenUsage) -> Answer:
     choices = []
     for index, message in enumerate(messages):
         shown: Answer = {"role": "assistant", "content": message.content or (None if message.calls else "")}
@@ -408,7 +408,7 @@ def chat_completion(head: Head, messages: Sequence[Message], usage: Usage) -> An
 class ChatChunks:
     """The chunks of one stream, in the pieces' order. A call is one chunk: it can be parsed only when complete."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: AnswerHead) -> None:
         self._head = head
         self._calls: dict[int, int] = {}
 
@@ -430,7 +430,7 @@ class ChatChunks:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         return [self._head.answer("chat.completion.chunk", [choice])]
 
-    def usage(self, usage: Usage) -> Answer:
+    def usage(self, usage: TokenUsage) -> Answer:
         return self._head.answer("chat.completion.chunk", [], usage)
 
 

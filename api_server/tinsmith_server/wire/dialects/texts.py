@@ -63,7 +63,7 @@ class TextRequest:
 
 
 @dataclass(slots=True)
-class Usage:
+class TokenUsage:
     """Numbers of tokens. The cached tokens are a part of the prompt's."""
 
     prompt: int = 0
@@ -82,7 +82,7 @@ class MessagePart:
 
 @dataclass(slots=True)
 class Message:
-    """One sequence, assembled from its pieces. `parts` are in the order of the text."""
+    """A sequence, assembled from its pieces. `parts` are in the order of the text."""
 
     parts: list[MessagePart] = field(default_factory=list)
     tokens: list[worker_pb2.TokenText] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Message:
 def refuse(what: str, value: object) -> None:
     """Raise ValueError for a value that has an effect."""
     if value:
-        raise ValueError(f"{what} is not supported by this server; leave it out")
+        raise ValueError(f"{what} is not supported; remove it")
 
 
 def refuse_unknown(fields: Mapping[str, object], without_effect: Container[str]) -> None:
@@ -138,7 +138,7 @@ def checked_stops(stop: str | Iterable[str] | None) -> tuple[str, ...]:
     """Return the stop texts. Raises ValueError."""
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOP_STRINGS:
-        raise ValueError(f"{len(stops)} strings to stop at; at most {MAX_STOP_STRINGS} are taken")
+        raise ValueError(f"{len(stops)} stop strings; at most {MAX_STOP_STRINGS} are allowed")
     if any(not one or len(one) > MAX_STOP_CHARACTERS for one in stops):
-        raise ValueError(f"a string to stop at has 1 to {MAX_STOP_CHARACTERS} characters")
+        raise ValueError(f"a stop string must have 1 to {MAX_STOP_CHARACTERS} characters")
     return stops

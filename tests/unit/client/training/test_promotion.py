@@ -94,7 +94,7 @@ def test_a_server_that_does_not_know_the_call_does_not_offer_it(status: int, bod
     assert isinstance(explained(status, body), NotOffered)
 
 
-@pytest.mark.parametrize(("status", "sentence"), [(404, "you have promoted nothing as prod"), (422, "prod is one")])
+@pytest.mark.parametrize(("status", "sentence"), [(404, "you have no promoted name prod"), (422, "prod is one")])
 def test_a_server_that_has_names_says_what_is_wrong(status: int, sentence: str) -> None:
     error = explained(status, {"detail": sentence})
     assert isinstance(error, PromotionRefused)

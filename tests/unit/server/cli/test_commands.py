@@ -87,7 +87,7 @@ def test_a_key_is_made_listed_and_revoked() -> None:
 def test_a_tenant_whose_name_is_no_folder_gets_no_key(tenant: str) -> None:
     refused = run("keys", "create", "laptop", f"--tenant={tenant}")
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "cannot be a tenant: a tenant's name has 1 to 64 small letters" in refused.stderr
+    assert "is not a valid tenant name: a tenant's name has 1 to 64 small letters" in refused.stderr
     assert json.loads(run("keys", "list", "--json").stdout or "[]") == []
 
 
@@ -103,7 +103,7 @@ def test_keys_of_a_directory_without_a_store_are_refused_and_no_store_is_made(
 ) -> None:
     result = run("keys", *arguments)
     assert result.exit_code == 2
-    assert result.stderr == f"tinsmith keys: {tmp_path / 'data'} holds no server's data; give --data or --config\n"
+    assert result.stderr == f"tinsmith keys: {tmp_path / 'data'} contains no server's data; set --data or --config\n"
     assert not (tmp_path / "data").exists()
 
 
@@ -116,7 +116,9 @@ def test_a_command_that_names_no_server_makes_no_store_where_it_happens_to_run(
     result = run("keys", *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     store = tmp_path / "tinsmith-data" / "tinsmith.db"
-    assert result.stderr.startswith(f"tinsmith keys: there is no store {store}; give --data, the data directory of the")
+    assert result.stderr.startswith(
+        f"tinsmith keys: there is no store {store}; set --data to the data directory of the"
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -52,4 +52,4 @@ def test_tokens_are_whole_numbers(tokens: object) -> None:
 
 
 def test_stops_are_few() -> None:
-    assert "1024 entries at most" in said(SampleRequest, {**SAMPLE, "sampling_params": {"stop": [1] * 1025}})
+    assert "at most 1024 entries" in said(SampleRequest, {**SAMPLE, "sampling_params": {"stop": [1] * 1025}})

@@ -1,4 +1,4 @@
-"""All tables."""
+"""The tables."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -10,7 +10,7 @@ import pytest
 from support.server.operator_stand_in import spec_of
 from tinsmith_server.errors import StartupError
 from tinsmith_server.fleet.kubernetes.catalogue import CatalogueEntry, read_catalogue
-from tinsmith_server.fleet.kubernetes.training_session import Session, parse_session
+from tinsmith_server.fleet.kubernetes.training_session import TrainingSession, parse_session
 
 
 def entry(**fields: Any) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def written(folder: Path, content: object) -> Path:
     return file
 
 
-def sessions(*names: str, of: str | None = "tiny") -> dict[str, Session]:
+def sessions(*names: str, of: str | None = "tiny") -> dict[str, TrainingSession]:
     labels = {"tinsmith.dev/catalogue-entry": of} if of else {}
     metadata = [{"name": name, "namespace": "team", "labels": labels} for name in names]
     return {one["name"]: parse_session({"metadata": one, "spec": spec_of()}) for one in metadata}
@@ -48,13 +48,13 @@ def test_entries_are_read_with_the_defaults_of_the_resource(tmp_path: Path) -> N
     [
         ("[", "is not JSON"),
         ({"name": "tiny"}, "cannot be used"),
-        ([entry(maxSession=1)], r"0\.maxSession: there is no such field"),
+        ([entry(maxSession=1)], r"0\.maxSession: the field is unknown"),
         ([entry(name="Tiny")], r"0\.name: string should match"),
         ([entry(name="x" * 47)], r"0\.name: string should have at most 46"),
         ([entry(maxSessions=0)], r"0\.maxSessions: input should be greater"),
         ([entry(spec={})], r"tiny\.spec\.model: field required"),
         ([entry(spec=spec_of(sampling="Often"))], r"tiny\.spec\.sampling"),
-        ([entry(), entry()], "the entry tiny is there twice"),
+        ([entry(), entry()], "the entry tiny occurs twice"),
     ],
     ids=["json", "list", "key", "name", "length", "count", "spec", "sampling", "twice"],
 )
@@ -82,5 +82,5 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         (sessions("other-1", "other-2", of="other"), "tiny-1"),
     ],
 )
-def test_the_next_name_follows_from_what_is_there(present: dict[str, Session], name: str | None) -> None:
+def test_the_next_name_follows_from_what_is_there(present: dict[str, TrainingSession], name: str | None) -> None:
     assert CatalogueEntry.model_validate(entry()).next_name(present) == name

@@ -21,11 +21,11 @@ def pool(*, deleted: bool = False, ready: bool | None = None, message: str = "",
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (pool(), "SamplerPool team/fast is not ready: its operator has not looked at it yet"),
+        (pool(), "SamplerPool team/fast is not ready: its operator has not reconciled it yet"),
         (pool(ready=False, message="A model is loaded."), "SamplerPool team/fast is not ready: A model is loaded"),
         (pool(replicas=0, ready=False), "kubectl --namespace team scale samplerpool fast --replicas 1"),
         (pool(deleted=True, replicas=0), "SamplerPool team/fast is being deleted"),
-        (pool(ready=True), "its replicas are being connected to"),
+        (pool(ready=True), "is ready; waiting for the connections to its replicas"),
     ],
 )
 def test_a_pool_that_does_not_sample_says_what_is_in_the_way(given: Pool, sentence: str) -> None:

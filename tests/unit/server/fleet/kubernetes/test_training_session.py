@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 from support.kubernetes.crds import fill_defaults, root_schema
 from support.server.operator_stand_in import spec_of
-from tinsmith_server.fleet.kubernetes.training_session import AdaptersPart, Session, parse_session
+from tinsmith_server.fleet.kubernetes.training_session import AdaptersPart, TrainingSession, parse_session
 
 
-def session(*conditions: tuple[str, str, str], deleted: bool = False, **spec: Any) -> Session:
+def session(*conditions: tuple[str, str, str], deleted: bool = False, **spec: Any) -> TrainingSession:
     metadata = {"name": "tiny", "namespace": "team"} | (
         {"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {}
     )
@@ -47,7 +47,7 @@ STALLED = ("Stalled", "True", "There is no such model.")
         (session(("Ready", "Unknown", "The node does not answer.")), False, True),
     ],
 )
-def test_a_session_is_at_work_or_coming_or_neither(given: Session, at_work: bool, coming: bool) -> None:
+def test_a_session_is_at_work_or_coming_or_neither(given: TrainingSession, at_work: bool, coming: bool) -> None:
     assert (given.at_work, given.coming) == (at_work, coming)
 
 
@@ -68,9 +68,9 @@ def test_a_rank_or_a_use_that_a_session_does_not_have_does_not_suit_it() -> None
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (session(), "TrainingSession team/tiny is not ready: its operator has not looked at it yet"),
+        (session(), "TrainingSession team/tiny is not ready: its operator has not reconciled it yet"),
         (session(LOADING), "TrainingSession team/tiny is not ready: The worker loads the model"),
-        (session(READY, deleted=True), "TrainingSession team/tiny is being deleted, and its volume stays"),
+        (session(READY, deleted=True), "TrainingSession team/tiny is being deleted, but its volume is kept"),
         (
             session(READY, deleted=True, storage={"retentionPolicy": {"whenDeleted": "Delete"}}),
             "TrainingSession team/tiny is being deleted; its models are saved as checkpoints named autosave",
@@ -78,7 +78,7 @@ def test_a_rank_or_a_use_that_a_session_does_not_have_does_not_suit_it() -> None
         (session(READY, suspend=True), "kubectl --namespace team patch trainingsession tiny --type merge"),
     ],
 )
-def test_a_session_that_is_not_at_work_says_what_is_in_the_way(given: Session, sentence: str) -> None:
+def test_a_session_that_is_not_at_work_says_what_is_in_the_way(given: TrainingSession, sentence: str) -> None:
     assert sentence in given.why_not_at_work()
 
 

@@ -17,7 +17,7 @@ from tinsmith_server.fleet.kubernetes.api import (
     KubernetesError,
     Resource,
 )
-from tinsmith_server.fleet.kubernetes.training_session import Session, parse_session
+from tinsmith_server.fleet.kubernetes.training_session import TrainingSession, parse_session
 from tinsmith_server.fleet.kubernetes.watching import Scope, View, Watch
 from typing_extensions import override
 
@@ -47,13 +47,13 @@ class ScriptedApi(KubernetesApi):
         yield "BOOKMARK", {}
 
 
-def view_of(api: KubernetesApi, *namespaces: str) -> View[Session]:
+def view_of(api: KubernetesApi, *namespaces: str) -> View[TrainingSession]:
     return View(api, SESSIONS, Scope(namespaces or None, None), parse_session, lambda: None)
 
 
-def silence(watch: Watch[Session], trouble: KubernetesError) -> None:
+def silence(watch: Watch[TrainingSession], trouble: KubernetesError) -> None:
     """Keep the watch silent for hours, for this reason."""
-    watch._heard_at = -1e9
+    watch._updated_at = -1e9
     watch._note_failure(trouble)
 
 
@@ -66,7 +66,7 @@ async def test_what_is_granted_is_seen_though_a_namespace_is_refused() -> None:
 
 async def test_a_server_that_is_refused_everywhere_does_not_start() -> None:
     view = view_of(ScriptedApi({"a": FORBIDDEN, "b": FORBIDDEN}), "a", "b")
-    with pytest.raises(StartupError, match=r"of namespace a cannot be read: .*is the definition of TrainingSession"):
+    with pytest.raises(StartupError, match=r"of namespace a cannot be read: .*check that the CRD of TrainingSession"):
         await view.open()
     await view.close()
 

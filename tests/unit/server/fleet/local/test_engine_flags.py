@@ -41,7 +41,7 @@ def test_flags_that_contradict_each_other_end_the_start_with_the_workers_sentenc
 
 @pytest.mark.parametrize("flag", ["--max-rank", "--max-rank=4", "--no-deterministic-sampling", "--volume"])
 def test_a_flag_that_the_server_gives_is_not_one_of_the_engines(tmp_path: Path, flag: str) -> None:
-    with pytest.raises(StartupError, match="is given to the worker by the server itself; remove it"):
+    with pytest.raises(StartupError, match="is set by the server itself; remove it"):
         fleet(tmp_path, "nemo-rl", flag)
 
 

@@ -50,7 +50,7 @@ def test_the_length_of_a_nested_text_model_is_found(tmp_path: Path) -> None:
         ("a={tmp}/broken", "config.json is not JSON"),
         ("a={tmp}/list", "config.json is not a model configuration"),
         ("={tmp}/empty", "must not be empty"),
-        ("a:b={tmp}/empty", "must not be empty or hold ':'"),
+        ("a:b={tmp}/empty", "must not be empty or contain ':'"),
     ],
 )
 def test_a_model_that_is_not_there_is_refused_with_the_file_to_blame(tmp_path: Path, spec: str, sentence: str) -> None:

@@ -88,9 +88,9 @@ def test_a_sampler_is_on_its_workers_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("devices", "sentence"),
     [
-        ("0,one", "'one' is no device; name GPUs by index or UUID, as in `0,1`, or `cpu`"),
-        ("0,00", "'00' is no device; name GPUs by index or UUID"),
-        ("0,1,0", "evice 0 is named twice; two workers would share its memory, so name it once"),
+        ("0,one", "'one' is not a device; give GPUs by index or UUID, as in `0,1`, or `cpu`"),
+        ("0,00", "'00' is not a device; give GPUs by index or UUID"),
+        ("0,1,0", "evice 0 is given twice; two workers would share its memory, so give it once"),
     ],
 )
 def test_what_is_no_device_is_refused(devices: str, sentence: str) -> None:
@@ -99,5 +99,5 @@ def test_what_is_no_device_is_refused(devices: str, sentence: str) -> None:
 
 
 def test_an_engine_that_places_its_own_ranks_takes_no_devices() -> None:
-    with pytest.raises(StartupError, match="a worker of nemo-rl chooses its GPUs by itself"):
+    with pytest.raises(StartupError, match="a worker of nemo-rl chooses its GPUs itself"):
         load_settings({"devices": "0,1", "engine": "nemo-rl"}, None)

@@ -36,9 +36,9 @@ async def test_a_tenants_next_body_waits_for_the_one_before(budget: BodyBudget) 
 async def test_who_waits_too_long_is_told_what_is_full(budget: BodyBudget) -> None:
     with budget.account("a") as first, budget.account("a") as second, budget.account("b") as other:
         await first.take(100)
-        with pytest.raises(TooBusy, match=r"100 bytes of yours are in flight.*body_bytes_per_tenant"):
+        with pytest.raises(TooBusy, match=r"your requests in flight have 100 bytes.*body_bytes_per_tenant"):
             await second.take(1)
-        with pytest.raises(TooBusy, match=r"the server holds as many bytes.*body_bytes_in_all"):
+        with pytest.raises(TooBusy, match=r"have reached the server's limit of.*body_bytes_in_all"):
             await other.take(51)
     assert budget.held_bytes == 0
 

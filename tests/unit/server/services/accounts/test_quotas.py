@@ -24,7 +24,7 @@ async def test_operations_count_from_their_submission_until_a_worker_says_that_t
     for number in (1, 2):
         await queued.admit("a", "m", number)
         queued.note("a", "m", number)
-    with pytest.raises(TooBusy, match="2 operations of yours wait, and 2 may"):
+    with pytest.raises(TooBusy, match="2 of your operations are queued, and the limit is 2"):
         await queued.admit("a", "m", 3)
     await queued.admit("b", "other", 1)
     await queued.refresh(described(m=1, unheard_of=50))
@@ -44,7 +44,7 @@ def test_samples_count_until_they_ended_or_nobody_asks_for_them() -> None:
         samples.admit("a")
         samples.record_poll("a", name)
     samples.admit("b")
-    with pytest.raises(TooManySamples, match="2 samples of yours are in flight, and 2 may be"):
+    with pytest.raises(TooManySamples, match="2 of your samples are in flight, and the limit is 2"):
         samples.admit("a")
     samples.record_end("a", "one")
     samples.admit("a")

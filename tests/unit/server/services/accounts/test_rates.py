@@ -30,7 +30,7 @@ def test_a_key_has_a_minutes_worth_and_gets_it_back_evenly() -> None:
         rate.admit("key")
         rate.charge("key", 1)
     error = refused(rate)
-    assert "60 things a minute (setting some_setting); there is room again in 1 s" in str(error)
+    assert "60 things a minute (setting some_setting); retry in 1 s" in str(error)
     assert error.retry_after_seconds == pytest.approx(1)
     clock.now += 1
     rate.admit("key")

@@ -55,7 +55,7 @@ def test_a_manifest_is_known_by_its_digest(tmp_path: Path) -> None:
     digest = write_checkpoint(tmp_path / "one", {"a": b"1", "b": b"22"})
     files = CheckpointFiles(tmp_path.as_uri())
     assert saved_files(files, "one", digest) == {"a": saved(b"1"), "b": saved(b"22")}
-    with pytest.raises(CheckpointDamaged, match="its manifest is not the one that was saved"):
+    with pytest.raises(CheckpointDamaged, match="its manifest differs from the saved one"):
         saved_files(files, "one", "0" * 64)
     with pytest.raises(FileNotFoundError):
         saved_files(files, "two", digest)

@@ -52,14 +52,14 @@ def test_a_sample_of_no_tokens_is_for_scoring_alone(asked: dict[str, object]) ->
     body = {"sampling_session_id": "s", "seq_id": 0, "prompt": {"chunks": []}, "sampling_params": {"max_tokens": 0}}
     scored = sample_request(SESSION, body | asked)
     assert (scored.HasField("rejection"), scored.max_tokens) == (False, 0)
-    assert "max_tokens: 0 draws nothing" in sample_request(SESSION, body).rejection.message
+    assert "max_tokens: 0 is only for" in sample_request(SESSION, body).rejection.message
 
 
 def test_any_numbers_of_a_tensor_reach_the_worker_or_are_refused() -> None:
     """The worker, which knows the prompt and the vocabulary, judges the tensor."""
     tensor = {"data": [-(2**63)], "dtype": "int64", "shape": [2**63 - 1], "sparse_crow_indices": []}
     body = {"sampling_session_id": "s", "seq_id": 0, "prompt": {"chunks": []}, "target_prompt_logprobs": tensor}
-    assert "only make sense together" in sample_request(SESSION, body).rejection.message
+    assert "must be given together" in sample_request(SESSION, body).rejection.message
     tensor["sparse_col_indices"] = [-1]
     assert sample_request(SESSION, body).target_prompt_logprobs.shape == [2**63 - 1]
 
@@ -87,7 +87,7 @@ def test_images_keep_their_place_among_the_texts_tokens() -> None:
         ({"type": "image", "format": "png"}, "prompt chunk 0 is an image without data"),
         ({"type": "image", "format": "png", "data": "not base64!"}, "prompt.chunks.0.data: is not base64"),
         ({"type": "image_asset_pointer", "format": "png"}, "prompt chunk 0 points to an image without a location"),
-        ({"type": "dmel", "dmel": ""}, "of type 'dmel' are not supported yet by this server, only text and images"),
+        ({"type": "dmel", "dmel": ""}, "of type 'dmel' are not supported; send text and images"),
     ],
 )
 def test_an_image_that_is_none_is_refused_in_words(chunk: dict[str, object], sentence: str) -> None:

@@ -14,7 +14,7 @@ from tinsmith_server.fleet.base import Changes, ServedModel
 from tinsmith_server.services.training.placement import PlacementRounds
 from tinsmith_server.store.connection import StoreUnavailable
 from tinsmith_server.store.queries.placements import ChooseSlots
-from tinsmith_server.store.records import Model, PlacementQueue, SlotHolder, WaitingModel
+from tinsmith_server.store.records import Model, PlacementQueue, QueuedModel, SlotHolder
 from tinsmith_server.store.store import Store
 
 
@@ -59,7 +59,7 @@ class StoreInMemory:
     def _queue(self) -> PlacementQueue:
         live = [model for model in self.models.values() if model.state == "accepted"]
         return PlacementQueue(
-            tuple(WaitingModel(m.model_id, m.tenant, m.base_model, m.lora_rank) for m in live if not m.worker_id),
+            tuple(QueuedModel(m.model_id, m.tenant, m.base_model, m.lora_rank) for m in live if not m.worker_id),
             tuple(SlotHolder(m.model_id, m.session_id, m.tenant, m.worker_id, NOW) for m in live if m.worker_id),
         )
 

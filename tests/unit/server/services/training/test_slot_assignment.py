@@ -8,13 +8,13 @@ from datetime import timedelta
 
 import pytest
 from support.server.store_records import NOW
-from tinsmith_server.services.training.slot_assignment import Capacity, Wait, assign_slots, fair_order
-from tinsmith_server.store.records import PlacementQueue, SlotHolder, WaitingModel
+from tinsmith_server.services.training.slot_assignment import Capacity, QueuePosition, assign_slots, fair_order
+from tinsmith_server.store.records import PlacementQueue, QueuedModel, SlotHolder
 
 
-def waiting(*who: str, rank: int = 8) -> tuple[WaitingModel, ...]:
+def waiting(*who: str, rank: int = 8) -> tuple[QueuedModel, ...]:
     """Models named by tenant and number: `ada1`."""
-    return tuple(WaitingModel(name, name.rstrip("0123456789"), "org/tiny", rank) for name in who)
+    return tuple(QueuedModel(name, name.rstrip("0123456789"), "org/tiny", rank) for name in who)
 
 
 def holding(worker_id: str = "w1", **count_of: int) -> tuple[SlotHolder, ...]:
@@ -31,7 +31,7 @@ def capacity(kept: int = 0, **slots: int) -> Capacity:
     return Capacity(slots=slots, suits=lambda _name, _rank: list(slots), kept=kept)
 
 
-def names(queue: Iterable[WaitingModel]) -> list[str]:
+def names(queue: Iterable[QueuedModel]) -> list[str]:
     return [one.model_id for one in queue]
 
 
@@ -81,12 +81,12 @@ def test_a_worker_above_a_limit_that_was_lowered_gets_nothing_more() -> None:
     assert assign_slots(PlacementQueue(waiting("ada1"), holding(bo=4)), capacity(w1=2)) == {}
 
 
-def sentence(wait: Wait, *holders: SlotHolder, next_step: str = "ask your administrator") -> str:
+def sentence(wait: QueuePosition, *holders: SlotHolder, next_step: str = "ask your administrator") -> str:
     return wait.sentence(holders, next_step, NOW)
 
 
 def test_one_who_waits_hears_its_turn_who_holds_the_places_and_what_happens_next() -> None:
-    wait = Wait(3, 7, 8, "org/tiny", "ada")
+    wait = QueuePosition(3, 7, 8, "org/tiny", "ada")
     assert sentence(wait, *holding(ada=2, bo=6)) == (
         "3rd of 7 waiting for one of 8 places of org/tiny; 2 held by your sessions session-ada1, session-ada0, "
         "the first of them idle for 1 s; 6 held by other tenants; ask your administrator"
@@ -94,12 +94,12 @@ def test_one_who_waits_hears_its_turn_who_holds_the_places_and_what_happens_next
 
 
 def test_nobody_hears_the_ids_of_others() -> None:
-    told = sentence(Wait(1, 2, 8, "org/tiny", "ada"), *holding(bo=8))
+    told = sentence(QueuePosition(1, 2, 8, "org/tiny", "ada"), *holding(bo=8))
     assert told == ("1st of 2 waiting for one of 8 places of org/tiny; 8 held by other tenants; ask your administrator")
 
 
 def test_of_many_sessions_the_idlest_are_named() -> None:
-    told = sentence(Wait(1, 1, 200, "org/tiny", "ada"), *holding(ada=181))
+    told = sentence(QueuePosition(1, 1, 200, "org/tiny", "ada"), *holding(ada=181))
     assert told == (
         "waiting for one of 200 places of org/tiny; 181 held by your sessions session-ada180, session-ada179, "
         "session-ada178 and 178 more, the first of them idle for 3 min; ask your administrator"
@@ -111,4 +111,4 @@ def test_of_many_sessions_the_idlest_are_named() -> None:
     [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (112, "112th"), (121, "121st")],
 )
 def test_turns_are_written_as_people_say_them(number: int, written: str) -> None:
-    assert sentence(Wait(number, 1000, 8, "org/tiny", "ada")).startswith(f"{written} of 1000 waiting")
+    assert sentence(QueuePosition(number, 1000, 8, "org/tiny", "ada")).startswith(f"{written} of 1000 waiting")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tinsmith_rpc import wire_pb2, worker_pb2
 from tinsmith_server.wire.dialects import anthropic as anthropic_wire
 from tinsmith_server.wire.dialects import openai as openai_wire
-from tinsmith_server.wire.dialects.texts import Message, Usage
+from tinsmith_server.wire.dialects.texts import Message, TokenUsage
 
-USAGE = Usage(prompt=7, sampled=5, cached=2)
+USAGE = TokenUsage(prompt=7, sampled=5, cached=2)
 CALL = worker_pb2.ToolCall(name="add", arguments='{"a": 1}')
 END = worker_pb2.SequenceEnd(tokens=5)
 PIECES = [
@@ -43,7 +43,7 @@ def ended(reason: wire_pb2.StopReason = wire_pb2.STOP, stop: str = "", *, calls:
 
 
 def test_a_chat_completion_is_one_to_openais_client_and_its_chunks_add_up_to_it() -> None:
-    head = openai_wire.Head("m", "chatcmpl")
+    head = openai_wire.AnswerHead("m", "chatcmpl")
     answer = openai.types.chat.ChatCompletion.model_validate(openai_wire.chat_completion(head, [whole(PIECES)], USAGE))
     message: Any = answer.choices[0].message
     assert (message.content, message.reasoning_content, answer.choices[0].finish_reason) == (
@@ -67,7 +67,7 @@ def test_a_message_is_one_to_anthropics_client_and_its_events_add_up_to_it() -> 
     assert [block.type for block in answer.content] == ["thinking", "text", "tool_use", "tool_use"]
     assert (answer.stop_reason, answer.usage.input_tokens, answer.usage.cache_read_input_tokens) == ("tool_use", 5, 2)
     events = anthropic_wire.MessageEvents("m")
-    sent = [events.begin(Usage(7)), *(event for piece in PIECES for event in events.of(piece)), *events.end(USAGE)]
+    sent = [events.begin(TokenUsage(7)), *(event for piece in PIECES for event in events.of(piece)), *events.end(USAGE)]
     kinds = [event["type"].removeprefix("content_block_") for event in sent]
     blocks = ["start", "delta", "delta", "stop"] * 2 + ["start", "delta", "stop"] * 2
     assert kinds == ["message_start", *blocks, "message_delta", "message_stop"]
@@ -156,7 +156,7 @@ def test_pages_of_models_have_each_model_once_from_either_end(limit: int) -> Non
 def test_how_a_sequence_ended_has_a_word_in_each_dialect(
     message: Message, openais: str, anthropics: tuple[str, str | None]
 ) -> None:
-    answer = openai_wire.chat_completion(openai_wire.Head("m", "x"), [message], USAGE)
+    answer = openai_wire.chat_completion(openai_wire.AnswerHead("m", "x"), [message], USAGE)
     assert answer["choices"][0]["finish_reason"] == openais
     theirs = anthropic_wire.message("m", message, USAGE)
     assert (theirs["stop_reason"], theirs["stop_sequence"]) == anthropics
@@ -167,7 +167,7 @@ def test_logprobs_of_a_streamed_completion_are_those_of_a_whole_one() -> None:
     tokens = [worker_pb2.TokenText(text=text, logprob=-0.5, width=width) for text, width in texts]
     tokens[0].likeliest.extend([worker_pb2.TokenText(text="x", logprob=-0.1)] * 2)
     pieces = [worker_pb2.TextPiece(tokens=[token]) for token in tokens]
-    head = openai_wire.Head("m", "cmpl")
+    head = openai_wire.AnswerHead("m", "cmpl")
     answer = openai_wire.completion(head, [whole(pieces)], USAGE)["choices"][0]["logprobs"]
     assert answer["tokens"] == [text for text, _ in texts]
     assert answer["text_offset"] == [0, 0, 1, 4, 4]
