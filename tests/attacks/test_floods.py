@@ -25,11 +25,11 @@ Ask = Callable[[], Awaitable[httpx.Response]]
 class Flood:
     """One small request after the other, so many at a time. `answered`: so far."""
 
-    def __init__(self, ask: Ask, at_once: int, status: int = 200) -> None:
+    def __init__(self, ask: Ask, run_in_transaction: int, status: int = 200) -> None:
         self.answered = 0
         self._ask = ask
         self._status = status
-        self._tasks = [asyncio.create_task(self._run()) for _ in range(at_once)]
+        self._tasks = [asyncio.create_task(self._run()) for _ in range(run_in_transaction)]
 
     async def _run(self) -> None:
         while True:
@@ -44,9 +44,9 @@ class Flood:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-@pytest.mark.parametrize(("at_once", "keys"), [(16, 1), (128, 8)])
+@pytest.mark.parametrize(("run_in_transaction", "keys"), [(16, 1), (128, 8)])
 async def test_another_tenants_requests_wait_for_a_few_of_them(
-    installation: TestedServer, at_once: int, keys: int
+    installation: TestedServer, run_in_transaction: int, keys: int
 ) -> None:
     """Counted, and in the server's own event loop: seconds are also those of whatever else the machine does."""
     mine = await installation.session()
@@ -56,7 +56,7 @@ async def test_another_tenants_requests_wait_for_a_few_of_them(
             attacker = await stack.enter_async_context(an_attacker(installation, f"key {number}"))
             created = await attacker.post("/create_session", json={"tags": [], "user_metadata": {}, "sdk_version": "0"})
             ask = partial(attacker.get, f"/sessions/{created.json()['session_id']}")
-            floods.append(Flood(ask, at_once // keys))
+            floods.append(Flood(ask, run_in_transaction // keys))
         await few_are_answered_meanwhile(floods, partial(installation.client.get, f"/sessions/{mine}"))
 
 

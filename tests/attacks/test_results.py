@@ -87,12 +87,14 @@ async def large_result(server: TestedServer) -> str:
 
 
 @asynccontextmanager
-async def readers(server: TestedServer, request_id: str, at_once: int, accept: bytes) -> AsyncIterator[list[Reader]]:
+async def readers(
+    server: TestedServer, request_id: str, run_in_transaction: int, accept: bytes
+) -> AsyncIterator[list[Reader]]:
     """Three times as many as there is room for. Returns when so many are answered."""
     begun = asyncio.Semaphore(0)
-    everybody = [Reader(begun) for _ in range(3 * at_once)]
+    everybody = [Reader(begun) for _ in range(3 * run_in_transaction)]
     polls = [asyncio.create_task(reader.poll(server, request_id, accept)) for reader in everybody]
-    for _ in range(at_once):
+    for _ in range(run_in_transaction):
         await begun.acquire()
     try:
         yield everybody
@@ -105,14 +107,14 @@ async def readers(server: TestedServer, request_id: str, at_once: int, accept: b
         await asyncio.gather(*polls, return_exceptions=True)
 
 
-@pytest.mark.parametrize(("accept", "at_once"), [(b"application/x-protobuf", 15), (b"application/json", 2)])
+@pytest.mark.parametrize(("accept", "run_in_transaction"), [(b"application/x-protobuf", 15), (b"application/json", 2)])
 async def test_what_nobody_reads_is_held_within_the_budget_and_all_are_answered_in_the_end(
-    small: TestedServer, accept: bytes, at_once: int
+    small: TestedServer, accept: bytes, run_in_transaction: int
 ) -> None:
     """In JSON a result counts as what it and its text take, until the text is there."""
     request_id = await large_result(small)
-    async with readers(small, request_id, at_once, accept) as everybody:
-        assert sum(reader.status == 200 for reader in everybody) < 2 * at_once
+    async with readers(small, request_id, run_in_transaction, accept) as everybody:
+        assert sum(reader.status == 200 for reader in everybody) < 2 * run_in_transaction
         assert small.services.admission.results.held_bytes <= OF_A_TENANT
     assert {reader.status for reader in everybody} == {200}
     assert len({bytes(reader.content) for reader in everybody}) == 1

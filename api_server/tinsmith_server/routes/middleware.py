@@ -141,7 +141,7 @@ class LoopbackOnly:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (why := why_not_of_this_machine(scope)) is not None:
+        if scope["type"] == "http" and (why := foreign_request_reason(scope)) is not None:
             await problem(403, f"keys are off (setting require_keys), so only this machine has access: {why}")(
                 scope, receive, send
             )
@@ -149,7 +149,7 @@ class LoopbackOnly:
             await self._app(scope, receive, send)
 
 
-def why_not_of_this_machine(scope: Scope) -> str | None:
+def foreign_request_reason(scope: Scope) -> str | None:
     """Return why a request does not come straight from a program on this machine; None if it does.
 
     A proxy on this machine may forward anyone's request, and a web page may make a local browser send one, across sites
@@ -181,7 +181,7 @@ def pages_are_open(settings: Settings, scope: Scope) -> bool:
     """Return whether this request may see the pages: by default, if server and client are on this machine."""
     if settings.pages_need_key != "auto":
         return settings.pages_need_key == "never"
-    return settings.listens_here_alone and why_not_of_this_machine(scope) is None
+    return settings.listens_here_alone and foreign_request_reason(scope) is None
 
 
 class PageAuth:

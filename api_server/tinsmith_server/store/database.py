@@ -124,7 +124,7 @@ class Database:
         self._running: set[asyncio.Task[Any]] = set()
         self._reader: ThreadedEngine
         self._writer: ThreadedEngine
-        self._here: Engine | None = None
+        self._inline: Engine | None = None
         self._driver: PoolProxiedConnection | None = None
         # A missing file does not come back by itself.
         self._patience_seconds = 0.0 if url.drivername == "sqlite" else PATIENCE_SECONDS
@@ -132,7 +132,7 @@ class Database:
             self._reader = ThreadedEngine(_sqlite_engine(url, SQLITE_READERS), SQLITE_READERS, QUEUE_SECONDS)
             self._writer = ThreadedEngine(_sqlite_engine(url, 1, begin="BEGIN IMMEDIATE"), 1, QUEUE_SECONDS)
             # One connection for `look_up`, and one for `look_up_value`.
-            self._here = _sqlite_engine(url, 2, patient=False)
+            self._inline = _sqlite_engine(url, 2, patient=False)
         else:
             self._reader = ThreadedEngine(_postgresql_reader(url), POSTGRESQL_READERS, QUEUE_SECONDS)
             self._writer = ThreadedEngine(_postgresql_writer(url), POSTGRESQL_WRITERS, QUEUE_SECONDS)
@@ -148,9 +148,9 @@ class Database:
         If another process repairs or locks the file, the read is repeated in a thread.
         """
         self._check_open()
-        if self._here is not None:
-            with suppress(StoreUnavailable), clear_errors(self._where):
-                return at_once(self._here, work)
+        if self._inline is not None:
+            with suppress(StoreUnavailable), translate_errors(self._where):
+                return run_in_transaction(self._inline, work)
         return await self.read(work)
 
     async def look_up_value(self, statement: Select[tuple[T]], key: str) -> T | None:
@@ -160,13 +160,13 @@ class Database:
         values that are read hundreds of times a second.
         """
         self._check_open()
-        if self._here is not None:
+        if self._inline is not None:
             with suppress(sqlite3.Error, DBAPIError):
-                return self._value_here(self._here, statement, key)
+                return self._value_inline(self._inline, statement, key)
         return await self.look_up(lambda connection: connection.scalar(statement, {KEY: key}))
 
-    def _value_here(self, here: Engine, statement: Select[tuple[T]], key: str) -> T | None:
-        self._driver = self._driver or here.raw_connection()
+    def _value_inline(self, inline: Engine, statement: Select[tuple[T]], key: str) -> T | None:
+        self._driver = self._driver or inline.raw_connection()
         with closing(self._driver.cursor()) as cursor:
             # All rows: an unfinished statement would hold up its old snapshot.
             rows = cursor.execute(_text_for(statement), (key,)).fetchall()
@@ -183,16 +183,16 @@ class Database:
         Raises StoreUnavailable.
         """
         if await self._transaction(self._writer, _is_read_only):
-            self._connect_anew()
+            self._drop_idle_connections()
             raise StoreUnavailable(_unavailable(self._where, READ_ONLY))
 
-    def _connect_anew(self) -> None:
+    def _drop_idle_connections(self) -> None:
         """Close idle connections to a server that accepts no writes; busy ones are closed when they are done.
 
         Behind a proxy they would lead to the old server for as long as the proxy keeps them.
         """
-        self._reader.connect_anew()
-        self._writer.connect_anew()
+        self._reader.drop_idle_connections()
+        self._writer.drop_idle_connections()
 
     async def close(self) -> None:
         """Wait for the transactions of cancelled callers, then close all connections.
@@ -205,8 +205,8 @@ class Database:
         await self._writer.dispose()
         if self._driver is not None:
             self._driver.close()
-        if self._here is not None:
-            self._here.dispose()
+        if self._inline is not None:
+            self._inline.dispose()
 
     def _check_open(self) -> None:
         """Raise StoreUnavailable after `close`, for example in a request that uvicorn gave up."""
@@ -234,13 +234,13 @@ class Database:
                 return await self._transaction(engine, work)
             except repeated as error:
                 if isinstance(error, StoreReadOnly):
-                    self._connect_anew()
+                    self._drop_idle_connections()
                 if clock() >= until:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _transaction(self, engine: ThreadedEngine, work: Work[T]) -> T:
-        with clear_errors(self._where):
+        with translate_errors(self._where):
             return await engine.run(work)
 
 
@@ -251,7 +251,7 @@ def _text_for(statement: Select[Any]) -> str:
 
 
 @contextmanager
-def clear_errors(where: str) -> Iterator[None]:
+def translate_errors(where: str) -> Iterator[None]:
     """Translate the driver's errors. Wrong SQL is not translated: it is a bug."""
     try:
         yield
@@ -407,9 +407,9 @@ class ThreadedEngine:
     def _run(self, work: Callable[[AsyncConnection], Coroutine[Any, Any, T]], until: float) -> T:
         if time.monotonic() > until:
             raise PoolTimeout(f"its transactions have waited for each other for {self._patience_seconds:g} s")
-        return at_once(self._engine, work)
+        return run_in_transaction(self._engine, work)
 
-    def connect_anew(self) -> None:
+    def drop_idle_connections(self) -> None:
         """Close idle connections. Busy ones are closed when their transactions end."""
         self._engine.dispose()
 
@@ -418,17 +418,17 @@ class ThreadedEngine:
         self._engine.dispose()
 
 
-def at_once(engine: Engine, work: Callable[[AsyncConnection], Coroutine[Any, Any, T]]) -> T:
+def run_in_transaction(engine: Engine, work: Callable[[AsyncConnection], Coroutine[Any, Any, T]]) -> T:
     """Run one transaction in this thread. Raises NotConnected."""
     try:
         connected = engine.connect()
     except DBAPIError as error:
         raise NotConnected(error) from error
     with closing(connected) as connection, connection.begin():
-        return _outcome(work(cast(AsyncConnection, _AtOnce(connection))))
+        return _outcome(work(cast(AsyncConnection, _BlockingConnection(connection))))
 
 
-class _AtOnce:
+class _BlockingConnection:
     """The methods of an AsyncConnection that transactions use, as blocking calls."""
 
     def __init__(self, connection: Connection) -> None:

@@ -15,9 +15,9 @@ from tinsmith_server.store.connection import StoreUnavailable, describe, driver_
 from tinsmith_server.store.database import (
     POSTGRESQL_ISOLATION,
     SQLITE_CONNECT_ARGS,
-    clear_errors,
     postgresql_connect_args,
     prepare_sqlite,
+    translate_errors,
 )
 
 _SCRIPTS = Path(__file__).parent / "migrations"
@@ -33,7 +33,7 @@ _log = structlog.get_logger()
 
 def migrate(url: URL) -> None:
     """Create or update the schema. All steps are one transaction: a failed step leaves nothing behind."""
-    with _ONE_ALEMBIC_AT_A_TIME, clear_errors(describe(url)):
+    with _ONE_ALEMBIC_AT_A_TIME, translate_errors(describe(url)):
         if url.drivername == "sqlite":
             _migrate_sqlite(url)
         else:

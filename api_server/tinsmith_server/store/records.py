@@ -178,7 +178,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CheckpointTotals:
     """The number of named checkpoints, and their bytes."""
 
     checkpoints: int
@@ -254,7 +254,7 @@ class AuditEntry:
     entry_id: int = 0
 
 
-Along = Sequence[Usage | AuditEntry]
+ExtraRows = Sequence[Usage | AuditEntry]
 """Rows that are written in one transaction with a change, if that changes something."""
 
 

@@ -197,7 +197,7 @@ async def test_a_worker_whose_volume_claim_is_gone_is_lost_for_ever(
 
 async def test_a_worker_of_another_namespace_is_never_judged(cluster_fleet: KubernetesFleet, store: Store) -> None:
     await store.get_worker("elsewhere")
-    await store.note_home("elsewhere", f"another-namespace/tiny@{cluster_fleet._api.cluster}")
+    await store.record_home("elsewhere", f"another-namespace/tiny@{cluster_fleet._api.cluster}")
     assert await cluster_fleet.permanently_lost_reason(await store.get_worker("elsewhere")) is None
 
 
@@ -206,9 +206,9 @@ async def test_a_worker_of_another_cluster_is_never_judged_by_names_that_both_ha
 ) -> None:
     """A server may be started in a second cluster with the store of the first one."""
     await store.get_worker("elsewhere")
-    await store.note_home("elsewhere", f"{operator.title('tiny')}@{cluster_fleet._api.cluster}")
+    await store.record_home("elsewhere", f"{operator.title('tiny')}@{cluster_fleet._api.cluster}")
     assert await cluster_fleet.permanently_lost_reason(await store.get_worker("elsewhere")) is not None
-    await store.note_home("elsewhere", f"{operator.title('tiny')}@another")
+    await store.record_home("elsewhere", f"{operator.title('tiny')}@another")
     assert await cluster_fleet.permanently_lost_reason(await store.get_worker("elsewhere")) is None
 
 

@@ -318,7 +318,7 @@ async def test_a_replica_that_does_not_know_its_workers_is_ready_only_where_no_o
     fleet.not_ready = "the sessions are not known"
     assert (await server.client.get("/readyz")).status_code == 200
     other = await open_store(server.services.settings.store_url)
-    await other.attend("another replica", 60)
+    await other.announce_replica("another replica", 60)
     response = await server.client.get("/readyz")
     assert (response.status_code, response.json()) == (503, {"detail": "the sessions are not known"})
     assert (await server.client.get("/healthz")).status_code == 200

@@ -18,7 +18,7 @@ one_server = pytest.mark.parametrize("server", ["one server"], indirect=True)
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinsmith_server.services.sampling.dispatch.UNSEEN_SECONDS", 0.05)
-    monkeypatch.setattr("tinsmith_server.services.polling.sample_polls.TELL_SECONDS", 0.5)
+    monkeypatch.setattr("tinsmith_server.services.polling.sample_polls.REPORT_SECONDS", 0.5)
 
 
 async def poll(server: TestedServer, sampler: str, cursor: int = 0, client: int = 0, **fields: Any) -> dict[str, Any]:

@@ -100,7 +100,7 @@ async def test_what_is_left_of_deleted_checkpoints_goes_a_while_after_its_model(
         await store.delete_checkpoint(checkpoint.run_id, "ephemeral", name, later(2 if name == "just now" else 1))
     await store.put_checkpoint(a_checkpoint("kept", "ephemeral"))
 
-    await store.forget_deleted_checkpoints(later(2))
+    await store.delete_old_tombstones(later(2))
 
     for checkpoint in deleted.values():
         await store.put_checkpoint(checkpoint)
@@ -125,7 +125,7 @@ async def test_a_save_that_is_forgotten_takes_along_the_sampling_session_that_it
     await store.delete_checkpoint(RUN, "ephemeral", by_save.sampling_session_id, NOW)
     await store.delete_checkpoint(RUN, "sampler", "first", NOW)
 
-    await store.forget_deleted_checkpoints(later(1))
+    await store.delete_old_tombstones(later(1))
 
     kept = [by_later_save.sampling_session_id, by_path.sampling_session_id]
     assert await store.sampler_ids_of_session("session-1") == kept

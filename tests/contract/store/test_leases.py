@@ -14,23 +14,23 @@ ABSENCE = timedelta(seconds=45)
 
 async def test_replicas_know_of_each_other_until_their_time_is_over(replicas: tuple[Store, Store]) -> None:
     first, second = replicas
-    assert await first.attend("a", 30) == ["a"]
-    assert await second.attend("b", 30) == ["a", "b"]
-    await first.attend("a", 0)
-    assert await second.attend("b", 30) == ["b"]
-    assert await first.attend("a", 30) == ["a", "b"]
+    assert await first.announce_replica("a", 30) == ["a"]
+    assert await second.announce_replica("b", 30) == ["a", "b"]
+    await first.announce_replica("a", 0)
+    assert await second.announce_replica("b", 30) == ["b"]
+    assert await first.announce_replica("a", 30) == ["a", "b"]
 
 
 async def test_who_is_there_can_be_asked_without_being_there(replicas: tuple[Store, Store]) -> None:
     first, second = replicas
-    assert await second.attending() == []
-    await first.attend("b", 30)
-    await first.attend("a", 30)
-    assert await second.attending() == ["a", "b"]
-    await first.attend("a", 0)
-    assert await second.attending() == ["b"]
+    assert await second.announced_replicas() == []
+    await first.announce_replica("b", 30)
+    await first.announce_replica("a", 30)
+    assert await second.announced_replicas() == ["a", "b"]
+    await first.announce_replica("a", 0)
+    assert await second.announced_replicas() == ["b"]
     await first.leave("b")
-    assert await second.attending() == []
+    assert await second.announced_replicas() == []
 
 
 async def test_a_held_lease_is_refused_to_others_and_renewed_for_its_owner(replicas: tuple[Store, Store]) -> None:
@@ -71,10 +71,10 @@ async def test_renewing_and_giving_up_at_once_ends(replicas: tuple[Store, Store]
 
 async def test_rounds_without_a_gap_go_back_to_the_first_whoever_makes_them(replicas: tuple[Store, Store]) -> None:
     for number, seconds in enumerate((0, 30, 74, 119)):
-        assert await replicas[number % 2].note_round("reaper", later(seconds), ABSENCE) == NOW
+        assert await replicas[number % 2].record_round("reaper", later(seconds), ABSENCE) == NOW
 
 
 async def test_a_replica_whose_clock_is_behind_makes_no_gap(store: Store) -> None:
-    await store.note_round("reaper", NOW, ABSENCE)
+    await store.record_round("reaper", NOW, ABSENCE)
     for seconds in (40, -600, 80):
-        assert await store.note_round("reaper", later(seconds), ABSENCE) == NOW
+        assert await store.record_round("reaper", later(seconds), ABSENCE) == NOW

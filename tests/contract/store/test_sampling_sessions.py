@@ -47,11 +47,11 @@ async def test_clients_that_join_at_once_have_numbers_of_their_own(store: Store,
         await store.add_sampling_session(a_sampling_session(seq_id=number))
 
     joined = await asyncio.gather(
-        *(replicas[number % 2].number_sampling_client("session-1:sample:0") for number in range(8))
+        *(replicas[number % 2].add_sampling_client("session-1:sample:0") for number in range(8))
     )
 
     assert sorted(joined) == list(range(1, 9))
-    assert await replicas[1].number_sampling_client("session-1:sample:1") == 1
+    assert await replicas[1].add_sampling_client("session-1:sample:1") == 1
 
 
 async def test_sampling_sessions_of_a_session_come_in_their_own_order(store: Store) -> None:

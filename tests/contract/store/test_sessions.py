@@ -4,7 +4,7 @@ from datetime import datetime
 
 import pytest
 from support.server.store_records import NOW, a_checkpoint, a_model, a_sampling_session, a_session, later
-from tinsmith_server.store.records import FinishType, Kept, ModelState
+from tinsmith_server.store.records import CheckpointTotals, FinishType, ModelState
 from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core
@@ -141,8 +141,8 @@ async def test_sessions_without_models_are_forgotten_with_their_keys_and_samplin
     await store.add_model(a_model("own-model", state="released"))
     await store.add_model(a_model("own-failed", state="failed"))
 
-    assert await store.forget_sessions_without_models("own-", later(10)) == 1
-    assert await store.forget_sessions_without_models("own-", later(10)) == 0
+    assert await store.delete_sessions_without_models("own-", later(10)) == 1
+    assert await store.delete_sessions_without_models("own-", later(10)) == 0
 
     assert await store.get_session("own-old") is None
     assert await store.get_sampling_session("own-old:sample:0") is None
@@ -160,7 +160,7 @@ async def test_any_number_of_sessions_is_forgotten_a_few_in_a_transaction(
         await store.create_session(a_session(f"own-{number}"), None)
         await store.finish_session(f"own-{number}", "reaped", None, later(1))
 
-    assert await store.forget_sessions_without_models("own-", later(2)) == 7
+    assert await store.delete_sessions_without_models("own-", later(2)) == 7
     assert (await store.list_sessions("ada", 50, 0)).total == 0
 
 
@@ -170,7 +170,7 @@ async def test_what_comes_behind_a_session_is_older_or_of_the_same_moment_and_le
     await store.create_session(a_session("another", tenant="grace", created_at=later(3)), None)
 
     async def behind(position: tuple[datetime, str] | None, limit: int) -> list[str]:
-        return [session.session_id for session in await store.sessions_behind("ada", position, limit)]
+        return [session.session_id for session in await store.sessions_after("ada", position, limit)]
 
     assert await behind(None, 2) == ["session-3", "session-2"]
     assert await behind((later(5), "session-2"), 5) == ["session-1", "session-0"]
@@ -196,5 +196,7 @@ async def test_what_sessions_keep_is_counted_without_what_was_deleted_or_has_no_
     await store.put_checkpoint(a_checkpoint("gone", run_id=model.model_id, size_bytes=100))
     await store.put_checkpoint(a_checkpoint("unnamed", "ephemeral", run_id=model.model_id, size_bytes=100))
     await store.delete_checkpoint(model.model_id, "training", "gone", NOW)
-    assert await store.kept_of_sessions(["session-1", "session-2"]) == {"session-1": Kept(3, 25)}
-    assert await store.kept_of_sessions([]) == {}
+    assert await store.checkpoint_totals_of_sessions(["session-1", "session-2"]) == {
+        "session-1": CheckpointTotals(3, 25)
+    }
+    assert await store.checkpoint_totals_of_sessions([]) == {}

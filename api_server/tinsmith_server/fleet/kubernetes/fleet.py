@@ -293,7 +293,7 @@ class SessionProvisioner:
             fitting = [one for one in sessions.values() if one.model == base_model and one.suits(rank, sampling)]
             coming = next((one for one in fitting if one.coming), None)
             if coming is not None:
-                return coming.why_not_at_work()
+                return coming.unavailable_reason_text()
             entries = [entry for entry in self._catalogue if entry.suits(base_model, rank, sampling)]
             neighbours = {one.name: one for one in sessions.values() if one.namespace == self._namespace}
             for entry in entries:
@@ -311,7 +311,7 @@ class SessionProvisioner:
         stalled = next((one for one in own if one.stalled and not one.deleted), None)
         if stalled is not None:
             # A second session with the same spec would not become ready either.
-            return stalled.why_not_at_work()
+            return stalled.unavailable_reason_text()
         name = entry.next_name(sessions)
         if name is None:
             return None
@@ -342,7 +342,7 @@ def _nothing_more(sessions: Sequence[TrainingSession], entries: Sequence[Catalog
     """Return why there is no more capacity, and what to do. None: nothing in the fleet or the catalogue fits."""
     idle = next((session for session in sessions if not session.at_work and not session.deleted), None)
     if idle is not None:
-        return idle.why_not_at_work()
+        return idle.unavailable_reason_text()
     if entries:
         limits = ", ".join(f"{entry.name} has all {entry.max_sessions} of its sessions" for entry in entries)
         return f"wait for a model to end, or ask an administrator to raise maxSessions in the catalogue ({limits})"

@@ -70,7 +70,7 @@ class Pool:
     def title(self) -> str:
         return f"SamplerPool {self.namespace}/{self.name}"
 
-    def why_not_sampling(self) -> str:
+    def not_sampling_reason(self) -> str:
         """Return why the pool does not sample, and what to do, for waiting clients."""
         if self.deleted:
             return f"{self.title} is being deleted"
@@ -321,7 +321,7 @@ class Pools:
         own = [pool for pool in self.pools if pool.model == base_model and rank <= pool.max_rank]
         # A pool with replicas is more likely to sample than one that was scaled to zero.
         best = max(own, key=lambda pool: pool.replicas > 0, default=None)
-        return best.why_not_sampling() if best is not None else None
+        return best.not_sampling_reason() if best is not None else None
 
     def _parts(self, slices: Sequence[Slice]) -> Iterator[tuple[str, PoolEndpoint]]:
         for key in {one.pool for one in slices}:

@@ -84,7 +84,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
     @override
     def _why_not(self) -> WorkerUnavailable:
         if not self.session.at_work:
-            return WorkerUnavailable(self.session.why_not_at_work())
+            return WorkerUnavailable(self.session.unavailable_reason_text())
         return unreachable(self.session.title, self._connector.failure)
 
     def _endpoint(self) -> str | None:
@@ -96,7 +96,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
         self.architecture = description.base_model.architecture or None
         self._places = places_of(description)
         self._saves = await self._saves_address() if description.streams_saves else None
-        await self._epochs.note_home(self._worker_id, str(Home.of(self.session, self._cluster)))
+        await self._epochs.record_home(self._worker_id, str(Home.of(self.session, self._cluster)))
 
     async def _saves_address(self) -> SavesAddress | None:
         """Return the address as an IP number: a sampler may reach workers, but not a name server."""

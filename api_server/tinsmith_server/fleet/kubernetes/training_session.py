@@ -125,7 +125,7 @@ class TrainingSession:
     def suits(self, rank: int, sampling: bool) -> bool:
         return rank <= self.spec.adapters.max_rank and (self.samples or not sampling)
 
-    def why_not_at_work(self) -> str:
+    def unavailable_reason_text(self) -> str:
         """Return why it is not ready, and what to do, for waiting clients."""
         if self.leaving:
             return f"{self.title} is being deleted; its models are saved as checkpoints named autosave"

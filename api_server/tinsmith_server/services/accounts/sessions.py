@@ -15,7 +15,7 @@ from tinsmith_server.errors import Gone, NotFound, Unprocessable
 from tinsmith_server.logs import get_logger
 from tinsmith_server.services.accounts.keys import tenant_urn
 from tinsmith_server.services.rows import RowCache, in_steps, owned_session
-from tinsmith_server.store.records import Clock, FinishType, Kept, Session, utc_now
+from tinsmith_server.store.records import CheckpointTotals, Clock, FinishType, Session, utc_now
 from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import OWN_SESSION, is_own_session, own_session_id
 from tinsmith_server.wire.requests import CreateSessionRequest, FinishReason, FinishSessionRequest
@@ -136,7 +136,7 @@ class Sessions:
     async def sweep(self) -> None:
         """Delete sessions of samples a day after their end. Those of models stay, with their checkpoints."""
         finished_before = self._clock() - OWN_SESSION_RETENTION
-        forgotten = await self._store.forget_sessions_without_models(OWN_SESSION, finished_before)
+        forgotten = await self._store.delete_sessions_without_models(OWN_SESSION, finished_before)
         if forgotten:
             log.info("sessions of samples forgotten", sessions=forgotten)
 
@@ -196,7 +196,7 @@ AT_ONCE = 100
 @dataclass(frozen=True, slots=True)
 class FoundSession:
     session: Session
-    kept: Kept
+    kept: CheckpointTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +217,10 @@ class SessionSearch:
         if isinstance(request.owner, UserOwner) and tenant_urn(tenant) not in request.owner.owner_urns:
             return SearchPage((), None)
         found, behind = await self._matching(tenant, request)
-        kept = await self._store.kept_of_sessions([session.session_id for session in found])
-        return SearchPage([FoundSession(one, kept.get(one.session_id, Kept(0, 0))) for one in found], behind)
+        kept = await self._store.checkpoint_totals_of_sessions([session.session_id for session in found])
+        return SearchPage(
+            [FoundSession(one, kept.get(one.session_id, CheckpointTotals(0, 0))) for one in found], behind
+        )
 
     async def _matching(
         self, tenant: str, request: SessionSearchRequest
@@ -227,7 +229,7 @@ class SessionSearch:
         behind = None if cursor is None else (cursor.last_created_at, cursor.last_session_id)
         found: list[Session] = []
         for _ in range(LOOKED_THROUGH // AT_ONCE):
-            rows = await self._store.sessions_behind(tenant, behind, AT_ONCE)
+            rows = await self._store.sessions_after(tenant, behind, AT_ONCE)
             for session in rows:
                 behind = session.created_at, session.session_id
                 if matches(session, request):

@@ -152,7 +152,7 @@ class Readiness:
 
     async def _fleet_problem(self) -> str | None:
         problem = self._fleet.problem
-        if problem is None or set(await self._store.attending()) - {self._replica}:
+        if problem is None or set(await self._store.announced_replicas()) - {self._replica}:
             self._logged = None
             return problem
         if self._logged != problem:

@@ -81,7 +81,7 @@ class Leases:
             await self.leave()
             return
         asked_at = time.clock_gettime(_CLOCK)
-        replicas = await _to_its_end(self._store.attend(self.replica, LEASE_SECONDS))
+        replicas = await _to_its_end(self._store.announce_replica(self.replica, LEASE_SECONDS))
         share = {task for task in self._wanted if preferred(task, replicas) == self.replica}
         if surplus := self._held - share:
             self._held -= surplus

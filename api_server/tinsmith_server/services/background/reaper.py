@@ -62,7 +62,7 @@ class Reaper:
 
     async def listen(self) -> None:
         """Start to count clients' silence from now on."""
-        await self._store.note_round("reaper", self._clock(), ABSENCE)
+        await self._store.record_round("reaper", self._clock(), ABSENCE)
 
     async def reap(self) -> None:
         """End silent sessions.
@@ -71,7 +71,7 @@ class Reaper:
         """
         # Read once: a host that sleeps between two readings would count its sleep as silence.
         now = self._clock()
-        listening_since = await self._store.note_round("reaper", now, ABSENCE)
+        listening_since = await self._store.record_round("reaper", now, ABSENCE)
         if now - listening_since < self._timeout:
             return
         last_heartbeat_before = now - self._timeout

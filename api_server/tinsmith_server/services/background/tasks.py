@@ -121,7 +121,7 @@ class Background:
         await self._imports.sweep()
         await self._usage.sweep()
         await self._sessions.sweep()
-        await self._store.forget_the_gone()
+        await self._store.delete_expired_replicas()
 
     async def _release(self) -> None:
         await self._reaper.release()

@@ -77,10 +77,10 @@ class Checkpoints:
     async def delete(self, tenant: str, path: TinkerPath) -> None:
         """Delete a checkpoint. Raises Unprocessable if a promoted name refers to it."""
         checkpoint = await self._owned(tenant, path)
-        along = (entry(checkpoint, "checkpoint_deleted", self._clock()),)
+        extra_rows = (entry(checkpoint, "checkpoint_deleted", self._clock()),)
         promoted = PromotedPath(tenant, str(path))
         deleted = await self._unless_promoted(
-            path, promoted, lambda: self._retention.forget(checkpoint, along, promoted)
+            path, promoted, lambda: self._retention.forget(checkpoint, extra_rows, promoted)
         )
         if deleted is not None:
             await self._retention.remove_files(deleted.directory)
@@ -94,22 +94,22 @@ class Checkpoints:
         if checkpoint.public is public:
             raise Unprocessable(f"{path} is {'already' if public else 'not'} public")
         event: CheckpointEvent = "checkpoint_published" if public else "checkpoint_unpublished"
-        along = (entry(checkpoint, event, self._clock()),)
-        await self._store.set_checkpoint_public(path.run_id, path.type, path.name, public, along)
+        extra_rows = (entry(checkpoint, event, self._clock()),)
+        await self._store.set_checkpoint_public(path.run_id, path.type, path.name, public, extra_rows)
 
     async def set_ttl(self, tenant: str, path: TinkerPath, ttl_seconds: int | None) -> None:
         """Set the expiry. Raises Unprocessable if a promoted name refers to the checkpoint."""
         checkpoint, now = await self._owned(tenant, path), self._clock()
-        named, along = (
+        named, extra_rows = (
             (path.run_id, path.type, path.name),
             (entry(checkpoint, "checkpoint_ttl_set", now, ttl_seconds=ttl_seconds),),
         )
         if ttl_seconds is None:
-            await self._store.set_checkpoint_expiry(*named, None, along)
+            await self._store.set_checkpoint_expiry(*named, None, extra_rows)
             return
         end, promoted = now + timedelta(seconds=ttl_seconds), PromotedPath(tenant, str(path))
         await self._unless_promoted(
-            path, promoted, lambda: self._store.set_checkpoint_expiry(*named, end, along, promoted)
+            path, promoted, lambda: self._store.set_checkpoint_expiry(*named, end, extra_rows, promoted)
         )
 
     async def _unless_promoted(self, path: TinkerPath, promoted: PromotedPath, change: Callable[[], Awaitable[R]]) -> R:

@@ -136,8 +136,8 @@ class Promotions:
         None: the name has changed meanwhile, the limit is reached, or the checkpoint expires now.
         """
         most = PromotionBounds(NAMES_PER_TENANT, KEPT_PER_NAME)
-        along = (_entry(promotion, "checkpoint_promoted", promotion.at, checkpoint_type=checkpoint.type),)
-        return promotion if await self._store.add_promotion(promotion, previous, checkpoint, most, along) else None
+        extra_rows = (_entry(promotion, "checkpoint_promoted", promotion.at, checkpoint_type=checkpoint.type),)
+        return promotion if await self._store.add_promotion(promotion, previous, checkpoint, most, extra_rows) else None
 
     async def _lasting(self, tenant: str, path: str) -> Checkpoint:
         try:

@@ -13,7 +13,7 @@ from tinsmith_server.logs import get_logger
 from tinsmith_server.services.accounts.audit import CheckpointEvent, of_new
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.records import Along, Checkpoint, Clock, Model, PromotedPath, Session, utc_now
+from tinsmith_server.store.records import Checkpoint, Clock, ExtraRows, Model, PromotedPath, Session, utc_now
 from tinsmith_server.store.store import Store
 
 log = get_logger(__name__)
@@ -42,7 +42,7 @@ class Retention:
         for checkpoint in await self._store.ephemeral_of_finished_sessions(now - self._ephemeral_retention):
             await self.forget(checkpoint)
         await self.collect_garbage()
-        await self._store.forget_deleted_checkpoints(now - TOMBSTONE_RETENTION)
+        await self._store.delete_old_tombstones(now - TOMBSTONE_RETENTION)
 
     async def enforce_ephemeral_cap(self, tenant: str) -> None:
         """Remove the tenant's oldest unnamed weights over the limit; sampling from them answers 410.
@@ -56,14 +56,14 @@ class Retention:
             await self.forget(checkpoint)
 
     async def forget(
-        self, checkpoint: Checkpoint, along: Along = (), unless_promoted: PromotedPath | None = None
+        self, checkpoint: Checkpoint, extra_rows: ExtraRows = (), unless_promoted: PromotedPath | None = None
     ) -> Checkpoint | None:
         """Delete the record; its files follow in the next collection.
 
         None: it is gone, or a promoted name refers to it.
         """
         deleted = await self._store.delete_checkpoint(
-            checkpoint.run_id, checkpoint.type, checkpoint.name, self._clock(), along, unless_promoted
+            checkpoint.run_id, checkpoint.type, checkpoint.name, self._clock(), extra_rows, unless_promoted
         )
         self._note(deleted)
         return deleted

@@ -139,7 +139,7 @@ class Events:
         again.
         """
         slots = self._fleet.worker(worker_id).slots
-        if await self._store.bind_where_made(model_id, worker_id, slots):
+        if await self._store.bind_to_creator(model_id, worker_id, slots):
             return
         model = await self._store.get_model(model_id)
         if model is None:

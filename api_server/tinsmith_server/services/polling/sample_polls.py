@@ -26,7 +26,7 @@ from tinsmith_server.wire.ids import SampleId, parse_request_id, sampler_token
 # The interval of searches for samples that were lost with a sampler's memory.
 LOOK_SECONDS = 5.0
 # A sampler that cannot be reached must not delay the others' reports.
-TELL_SECONDS = 5.0
+REPORT_SECONDS = 5.0
 CLIENTS_REMEMBERED = 4096
 
 Wanted = dict[str, list[str]]
@@ -101,7 +101,7 @@ class SamplePolls:
 
         # `_until_any` waits for samplers that do not answer; here they would delay the others.
         samplers = [one for one in self._samplers(base_model) if self._dispatch.answers(one)]
-        replies = await asyncio.gather(*(self._ask(sampler, request(sampler), TELL_SECONDS) for sampler in samplers))
+        replies = await asyncio.gather(*(self._ask(sampler, request(sampler), REPORT_SECONDS) for sampler in samplers))
         ended = [one for reply in replies for one in reply.ended] + await self._lost(wanted)
         if not ended:
             return EndedSamples((), cursor)
@@ -130,7 +130,7 @@ class SamplePolls:
     ) -> worker_pb2.AwaitSamplesReply:
         """Ask one sampler. An unreachable one reports later."""
         try:
-            async with asyncio.timeout(request.timeout_seconds + TELL_SECONDS):
+            async with asyncio.timeout(request.timeout_seconds + REPORT_SECONDS):
                 reply = await (await sampler.connection(connect_seconds)).await_samples(request)
                 self._dispatch.note_answer(sampler)
                 return reply
@@ -149,7 +149,7 @@ class SamplePolls:
         if not isinstance(sample, SampleId) or self._dispatch.finds(sample):
             return False
         with contextlib.suppress(WorkerUnavailable):
-            return await self._dispatch.is_lost(sample, TELL_SECONDS)
+            return await self._dispatch.is_lost(sample, REPORT_SECONDS)
         return False
 
     def _samplers(self, base_model: str) -> list[SamplerHandle]:

@@ -58,7 +58,7 @@ class SaveSources:
 
 
 # Prompts spread over a pool, so any replica may be chosen; but each announced adapter costs a read.
-TOLD_REPLICAS = 8
+HINTED_REPLICAS = 8
 
 
 class AdapterHints:
@@ -79,7 +79,7 @@ class AdapterHints:
         samplers = self._fleet.samplers(checkpoint.base_model, checkpoint.lora_rank)
         replicas = {one.sampler_id: one for one in samplers if one.kind == "pool"}
         order = preference(cache_key(checkpoint.manifest_digest, b""), self._loads.of(list(replicas.values())))
-        for sampler_id in order[:TOLD_REPLICAS]:
+        for sampler_id in order[:HINTED_REPLICAS]:
             client = replicas[sampler_id].running()
             if client is not None:
                 adapter = self._sources.adapter_for(replicas[sampler_id], save)

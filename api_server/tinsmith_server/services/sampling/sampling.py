@@ -158,7 +158,7 @@ class Sampling:
     async def join(self, tenant: str, sampling_session_id: str) -> int:
         """Return a number from 1 on that no other client of the sampling session has. Raises NotFound."""
         session = await self.owned(tenant, sampling_session_id)
-        return await self._store.number_sampling_client(session.sampling_session_id)
+        return await self._store.add_sampling_client(session.sampling_session_id)
 
     async def submit(self, tenant: str, submitted: SampleSubmission) -> Submission:
         """Submit a sample. Invalid parameters fail the future.

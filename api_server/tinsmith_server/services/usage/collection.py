@@ -61,7 +61,7 @@ class UsageCollection:
         """Measure the stored bytes, and delete expired usage and audit entries."""
         now = self._clock()
         await self._store.add_storage_usage(now, STORAGE_SECONDS, LONGEST_STORAGE)
-        await self._store.forget_accounts(now - RETENTION)
+        await self._store.delete_old_accounts(now - RETENTION)
 
     async def _collect(self, *, take: bool) -> None:
         async with self._one_at_a_time:

@@ -73,7 +73,7 @@ class UsageReports:
         facts: dict[str, SessionFacts] = {}
         left = METADATA_CHARACTERS
         while some := tuple(islice(ids, SESSIONS_AT_ONCE)):
-            for session in await self._store.sessions_named(tenant, some):
+            for session in await self._store.sessions_by_id(tenant, some):
                 metadata = _metadata_of(session)
                 left -= sum(map(len, (*metadata.keys(), *metadata.values())))
                 shown = metadata if left >= 0 else LEFT_OUT

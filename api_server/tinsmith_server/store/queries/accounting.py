@@ -17,7 +17,7 @@ from tinsmith_server.store.queries.base import (
     select_records,
     values,
 )
-from tinsmith_server.store.records import Along, AuditEntry, Session, StoredCheckpoints, Usage
+from tinsmith_server.store.records import AuditEntry, ExtraRows, Session, StoredCheckpoints, Usage
 from tinsmith_server.store.tables import audit, checkpoints, models, rounds, sessions, usage
 
 # A statement can have some thousand values.
@@ -67,7 +67,7 @@ class UsageQueries(Queries):
         order = (usage.c.hour, usage.c.amount.desc(), usage.c.session_id, usage.c.base_model, usage.c.kind)
         return await self._read_all(Usage, select_records(usage, Usage).where(in_window).order_by(*order).limit(most))
 
-    async def sessions_named(self, tenant: str, session_ids: Collection[str]) -> Sequence[Session]:
+    async def sessions_by_id(self, tenant: str, session_ids: Collection[str]) -> Sequence[Session]:
         """Return those of the sessions that are the tenant's. `session_ids` has some hundred at most."""
         named = (sessions.c.tenant == tenant) & sessions.c.session_id.in_(session_ids)
         return await self._read_all(Session, select_records(sessions, Session).where(named))
@@ -110,16 +110,16 @@ class AuditQueries(Queries):
             query = query.where(tuple_(audit.c.at, audit.c.entry_id) > (after.at, after.entry_id))
         return await self._database.read(lambda connection: fetch_all(connection, AuditEntry, query))
 
-    async def forget_accounts(self, before: datetime) -> None:
+    async def delete_old_accounts(self, before: datetime) -> None:
         """Delete older usage and audit entries."""
         await self._write(delete(usage).where(usage.c.hour < before))
         await self._write(delete(audit).where(audit.c.at < before))
 
 
-async def write_along(connection: AsyncConnection, along: Along) -> None:
+async def write_extra_rows(connection: AsyncConnection, extra_rows: ExtraRows) -> None:
     """Write usage and audit entries in the transaction of the change that they describe."""
-    await _add_usage(connection, [one for one in along if isinstance(one, Usage)])
-    entries = [values(one) for one in along if isinstance(one, AuditEntry)]
+    await _add_usage(connection, [one for one in extra_rows if isinstance(one, Usage)])
+    entries = [values(one) for one in extra_rows if isinstance(one, AuditEntry)]
     for entry in entries:
         # The database assigns the number.
         del entry["entry_id"]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound="DataclassInstance")
 
-Given: TypeAlias = Mapping[str, Any] | None
+StatementParameters: TypeAlias = Mapping[str, Any] | None
 """The parameters of a statement that was made once: making one takes longer than the database."""
 
 _INSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
@@ -43,9 +43,9 @@ class Queries:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def _look_up(self, record: type[R], query: Select[Any], given: Given = None) -> R | None:
+    async def _look_up(self, record: type[R], query: Select[Any], parameters: StatementParameters = None) -> R | None:
         """Return the row that the key selects, or None."""
-        return await self._database.look_up(lambda connection: fetch_one(connection, record, query, given))
+        return await self._database.look_up(lambda connection: fetch_one(connection, record, query, parameters))
 
     async def _read_all(self, record: type[R], query: Select[Any]) -> list[R]:
         return await self._database.read(lambda connection: fetch_all(connection, record, query))
@@ -61,21 +61,26 @@ class Queries:
     async def _read_page(self, record: type[R], query: Select[Any], limit: int, offset: int) -> Page[R]:
         return await self._database.read(lambda connection: fetch_page(connection, record, query, limit, offset))
 
-    async def _count(self, query: Select[Any], given: Given = None) -> int:
-        return await self._database.read(lambda connection: count(connection, query, given))
+    async def _count(self, query: Select[Any], parameters: StatementParameters = None) -> int:
+        return await self._database.read(lambda connection: count(connection, query, parameters))
 
-    async def _write(self, statement: Update | Delete, given: Given = None) -> bool:
+    async def _write(self, statement: Update | Delete, parameters: StatementParameters = None) -> bool:
         """Run the statement. False: it changed no row."""
-        return await self._database.write(lambda connection: changes_rows(connection, statement, given))
+        return await self._database.write(lambda connection: changes_rows(connection, statement, parameters))
 
     async def _insert_or_find(
-        self, record: type[R], table: Table, row: Mapping[str, Any], query: Select[Any], given: Given = None
+        self,
+        record: type[R],
+        table: Table,
+        row: Mapping[str, Any],
+        query: Select[Any],
+        parameters: StatementParameters = None,
     ) -> R:
         """Insert `row` unless a constraint refuses it as present, and return what `query` then finds."""
 
         async def insert_or_find(connection: AsyncConnection) -> R:
             await insert_unless_there(connection, table, row)
-            return await fetch_made(connection, record, query, given)
+            return await fetch_made(connection, record, query, parameters)
 
         return await self._database.write(insert_or_find)
 
@@ -96,22 +101,28 @@ def select_records(table: Table, record: type[R]) -> Select[Any]:
     return select(*(table.c[field.name] for field in fields(record)))
 
 
-async def fetch_one(connection: AsyncConnection, record: type[R], query: Select[Any], given: Given = None) -> R | None:
-    row = (await connection.execute(query, given)).one_or_none()
+async def fetch_one(
+    connection: AsyncConnection, record: type[R], query: Select[Any], parameters: StatementParameters = None
+) -> R | None:
+    row = (await connection.execute(query, parameters)).one_or_none()
     return None if row is None else to_record(record, row)
 
 
-async def fetch_made(connection: AsyncConnection, record: type[R], query: Select[Any], given: Given = None) -> R:
+async def fetch_made(
+    connection: AsyncConnection, record: type[R], query: Select[Any], parameters: StatementParameters = None
+) -> R:
     """Return the one row, which this transaction inserted or found."""
-    return to_record(record, (await connection.execute(query, given)).one())
+    return to_record(record, (await connection.execute(query, parameters)).one())
 
 
-async def count(connection: AsyncConnection, query: Select[Any], given: Given = None) -> int:
-    return int(await connection.scalar(query, given) or 0)
+async def count(connection: AsyncConnection, query: Select[Any], parameters: StatementParameters = None) -> int:
+    return int(await connection.scalar(query, parameters) or 0)
 
 
-async def fetch_all(connection: AsyncConnection, record: type[R], query: Select[Any], given: Given = None) -> list[R]:
-    return [to_record(record, row) for row in await connection.execute(query, given)]
+async def fetch_all(
+    connection: AsyncConnection, record: type[R], query: Select[Any], parameters: StatementParameters = None
+) -> list[R]:
+    return [to_record(record, row) for row in await connection.execute(query, parameters)]
 
 
 async def fetch_page(
@@ -155,6 +166,8 @@ def _insert_unless_there(dialect: str, table: Table) -> Executable:
     return statement
 
 
-async def changes_rows(connection: AsyncConnection, statement: Update | Delete, given: Given = None) -> bool:
+async def changes_rows(
+    connection: AsyncConnection, statement: Update | Delete, parameters: StatementParameters = None
+) -> bool:
     """Run an update or delete. False: it changed no row."""
-    return (await connection.execute(statement, given)).rowcount > 0
+    return (await connection.execute(statement, parameters)).rowcount > 0

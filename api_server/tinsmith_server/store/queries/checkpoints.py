@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, delete, exists, func, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from tinsmith_server.store.queries.accounting import write_along
+from tinsmith_server.store.queries.accounting import write_extra_rows
 from tinsmith_server.store.queries.base import (
     Queries,
     changes_rows,
@@ -20,7 +20,15 @@ from tinsmith_server.store.queries.base import (
     values,
 )
 from tinsmith_server.store.queries.promotions import is_promoted
-from tinsmith_server.store.records import LIVE, Along, Checkpoint, CheckpointType, Kept, Page, PromotedPath
+from tinsmith_server.store.records import (
+    LIVE,
+    Checkpoint,
+    CheckpointTotals,
+    CheckpointType,
+    ExtraRows,
+    Page,
+    PromotedPath,
+)
 from tinsmith_server.store.tables import (
     TOMBSTONE,
     UNNAMED,
@@ -44,13 +52,13 @@ _AGE = (checkpoints.c.created_at, checkpoints.c.epoch, checkpoints.c.event_id, c
 class CheckpointQueries(Queries):
     """The queries about checkpoints."""
 
-    async def put_checkpoint(self, checkpoint: Checkpoint, along: Along = ()) -> Checkpoint | None:
+    async def put_checkpoint(self, checkpoint: Checkpoint, extra_rows: ExtraRows = ()) -> Checkpoint | None:
         """Point the name at a new directory, unless its record, even a deleted one, is as new by (epoch, event_id).
 
         Returns the replaced record, whose files become garbage; None if nothing was replaced, or both have the same
         directory. The new directory stops being garbage.
         """
-        return await self._database.write(lambda connection: _put(connection, checkpoint, along))
+        return await self._database.write(lambda connection: _put(connection, checkpoint, extra_rows))
 
     async def get_checkpoint(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None:
         return await self._look_up(Checkpoint, _select().where(_named(run_id, type, name)))
@@ -69,7 +77,7 @@ class CheckpointQueries(Queries):
             query = query.where(checkpoints.c.type.in_(sorted(types)))
         return await self._read_page(Checkpoint, query, limit, offset)
 
-    async def kept_of_sessions(self, session_ids: Collection[str]) -> Mapping[str, Kept]:
+    async def checkpoint_totals_of_sessions(self, session_ids: Collection[str]) -> Mapping[str, CheckpointTotals]:
         """Return the named checkpoints of each session's models; sessions without any are missing."""
         query = (
             select(models.c.session_id, func.count(), func.sum(checkpoints.c.size_bytes))
@@ -78,8 +86,8 @@ class CheckpointQueries(Queries):
             .group_by(models.c.session_id)
         )
 
-        async def read(connection: AsyncConnection) -> Mapping[str, Kept]:
-            return {row[0]: Kept(row[1], int(row[2])) for row in await connection.execute(query)}
+        async def read(connection: AsyncConnection) -> Mapping[str, CheckpointTotals]:
+            return {row[0]: CheckpointTotals(row[1], int(row[2])) for row in await connection.execute(query)}
 
         return await self._database.read(read)
 
@@ -94,14 +102,14 @@ class CheckpointQueries(Queries):
         type: CheckpointType,
         name: str,
         now: datetime,
-        along: Along = (),
+        extra_rows: ExtraRows = (),
         unless_promoted: PromotedPath | None = None,
     ) -> Checkpoint | None:
         """Delete the record, and leave a tombstone, so that a replayed event does not restore it.
 
         Returns the deleted record; None: there is none, or a promoted name refers to it.
         """
-        return await self._entomb(_named(run_id, type, name), now, along, unless_promoted)
+        return await self._entomb(_named(run_id, type, name), now, extra_rows, unless_promoted)
 
     async def delete_expired_checkpoint(
         self, run_id: str, type: CheckpointType, name: str, now: datetime
@@ -113,7 +121,7 @@ class CheckpointQueries(Queries):
         self,
         which: ColumnElement[bool],
         now: datetime,
-        along: Along = (),
+        extra_rows: ExtraRows = (),
         unless_promoted: PromotedPath | None = None,
     ) -> Checkpoint | None:
         entomb = update(checkpoints).where(which, _NOT_DELETED).values(deleted_at=now).returning(*checkpoints.c)
@@ -125,15 +133,15 @@ class CheckpointQueries(Queries):
             if row is None:
                 return None
             await _discard(connection, row.directory)
-            await write_along(connection, along)
+            await write_extra_rows(connection, extra_rows)
             return to_record(Checkpoint, row)
 
         return await self._database.write(bury)
 
     async def set_checkpoint_public(
-        self, run_id: str, type: CheckpointType, name: str, public: bool, along: Along = ()
+        self, run_id: str, type: CheckpointType, name: str, public: bool, extra_rows: ExtraRows = ()
     ) -> None:
-        await self._change(_named(run_id, type, name), {"public": public}, along)
+        await self._change(_named(run_id, type, name), {"public": public}, extra_rows)
 
     async def set_checkpoint_expiry(
         self,
@@ -141,17 +149,17 @@ class CheckpointQueries(Queries):
         type: CheckpointType,
         name: str,
         expires_at: datetime | None,
-        along: Along = (),
+        extra_rows: ExtraRows = (),
         unless_promoted: PromotedPath | None = None,
     ) -> bool:
         """Set the expiry. False: there is no record, or a promoted name refers to it."""
-        return await self._change(_named(run_id, type, name), {"expires_at": expires_at}, along, unless_promoted)
+        return await self._change(_named(run_id, type, name), {"expires_at": expires_at}, extra_rows, unless_promoted)
 
     async def _change(
         self,
         which: ColumnElement[bool],
         changes: Mapping[str, Any],
-        along: Along,
+        extra_rows: ExtraRows,
         unless_promoted: PromotedPath | None = None,
     ) -> bool:
         statement = update(checkpoints).where(which, _NOT_DELETED).values(changes)
@@ -161,7 +169,7 @@ class CheckpointQueries(Queries):
                 return False
             if not await changes_rows(connection, statement):
                 return False
-            await write_along(connection, along)
+            await write_extra_rows(connection, extra_rows)
             return True
 
         return await self._database.write(change)
@@ -187,7 +195,7 @@ class CheckpointQueries(Queries):
         )
         return await self._read_all(Checkpoint, query)
 
-    async def forget_deleted_checkpoints(self, deleted_before: datetime) -> None:
+    async def delete_old_tombstones(self, deleted_before: datetime) -> None:
         """Delete tombstones of ended models, as far as their worker's events are applied.
 
         The sampling sessions of unnamed saves are deleted with them: a run leaves one for each of its steps.
@@ -222,11 +230,11 @@ def _named(run_id: str, type: CheckpointType, name: str) -> ColumnElement[bool]:
     return (checkpoints.c.run_id == run_id) & (checkpoints.c.type == type) & (checkpoints.c.name == name)
 
 
-async def _put(connection: AsyncConnection, checkpoint: Checkpoint, along: Along) -> Checkpoint | None:
+async def _put(connection: AsyncConnection, checkpoint: Checkpoint, extra_rows: ExtraRows) -> Checkpoint | None:
     row = {**values(checkpoint), "deleted_at": None}
     if await insert_unless_there(connection, checkpoints, row):
         await _keep(connection, checkpoint.directory)
-        await write_along(connection, along)
+        await write_extra_rows(connection, extra_rows)
         return None
     named = _named(checkpoint.run_id, checkpoint.type, checkpoint.name)
     # Deleted or not, and locked until the commit. On SQLite the whole transaction holds the write lock.
@@ -235,7 +243,7 @@ async def _put(connection: AsyncConnection, checkpoint: Checkpoint, along: Along
         return None
     await connection.execute(update(checkpoints).where(named).values(row))
     await _keep(connection, checkpoint.directory)
-    await write_along(connection, along)
+    await write_extra_rows(connection, extra_rows)
     # A deleted record's directory became garbage at its deletion; a directory in use is not garbage.
     if present.deleted_at is not None or present.directory == checkpoint.directory:
         return None

@@ -28,10 +28,10 @@ class LeaseQueries(Queries):
 
         return await self._database.read(now)
 
-    async def attend(self, replica: str, seconds: float) -> Sequence[str]:
+    async def announce_replica(self, replica: str, seconds: float) -> Sequence[str]:
         """Announce the replica for so many seconds; return all announced replicas, in order."""
 
-        async def attend(connection: AsyncConnection) -> Sequence[str]:
+        async def announce_replica(connection: AsyncConnection) -> Sequence[str]:
             until = from_now(connection, seconds)
             insert = insert_into(connection, replicas, {"replica": replica, "expires_at": until})
             await connection.execute(
@@ -39,9 +39,9 @@ class LeaseQueries(Queries):
             )
             return await _attending(connection)
 
-        return await self._database.write(attend)
+        return await self._database.write(announce_replica)
 
-    async def attending(self) -> Sequence[str]:
+    async def announced_replicas(self) -> Sequence[str]:
         """Return all announced replicas, in order."""
         return await self._database.read(_attending)
 
@@ -77,7 +77,7 @@ class LeaseQueries(Queries):
         await self._write(delete(leases).where(leases.c.owner == replica))
         await self._write(delete(replicas).where(replicas.c.replica == replica))
 
-    async def forget_the_gone(self) -> None:
+    async def delete_expired_replicas(self) -> None:
         """Delete replicas and leases that expired more than an hour ago."""
 
         async def forget(connection: AsyncConnection) -> None:
@@ -87,7 +87,7 @@ class LeaseQueries(Queries):
 
         await self._database.write(forget)
 
-    async def note_round(self, name: str, now: datetime, absence: timedelta) -> datetime:
+    async def record_round(self, name: str, now: datetime, absence: timedelta) -> datetime:
         """Record a round of this name at `now`.
 
         Returns since when such rounds, of any replica, have come without a gap longer than `absence`.

@@ -169,7 +169,7 @@ class WorkerQueries(Queries):
         """Move the cursor forwards, never backwards."""
         await self._write(_ADVANCE, {"worker": worker_id, "event": event_id})
 
-    async def note_home(self, worker_id: str, home: str) -> None:
+    async def record_home(self, worker_id: str, home: str) -> None:
         elsewhere = (workers.c.worker_id == worker_id) & (workers.c.home != home)
         await self._write(update(workers).where(elsewhere).values(home=home))
 

@@ -75,7 +75,7 @@ class PlacementQueries(Queries):
             taken = await _taken_slots(connection, slots)
             return {
                 model_id: worker_id
-                for model_id in await _free_for_us(connection, assignments)
+                for model_id in await _lock_waiting(connection, assignments)
                 if await _place(
                     connection, model_id, worker_id := assignments[model_id], taken[worker_id], slots[worker_id]
                 )
@@ -83,7 +83,7 @@ class PlacementQueries(Queries):
 
         return await self._database.write(place)
 
-    async def bind_where_made(self, model_id: str, worker_id: str, slots: int) -> bool:
+    async def bind_to_creator(self, model_id: str, worker_id: str, slots: int) -> bool:
         """Bind an accepted model to the worker that has created it, wherever it was placed meanwhile.
 
         It is bound even if its slot has been assigned to another model. False: it is bound elsewhere, has ended, or is
@@ -144,7 +144,7 @@ async def _lock_workers(connection: AsyncConnection, worker_ids: Collection[str]
     await connection.execute(_LOCKED, of_these)
 
 
-async def _free_for_us(connection: AsyncConnection, model_ids: Collection[str]) -> list[str]:
+async def _lock_waiting(connection: AsyncConnection, model_ids: Collection[str]) -> list[str]:
     """Return the models that still wait, locked; in the given order.
 
     Models locked by others are skipped: their transaction may wait for a worker's row that this one has locked.

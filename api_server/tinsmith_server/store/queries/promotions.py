@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, delete, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from tinsmith_server.store.queries.accounting import write_along
+from tinsmith_server.store.queries.accounting import write_extra_rows
 from tinsmith_server.store.queries.base import (
     Queries,
     changes_rows,
@@ -18,7 +18,7 @@ from tinsmith_server.store.queries.base import (
     select_records,
     values,
 )
-from tinsmith_server.store.records import Along, Checkpoint, PromotedPath, Promotion, PromotionBounds
+from tinsmith_server.store.records import Checkpoint, ExtraRows, PromotedPath, Promotion, PromotionBounds
 from tinsmith_server.store.tables import checkpoints, promotions
 
 # A key of its own kind: the lock of migrations has one number, this one two.
@@ -34,7 +34,7 @@ class PromotionQueries(Queries):
         previous: Promotion | None,
         checkpoint: Checkpoint,
         most: PromotionBounds,
-        along: Along = (),
+        extra_rows: ExtraRows = (),
     ) -> bool:
         """Add a promotion. False, and nothing is changed, if it is outdated or over a limit.
 
@@ -47,7 +47,7 @@ class PromotionQueries(Queries):
         )
 
         async def add(connection: AsyncConnection) -> bool:
-            await one_after_the_other(connection, tenant)
+            await lock_names(connection, tenant)
             if not await count(connection, _lasting(checkpoint)):
                 return False
             # Compared as a whole: the numbers of a removed name that is promoted again restart.
@@ -58,7 +58,7 @@ class PromotionQueries(Queries):
             if not await insert_unless_there(connection, promotions, values(promotion)):
                 return False
             await connection.execute(forget)
-            await write_along(connection, along)
+            await write_extra_rows(connection, extra_rows)
             return True
 
         return await self._database.write(add)
@@ -82,14 +82,14 @@ class PromotionQueries(Queries):
         names = _promoted(PromotedPath(tenant, tinker_path)).order_by(promotions.c.name)
         return await self._read_ids(names)
 
-    async def remove_promotions(self, tenant: str, name: str, along: Along = ()) -> bool:
+    async def remove_promotions(self, tenant: str, name: str, extra_rows: ExtraRows = ()) -> bool:
         """Remove all promotions of a name. False: there are none."""
 
         async def remove(connection: AsyncConnection) -> bool:
-            await one_after_the_other(connection, tenant)
+            await lock_names(connection, tenant)
             if not await changes_rows(connection, delete(promotions).where(_named(tenant, name))):
                 return False
-            await write_along(connection, along)
+            await write_extra_rows(connection, extra_rows)
             return True
 
         return await self._database.write(remove)
@@ -123,11 +123,11 @@ def _promoted(path: PromotedPath) -> Select[Any]:
 
 async def is_promoted(connection: AsyncConnection, path: PromotedPath) -> bool:
     """Return whether a name refers to the path. If none does, none will before this transaction ends."""
-    await one_after_the_other(connection, path.tenant)
+    await lock_names(connection, path.tenant)
     return (await connection.execute(_promoted(path).limit(1))).one_or_none() is not None
 
 
-async def one_after_the_other(connection: AsyncConnection, tenant: str) -> None:
+async def lock_names(connection: AsyncConnection, tenant: str) -> None:
     """Lock the tenant's names until this transaction ends: absent rows and counts cannot be locked.
 
     SQLite has only one writer at a time anyway.

@@ -46,9 +46,7 @@ class SessionQueries(Queries):
         )
         return await self._read_page(Session, query, limit, offset)
 
-    async def sessions_behind(
-        self, tenant: str, position: tuple[datetime, str] | None, limit: int
-    ) -> Sequence[Session]:
+    async def sessions_after(self, tenant: str, position: tuple[datetime, str] | None, limit: int) -> Sequence[Session]:
         """Return the sessions after a position (time of creation and id), newest first; None starts at the newest."""
         age = sessions.c.created_at, sessions.c.session_id
         query = select_records(sessions, Session).where(sessions.c.tenant == tenant)
@@ -99,7 +97,7 @@ class SessionQueries(Queries):
         )
         return await self._read_all(Session, query)
 
-    async def forget_sessions_without_models(self, prefix: str, finished_before: datetime) -> int:
+    async def delete_sessions_without_models(self, prefix: str, finished_before: datetime) -> int:
         """Delete finished sessions without models whose ids have this prefix; return their number.
 
         Their idempotency keys and sampling sessions are deleted with them, a few hundred sessions in a transaction.
@@ -130,7 +128,7 @@ class SamplingSessionQueries(Queries):
         query = _select_sampling().where(sampling_sessions.c.sampling_session_id == sampling_session_id)
         return await self._look_up(SamplingSession, query)
 
-    async def number_sampling_client(self, sampling_session_id: str) -> int:
+    async def add_sampling_client(self, sampling_session_id: str) -> int:
         """Return the next number of a client of an existing sampling session, from 1 on."""
         clients = func.coalesce(sampling_sessions.c.clients, 0) + 1
         one_more = (

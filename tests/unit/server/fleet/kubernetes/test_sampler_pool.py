@@ -29,7 +29,7 @@ def pool(*, deleted: bool = False, ready: bool | None = None, message: str = "",
     ],
 )
 def test_a_pool_that_does_not_sample_says_what_is_in_the_way(given: Pool, sentence: str) -> None:
-    assert sentence in given.why_not_sampling()
+    assert sentence in given.not_sampling_reason()
 
 
 def test_fields_of_a_newer_operator_are_passed_over_and_defaults_are_the_resources() -> None:

@@ -79,7 +79,7 @@ def test_a_rank_or_a_use_that_a_session_does_not_have_does_not_suit_it() -> None
     ],
 )
 def test_a_session_that_is_not_at_work_says_what_is_in_the_way(given: TrainingSession, sentence: str) -> None:
-    assert sentence in given.why_not_at_work()
+    assert sentence in given.unavailable_reason_text()
 
 
 def test_fields_of_a_newer_operator_are_passed_over() -> None:

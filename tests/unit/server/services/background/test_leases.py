@@ -23,7 +23,7 @@ class Rows:
         self.there: dict[str, float] = {}
         self.owners: dict[str, tuple[str, float]] = {}
 
-    async def attend(self, replica: str, seconds: float) -> Sequence[str]:
+    async def announce_replica(self, replica: str, seconds: float) -> Sequence[str]:
         if self.down:
             raise StoreUnavailable("down")
         self.there[replica] = self.now + seconds
@@ -126,7 +126,7 @@ async def test_whatever_goes_wrong_in_a_round_there_is_another_one(rows: Rows, m
         raise RuntimeError("nobody has thought of this")
 
     with monkeypatch.context() as trouble:
-        trouble.setattr(rows, "attend", fail)
+        trouble.setattr(rows, "announce_replica", fail)
         keeping = asyncio.create_task(replica.keep())
         await failed.wait()
     await asyncio.wait_for(replica.until_held(TASKS[0]), 10)
@@ -164,7 +164,7 @@ async def test_a_replica_that_does_not_know_its_workers_leaves_the_tasks_to_othe
     assert (share(lost), share(other)) == (set(), set(TASKS))
 
 
-@pytest.mark.parametrize("transaction", ["attend", "hold_leases"])
+@pytest.mark.parametrize("transaction", ["announce_replica", "hold_leases"])
 async def test_a_round_that_is_under_way_when_it_stops_is_not_overtaken_by_its_leaving(
     transaction: str, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:

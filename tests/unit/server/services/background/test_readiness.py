@@ -16,15 +16,15 @@ LOST = "the sessions cannot be read"
 class Rows:
     """The rows that replicas share."""
 
-    def __init__(self, *attending: str) -> None:
-        self.there = list(attending)
+    def __init__(self, *announced_replicas: str) -> None:
+        self.there = list(announced_replicas)
         self.down = False
 
     async def check(self) -> None:
         if self.down:
             raise StoreUnavailable("the database does not answer")
 
-    async def attending(self) -> Sequence[str]:
+    async def announced_replicas(self) -> Sequence[str]:
         return self.there
 
 
@@ -44,9 +44,9 @@ async def test_a_replica_that_does_not_know_its_workers_leaves_requests_to_one_t
     assert await readiness_of(Rows("a", "b"), fleet).problem() == LOST
 
 
-@pytest.mark.parametrize("attending", [[], ["a"]])
-async def test_requests_are_never_left_to_nobody(attending: list[str]) -> None:
-    fleet, rows = Workers(), Rows(*attending)
+@pytest.mark.parametrize("announced_replicas", [[], ["a"]])
+async def test_requests_are_never_left_to_nobody(announced_replicas: list[str]) -> None:
+    fleet, rows = Workers(), Rows(*announced_replicas)
     replica = readiness_of(rows, fleet)
     fleet.problem = LOST
     assert await replica.problem() is None
