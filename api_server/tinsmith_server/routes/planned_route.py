@@ -60,16 +60,16 @@ class PlannedRoute(APIRoute):
 
     def _planned_handler(self) -> Handler:
         steps, exclude_none = plan(self.dependant), self.response_model_exclude_none
-        says = any(step.response is not None for step in steps)
+        sets_headers = any(step.response is not None for step in steps)
         run = _run_closing if any(step.opens for step in steps) else _run
 
         async def handle(request: Request) -> Response:
-            said = Response() if says else None
-            result = await run(steps, request, said)
+            extra = Response() if sets_headers else None
+            result = await run(steps, request, extra)
             if isinstance(result, Response):
                 return result
             content = result.model_dump_json(exclude_none=exclude_none)
-            return Response(content, headers=_added(said) if said else None, media_type="application/json")
+            return Response(content, headers=_extra_headers(extra) if extra else None, media_type="application/json")
 
         return handle
 
@@ -114,34 +114,34 @@ def _is_plain(one: Dependant) -> bool:
     )
 
 
-async def _run(steps: Sequence[_Step], request: Request, said: Response | None) -> Response | BaseModel:
+async def _run(steps: Sequence[_Step], request: Request, extra: Response | None) -> Response | BaseModel:
     made: list[Any] = []
     for step in steps:
-        made.append(await step.call(**_arguments(step, made, request, said)))
+        made.append(await step.call(**_arguments(step, made, request, extra)))
     result: Response | BaseModel = made[-1]
     return result
 
 
-async def _run_closing(steps: Sequence[_Step], request: Request, said: Response | None) -> Response | BaseModel:
+async def _run_closing(steps: Sequence[_Step], request: Request, extra: Response | None) -> Response | BaseModel:
     """Run the steps if some of them are generators."""
     made: list[Any] = []
     async with AsyncExitStack() as opened:
         for step in steps:
-            outcome = step.call(**_arguments(step, made, request, said))
+            outcome = step.call(**_arguments(step, made, request, extra))
             made.append(await (opened.enter_async_context(outcome) if step.opens else outcome))
     result: Response | BaseModel = made[-1]
     return result
 
 
-def _arguments(step: _Step, made: Sequence[Any], request: Request, said: Response | None) -> dict[str, Any]:
+def _arguments(step: _Step, made: Sequence[Any], request: Request, extra: Response | None) -> dict[str, Any]:
     arguments = {name: made[number] for name, number in step.takes}
     if step.request is not None:
         arguments[step.request] = request
     if step.response is not None:
-        arguments[step.response] = said
+        arguments[step.response] = extra
     return arguments
 
 
-def _added(said: Response) -> dict[str, str]:
+def _extra_headers(extra: Response) -> dict[str, str]:
     """Return the headers that dependencies have set."""
-    return {name: value for name, value in said.headers.items() if name != "content-length"}
+    return {name: value for name, value in extra.headers.items() if name != "content-length"}

@@ -36,12 +36,12 @@ def result_as_json(payload: bytes, *, of_sample: bool) -> bytes:
 
 def forward_backward_as_json(payload: bytes) -> bytes:
     output = wire_pb2.ForwardBackwardOutput.FromString(payload)
-    rest = {"loss_fn_output_type": output.loss_fn_output_type, "metrics": _said(output.metrics)}
+    rest = {"loss_fn_output_type": output.loss_fn_output_type, "metrics": _metrics(output.metrics)}
     datums = b",".join(datum for record in output.loss_fn_outputs for datum in _datums(record))
     return orjson.dumps(rest)[:-1] + b',"loss_fn_outputs":[' + datums + b"]}"
 
 
-def _said(metrics: Mapping[str, float]) -> dict[str, float | str]:
+def _metrics(metrics: Mapping[str, float]) -> dict[str, float | str]:
     """Return the metrics. JSON has no form for infinite values; every SDK reads these texts as numbers."""
     return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
 
@@ -90,13 +90,13 @@ def sample_as_json(payload: bytes) -> bytes:
 
 
 def _sequence(sequence: wire_pb2.SampledSequence) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "stop_reason": STOP_REASONS[sequence.stop_reason],
         "tokens": _array("i", sequence.tokens).tolist(),
     }
     if sequence.HasField("logprobs"):
-        said["logprobs"] = _array("f", sequence.logprobs).tolist()
-    return said
+        answer["logprobs"] = _array("f", sequence.logprobs).tolist()
+    return answer
 
 
 def _scored(logprobs: bytes) -> list[float | None]:

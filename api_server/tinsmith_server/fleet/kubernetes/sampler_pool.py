@@ -175,16 +175,16 @@ def parse_slice(manifest: Manifest) -> Slice:
 
 def _endpoint(part: _EndpointPart, port: int) -> Endpoint:
     assert part.target_ref is not None
-    said = part.conditions
+    conditions = part.conditions
     # The Service publishes pods that are not ready, and then calls every one of them "ready": "serving" tells.
-    serving = said.serving if said.serving is not None else said.ready is not False
+    serving = conditions.serving if conditions.serving is not None else conditions.ready is not False
     return Endpoint(
         pod_uid=part.target_ref.uid,
         pod_name=part.target_ref.name,
         address=part.addresses[0],
         port=port,
         serving=serving,
-        terminating=said.terminating is True,
+        terminating=conditions.terminating is True,
     )
 
 

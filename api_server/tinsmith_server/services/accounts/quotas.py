@@ -16,9 +16,9 @@ from tinsmith_server.store.store import Store
 
 GIB = 2**30
 # A client that still wants a sample polls for it within a poll's hold.
-ASKED_FOR_SECONDS = 60.0
+POLLED_SECONDS = 60.0
 PATIENCE_SECONDS = 20.0
-REMEMBERED = 65536
+MOST_MODELS = 65536
 
 
 class AdapterQuota:
@@ -50,8 +50,8 @@ class QueueQuota:
         self._most = most
         # By model: its tenant, and the highest number submitted.
         self._known: OrderedDict[str, tuple[str, int]] = OrderedDict()
-        self._said: Counter[str] = Counter()
-        self._since: Counter[str] = Counter()
+        self._described: Counter[str] = Counter()
+        self._submitted: Counter[str] = Counter()
         self._refreshed = asyncio.Condition()
 
     async def admit(self, tenant: str, model_id: str, seq_id: int) -> None:
@@ -73,26 +73,26 @@ class QueueQuota:
 
     def note(self, tenant: str, model_id: str, seq_id: int) -> None:
         """Count a submission."""
-        self._since[tenant] += 1
+        self._submitted[tenant] += 1
         _, highest = self._known.get(model_id, ("", 0))
         self._known[model_id] = tenant, max(highest, seq_id)
         self._known.move_to_end(model_id)
-        if len(self._known) > REMEMBERED:
+        if len(self._known) > MOST_MODELS:
             self._known.popitem(last=False)
 
     async def refresh(self, replies: Iterable[worker_pb2.DescribeReply]) -> None:
         """Replace the counts by the workers' descriptions. Models unknown here count at the replicas that use them."""
-        said: Counter[str] = Counter()
+        described: Counter[str] = Counter()
         for reply in replies:
             for model in reply.models:
                 if (known := self._known.get(model.model_id)) is not None:
-                    said[known[0]] += model.queued
-        self._said, self._since = said, Counter()
+                    described[known[0]] += model.queued
+        self._described, self._submitted = described, Counter()
         async with self._refreshed:
             self._refreshed.notify_all()
 
     def _waiting(self, tenant: str) -> int:
-        return self._said[tenant] + self._since[tenant]
+        return self._described[tenant] + self._submitted[tenant]
 
 
 class CheckpointQuota:
@@ -120,12 +120,12 @@ class SamplesInFlight:
         self._most = most
         self._clock = clock
         # The time of the last poll of each; the oldest first.
-        self._asked: defaultdict[str, OrderedDict[str, float]] = defaultdict(OrderedDict)
+        self._polled_at: defaultdict[str, OrderedDict[str, float]] = defaultdict(OrderedDict)
 
     def admit(self, tenant: str) -> None:
         """Raise TooManySamples if the quota is used up. The SDK retries without limit."""
-        samples = self._asked[tenant]
-        while samples and next(iter(samples.values())) + ASKED_FOR_SECONDS < self._clock():
+        samples = self._polled_at[tenant]
+        while samples and next(iter(samples.values())) + POLLED_SECONDS < self._clock():
             samples.popitem(last=False)
         if len(samples) >= self._most:
             raise TooManySamples(
@@ -134,17 +134,17 @@ class SamplesInFlight:
             )
 
     def record_poll(self, tenant: str, sample: str) -> None:
-        samples = self._asked[tenant]
+        samples = self._polled_at[tenant]
         samples[sample] = self._clock()
         samples.move_to_end(sample)
 
     def wanted(self, tenant: str, sampling_session_id: str) -> list[str]:
         """Return the session's samples that were accepted and not fetched here."""
         prefix = f"{sampling_session_id}:"
-        return [sample for sample in self._asked[tenant] if sample.startswith(prefix)]
+        return [sample for sample in self._polled_at[tenant] if sample.startswith(prefix)]
 
     def record_end(self, tenant: str, sample: str) -> None:
-        self._asked[tenant].pop(sample, None)
+        self._polled_at[tenant].pop(sample, None)
 
 
 class TenantQuotas:

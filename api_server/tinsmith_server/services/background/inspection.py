@@ -82,8 +82,8 @@ class Inspection:
         return [reply for reply in replies if reply is not None]
 
 
-def _joined(said: Iterable[str]) -> str | None:
-    return ", ".join(sorted(set(said) - {""})) or None
+def _joined(descriptions: Iterable[str]) -> str | None:
+    return ", ".join(sorted(set(descriptions) - {""})) or None
 
 
 async def _describe(handle: SamplerHandle) -> worker_pb2.DescribeReply | None:

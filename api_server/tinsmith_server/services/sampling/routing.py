@@ -59,7 +59,7 @@ class SamplerLoads:
     """The loads of samplers. Samples of other servers, and unseen ends, are corrected by the next refresh."""
 
     def __init__(self) -> None:
-        self._said: dict[str, int] = {}
+        self._described: dict[str, int] = {}
         self._given: defaultdict[str, set[str]] = defaultdict(set)
         self._silent: set[str] = set()
 
@@ -68,7 +68,7 @@ class SamplerLoads:
 
     def refresh(self, descriptions: Mapping[str, worker_pb2.DescribeReply], silent: Collection[str] = ()) -> None:
         """Set the samplers' own numbers, by their ids; `silent` ones did not answer."""
-        self._said = {
+        self._described = {
             sampler_id: reply.metrics.samples_active + reply.metrics.samples_waiting
             for sampler_id, reply in descriptions.items()
         }
@@ -97,4 +97,4 @@ class SamplerLoads:
 
     def _unfinished(self, sampler_id: str) -> int:
         given = self._given.get(sampler_id)
-        return self._said.get(sampler_id, 0) + (len(given) if given is not None else 0)
+        return self._described.get(sampler_id, 0) + (len(given) if given is not None else 0)

@@ -111,7 +111,7 @@ class AdapterImports:
         if (refusal := await self._checkpoints.refusal(tenant)) is not None:
             raise Unprocessable(refusal)
         expires = self._clock() + self._ttl
-        said = [
+        claims = [
             tenant,
             request.base_model,
             request.lora_config.model_dump(exclude_none=True),
@@ -119,16 +119,16 @@ class AdapterImports:
             self._files.new_directory(tenant, expires),
             f"sess-{uuid.uuid4().hex}",
         ]
-        upload_id = sign(await self._secret(), said, expires)
+        upload_id = sign(await self._secret(), claims, expires)
         prefix = f"{base_url.rstrip('/')}{UPLOAD_PATH}/{upload_id}"
         return StartedUpload(upload_id, {name: f"{prefix}/{name}" for name in (CONFIG_FILE, WEIGHTS_FILE)}, expires)
 
     async def upload_of(self, upload_id: str) -> Upload:
         """Return the upload of an id. Raises NotFound for a foreign or expired id."""
-        said = verify(await self._secret(), upload_id, self._clock())
-        if said is None:
+        claims = verify(await self._secret(), upload_id, self._clock())
+        if claims is None:
             raise NotFound(OVER)
-        return Upload(*said)
+        return Upload(*claims)
 
     def limit_of(self, name: str) -> int:
         """Return the limit in bytes. Raises NotFound for a name that no file of an adapter has."""

@@ -64,8 +64,8 @@ class Traces:
             raise NotFound("this link to a trace is invalid or has expired; request a new one")
         async with self._making:
             handles = describable_handles(self._fleet)
-            said = await asyncio.gather(*(_ask(handle, session_id) for handle in handles))
-            return await asyncio.to_thread(trace_of, session_id, said, self._clock().timestamp())
+            answers = await asyncio.gather(*(_ask(handle, session_id) for handle in handles))
+            return await asyncio.to_thread(trace_of, session_id, answers, self._clock().timestamp())
 
 
 async def _ask(handle: SamplerHandle, session_id: str) -> Spans:
@@ -79,13 +79,13 @@ async def _ask(handle: SamplerHandle, session_id: str) -> Spans:
     return Spans(handle.base_model, ())
 
 
-def trace_of(session_id: str, said: Iterable[Spans], now: float) -> bytes:
+def trace_of(session_id: str, answers: Iterable[Spans], now: float) -> bytes:
     """Return the trace: a process for each model and sampling session.
 
     A process has as many tracks as there were concurrent operations, so that the spans of a track do not overlap. Spans
     that have not ended reach until `now`, in Unix seconds.
     """
-    found = [(one.base_model, span) for one in said for span in one.spans if session_of(span.owner) == session_id]
+    found = [(one.base_model, span) for one in answers for span in one.spans if session_of(span.owner) == session_id]
     found.sort(key=lambda each: each[1].submitted)
     owners: defaultdict[tuple[str, str], list[worker_pb2.Span]] = defaultdict(list)
     for base_model, span in found[-MOST_SPANS:]:

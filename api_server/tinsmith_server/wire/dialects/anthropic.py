@@ -155,12 +155,12 @@ def _messages(where: str, message: Mapping[str, Any]) -> Iterator[dict[str, Any]
         if block["type"] == "tool_result":
             text = _text(where, block.get("content") or "")
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}
-    said = [block for block in blocks if block["type"] != "tool_result"]
-    if said or not blocks:
-        yield _said(where, role, said)
+    spoken = [block for block in blocks if block["type"] != "tool_result"]
+    if spoken or not blocks:
+        yield _message(where, role, spoken)
 
 
-def _said(where: str, role: str, blocks: Messages) -> dict[str, Any]:
+def _message(where: str, role: str, blocks: Messages) -> dict[str, Any]:
     texts, thoughts, calls = [], [], []
     for block in blocks:
         match block["type"]:
@@ -251,7 +251,7 @@ class MessageEvents:
         self._index = -1
         self._open: TextKind | None = None
         self._called = False
-        self._said = False
+        self._has_text = False
 
     def begin(self, usage: TokenUsage) -> Answer:
         head = {**_head(self._model), "content": [], "stop_reason": None, "stop_sequence": None}
@@ -261,13 +261,13 @@ class MessageEvents:
         if piece.reasoning:
             yield from self._text("thinking", "thinking_delta", piece.reasoning)
         if piece.content:
-            self._said = True
+            self._has_text = True
             yield from self._text("text", "text_delta", piece.content)
         if piece.HasField("tool_call"):
             yield from self._call(piece.tool_call)
         if piece.HasField("end"):
             yield from self._closed()
-            if not self._said and not self._called:
+            if not self._has_text and not self._called:
                 yield self._begun(EMPTY)
                 yield {"type": "content_block_stop", "index": self._index}
             self._end = _end(piece.end, called=self._called)

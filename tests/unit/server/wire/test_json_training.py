@@ -77,7 +77,7 @@ def test_sparse_tensors_keep_their_rows() -> None:
         (call(datum(model_input={"chunks": [{"tokens": [2**40]}]})), "outside 32 bits"),
         (call(datum(model_input={"chunks": [{"dmel": "AAAA"}]})), "a chunk of type 'dmel'"),
         (call(datum(loss_fn_inputs={"weights": {"data": [None], "dtype": "float32"}})), "must be a list of numbers"),
-        (call(datum(loss_fn_inputs={"target_tokens": {"data": [0.5], "dtype": "int64"}})), "that is no int64"),
+        (call(datum(loss_fn_inputs={"target_tokens": {"data": [0.5], "dtype": "int64"}})), "that is not int64"),
         (call(datum(loss_fn_inputs={"weights": {"data": [1.0], "dtype": "bfloat16"}})), "'float32' or 'int64'"),
     ],
 )

@@ -57,7 +57,7 @@ def rendered(prompt: Prompt) -> Any:
         (chat, {"top_logprobs": 2}, "needs logprobs"),
         (chat, {"top_k": 0}, "top_k"),
         (chat, {"stop": [""]}, "stop string"),
-        (chat, {"stop": ["x"] * 65}, "65 strings"),
+        (chat, {"stop": ["x"] * 65}, "65 stop strings"),
         (chat, {"n": 129}, "n: "),
         (chat, {"messages": []}, "messages"),
         (chat, {"messages": [{"role": "robot", "content": "x"}]}, "messages.0: role"),
