@@ -106,7 +106,7 @@ def test_the_library_promotes_and_says_what_there_is(service: tinker.RestClient,
     assert [(one.name, one.path) for one in promotions(service=service)] == [("prod", first)]
     made = [(one.path, one.is_rollback) for one in promotion_history("prod", service=service)]
     assert made == [(first, True), (second, False), (first, False)]
-    with pytest.raises(tinker.UnprocessableEntityError, match="prod stands for"):
+    with pytest.raises(tinker.UnprocessableEntityError, match="prod refers to"):
         service.delete_checkpoint_from_tinker_path(first).result()
     remove_promotion("prod", service=service)
     for ask in (rollback, promotion_history, remove_promotion):

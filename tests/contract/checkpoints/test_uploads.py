@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tinsmith_server.services.checkpoints.upload_files import UploadFiles
+from tinsmith_server.services.checkpoints.files import UploadFiles
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.errors import CheckpointInvalid
 

@@ -115,7 +115,7 @@ async def local_installation(local_fleet: LocalFleet, store: Store) -> Installat
     async def kill() -> None:
         os.kill(worker_pid(), signal.SIGKILL)
 
-    return Installation(local_fleet, store, kill, "add it with --model")
+    return Installation(local_fleet, store, kill, "add the model with --model")
 
 
 @pytest.fixture

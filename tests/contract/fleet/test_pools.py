@@ -182,7 +182,10 @@ async def test_a_model_with_sessions_that_only_train_is_sampled_from_once_it_has
     async with serving(cluster_settings) as server:
         body = {"session_id": await server.session(), "sampling_session_seq_id": 0, "base_model": MODEL}
         refused = await server.post("/create_sampling_session", body)
-        assert (refused.status_code, "can add a SamplerPool" in refused.json()["detail"]) == (422, True)
+        assert (refused.status_code, "to add a SamplerPool" in refused.json()["detail"]) == (
+            422,
+            True,
+        )
         await operator.apply_pool("fast")
         replica = await operator.run_replica("fast")
         while (opened := await server.post("/create_sampling_session", body)).status_code == 422:

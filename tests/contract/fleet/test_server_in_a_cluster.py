@@ -107,7 +107,7 @@ async def test_a_volume_that_is_gone_corrupts_its_models_with_the_cure(
         failed = await server.outcome(await server.forward_backward(model_id, 1))
         assert failed["category"] == "server"
         assert (
-            f"the volume of TrainingSession {operator.title('own')} was deleted; its checkpoints stand"
+            f"the volume of TrainingSession {operator.title('own')} was deleted; its checkpoints are kept"
             in failed["error"]
         )
 

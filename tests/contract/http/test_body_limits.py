@@ -85,7 +85,7 @@ async def test_of_too_large_a_training_body_the_head_is_enough(server: TestedSer
     ("spoil", "words"),
     [
         (lambda packed: packed[:-4], "the data end before the checksum"),
-        (lambda packed: packed * 2, "something follows"),
+        (lambda packed: packed * 2, "there are more data"),
     ],
     ids=["cut off", "two members"],
 )

@@ -69,7 +69,7 @@ async def test_a_closed_page_needs_a_key_as_clients_or_prometheus_send_it(
         for headers in ({"X-API-Key": ""}, {"X-API-Key": "", "Authorization": "Bearer tml-wrong"}):
             refused = await server.client.get(f"http://server{page}", headers=headers)
             assert refused.status_code == 401
-            assert "needs a key here" in refused.json()["detail"]
+            assert "needs a key in" in refused.json()["detail"]
         for headers in ({"X-API-Key": API_KEY}, {"X-API-Key": "", "Authorization": f"Bearer {API_KEY}"}):
             assert (await server.client.get(f"http://server{page}", headers=headers)).status_code in {200, 307}
 

@@ -274,7 +274,7 @@ async def test_models_of_a_worker_that_is_gone_for_ever_are_corrupted_and_free_t
     await server.services.background.write_off_now()
     failed = await server.outcome(await server.forward_backward(model_id, 1))
     assert failed["category"] == "server"
-    assert "its volume was deleted; its checkpoints stand" in failed["error"]
+    assert "its volume was deleted; its checkpoints are kept" in failed["error"]
     assert (await server.client.get(f"/training_runs/{model_id}")).json()["corrupted"] is True
 
 

@@ -261,5 +261,5 @@ async def test_a_name_that_is_promoted_while_its_sampler_ends_stops_that(
         refused = await server.client.delete(url)
     else:
         refused = await server.client.put(f"{url}/ttl", json={"ttl_seconds": 7200})
-    assert (refused.status_code, "prod stands for" in refused.json()["detail"]) == (422, True)
+    assert (refused.status_code, "prod refers to" in refused.json()["detail"]) == (422, True)
     assert await stands_for(server) == {"prod": path}

@@ -118,7 +118,7 @@ async def test_a_sampler_whose_weights_were_deleted_is_gone(server: TestedServer
     gone = await server.sample(opened)
     assert (gone.status_code, gone.json()["detail"].partition(";")[0]) == (
         410,
-        f"{path} was deleted, overwritten or has expired since its sampling client was made",
+        f"{path} was deleted, overwritten or has expired since its sampling client was created",
     )
 
 

@@ -53,5 +53,5 @@ def test_models_in_no_form_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyP
 
 def test_a_value_that_does_not_fit_is_named_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINING_PORT", "many")
-    with pytest.raises(StartupError, match="TRAINING_PORT: 'many' does not fit"):
+    with pytest.raises(StartupError, match="TRAINING_PORT: 'many' is invalid"):
         load_settings({})

@@ -46,7 +46,7 @@ def test_a_quotation_without_an_end_among_an_engines_flags_is_refused(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("namespaces", "sentence"), [("Team", "'Team' is not a valid namespace"), ("*,team", "give it alone")]
+    ("namespaces", "sentence"), [("Team", "'Team' is not a valid namespace"), ("*,team", "use it alone")]
 )
 def test_what_is_no_namespace_is_refused(namespaces: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINSMITH_FLEET_NAMESPACES", namespaces)
@@ -55,7 +55,7 @@ def test_what_is_no_namespace_is_refused(namespaces: str, sentence: str, monkeyp
 
 
 def test_an_unknown_key_in_a_file_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"unknown setting prot \(did you mean port\?\) in .*there are: .*port"):
+    with pytest.raises(StartupError, match=r"unknown setting prot \(did you mean port\?\) in .*settings are: .*port"):
         load_settings({}, write(tmp_path / "c.yaml", {"prot": 1}))
 
 
@@ -152,20 +152,23 @@ def test_trap_20_no_hold_can_be_set_that_outlives_the_sdks_poll() -> None:
             {**IN_A_CLUSTER, "models": ["a=b"]},
             "models: has no effect with fleet `kubernetes`, where TrainingSessions set it; remove it",
         ),
-        ({**IN_A_CLUSTER, "engine": "nemo-rl"}, "engine: with fleet `kubernetes`"),
-        ({**IN_A_CLUSTER, "engine_flags": "--ranks 2"}, "engine_flags: with fleet `kubernetes`"),
-        ({**IN_A_CLUSTER, "sampler": "vllm"}, "sampler: with fleet `kubernetes`"),
-        ({**IN_A_CLUSTER, "quantization": "4bit"}, "quantization: with fleet `kubernetes`"),
+        ({**IN_A_CLUSTER, "engine": "nemo-rl"}, "engine: has no effect with fleet `kubernetes`"),
+        ({**IN_A_CLUSTER, "engine_flags": "--ranks 2"}, "engine_flags: has no effect with fleet `kubernetes`"),
+        ({**IN_A_CLUSTER, "sampler": "vllm"}, "sampler: has no effect with fleet `kubernetes`"),
+        ({**IN_A_CLUSTER, "quantization": "4bit"}, "quantization: has no effect with fleet `kubernetes`"),
         ({"sampler": "vllm", "quantization": "4bit"}, "quantization: vllm would sample other weights"),
         ({"sampler_flags": "--gpus 2"}, "are for sampler `vllm` or `sglang`"),
         ({"sampler": "vllm", "deterministic_sampling": True}, "deterministic_sampling: vllm does not support it"),
-        ({**IN_A_CLUSTER, "adapter_slots": 4}, "adapter_slots: with fleet `kubernetes`"),
-        ({**IN_A_CLUSTER, "model_places": 4}, "model_places: with fleet `kubernetes`"),
-        ({**IN_A_CLUSTER, "max_rank": 8}, "max_rank: with fleet `kubernetes`"),
-        ({**IN_A_CLUSTER, "deterministic_sampling": True}, "deterministic_sampling: with fleet `kubernetes`"),
+        ({**IN_A_CLUSTER, "adapter_slots": 4}, "adapter_slots: has no effect with fleet `kubernetes`"),
+        ({**IN_A_CLUSTER, "model_places": 4}, "model_places: has no effect with fleet `kubernetes`"),
+        ({**IN_A_CLUSTER, "max_rank": 8}, "max_rank: has no effect with fleet `kubernetes`"),
+        (
+            {**IN_A_CLUSTER, "deterministic_sampling": True},
+            "deterministic_sampling: has no effect",
+        ),
         ({"catalogue": "c.json"}, "catalogue and fleet_namespaces are for fleet `kubernetes`"),
         ({"fleet_namespaces": ["team"]}, "catalogue and fleet_namespaces are for fleet `kubernetes`"),
-        ({"fleet": "slurm"}, "fleet in .*: 'slurm' does not fit"),
+        ({"fleet": "slurm"}, "fleet in .*: 'slurm' is invalid"),
     ],
 )
 def test_a_setting_that_the_fleet_would_not_read_is_refused(

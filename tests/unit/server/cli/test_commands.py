@@ -155,7 +155,7 @@ def test_a_key_without_a_readable_name_is_refused() -> None:
 def test_revoking_twice_says_so() -> None:
     run("keys", "create")
     assert run("keys", "revoke", "1").stdout == "revoked key 1\n"
-    assert "was revoked already" in run("keys", "revoke", "1").stdout
+    assert "was already revoked" in run("keys", "revoke", "1").stdout
 
 
 def test_serve_warns_of_a_variable_that_sets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
