@@ -107,8 +107,8 @@ async def test_a_model_lives_where_it_was_made_wherever_it_was_sent_meanwhile(st
     (model,) = await waiting(store, 1)
     await place(store, model.model_id, "worker-2", SLOTS)
 
-    assert await store.bind_where_made(model.model_id, "worker-1", slots)
-    assert await store.bind_where_made(model.model_id, "worker-1", slots), "a repeated report"
+    assert await store.bind_to_creator(model.model_id, "worker-1", slots)
+    assert await store.bind_to_creator(model.model_id, "worker-1", slots), "a repeated report"
 
     assert not await store.bind_model(model.model_id, "worker-2")
     made = await store.get_model(model.model_id)
@@ -125,7 +125,7 @@ async def test_of_workers_that_made_the_same_model_at_once_one_has_it(
     workers = [f"worker-{number}" for number in range(6)]
 
     has_it = await asyncio.gather(
-        *(replicas[n % 2].bind_where_made(model.model_id, worker, SLOTS) for n, worker in enumerate(workers))
+        *(replicas[n % 2].bind_to_creator(model.model_id, worker, SLOTS) for n, worker in enumerate(workers))
     )
 
     assert has_it.count(True) == 1
@@ -137,8 +137,8 @@ async def test_a_model_that_has_ended_lives_nowhere(store: Store, state: FinalSt
     (model,) = await waiting(store, 1)
     await store.end_model(model.model_id, state)
 
-    assert not await store.bind_where_made(model.model_id, "worker-1", SLOTS)
-    assert not await store.bind_where_made("session-1:train:7", "worker-1", SLOTS)
+    assert not await store.bind_to_creator(model.model_id, "worker-1", SLOTS)
+    assert not await store.bind_to_creator("session-1:train:7", "worker-1", SLOTS)
 
     assert await store.used_slots() == {}
 
