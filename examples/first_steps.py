@@ -1,8 +1,8 @@
 """First steps: train, resume, reinforce and export a LoRA adapter with the tinker SDK.
 
-Nothing here knows which server it talks to: TINKER_BASE_URL and TINKER_API_KEY say so.
-`tinsmith demo` runs this program against a server of its own. By hand, from the folder in
-which the model's name is a directory, so that the SDK finds the tokenizer:
+The program works with any Tinker server: TINKER_BASE_URL and TINKER_API_KEY select it. `tinsmith demo` runs it against
+its own server. To run it yourself, start it in the folder in which the model's name is a directory, so that the SDK
+finds the tokenizer:
 
     python first_steps.py --model demo/tiny --base-model-dir demo/tiny --out .
 """
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from tinker import types
 
-mpl.use("Agg")  # draws without a screen
+mpl.use("Agg")  # needs no screen
 import matplotlib.pyplot as plt
 
 console = Console(highlight=False, emoji=False)
@@ -103,7 +103,7 @@ def prompt_for(tokenizer: Any, question: str) -> list[int]:
 
 
 def lesson(tokenizer: Any, question: str, answer: str) -> types.Datum:
-    """A datum of T tokens: position i is scored against the token that follows, where its weight is 1."""
+    """Make a datum of T tokens. Position i is scored against the next token, if that token's weight is 1."""
     prompt = prompt_for(tokenizer, question)
     completion = [*tokenizer.encode(answer), tokenizer.eos_token_id]
     tokens = prompt + completion
@@ -117,7 +117,7 @@ def lesson(tokenizer: Any, question: str, answer: str) -> types.Datum:
 
 
 def ask(client: tinker.TrainingClient, tokenizer: Any, question: str) -> str:
-    """The likeliest answer of the adapter as it is now."""
+    """Return the most likely answer of the current adapter."""
     sampler = client.save_weights_and_get_sampling_client().result()
     prompt = types.ModelInput.from_ints(prompt_for(tokenizer, question))
     params = types.SamplingParams(max_tokens=24, temperature=0.0)
@@ -129,7 +129,7 @@ def ask(client: tinker.TrainingClient, tokenizer: Any, question: str) -> str:
 
 
 def train(client: tinker.TrainingClient, tokenizer: Any) -> list[float]:
-    """Submits every step at once: the server runs them in order, and no step waits for the network."""
+    """Submit all steps at once. The server runs them in order, so no step waits for the network."""
     batch = [lesson(tokenizer, *pair) for pair in LESSONS]
     steps = [(client.forward_backward(batch, "cross_entropy"), client.optim_step(ADAM)) for _ in range(TRAINING_STEPS)]
     losses = []
@@ -144,12 +144,12 @@ def train(client: tinker.TrainingClient, tokenizer: Any) -> list[float]:
 
 
 def loss_per_token(output: types.ForwardBackwardOutput, batch: list[types.Datum]) -> float:
-    """The server's losses are sums, so that a batch can be split anywhere."""
+    """Divide by the number of tokens: the server sums losses, so that a batch can be split anywhere."""
     return output.metrics["loss:sum"] / sum(sum(datum.loss_fn_inputs["weights"].tolist()) for datum in batch)
 
 
 def resume(service: tinker.ServiceClient, client: tinker.TrainingClient, tokenizer: Any) -> tinker.TrainingClient:
-    """Weights and optimizer come back: both clients take the same steps from here."""
+    """Restore weights and optimizer. Both clients take the same steps from here on."""
     saved = client.save_state("first-lessons").result().path
     resumed = service.create_training_client_from_state_with_optimizer(saved).result()
     console.print(f"   saved as {saved}", soft_wrap=True)
@@ -169,7 +169,7 @@ def resume(service: tinker.ServiceClient, client: tinker.TrainingClient, tokeniz
 
 
 def reinforce(client: tinker.TrainingClient, tokenizer: Any) -> list[float]:
-    """Samples answers, rewards the wanted one, and makes what did better than average likelier."""
+    """Sample answers, reward the right one, and make answers that are better than average more likely."""
     prompt = prompt_for(tokenizer, DRINK_QUESTION)
     rewards = []
     for step in range(RL_STEPS):
@@ -194,7 +194,7 @@ def reward(answer: str) -> float:
 
 
 def rl_datum(prompt: list[int], sequence: types.SampledSequence, advantage: float) -> types.Datum:
-    """The sampled tokens carry the advantage; the prompt's positions have none and so no loss."""
+    """Make a datum in which the sampled tokens carry the advantage. Prompt positions have none, and so no loss."""
     tokens = prompt + sequence.tokens
     padding = [0.0] * (len(prompt) - 1)
     return types.Datum(
@@ -211,7 +211,7 @@ def rl_datum(prompt: list[int], sequence: types.SampledSequence, advantage: floa
 
 
 def export(client: tinker.TrainingClient, directory: Path) -> Path:
-    """Downloads the adapter's files through links that need no key."""
+    """Download the adapter's files through links that need no key."""
     exported = client.save_weights_external("first-steps").result()
     links = tinker.RestClient().get_external_weights_urls(exported.path).result()
     directory.mkdir(parents=True, exist_ok=True)
@@ -221,14 +221,14 @@ def export(client: tinker.TrainingClient, directory: Path) -> Path:
 
 
 def compare_with_peft(client: tinker.TrainingClient, tokenizer: Any, base_model_dir: Path, adapter: Path) -> float:
-    """The largest difference between PEFT's logprobs and the server's, over a lesson's tokens."""
+    """Return the largest difference between PEFT's and the server's logprobs of a lesson's tokens."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    # PEFT reads an attribute that transformers 5 has renamed, and this program has no part in that.
+    # PEFT reads an attribute that transformers 5 has renamed, which causes a warning.
     warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
     tokens = [*prompt_for(tokenizer, QUESTION), *tokenizer.encode(LESSONS[0][1])]
     sampler = client.save_weights_and_get_sampling_client().result()

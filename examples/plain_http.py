@@ -1,9 +1,9 @@
-"""Train and sample a LoRA adapter by plain HTTP: no SDK, no session, no numbers, JSON alone.
+"""Train and sample a LoRA adapter over plain HTTP: no SDK, no session, no sequence numbers, only JSON.
 
     TINKER_BASE_URL=http://127.0.0.1:8000 TINKER_API_KEY=tml-… python plain_http.py --model demo/tiny
 
-Each call that takes long answers a request_id at once; its result is at /retrieve_future/{request_id}, where 408 means
-"not yet, ask again". An Idempotency-Key makes it safe to send a call again whose answer was lost.
+A long call returns a request_id at once. Its result is at /retrieve_future/{request_id}, where 408 means "not yet, ask
+again". With an Idempotency-Key, a call can safely be repeated if its answer was lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 TOKENS = [11, 12, 13, 14, 15, 16, 17, 18]
-"""What the adapter is to learn. A program of yours makes them with the tokenizer that /get_tokenizer names."""
+"""The tokens that the adapter learns. Your program makes them with the tokenizer that /get_tokenizer names."""
 LORA = {"rank": 16, "seed": 1}
 STEPS = 64
 
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def train(server: httpx.Client, model_id: str, step: int) -> float:
-    """One step; returns the loss before it. Gradients of several calls would add up."""
+    """Make one step, and return the loss before it. Gradients of several calls would add up."""
     datum = {
         "model_input": {"chunks": [{"type": "encoded_text", "tokens": TOKENS[:-1]}]},
         "loss_fn_inputs": {
@@ -51,11 +51,11 @@ def train(server: httpx.Client, model_id: str, step: int) -> float:
 
 
 def done(server: httpx.Client, call: str, key: str | None = None, **body: Any) -> dict[str, Any]:
-    """The result of a call that answers a request_id."""
+    """Return the result of a call that answered with a request_id."""
     sent = {} if key is None else {"Idempotency-Key": key}
     accepted = answer(server.post(call, json=body, headers=sent))
     while (polled := server.get(f"/retrieve_future/{accepted['request_id']}")).status_code == 408:
-        pass  # it was held until the server had nothing new to say
+        pass  # the server holds the request until it times out
     result = answer(polled)
     if "error" in result:
         raise SystemExit(f"{call} failed: {result['error']}")
@@ -63,7 +63,7 @@ def done(server: httpx.Client, call: str, key: str | None = None, **body: Any) -
 
 
 def answer(response: httpx.Response) -> dict[str, Any]:
-    """Of every refusal the body is one sentence."""
+    """Return the JSON answer. A refusal's body is one sentence, which becomes the error."""
     if response.is_error:
         raise SystemExit(f"{response.request.url.path}: {response.json()['detail']}")
     content: dict[str, Any] = response.json()

@@ -33,7 +33,7 @@ async def rollout(sampler: tinker.SamplingClient, policy_step: int) -> RolloutGr
 async def main() -> None:
     model = await tinker.ServiceClient().create_lora_training_client_async(MODEL, rank=8)
     policy = (await model.save_weights_and_get_sampling_client_async(), 0)
-    buffer = RolloutBuffer(groups=2)  # who samples further ahead waits
+    buffer = RolloutBuffer(groups=2)  # a sampler that is further ahead waits
 
     async def sample() -> None:
         try:

@@ -158,7 +158,7 @@ def kept(archive: bytes) -> Path:
             try:
                 whole.rename(folder)
             except OSError:
-                # Another program has just put the same there.
+                # Another process has just written the same files.
                 if not folder.is_dir():
                     raise
     return folder

@@ -64,7 +64,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One line of the report. A failed check has a cure: what to type or change."""
+    """A line of the report. A failed check has a cure: what to type or change."""
 
     check: str
     status: Status

@@ -1,4 +1,4 @@
-"""What a custom loss may call, by torch.fx's names. No other name is ever resolved.
+"""The operations that a custom loss may call, by torch.fx's names. No other name is ever resolved.
 
 Excluded are operations that draw random numbers or work in place, because a replay must give the same bits; operations
 that leave torch or read files; and sums by index, whose order varies between runs. Some functions have two names,

@@ -1,4 +1,4 @@
-"""One server for all SDK tests: real engine, tiny model, default settings."""
+"""A server for all SDK tests: real engine, tiny model, default settings."""
 
 from __future__ import annotations
 

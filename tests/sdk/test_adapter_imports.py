@@ -1,4 +1,4 @@
-"""Adapters that were made elsewhere come in, by the command and by the calls of the SDK's 0.39, and are trained on."""
+"""Adapters made elsewhere are imported by the command and by the calls of SDK 0.39, and are trained on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 @pytest.fixture
 def made_elsewhere(server: ServedInstallation, tmp_path: Path) -> Path:
-    """PEFT's folder of an adapter on two projections alone, as most people train them."""
+    """Return PEFT's folder of an adapter on only two projections, which is common."""
     base = AutoModelForCausalLM.from_pretrained(server.models[MODEL], dtype=torch.float32)
     with torch.random.fork_rng():
         torch.manual_seed(3)
@@ -59,7 +59,7 @@ def run_import(server: ServedInstallation, adapter: Path) -> subprocess.Complete
 
 
 def import_by_calls(server: ServedInstallation, files: dict[str, bytes], rank: int) -> httpx.Response:
-    """What the SDK's `external_weights_upload_start` and `_finish` send, and a PUT for each file between them."""
+    """Send the SDK's `external_weights_upload_start` and `_finish`, and a PUT for each file between them."""
     with httpx.Client(base_url=f"{server.url}/api/v1", headers={"X-API-Key": API_KEY}, **HTTP_OPTIONS) as http:
         body = {"base_model": MODEL, "lora_config": {"rank": rank}}
         started = http.post("/external_weights_upload_start", json=body).raise_for_status().json()

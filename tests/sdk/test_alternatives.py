@@ -1,4 +1,4 @@
-"""What else a model might have said, through the unmodified SDK."""
+"""The most likely alternative tokens, through the unmodified SDK."""
 
 from __future__ import annotations
 

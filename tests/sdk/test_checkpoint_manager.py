@@ -1,4 +1,4 @@
-"""The program of docs/how-to/training.md: killed at random moments it comes to the bits of an undisturbed run."""
+"""The program of docs/how-to/training.md: killed at random moments, it gives the bits of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_command_asks_the_server_and_removes_states_there(
 
 
 def run(command: str, *words: object) -> int:
-    """The exit status of `tinsmith checkpoints`."""
+    """Return the exit status of `tinsmith checkpoints`."""
     with pytest.raises(SystemExit) as end:
         main(["checkpoints", command, *map(str, words)])
     return int(end.value.code or 0)

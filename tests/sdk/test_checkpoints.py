@@ -72,7 +72,7 @@ def test_saves_in_a_pipeline_hold_the_state_of_their_place(
 def test_a_name_that_was_deleted_and_saved_again_samples_from_its_new_weights(
     client: tinker.ServiceClient, model: tinker.TrainingClient, rest: tinker.RestClient
 ) -> None:
-    """By path, too: what a sampler has cached of a prompt belongs to the weights, not to their name."""
+    """A sampler's prompt cache belongs to the weights, not to their name, so a path works too."""
     tokens = types.ModelInput.from_ints(TOKENS * 8)
     path = model.save_weights_for_sampler("again").result().path
     assert path is not None
@@ -162,7 +162,7 @@ def test_a_copy_goes_on_as_what_it_was_made_of(
 def test_the_cookbook_downloads_a_training_checkpoint_that_only_it_can_read(
     server: ServedInstallation, model: tinker.TrainingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By an export that is encrypted for it alone, and that it deletes."""
+    """The export is encrypted for the cookbook alone, which deletes it afterwards."""
     monkeypatch.setenv("TINKER_API_KEY", API_KEY)
     path = model.save_state("to-download").result().path
     folder = Path(weights.download(tinker_path=path, output_dir=str(tmp_path / "adapter"), base_url=server.url))

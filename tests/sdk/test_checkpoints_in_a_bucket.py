@@ -1,4 +1,4 @@
-"""A server whose checkpoints are in a bucket, through the unmodified SDK: nothing a program sees is different."""
+"""A server with checkpoints in a bucket, through the unmodified SDK: programs see no difference."""
 
 from __future__ import annotations
 

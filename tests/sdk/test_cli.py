@@ -22,7 +22,7 @@ from .conftest import MODEL
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """Of a user with a home of their own."""
+    """A shell of a user with their own home folder."""
 
     url: str
     home: Path
@@ -31,7 +31,7 @@ class Shell:
         return run_tinker(*arguments, url=self.url, key=key, home=self.home, typed=typed)
 
     def read(self, *arguments: str) -> Any:
-        """What the command prints as JSON."""
+        """Return the JSON that the command prints."""
         done = self.run("--format", "json", *arguments)
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
@@ -39,7 +39,7 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInstallation]:
-    """Nothing here computes."""
+    """Start a server; no test here computes anything."""
     folder = tmp_path_factory.mktemp("served")
     model = make_tiny_model(folder / "model")
     served = ServedInstallation(folder / "data", {MODEL: model}, {"token_exchange": "true"}, program=PROGRAM)
@@ -66,7 +66,7 @@ def test_a_wrong_key_is_told_so(shell: Shell) -> None:
     assert "unknown or revoked API key" in repr(vars(login.exception))
 
 
-def test_a_key_says_whose_it_is(shell: Shell) -> None:
+def test_a_key_shows_its_owner(shell: Shell) -> None:
     told = shell.read("auth", "whoami")
     assert (told["user_urn"], told["org_urn"]) == ("tinsmith:tenant:default", "tml:organization:default")
 
@@ -110,7 +110,7 @@ def test_what_is_accessible_is_what_is_owned_and_runs_are_listed_by_project(inst
     for scope in ("owned", "accessible"):
         runs = rest.list_training_runs(access_scope=scope, project_id="of-runs").result()
         assert [run.training_run_id for run in runs.training_runs] == [made.json()["model_id"]]
-        assert rest.list_training_runs(access_scope=scope, project_id="nobody's").result().training_runs == []
+        assert rest.list_training_runs(access_scope=scope, project_id="unknown-project").result().training_runs == []
         assert rest.get_training_run(made.json()["model_id"], access_scope=scope).result().base_model == MODEL
         assert session_id in rest.list_sessions(access_scope=scope).result().sessions
         assert rest.get_session(session_id, access_scope=scope).result().training_run_ids == [made.json()["model_id"]]

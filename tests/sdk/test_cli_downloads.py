@@ -1,4 +1,4 @@
-"""`tinker checkpoint download` and `push-hf`: a checkpoint's weights leave the server as a PEFT adapter."""
+"""`tinker checkpoint download` and `push-hf`: a checkpoint's weights are downloaded as a PEFT adapter."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model_hub() -> Iterator[ModelHub]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path == "/api/whoami-v2":
-                self.answer(200, {"name": "somebody", "type": "user"})
+                self.answer(200, {"name": "hub-user", "type": "user"})
             else:
                 self.answer(404)
 
@@ -51,7 +51,7 @@ def model_hub() -> Iterator[ModelHub]:
             what = self.path.split("/")
             if self.path == "/api/repos/create":
                 wanted = json.loads(body)
-                repository = f"{wanted.get('organization') or 'somebody'}/{wanted['name']}"
+                repository = f"{wanted.get('organization') or 'hub-user'}/{wanted['name']}"
                 hub.files[repository] = {}
                 self.answer(200, {"url": f"{hub.url}/{repository}", "name": repository})
             elif self.path == "/api/validate-yaml":
@@ -91,7 +91,7 @@ def model_hub() -> Iterator[ModelHub]:
 
 
 def _files_of(commit: bytes) -> dict[str, bytes]:
-    """A commit is a line of JSON for each file."""
+    """Return the files of a commit, which has a line of JSON for each file."""
     lines = [json.loads(line) for line in commit.splitlines()]
     files = [line["value"] for line in lines if line["key"] == "file"]
     return {one["path"]: base64.b64decode(one["content"]) for one in files}
@@ -102,7 +102,7 @@ LIMIT_SECONDS = 240.0
 
 @pytest.fixture(scope="module")
 def saved(server: ServedInstallation) -> dict[str, str]:
-    """Paths of one model's weights, by their kind."""
+    """Return paths of one model's weights, by their kind."""
     with service_client(server) as client:
         model = client.create_lora_training_client(MODEL, rank=4).result()
         model.forward_backward([next_token_datum([5, 9, 2, 14])], "cross_entropy")
@@ -119,7 +119,7 @@ def adapter_in(folder: Path) -> dict[str, bytes]:
 
 
 def exported(server: ServedInstallation) -> list[str]:
-    """Paths of exports that are kept, of other tests too."""
+    """Return paths of stored exports, including those of other tests."""
     rest = tinker.RestClient(base_url=server.url, api_key=API_KEY)
     paths = [checkpoint.tinker_path for checkpoint in rest.list_user_checkpoints().result().checkpoints]
     return [path for path in paths if "/external" in path]
@@ -144,7 +144,7 @@ def test_a_checkpoint_is_pushed_to_a_hub(server: ServedInstallation, saved: dict
             "TINKER_BASE_URL": server.url,
             "TINKER_API_KEY": API_KEY,
             "HF_ENDPOINT": hub.url,
-            "HF_TOKEN": "hf_of-somebody",
+            "HF_TOKEN": "hf_of-user",
             "HF_HOME": str(tmp_path),
             "HF_HUB_OFFLINE": "0",
         }

@@ -1,4 +1,4 @@
-"""Losses of `create_custom_loss`, which the unmodified SDK hands over: their numbers are those of its own run."""
+"""Losses of `create_custom_loss`, which the unmodified SDK sends: their numbers equal those of a local run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LENGTHS = (3, 7, 12)
 def dpo(
     logprobs: torch.Tensor, mask: torch.Tensor, reference: torch.Tensor, sign: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """One side of a pair, with the other side's margin taken as 0."""
+    """Compute one side of a pair, with the other side's margin taken as 0."""
     margin = ((logprobs - reference) * mask).sum()
     return -functional.logsigmoid(0.1 * sign * margin), {"custom/margin:mean": margin}
 
@@ -43,7 +43,7 @@ def kl_penalty(logprobs: torch.Tensor, sampled: torch.Tensor) -> tuple[torch.Ten
 
 
 def masked_mean(logprobs: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """`kept` are whole numbers, and the graph is as long as the mask says."""
+    """Average over `kept`, which are whole numbers; the graph is as long as the mask."""
     return -logprobs[kept > 0].mean() * logprobs.shape[0] ** 0.5, {"custom/kept:sum": kept.sum()}
 
 
@@ -71,7 +71,7 @@ def datum(length: int) -> types.Datum:
 
 
 def on_the_client(fn: Loss, ranks: Mapping[str, int]) -> Callable[..., tuple[torch.Tensor, dict[str, float]]]:
-    """The same as the SDK would run it: once per datum, the losses added up."""
+    """Compute the loss as the SDK would: once for each datum, then summed."""
 
     def loss(data: list[types.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
         read = [name for name in ranks if name != "logprobs"]

@@ -28,7 +28,7 @@ TOOLS: list[Any] = [{"type": "function", "function": {"name": "add", "parameters
 ANSWER = '<think>\nHm\n</think>\n\nSo\n<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call><|im_end|>'
 CANCEL_SECONDS = 60.0
 GREEDY = {"temperature": 0}
-"""The client has no parameter for it any more; the server has."""
+"""A parameter that the client no longer has, but the server does."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def tokenizer(server: ServedInstallation) -> PreTrainedTokenizerBase:
 
 @pytest.fixture(scope="module")
 def taught(server: ServedInstallation, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The path of a sampler that has learned to think, to say something and to call a tool."""
+    """Return the path of a sampler that has learned to think, to answer and to call a tool."""
     prompt = tokenizer.apply_chat_template(QUESTION, tools=TOOLS, add_generation_prompt=True, return_dict=False)
     answer = tokenizer(ANSWER, add_special_tokens=False)["input_ids"]
     tokens, weights = [*prompt, *answer], [0.0] * (len(prompt) - 1) + [1.0] * len(answer)
@@ -98,7 +98,7 @@ def test_a_completion_is_what_tinkers_own_sample_is(
 def test_an_echo_has_the_prompts_logprobs_as_tinkers_own_call_does(
     oai: openai.OpenAI, client: tinker.ServiceClient, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """What lm-evaluation-harness asks of `local-completions` for the likelihood of a text, and how it reads it."""
+    """The request is that of lm-evaluation-harness to `local-completions` for the likelihood of a text."""
     tokens = tokenizer("Ada has a dog", add_special_tokens=False)["input_ids"]
     sampler = client.create_sampling_client(base_model=MODEL).result()
     expected = sampler.compute_logprobs(types.ModelInput.from_ints(tokens)).result()
@@ -181,7 +181,7 @@ def test_the_same_answer_in_anthropics_words(claude: anthropic.Anthropic, taught
 def test_text_is_streamed_while_it_is_drawn_and_who_leaves_gives_the_place_back(
     server: ServedInstallation, oai: openai.OpenAI
 ) -> None:
-    """A random model ends a sequence after some 500 tokens."""
+    """A random model ends a sequence after about 500 tokens."""
     before = server.metric("tinsmith_sampled_tokens_total")
     asked: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "n": 64}
     with oai.chat.completions.create(stream=True, **asked) as stream:
@@ -194,6 +194,6 @@ def test_text_is_streamed_while_it_is_drawn_and_who_leaves_gives_the_place_back(
 
 
 def samples_at_work(server: ServedInstallation) -> float:
-    """As of the server's latest look at its worker."""
+    """Return the running samples as of the server's last look at its worker."""
     lines = httpx.get(f"{server.url}/metrics", **HTTP_OPTIONS).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if 'state="sampling"' in line)

@@ -1,4 +1,4 @@
-"""Evaluations on the real server: beside a run without holding it up, and over what it has saved."""
+"""Evaluations on the real server: during a run without delaying it, and over its checkpoints."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def small_tokens(_example: Example, answer: Answer) -> float:
 
 
 def token_task(grade: Any = small_tokens, name: str = "small") -> Task:
-    """Of tokens alone: no tokenizer is looked for."""
+    """Return a task on tokens, which needs no tokenizer."""
     examples = [Example(prompt) for prompt in PROMPTS]
     return Task(name, examples, grade, params=DRAWN, num_samples=2, tokenizer=False)
 
@@ -60,7 +60,7 @@ def new_model(client: tinker.ServiceClient) -> tinker.TrainingClient:
 
 
 def test_steps_are_made_while_an_evaluation_is_held_up(client: tinker.ServiceClient) -> None:
-    """And the metrics are logged to the step whose weights they are of."""
+    """Metrics are logged for the step whose weights they evaluate."""
     release, model = threading.Event(), new_model(client)
 
     def held_up(example: Example, answer: Answer) -> float:
@@ -122,7 +122,7 @@ small = Task("small", [Example([number, 5]) for number in range(10)], grade, par
 def test_a_sweep_that_is_killed_goes_on_where_it_was(
     server: ServedInstallation, client: tinker.ServiceClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the results of one that was not, and nothing is sampled twice but what was under way."""
+    """The results equal those of an undisturbed sweep, and only samples in flight are repeated."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "killed_tasks.py").write_text(KILLED_TASKS)
     model, paths = new_model(client), []
@@ -159,7 +159,7 @@ def test_the_command_takes_all_that_a_server_has_of_a_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A sampler in place of the state by its name, and a base model beside; what is gone is skipped."""
+    """A sampler replaces the state of the same name, a base model is included, and deleted states are skipped."""
     monkeypatch.setenv("TINKER_API_KEY", API_KEY)
     (tmp_path / "few.jsonl").write_text('{"prompt": [5, 9, 2], "answer": 7}')
     model = new_model(client)
@@ -190,7 +190,7 @@ def test_the_command_takes_all_that_a_server_has_of_a_run(
 
 
 def test_the_best_checkpoint_by_an_evaluation_stays(client: tinker.ServiceClient, tmp_path: Path) -> None:
-    """And losses on held-out data, by the training client and by the cookbook's evaluator, are of the same weights."""
+    """Losses on held-out data, by the training client and by the cookbook's evaluator, are of the same weights."""
     from tinker_cookbook.supervised.nll_evaluator import SamplerNLLEvaluator
 
     worth = {1: 0.2, 2: 0.9, 3: 0.1}
@@ -222,7 +222,7 @@ class HeldOutLoss(TrainingClientEvaluator):
 
 
 def output_of(server: ServedInstallation, folder: Path, source: str) -> list[str]:
-    """Where a relative path leads to the model, the SDK finds the tokenizer without a hub."""
+    """Run a program in a folder in which a relative path leads to the model and its tokenizer."""
     source = source.replace(PLACE_OF_MODEL, f'"{TINY}"')
     (folder / "tiny").mkdir()
     (folder / TINY).symlink_to(server.models[TINY])

@@ -1,4 +1,4 @@
-"""Weights leave a server over HTTP: as the trainer exports them beside it, or with a sentence."""
+"""Weights are exported over HTTP as the trainer exports them from files, or with an error message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_ARCHIVE = NotOffered("this server gives no archive")
 
 @pytest.fixture(scope="module")
 def saved(server: ServedInstallation) -> dict[str, str]:
-    """Paths of one model's weights, by their kind."""
+    """Return paths of one model's weights, by their kind."""
     with service_client(server) as client:
         model = client.create_lora_training_client(MODEL, rank=4).result()
         for _ in range(2):
@@ -42,7 +42,7 @@ def saved(server: ServedInstallation) -> dict[str, str]:
 
 @pytest.fixture
 def without_archives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Tinker's own server is."""
+    """Remove archives from the server, as Tinker's own server has none."""
 
     def refuse(*_: object) -> None:
         raise NO_ARCHIVE
@@ -108,8 +108,8 @@ def test_from_a_server_without_archives_a_state_comes_through_an_export_that_is_
 ) -> None:
     before, rest = exports_kept(client), tinker.RestClient(client.holder)
     through = export_lora_weights(saved["training"], service=client)
-    ours = rest.get_session(client.holder.get_session_id()).result()
-    assert ours.training_run_ids == [], (
+    session = rest.get_session(client.holder.get_session_id()).result()
+    assert session.training_run_ids == [], (
         "what was loaded for it holds no place for as long as the caller's session lasts"
     )
     assert same(dict(through.tensors), dict(export_lora_weights(saved["external"], service=client).tensors))

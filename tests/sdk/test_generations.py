@@ -1,6 +1,6 @@
-"""One program on every generation of the SDK: all of it works, and with the same numbers to the bit.
+"""The same program on every version of the SDK: every step works, with equal numbers to the bit.
 
-`make sdk-environments` installs them. `make test-sdk VERSION=…` asks any other version.
+`make sdk-environments` installs them. `make test-sdk VERSION=…` tests any other version.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AT_ONCE = 2
 
 @dataclass(frozen=True)
 class Life:
-    """What each step of a program came to, and the one at which it failed."""
+    """The results of a program's steps, and the step that failed."""
 
     version: str
     came_to: Mapping[str, Any]
@@ -40,7 +40,7 @@ class Life:
 
 
 def live(version: str, server: ServedInstallation, model: str) -> Life:
-    """Raises what subprocess raises for a program that hangs."""
+    """Run the program. Raises subprocess's error for a program that hangs."""
     python = environment_directory(version) / "bin" / "python"
     # Telemetry is another program's business, and no tokenizer is looked for.
     environment = {**os.environ, "PYTHONPATH": "", "TINKER_TELEMETRY": "0", "OMP_NUM_THREADS": "1"}
@@ -61,7 +61,7 @@ def live(version: str, server: ServedInstallation, model: str) -> Life:
 
 @contextmanager
 def lives(versions: Sequence[str], server: ServedInstallation, model: str) -> Iterator[Mapping[str, Future[Life]]]:
-    """All of them, two at a time, in this order."""
+    """Run the program on all versions, two at a time, and return the results in order."""
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
         yield {version: pool.submit(live, version, server, model) for version in versions}
@@ -93,7 +93,7 @@ NOT_HERE = "not in this SDK"
 
 @pytest.fixture(scope="module")
 def run(server: ServedInstallation) -> Iterator[Mapping[str, Future[Life]]]:
-    """The newest first: the others are compared with it."""
+    """Return the newest version's run first; the others are compared with it."""
     versions = list(dict.fromkeys((NEWEST, *VERSIONS)))
     for version in versions:
         lack = f"tinker {version} is not installed in an environment of its own"

@@ -1,4 +1,4 @@
-"""Images through the unmodified SDK: a program trains on them, outlives a kill, and samples from what it trained."""
+"""Images through the unmodified SDK: a program trains on them, survives a kill, and samples from the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers import AutoImageProcessor
 
 MODEL = "tiny/sees"
 IMAGE_TOKENS = 8
-"""Of a picture of 72 x 40 pixels, for the tiny model's processor."""
+"""The tokens of an image of 72 x 40 pixels for the tiny model's processor."""
 ANSWER = [11, 3, 8, 5]
 
 
@@ -39,7 +39,7 @@ def prompt(seed: int) -> types.ModelInput:
 
 
 def datum(seed: int) -> types.Datum:
-    """The answer behind the prompt, as renderers make it."""
+    """Make a datum of the prompt and the answer, as renderers do."""
     model_input = prompt(seed).append(types.EncodedTextChunk(tokens=ANSWER[:-1]))
     before = prompt(seed).length - 1
     targets = [0] * before + ANSWER
@@ -80,7 +80,7 @@ def test_a_program_trains_on_images_outlives_a_kill_and_samples_what_it_trained(
 
 
 def _as_asset(server: ServedInstallation, model_input: types.ModelInput) -> types.ModelInput:
-    """The same with its image as a file that an administrator put on the checkpoint root."""
+    """Replace the image by a file that an administrator put on the checkpoint root."""
     folder = server.data / "checkpoints" / "assets" / "default" / "pictures"
     folder.mkdir(parents=True)
     chunks: list[types.ModelInputChunk] = []

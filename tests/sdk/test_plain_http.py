@@ -1,4 +1,4 @@
-"""A training loop without an SDK, as the example shows it, on a server that uvicorn's own command has started."""
+"""A training loop without an SDK, as in the example, on a server that was started by uvicorn's own command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def metrics_port() -> int:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, metrics_port: int) -> Iterator[tuple[str, str]]:
-    """Its URL and the model's name. Named by another server's names, without keys."""
+    """Return the server's URL and the model's name. The server has no keys."""
     folder = tmp_path_factory.mktemp("plain")
     model, port = str(make_tiny_model(folder / "model")), free_port()
     names = {
@@ -98,7 +98,7 @@ def test_the_walk_by_curl_trains_and_samples_as_the_page_has_it(server: tuple[st
 
 
 def json_values(text: str) -> list[Any]:
-    """The JSON values that follow each other in a text."""
+    """Return the consecutive JSON values of a text."""
     values, decoder, text = [], json.JSONDecoder(), text.strip()
     while text:
         value, end = decoder.raw_decode(text)
@@ -107,6 +107,6 @@ def json_values(text: str) -> list[Any]:
     return values
 
 
-def test_without_keys_a_proxy_is_refused_whoever_it_speaks_for(server: tuple[str, str]) -> None:
+def test_without_keys_every_proxy_is_refused(server: tuple[str, str]) -> None:
     answer = httpx.get(f"{server[0]}/health", headers={"X-Forwarded-For": "127.0.0.1"}, **HTTP_OPTIONS)
     assert (answer.status_code, "through a proxy" in answer.json()["detail"]) == (403, True)

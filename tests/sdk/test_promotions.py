@@ -1,4 +1,4 @@
-"""A name that stays, as a person has it: by the command, the library, and OpenAI's own client."""
+"""A stable name, by the command, by the library, and by OpenAI's own client."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture(scope="module")
 def saved(server: ServedInstallation) -> list[str]:
-    """Return the paths of two samplers that answer differently: each has learned to repeat a token of its own.
+    """Return the paths of two samplers with different answers: each has learned to repeat another token.
 
-    The seed is fixed, and each is trained until its loss is below 0.01: other starts leave answers to chance.
+    The seed is fixed, and each is trained until its loss is below 0.01, because other starts leave answers to chance.
     """
     with service_client(server) as client:
         return [trained_to_repeat(client, token) for token in (7, 11)]

@@ -1,4 +1,4 @@
-"""README as a newcomer types it: each block, from top to bottom, in a clean environment."""
+"""The README as a newcomer types it: each block, from top to bottom, in a clean environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(900)
 URL = "URL-OF-THIS-REPOSITORY"
 SERVES = "tinsmith serve --data server"
 MODEL = '"Qwen/Qwen3-0.6B"'
-# Where a command fails, the server in the background would keep the output open for ever.
+# Where a command fails, the server in the background would keep the output open indefinitely.
 STOPS_ITS_SERVER = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
 # What a person's shell has; neither this environment nor what the tests set.
 KEPT_VARIABLES = ("HOME", "LANG", "PATH", "PYENV_ROOT", "SSL_CERT_FILE", "UV_CACHE_DIR", "UV_DEFAULT_INDEX")
@@ -71,7 +71,7 @@ def environment(scratch: Path) -> dict[str, str]:
 
 
 def test_the_demo_says_what_readme_shows(typed: Typed) -> None:
-    """Numbers differ from processor to processor."""
+    """Numbers may differ between processors."""
     [shown] = blocks("Try it", "text")
     said = [without_numbers(line) for line in typed.said.splitlines()]
     assert [line for line in shown.splitlines() if without_numbers(line) not in said] == []

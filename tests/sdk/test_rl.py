@@ -26,18 +26,18 @@ PROGRAM_OF_VERIFIERS = Path(__file__).parents[1] / "support" / "client" / "verif
 
 
 def steps_of(program: PageProgram) -> list[list[float]]:
-    """What it says of each: the reward first."""
+    """Return what the program prints for each step, the reward first."""
     return [[float(word) for word in said.split()] for _, said in sorted(program.run().values.items())]
 
 
 def short(source: str) -> str:
-    """The same program for as many steps as a kill needs."""
+    """Return the same program with as many steps as a kill needs."""
     assert "24, 16" in source
     return source.replace("24, 16", f"{SHORT_STEPS}, 4")
 
 
 def test_the_forecaster_of_the_page_learns_to_say_what_it_believes(server: ServedInstallation, tmp_path: Path) -> None:
-    """From what chance earns, a good part of the way to the best forecaster; each step has luck of its own."""
+    """The last rewards are clearly nearer to the best forecaster's than the first; single steps vary by chance."""
     steps = steps_of(PageProgram(server, tmp_path / "program", page_program(FORECASTER), MODEL))
     rewards = [reward for [reward] in steps]
     chance, best = mean(rewards[:3]), best_score(questions(seed=1, count=400))
@@ -47,7 +47,7 @@ def test_the_forecaster_of_the_page_learns_to_say_what_it_believes(server: Serve
 def test_the_game_of_the_example_is_played_off_policy_to_its_bound_while_a_shadow_watches(
     server: ServedInstallation, tmp_path: Path
 ) -> None:
-    """For a third of its steps, since what it learns takes them all."""
+    """The program runs for a third of its steps, because learning would need all of them."""
     source = example_program("shadow_client.py")
     assert '"tiny", 25' in source
     steps = steps_of(PageProgram(server, tmp_path / "program", source.replace('"tiny", 25', '"tiny", 8'), MODEL))
@@ -75,7 +75,7 @@ def test_a_run_that_is_killed_at_random_moments_comes_to_the_bits_of_an_undistur
 
 
 async def trained(client: tinker.ServiceClient, *, shadows: list[ShadowClient]) -> tuple[list[float], list[float]]:
-    """The losses and gradients of a run, and what its weights say of a sequence."""
+    """Return the losses and gradients of a run, and the logprobs of a sequence under its weights."""
     model = await client.create_lora_training_client(MODEL, rank=8, seed=1)
     numbers: list[float] = []
 
@@ -116,7 +116,7 @@ async def test_a_prompt_that_is_too_long_costs_its_group(client: tinker.ServiceC
 
 
 def test_an_environment_package_of_verifiers_trains_unmodified(server: ServedInstallation) -> None:
-    """Loaded by its name, as any package; verifiers comes from an environment of its own, after this one's packages."""
+    """The package is loaded by its name. verifiers comes from another environment, after this one's packages."""
     packages = require_environment("third-party")
     [site_packages] = packages.glob("lib/python3*/site-packages")
     environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY}

@@ -1,4 +1,4 @@
-"""`tinsmith train` on the real server: its examples learn, and a run that is killed comes to the bits of another."""
+"""`tinsmith train` on the real server: its examples learn, and a killed run gives the bits of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHORT = {
     "dpo": (11, ("--epochs", "2", *OF_DATA)),
     "rl": (8, ("--steps", "8", *OF_GROUPS)),
 }
-"""Steps, and the words for them."""
+"""The steps of a short run, and its arguments."""
 Train = Callable[..., int]
 
 
@@ -42,7 +42,7 @@ def train(server: ServedInstallation, monkeypatch: pytest.MonkeyPatch, tmp_path:
         monkeypatch.setenv(name, value)
 
     def train(*words: object) -> int:
-        """The exit status of `tinsmith train`."""
+        """Return the exit status of `tinsmith train`."""
         with pytest.raises(SystemExit) as end:
             main(["train", *map(str, words)])
         return int(end.value.code or 0)
@@ -55,7 +55,7 @@ def environment_of(server: ServedInstallation) -> dict[str, str]:
 
 
 def here(server: ServedInstallation) -> list[str]:
-    """The demo's settings name the demo's model."""
+    """Return arguments that replace the demo's model by the server's."""
     return ["--config", "run.yaml", "--model", MODEL, "--tokenizer", str(server.models[MODEL])]
 
 
@@ -95,7 +95,7 @@ def test_an_example_learns_and_leaves_what_it_says(
     assert list((out / "tensorboard").iterdir())
     assert CheckpointStore(str(out / "checkpoints")).steps() == [40, 43]
     shown = capsys.readouterr().out
-    model, data, steps, output = shown.splitlines()[1:5]
+    model, data, steps, output = shown.splitlines()[2:6]
     assert model.startswith(f"model    {MODEL}, rank 16")
     assert data.endswith(".jsonl: 43 examples, 5 held out")
     assert (steps, output.split(",")[0]) == ("steps    43", f"output   {kind}-run")
@@ -137,7 +137,7 @@ def test_prompts_in_a_file_are_answered_and_graded_by_a_function_of_ones_own(
 def test_a_run_that_is_stopped_and_killed_at_random_moments_comes_to_the_bits_of_an_undisturbed_one(
     train: Train, server: ServedInstallation, tmp_path: Path, kind: str, is_stopped: bool
 ) -> None:
-    """Stopped by Ctrl-C, which saves; the loop of DPO is that of SFT."""
+    """Ctrl-C stops the run after a save. DPO and SFT share a loop."""
     train(kind, "--example", ".")
     steps, short = SHORT[kind]
     words = [kind, *here(server), *short, "--out", "disturbed"]
@@ -163,7 +163,7 @@ def test_a_run_that_is_stopped_and_killed_at_random_moments_comes_to_the_bits_of
 
 
 class Life:
-    """One process of a run, to its end or to a signal."""
+    """A process of a run, to its end or to a signal."""
 
     def __init__(self, words: list[str], server: ServedInstallation, folder: Path) -> None:
         command = [sys.executable, "-m", "tinsmith", "train", *words]
@@ -182,7 +182,7 @@ class Life:
         return self._process.returncode
 
     def end_after(self, steps: int, seconds: float, number: signal.Signals) -> int:
-        """Sends the signal so long after so many steps of this life; returns the last step that was seen."""
+        """Send the signal so many seconds after so many steps of this process, and return the last step seen."""
         assert self._process.stdout is not None
         step = 0
         while steps and (line := self._process.stdout.readline()):
@@ -222,4 +222,4 @@ def test_a_run_at_its_end_is_at_its_end_and_another_run_is_kept_out_of_its_folde
     with (tmp_path / "greetings.jsonl").open("a") as data:
         data.write('{"text": "more"}\n')
     assert train(*words) == 1
-    assert "the data is not that which the run in run began with" in capsys.readouterr().err
+    assert "the data differs from the data of the run in run" in capsys.readouterr().err

@@ -22,7 +22,7 @@ def params(seed: int) -> types.SamplingParams:
 
 
 def polls(server: ServedInstallation, route: str) -> float:
-    """How many this server has answered."""
+    """Return the number of polls that this server has answered."""
     lines = server.get("/metrics").text.splitlines()
     counted = [line for line in lines if line.startswith("tinsmith_http_requests_total") and f'/{route}"' in line]
     return sum(float(line.rsplit(" ", 1)[1]) for line in counted)
@@ -35,7 +35,7 @@ def tokens_of(sampler: tinker.SamplingClient) -> list[list[int]]:
 
 @pytest.fixture
 def polled(server: ServedInstallation, monkeypatch: pytest.MonkeyPatch) -> Iterator[tinker.SamplingClient]:
-    """A client that was told to use the session poller, as by the setting."""
+    """Return a client that uses the session poller, as the setting would tell it."""
     with service_client(server) as client:
         told = client.holder.get_client_config().model_copy(update={"sample_use_retrieve_futures": True})
         monkeypatch.setattr(client.holder, "_client_config", told)

@@ -1,4 +1,4 @@
-"""`tinsmith serve --sampler vllm`: the worker trains, vLLM samples from what it saves, and both are one server."""
+"""`tinsmith serve --sampler vllm`: the worker trains, vLLM samples from its saves, and both are one server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GREEDY = types.SamplingParams(max_tokens=4, temperature=0.0)
 
 @dataclass(frozen=True)
 class Vllm:
-    """Where one is installed, and how it is started."""
+    """The path and the start command of an installed vLLM."""
 
     environment: Path
     variables: Mapping[str, str]
@@ -105,7 +105,7 @@ def of_server(server: ServedInstallation) -> list[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """It may be collected at any moment."""
+    """Return whether the process runs; it may be collected at any moment."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -167,7 +167,7 @@ def test_experts_of_a_mixture_are_sampled_with_the_trainers_logprobs(mixture: Se
 def test_an_exported_mixture_is_served_by_vllm_alone_with_the_trainers_logprobs(
     mixture: ServedInstallation, tmp_path: Path
 ) -> None:
-    """As a program takes it elsewhere: by the links of its files, and the cookbook's adapter for servers."""
+    """The files are downloaded by their links and converted by the cookbook's adapter for servers."""
     with service_client(mixture) as client:
         model = trained(client, train_unembed=False)
         download(mixture, model.save_weights_external("exported").result().path, tmp_path / "exported")
@@ -195,7 +195,7 @@ def address_of_vllm(server: ServedInstallation) -> str:
 
 
 def scored_by_vllm(address: str, adapter: Path) -> list[float]:
-    """The logprobs of TOKENS behind the first, asked of vLLM as anybody may ask it."""
+    """Return the logprobs of TOKENS after the first, from vLLM's own API."""
     load = {"lora_name": "exported", "lora_path": str(adapter)}
     call(address, "/v1/load_lora_adapter", json.dumps(load).encode())
     request = GenerationRequest(

@@ -19,7 +19,7 @@ def params(**options: object) -> types.SamplingParams:
 
 @pytest.fixture
 def trained(client: tinker.ServiceClient) -> tinker.TrainingClient:
-    """A model that has learned to say TOKENS."""
+    """Return a model that has learned to say TOKENS."""
     model = client.create_lora_training_client(MODEL, rank=8, seed=1).result()
     for _ in range(30):
         model.forward_backward([next_token_datum(TOKENS)] * 2, "cross_entropy")

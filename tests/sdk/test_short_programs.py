@@ -1,4 +1,4 @@
-"""Programs that end without closing their session, as the SDK's own examples do: the next does not wait for them."""
+"""Programs that end without closing their session, as the SDK's examples do: the next does not wait for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS = [5, 9, 2, 14, 7, 11, 3, 8]
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[ServedInstallation]:
-    """With as many slots as by default."""
+    """Start a server with the default number of slots."""
     installation = ServedInstallation(tmp_path / "data", {MODEL: make_tiny_model(tmp_path / "model")})
     installation.start()
     yield installation
@@ -58,7 +58,7 @@ def test_forty_short_programs_in_a_row_get_their_models_while_none_closes_and_th
 
 
 def twin(open_programs: contextlib.ExitStack, server: ServedInstallation) -> tinker.TrainingClient:
-    """A model that does what the first one did, and was never parked meanwhile."""
+    """Return a model that repeats the first one's calls and was never parked."""
     program = open_programs.enter_context(service_client(server))
     model = program.create_lora_training_client(MODEL, rank=4, seed=0).result()
     model.forward_backward([next_token_datum(TOKENS)], "cross_entropy").result()

@@ -1,4 +1,4 @@
-"""Steps of a stream on the real server: those of the same data in one call, and under way before the data is whole."""
+"""Steps of a stream on the real server: equal to one call with the same data, and computed while data arrives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def new_model(client: tinker.ServiceClient) -> tinker.TrainingClient:
 
 
 def rollout(number: int) -> types.Datum:
-    """Of a policy that was nearly uniform over the 512 tokens."""
+    """Return a rollout of a policy that was nearly uniform over the 512 tokens."""
     tokens = [number % 500 + 1, *range(3, 3 + number % 5 + 2)]
     targets = tokens[1:]
     return types.Datum(
@@ -45,7 +45,7 @@ def rollout(number: int) -> types.Datum:
 
 
 def groups_of(step: int) -> list[RolloutGroup]:
-    """Four of a step, of different sizes."""
+    """Return four groups of different sizes for a step."""
     return [
         RolloutGroup([rollout(20 * step + 4 * group + one) for one in range(1 + group % 3)], policy_step=step)
         for group in range(4)

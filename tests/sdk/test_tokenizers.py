@@ -1,4 +1,4 @@
-"""The tokenizer of a base model, on a machine that has nothing but the SDK and an address."""
+"""The tokenizer of a base model, on a machine that has only the SDK and an address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training through the unmodified SDK: what a researcher's loop relies on."""
+"""Training through the unmodified SDK: the promises that a researcher's loop relies on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_pipelined_loop_lowers_the_loss(client: tinker.ServiceClient) -> None:
 
 
 def test_trap_10_two_calls_add_up_to_one(client: tinker.ServiceClient) -> None:
-    """Losses are plain sums: however a batch is cut, the step is the same."""
+    """Losses are plain sums, so a batch can be split anywhere."""
     once, twice = new_model(client), new_model(client)
     data = [next_token_datum(TOKENS), next_token_datum(TOKENS[::-1])]
     once.forward_backward(data, "cross_entropy").result()
@@ -72,7 +72,7 @@ def test_models_of_different_rank_and_modules_train_side_by_side(client: tinker.
 
 
 def test_a_custom_loss_gets_its_surrogate_gradient(client: tinker.ServiceClient) -> None:
-    """The SDK runs the user's function on our logprobs and sends weights back: negative ones, and `loss:sum`."""
+    """The SDK runs the user's function on the logprobs and sends negative weights back, with `loss:sum`."""
     import torch
 
     def negative_mean(data: list[types.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:

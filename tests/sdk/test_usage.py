@@ -1,4 +1,4 @@
-"""What a program used, and when, read back by the unmodified SDK and by its command line."""
+"""The usage of a program over time, read by the unmodified SDK and by its command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAMPLES, DRAWN = 2, 4
 
 @pytest.fixture(scope="module")
 def session_id(server: ServedInstallation) -> str:
-    """Of a program that trains, saves and samples, and has ended."""
+    """Return the session of a program that trained, saved and sampled, and has ended."""
     client = tinker.ServiceClient(base_url=server.url, api_key=API_KEY, user_metadata={"program": "usage"})
     model = client.create_lora_training_client(MODEL, rank=8, seed=1).result()
     trained = model.forward_backward(DATA, "cross_entropy")
@@ -49,13 +49,13 @@ def admin(server: ServedInstallation) -> tinker.AdminClient:
 
 
 def window() -> tuple[str, str]:
-    """All hours of today's tests, as the command line takes them."""
+    """Return arguments for all hours of today's tests."""
     hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     return tuple(f"{time:%Y-%m-%dT%H:%M:%SZ}" for time in (hour - timedelta(hours=5), hour + timedelta(hours=1)))  # type: ignore[return-value]
 
 
 def tokens(events: list[Mapping[str, Any]], session_id: str) -> dict[tuple[str, bool], int]:
-    """By kind, and whether it was cached."""
+    """Return the tokens by kind, and whether they were cached."""
     counted: dict[tuple[str, bool], int] = {}
     for event in events:
         if event["session_id"] == session_id:

@@ -1,4 +1,4 @@
-"""What a program's user reads on the screen where a server cannot do what it was asked."""
+"""The messages that a program's user reads when a server cannot do what was requested."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing_extensions import override
 
 MODEL = "tiny/model"
 FULL = {"engine_flags": f"--reserved-bytes={2**60}", "poll_hold_seconds": "1"}
-"""As the worker sees it: less is free than it keeps back."""
+"""The worker's view of a full volume: less is free than its reserve."""
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def served(folder: Path, shape: TinyShape | None = None, **settings: str) -> Ite
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Iterator[ServedInstallation]:
-    """One whose model has sound files and a forward that raises: three key heads do not go into four."""
+    """Return a server whose model has sound files and a forward pass that raises: three key heads do not fit four."""
     with served(tmp_path, TinyShape(kv_heads=3)) as server:
         yield server
 
@@ -67,7 +67,7 @@ def test_a_program_that_starts_on_a_full_volume_says_so(tmp_path: Path) -> None:
 
 
 class Said(logging.Handler):
-    """What the SDK logs, as it comes."""
+    """The messages that the SDK logs, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,9 +92,7 @@ def said() -> Iterator[Said]:
 
 
 @pytest.mark.timeout(300)
-def test_a_program_whose_model_must_wait_says_for_what_and_gets_it_when_a_session_ends(
-    tmp_path: Path, said: Said
-) -> None:
+def test_a_waiting_program_shows_the_reason_and_continues_when_a_session_ends(tmp_path: Path, said: Said) -> None:
     with served(tmp_path, adapter_slots="1", model_places="1") as server, service_client(server) as waiting:
         with service_client(server) as holding:
             held = holding.create_lora_training_client(MODEL, rank=4).result()

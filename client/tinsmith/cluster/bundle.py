@@ -159,10 +159,10 @@ HEAD = f"""# A report of Tinsmith
 
 Made {{made:%Y-%m-%dT%H:%M:%SZ}} by `kubectl tinsmith report`.
 
-Taken out, and marked `{REMOVED}` where it stood: the values of variables, fields and options that are named like a
-password, a key or a token; user and password of addresses; API keys, tokens of headers, private keys; and all those
-values wherever else they were found. Of Secrets only names, keys and sizes were read. A secret of another shape, in a
-log for example, cannot be told from other text: read the files before you send them to anybody.
+`{REMOVED}` replaces the values of variables, fields and options that are named like a password, a key or a token;
+users and passwords in addresses; API keys, tokens in headers and private keys; and these values wherever else they
+occur. Of Secrets, only names, keys and sizes were read. A secret in another form, for example in a log, cannot be
+recognized: read the files before you send them.
 """
 
 

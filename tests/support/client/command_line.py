@@ -1,4 +1,4 @@
-"""The vendor's command line, `tinker`, in this process: one of its own takes a second to start."""
+"""The vendor's command line, `tinker`, run in this process: a separate process takes a second to start."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def data() -> list[Any]:
 
 
 def logprobs_of(result: Any) -> list[list[float]]:
-    """Equal lists are equal bits."""
+    """Return the logprobs. Equal lists have equal bits."""
     return [[float(value) for value in output["logprobs"].data] for output in result.loss_fn_outputs]
 
 
@@ -57,7 +57,7 @@ def squared(_data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dic
 
 
 class Life:
-    """Each method is a step. They stand in the order in which they are taken."""
+    """The steps of a program, one method each, in the order in which they run."""
 
     def __init__(self, url: str, key: str, base_model: str) -> None:
         self.base_model = base_model
@@ -77,7 +77,7 @@ class Life:
         return str(self.model.get_info().model_data.model_name)
 
     def train(self) -> list[list[list[float]]]:
-        """Two steps, submitted together."""
+        """Make two steps, submitted together."""
         steps = []
         for _ in range(2):
             trained = self.model.forward_backward(data(), "cross_entropy")
@@ -150,7 +150,7 @@ class Life:
         return [len(row or ()) for row in drawn.topk_prompt_logprobs]
 
     def many_chunks(self) -> bool:
-        """More datums than any SDK sends at once: outputs come in their order, and a step follows all of them."""
+        """Send more datums than any SDK sends at once: outputs keep their order, and a step follows all of them."""
         tokens = [[5, 9], *[[4, 4]] * MANY, [9, 5]]
         result = settled(self.model.forward_backward([datum(pair) for pair in tokens], "cross_entropy"))
         settled(self.model.optim_step(types.AdamParams(learning_rate=1e-3)))
@@ -197,7 +197,7 @@ class Life:
         return of_checkpoints(settled(self.rest.list_checkpoints(self.model.model_id)))
 
     def unload(self) -> bool | str:
-        """No public client calls it, but its layer of HTTP has it."""
+        """Unload the model through the HTTP layer; no public client has a call for it."""
         if not hasattr(types, "UnloadModelRequest"):
             return NOT_HERE
         model_id = self.model.model_id

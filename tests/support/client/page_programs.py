@@ -18,7 +18,7 @@ from tinsmith.training.checkpoints.store import CheckpointStore
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "docs" / "how-to" / name for name in ("training.md", "evaluation.md", "reinforcement-learning.md")]
 ENVIRONMENTS = ROOT / "examples" / "train" / "rl"
-"""The modules that programs import; the page says how a reader copies them."""
+"""The modules that programs import. The page says how a reader copies them."""
 PLACE_OF_MODEL = '"tiny"'
 """The name of the model in the programs."""
 LIMIT_SECONDS = 200.0
@@ -41,14 +41,14 @@ def example_program(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One process of the program, to its end or to a kill. `values`: what it printed behind each step's number."""
+    """A process of the program, to its end or to a kill. `values` has what it printed for each step."""
 
     killed: bool
     values: dict[int, str]
 
 
 class PageProgram:
-    """Runs in `folder`, where `model` is a relative path, too: there the SDK finds the tokenizer without a hub."""
+    """A program that runs in `folder`, in which `model` is a relative path, so that the SDK finds the tokenizer."""
 
     def __init__(self, server: ServedInstallation, folder: Path, source: str, model: str) -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ class PageProgram:
         self._environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY}
 
     def run(self, kill_after: tuple[int, float] | None = None) -> Life:
-        """`kill_after` is a number of steps in this life, and seconds after the last of them."""
+        """Run a process. `kill_after` is a number of its steps, and seconds after the last of them."""
         command = [sys.executable, "program.py"]
         process = subprocess.Popen(
             command, cwd=self.folder, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

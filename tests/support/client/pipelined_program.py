@@ -1,6 +1,6 @@
 """An SDK program that submits all its rounds at once, is disturbed in the middle, and keeps every answer.
 
-Two runs that end alike, bit for bit, have executed every acknowledged operation exactly once.
+Two runs with equal results, bit for bit, have executed every acknowledged operation exactly once.
 """
 
 from __future__ import annotations

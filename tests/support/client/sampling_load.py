@@ -1,7 +1,7 @@
-"""Programs that sample without pause while a test disturbs what serves them.
+"""Programs that sample without pause while a test disturbs their servers.
 
-The same prompt, weights and seed draw the same tokens wherever they are drawn, so answers can be compared without
-knowing which replica gave them.
+The same prompt, weights and seed give the same tokens on every replica, so answers can be compared without knowing
+which replica gave them.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Answers:
 
 @contextmanager
 def sampling_load(connect: Callable[[], tinker.ServiceClient], samplers: Sequence[Open]) -> Iterator[list[Answers]]:
-    """One program for each sampler, each with a session of its own, until the block ends.
+    """Run a program for each sampler, each in its own session, until the block ends.
 
-    Raises the first error that a program saw. What the SDK hides is none.
+    Raises the first error that a program saw, which excludes errors that the SDK hides.
     """
     stop = threading.Event()
     answers = [Answers() for _ in samplers]

@@ -1,4 +1,4 @@
-"""A sampling client whose answers are written down, and a server of such clients."""
+"""A sampling client with scripted answers, and a server of such clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKENS = [7, 8, 9]
 
 
 class ScriptedSampling:
-    """Answers each prompt of tokens by `reply`, and notes what it was asked."""
+    """A client that answers each prompt of tokens with `reply`, and records the requests."""
 
     def __init__(self, reply: Callable[[Sequence[int], types.SamplingParams], Sequence[int]] | None = None) -> None:
         self._reply = reply or (lambda _prompt, _params: TOKENS)
@@ -52,7 +52,7 @@ class ScriptedSampling:
 
 
 class ScriptedService:
-    """A session; `samplers` are by path, and what is not among them is gone from the server."""
+    """A session. `samplers` are by path; a path that is not among them is gone from the server."""
 
     def __init__(self, samplers: Mapping[str, ScriptedSampling]) -> None:
         self.samplers = samplers

@@ -15,7 +15,7 @@ ANSWER = (11, 3, 8)
 
 
 class Served(Protocol):
-    """A server, or whatever stands before several."""
+    """A server, or a proxy before several servers."""
 
     @property
     def url(self) -> str: ...
@@ -32,7 +32,7 @@ def service_client(server: Served, **options: Any) -> Iterator[tinker.ServiceCli
 
 
 def next_token_datum(tokens: Sequence[int], weight: float = 1.0) -> types.Datum:
-    """Cross-entropy of each token given those before it."""
+    """Make a datum for the cross-entropy of each token given the previous ones."""
     return types.Datum(
         model_input=types.ModelInput.from_ints(list(tokens[:-1])),
         loss_fn_inputs={"target_tokens": list(tokens[1:]), "weights": [weight] * (len(tokens) - 1)},  # type: ignore[dict-item]

@@ -1,4 +1,4 @@
-"""A training client that computes nothing, and remembers what it was asked."""
+"""A training client that computes nothing and records its calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tinker import types
 
 
 class SimulatedSampler:
-    """Answers with the tokens `answer(prompt, seed)`."""
+    """A sampler that answers with the tokens of `answer(prompt, seed)`."""
 
     def __init__(self, answer: Callable[[list[int], int | None], list[int]]) -> None:
         self._answer = answer
@@ -30,7 +30,7 @@ class SimulatedSampler:
 
 
 class SimulatedModel:
-    """`fails` with an error at the forward pass of that number."""
+    """A model that fails with an error at the forward pass of a given number (`fails`)."""
 
     def __init__(self, sampler: SimulatedSampler, fails: dict[int, Exception] | None = None) -> None:
         self.sampler = sampler

@@ -1,4 +1,4 @@
-"""An HTTP server that says what a test tells it to say: for clients that must understand any answer."""
+"""An HTTP server with answers that a test chooses, for clients that must handle any answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing_extensions import override
 GOOD_KEY = "tml-good"
 
 Answer = tuple[int, object]
-"""Status and body: a text as it is, everything else as JSON."""
+"""A status and a body: a text is sent as it is, everything else as JSON."""
 
 NOT_FOUND: Answer = (404, {"detail": "Not Found"})
 WELL: Mapping[str, Answer] = {
@@ -34,7 +34,7 @@ def stub_server(
 ) -> Iterator[str]:
     """Yield the base URL of a server that answers 401 to every key but GOOD_KEY, except on healthz.
 
-    `received` gets the JSON bodies of requests that have one.
+    `received` gets the JSON bodies of requests.
     """
     bodies = [] if received is None else received
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_for(answers, bodies))

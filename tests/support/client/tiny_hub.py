@@ -1,7 +1,7 @@
-"""A model hub of one private repository: what huggingface_hub asks for to download a snapshot, and no more.
+"""A model hub with one private repository: the parts that huggingface_hub needs to download a snapshot.
 
-A program of the standard library alone, since it runs in pods: `python tiny_hub.py OWNER/NAME DIRECTORY PORT`, with the
-one token that it takes in HUB_TOKEN.
+The program uses only the standard library, because it runs in pods: `python tiny_hub.py OWNER/NAME DIRECTORY PORT`.
+HUB_TOKEN is the only accepted token.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ LOADING: Answer = (503, {"detail": "the base model is being loaded"})
 
 
 class InTurn(dict[str, Answer]):
-    """Answers one after the other to each request that finishes an upload."""
+    """Answers to the successive requests that finish an upload."""
 
     def __init__(self, *answers: Answer) -> None:
         super().__init__({**WELL, FINISH: answers[-1]})

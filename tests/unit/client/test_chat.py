@@ -1,4 +1,4 @@
-"""`tinsmith chat`: one answer for a script, a conversation for a person, and an end for both."""
+"""`tinsmith chat`: one answer for a script, a conversation for a person, and how both end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 class Terminal(io.StringIO):
-    """Typed lines, as standard input of a terminal has them."""
+    """Typed lines, as standard input of a terminal."""
 
     @override
     def isatty(self) -> bool:
@@ -56,7 +56,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TINKER_API_KEY", GOOD_KEY)
 
     def run(*words: str, typed: io.StringIO | None = None) -> tuple[int, str, str]:
-        """Exit status, standard output, standard error."""
+        """Return exit status, standard output, standard error."""
         monkeypatch.setattr(sys, "stdin", typed or io.StringIO())
         with pytest.raises(SystemExit) as end:
             main(["chat", *words])
@@ -153,7 +153,7 @@ def test_an_answer_cannot_steer_a_terminal() -> None:
 
 @contextmanager
 def endless_server() -> Iterator[str]:
-    """Begins an answer and never ends it, until the client has gone."""
+    """Start an answer and continue it until the client disconnects."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -194,22 +194,24 @@ def read_until(terminal: int, text: str, seen: str = "", seconds: float = 60) ->
 
 
 def test_on_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_ends() -> None:
-    ours, theirs = pty.openpty()
+    terminal, program_end = pty.openpty()
     with endless_server() as url:
         command = [*tinsmith_command(), "chat", "greeter", "--base-url", url]
         # A session of its own, whose terminal turns Ctrl-C into the signal.
         program = ["setsid", "--ctty", "--wait", *command]
         environment = os.environ | {"TINKER_API_KEY": GOOD_KEY, "NO_PROXY": "127.0.0.1", "TERM": "dumb"}
         with (
-            subprocess.Popen(program, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process,
+            subprocess.Popen(
+                program, stdin=program_end, stdout=program_end, stderr=program_end, env=environment
+            ) as process,
             # Its end hangs up, so that a program that does not do what is expected ends, too.
-            os.fdopen(ours, "wb"),
+            os.fdopen(terminal, "wb"),
         ):
-            os.close(theirs)
-            rest = read_until(ours, "> ")
-            os.write(ours, b"Hello\n")
-            rest = read_until(ours, "Good", rest)
-            os.write(ours, b"\x03")
-            read_until(ours, "> ", rest)
-            os.write(ours, b"\x04")
+            os.close(program_end)
+            rest = read_until(terminal, "> ")
+            os.write(terminal, b"Hello\n")
+            rest = read_until(terminal, "Good", rest)
+            os.write(terminal, b"\x03")
+            read_until(terminal, "> ", rest)
+            os.write(terminal, b"\x04")
             assert process.wait(60) == 0

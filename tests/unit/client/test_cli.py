@@ -1,4 +1,4 @@
-"""The `tinsmith` command: found commands, cheap help, and one sentence for a missing extra."""
+"""The `tinsmith` command: installed commands, fast help, and one message for a missing extra."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(",".join(name for name in {HEAVY_MODULES!r} if name in sys.modules))
 
 
 def command_in(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> dict[str, EntryPoint]:
-    """One command, `paint`, whose module has this source; it needs the extra `brushes`."""
+    """Return the command `paint`, whose module has this source and which needs the extra `brushes`."""
     module = f"painting_{folder.name.replace('-', '_')}"
     (folder / f"{module}.py").write_text(source)
     monkeypatch.syspath_prepend(folder)
@@ -97,7 +97,7 @@ def test_completing_a_command_that_is_not_installed_prints_nothing_into_the_line
 
 
 def completions(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return what bash is given for a line with the cursor at its end."""
+    """Return bash's completions for a line with the cursor at its end."""
     monkeypatch.setenv("_TINSMITH_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", line)
     monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))

@@ -1,4 +1,4 @@
-"""The demo's parts; the whole of it runs as a test of its own among the SDK's."""
+"""The demo's parts; the SDK tests run the whole demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Doctor: each thing that keeps a program from its server is named, with its cure."""
+"""Doctor: it names each problem between a program and its server, with a fix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from typing_extensions import override
 
 @pytest.fixture
 def tokenizer_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs run where the served model's name is a directory with a tokenizer."""
+    """Create a directory with a tokenizer that has the served model's name."""
     (tmp_path / "org" / "tiny").mkdir(parents=True)
     (tmp_path / "org" / "tiny" / "tokenizer.json").touch()
     monkeypatch.chdir(tmp_path)
@@ -88,7 +88,7 @@ def test_a_certificate_that_is_not_trusted_is_told_from_a_server_that_is_not_the
 
 
 class IllAtFirst(dict[str, Answer]):
-    """Answers whose first one to a health check is 503."""
+    """Answers of which the first one to a health check is 503."""
 
     asked = 0
 
@@ -167,7 +167,7 @@ def model(**said: object) -> Answer:
 
 
 class LoadsInTime(dict[str, Answer]):
-    """Answers of a server whose model is described by a worker when it is asked for the fourth time."""
+    """Answers of a server reason model is loaded at the fourth request."""
 
     asked = 0
 
@@ -331,7 +331,7 @@ def test_every_command_says_so_in_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("path", "whose"),
+    ("path", "reason"),
     [
         ("/oai/api/v1", "clients of OpenAI"),
         ("/anthropic/api/v1", "clients of Anthropic"),
@@ -341,8 +341,8 @@ def test_every_command_says_so_in_one_sentence(
     ],
 )
 @pytest.mark.usefixtures("elsewhere")
-def test_a_base_url_of_another_client_is_cured_as_a_whole(path: str, whose: str) -> None:
+def test_a_base_url_of_another_client_is_cured_as_a_whole(path: str, reason: str) -> None:
     address = examine(f"http://tin.example:81/team{path}")["address"]
     assert address.status is Status.FAILED
-    assert whose in (address.cure or "")
+    assert reason in (address.cure or "")
     assert (address.cure or "").endswith(": http://tin.example:81/team")

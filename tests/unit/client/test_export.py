@@ -1,4 +1,4 @@
-"""`tinsmith export` asks a server or reads files, and names the extra that the one or the other needs."""
+"""`tinsmith export` uses a server or files, and names the extra that either needs."""
 
 from __future__ import annotations
 

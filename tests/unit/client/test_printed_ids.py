@@ -1,4 +1,4 @@
-"""Ids and paths are printed as they are: Rich reads `:train:` as an emoji and brackets as a style, if it is let."""
+"""Ids and paths are printed unchanged: by default, Rich reads `:train:` as an emoji and brackets as a style."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tinsmith tokenizer`, and where other commands have a tokenizer from: never from a hub."""
+"""`tinsmith tokenizer`, and the tokenizers of other commands: never from a hub."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def status_of(arguments: list[str]) -> object:
 
 
 class Server(ThreadingHTTPServer):
-    """Answers every request with one archive, or with a refusal, and notes what was asked."""
+    """A server that answers every request with one archive or a refusal, and records the requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answering)
@@ -141,9 +141,7 @@ def twice() -> bytes:
 
 
 @pytest.mark.parametrize("archive", [*HOSTILE_ARCHIVES.values(), twice()], ids=[*HOSTILE_ARCHIVES, "a name twice"])
-def test_an_archive_that_no_server_of_ours_sends_is_refused_whole(
-    server: Server, archive: bytes, tmp_path: Path
-) -> None:
+def test_an_unexpected_archive_is_refused_as_a_whole(server: Server, archive: bytes, tmp_path: Path) -> None:
     with pytest.raises(TokenizerError):
         unpacked(archive)
     with pytest.raises(TokenizerError):
@@ -201,11 +199,11 @@ def test_the_servers_tokenizer_is_kept_once_and_equal_to_the_models(
 ) -> None:
     server.answers = [(200, archive_of(tiny_model))]
     loaded = [load_tokenizer("private/model", server.url, "tml-key") for _ in range(2)]
-    ours = AutoTokenizer.from_pretrained(tiny_model)
+    own = AutoTokenizer.from_pretrained(tiny_model)
     text = "<|im_start|>user\nHi 12+3<|im_end|>"
     for each in loaded:
         assert each is not None
-        assert (each.encode(text), each.chat_template) == (ours.encode(text), ours.chat_template)
+        assert (each.encode(text), each.chat_template) == (own.encode(text), own.chat_template)
     assert len(list((tmp_path / "cache" / "tinsmith" / "tokenizers").iterdir())) == 1
     assert os.listdir() == [], "commands leave nothing in the folder of their user"
 

@@ -33,7 +33,7 @@ def played(wording: Wording, answers: Sequence[Any], secret: Secret = SECRET) ->
         except StopIteration as end:
             reward, metrics = end.value
             return said, reward, metrics["found"]
-    raise AssertionError("the game goes on")
+    raise AssertionError("the game has not ended")
 
 
 @pytest.mark.parametrize(("answers", "reward"), [(["5"], 1), (["4", "5"], 2 / 3), (["4", "6", "It is 5."], 1 / 3)])

@@ -1,4 +1,4 @@
-"""Graphs that anybody may have written are read as data, whole, or refused with one sentence."""
+"""Graphs from untrusted authors are parsed as data, completely, or refused with one message."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def in_letters(content: bytes) -> str:
 
 
 def changed(**fields: Any) -> dict[str, Any]:
-    """The sound one, with its call as told."""
+    """Return the valid graph with a changed call."""
     content = copy.deepcopy(SOUND)
     content["graph"]["nodes"][1] |= fields
     return content

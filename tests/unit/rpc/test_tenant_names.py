@@ -1,4 +1,4 @@
-"""Names of tenants: each is one folder, which is no other's and lies in no other's."""
+"""Names of tenants: each is one folder, distinct from and outside of all others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_name_is_one_folder_on_any_file_system(name: str) -> None:
 
 @given(NAMES, NAMES)
 def test_two_names_share_no_folder(one: str, other: str) -> None:
-    """Compared as file systems do that know no capitals, or write a colon as a dot."""
+    """Names are compared as on file systems that ignore case, or write a colon as a dot."""
     folders = {f"assets/{name}/".casefold().replace(":", ".") for name in (one, other)}
     assert (len(folders) == 1) == (one == other)
     assert one == other or not f"assets/{one}/".startswith(f"assets/{other}/")

@@ -1,4 +1,4 @@
-"""A walk says of a body what a parser would find in it, and stops where that would be too much."""
+"""A walk finds in a body what a parser would find, and stops at its limits."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ def test_what_is_no_message_is_refused(body: bytes) -> None:
 
 
 def sized(field: int, content: bytes) -> bytes:
-    """A field of a message, with a length of five bytes."""
+    """Return a field of a message, with a length of five bytes."""
     length = len(content)
     encoded = bytes(length >> shift & 0x7F | 0x80 for shift in (0, 7, 14, 21)) + bytes([length >> 28])
     return bytes([field << 3 | 2]) + encoded + content
 
 
 FEW_TAGS = 1000
-"""As the limit here, so that a case is a few kilobytes."""
+"""A small limit, so that a case has a few kilobytes."""
 
 
 @pytest.mark.parametrize(

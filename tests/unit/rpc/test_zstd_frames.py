@@ -1,4 +1,4 @@
-"""Frames are unpacked within a limit, whether they say how much they hold or not."""
+"""Frames are decompressed within a limit, whether they declare their size or not."""
 
 from __future__ import annotations
 

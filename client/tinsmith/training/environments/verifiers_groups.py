@@ -92,7 +92,7 @@ class VerifiersGroupBuilder(EnvGroupBuilder):
 
 
 class VerifiersEnv(Env):
-    """One rollout, which runs in its own task between requests."""
+    """An environment for one rollout, which runs in its own task between requests."""
 
     def __init__(self, environment: Any, renderer: Renderer, row: Mapping[str, Any]) -> None:
         self._environment = environment

@@ -101,7 +101,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate checkpoints; the default command. After a kill it resumes without repeating samples."""
-    # Here, so that help does not wait for the cookbook.
+    # Imported here so that help does not load the cookbook.
     from tinsmith.training.evaluation.loading import TaskOptions, find_tasks
 
     if not (checkpoints or path or run_id or model):

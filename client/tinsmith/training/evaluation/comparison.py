@@ -76,7 +76,7 @@ def compare(runs: Mapping[str, Run]) -> list[Compared]:
         for summary in found.summaries
     ]
     metrics = list(dict.fromkeys(row.summary.name for row in compared))
-    # Stable: within a step the runs keep their order.
+    # The sort is stable, so the runs keep their order within a step.
     return sorted(compared, key=lambda row: (metrics.index(row.summary.name), _step(row.summary)))
 
 

@@ -23,7 +23,7 @@ from tinsmith.training.evaluation.results import Results, Row, described
 from tinsmith.training.evaluation.tasks import ExampleTask, by_name, estimates_of, metrics_of
 
 if TYPE_CHECKING:
-    # It imports wandb, where that is installed.
+    # It imports wandb if that is installed.
     from tinker_cookbook.utils import ml_log
 
 logger = logging.getLogger(__name__)

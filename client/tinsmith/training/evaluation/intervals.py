@@ -43,7 +43,7 @@ def wilson(successes: int, examples: int) -> Estimate:
     share, z2 = successes / examples, Z * Z
     centre = (share + z2 / (2 * examples)) / (1 + z2 / examples)
     half = Z / (1 + z2 / examples) * math.sqrt(share * (1 - share) / examples + z2 / (4 * examples**2))
-    # Rounding must not leave the share itself outside.
+    # Rounding must not exclude the share itself.
     return Estimate(share, min(max(0.0, centre - half), share), max(min(1.0, centre + half), share), examples)
 
 

@@ -23,7 +23,7 @@ COLUMNS = ("checkpoint", "label", "step", "task", "metric", "mean", "low", "high
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One metric of one task at one checkpoint. `values` are the examples' values by id.
+    """A metric of one task at one checkpoint. `values` are the examples' values by id.
 
     For other evaluators, without examples, `values` is empty and the interval is unknown.
     """

@@ -100,7 +100,7 @@ class ExampleTask(SamplingClientEvaluator, ABC):
         """Return the rendering for the client's base model. A tokenizer is loaded once."""
         base_model = sampling_client.get_base_model()
         if base_model not in self._renderings:
-            # It may be read from a disk, or a hub.
+            # Loading may read from disk or from a hub.
             tokenizer = self._tokenizer
             if tokenizer is None:
                 tokenizer = await asyncio.to_thread(self._find_tokenizer_once, sampling_client)

@@ -87,6 +87,6 @@ def _plain(value: Any) -> Plain:
 
 
 def _has_one_element(value: Any) -> bool:
-    """Return whether it is a PyTorch tensor with one element. (`size` is a method there.)"""
+    """Return whether it is a PyTorch tensor with one element; its `size` is a method."""
     count = getattr(value, "numel", None)
     return callable(count) and count() == 1

@@ -188,7 +188,7 @@ class _Guarded:
             self.call("log_metrics", metrics, step)
 
     def log_late_metrics(self, metrics: dict[str, Any], step: int, step_metric: str) -> None:
-        """Log metrics of a past step, of which only W&B must be told."""
+        """Log metrics of a past step. Only W&B has a separate call for that."""
         if self.name != "wandb":
             self.log_metrics(metrics, step)
         elif not self._has_had(step):
@@ -204,7 +204,7 @@ class _Guarded:
             self._failures += 1
             if self._failures == 1:
                 failure = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                logger.warning("%s fails, and the run goes on without it: %s", self.name, failure)
+                logger.warning("%s fails, and the run continues without it: %s", self.name, failure)
 
     def close(self) -> None:
         self.call("close")

@@ -103,7 +103,7 @@ class DpoConfig(DataConfig):
 
 
 class RlConfig(RunConfig):
-    """On-policy reinforcement learning, on a file of prompts or in your own environment."""
+    """Reinforcement learning, on-policy, on a file of prompts or in your own environment."""
 
     kind: ClassVar[str] = "rl"
 

@@ -144,7 +144,7 @@ class ChatTemplate(Rendering):
             return str(
                 self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=not is_whole)
             )
-        except Exception as error:  # of Jinja, or whatever a template raises
+        except Exception as error:  # Jinja's errors, or any error that a template raises
             raise BadExample(f"the chat template refuses it: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""An object store in memory that does so many more writes and deletes, and then nothing any more: as after a kill."""
+"""An in-memory object store that accepts a given number of writes and deletes and then fails, as after a kill."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CutOffBucket(MemoryFileSystem):  # type: ignore[misc]
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
     left: ClassVar[int | None] = None
-    """Operations; None is any number."""
+    """The operations that are left; None is unlimited."""
 
     @classmethod
     def empty(cls) -> None:

@@ -1,4 +1,4 @@
-"""A server's states and the clients that save them, in memory."""
+"""An in-memory server with states, and clients that save them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def done(**fields: Any) -> Future[Any]:
 
 
 class FakeServer:
-    """Stands for ServerStates as well as for a ServiceClient."""
+    """A stand-in for ServerStates and for a ServiceClient."""
 
     def __init__(self) -> None:
         self.states: dict[str, bytes] = {}
-        """What was trained, by the path of its state."""
+        """The trained content by the path of its state."""
         self.exports: dict[str, bytes] = {}
         self.failure: Exception | None = None
-        """Of fetching an adapter."""
+        """The error when an adapter is fetched."""
 
     def of(self, _service: object) -> Self:
         return self
@@ -52,7 +52,7 @@ class FakeServer:
 
 
 class FakeTokenizer:
-    """A fast one of transformers."""
+    """A fast tokenizer as in transformers."""
 
     @property
     def backend_tokenizer(self) -> Any:
@@ -60,7 +60,7 @@ class FakeTokenizer:
 
 
 class FakeModel:
-    """A training client. Training adds a byte."""
+    """A training client whose training adds a byte."""
 
     def __init__(self, server: FakeServer, weights: bytes = b"") -> None:
         self._server = server

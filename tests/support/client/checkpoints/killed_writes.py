@@ -1,7 +1,7 @@
-"""A program: processes that are killed before the first, second, … operation on files of all that a store changes.
+"""A program whose processes are killed before the first, second, … file operation of a change of the store.
 
-Prints for each what is there afterwards, as a line of JSON; the last process ends by itself. It is a program because it
-forks, which a process with threads must not.
+Prints for each process what exists afterwards, as a line of JSON; the last process ends normally. It is a separate
+program because it forks, which a process with threads must not do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An environment package in verifiers' form, as its hub has them: it knows nothing of Tinsmith."""
+"""An environment package in the format of verifiers' hub, without any knowledge of Tinsmith."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def vowels(completion: vf.Messages) -> float:
 
 
 class Twice(vf.MultiTurnEnv):
-    """Asks for the same again."""
+    """An environment that asks for the same answer again."""
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **_: object) -> vf.Messages:
         return [{"role": "user", "content": "Again."}]

@@ -1,4 +1,4 @@
-"""No planted secret survives, wherever it is planted; what is no secret stays readable."""
+"""Reports reveal no planted secret, wherever it is planted, and keep everything else readable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tinsmith.cluster.bundle import REMOVED, Redactor
 
 SECRETS = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=12, max_size=40).map("q7".__add__)
-"""Of letters and digits, so that they stand in any text as they are."""
+"""Secrets of letters and digits, which appear unchanged in any text."""
 
 STRANGE = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=8, max_size=40).filter(
     lambda text: (
@@ -23,7 +23,7 @@ STRANGE = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_s
         and text not in REMOVED
     )
 )
-"""Whatever a person may choose as a password; but part of the words that stand in its place, which survive it."""
+"""Any password that a person may choose, except parts of the replacement text."""
 
 VARIABLES = st.sampled_from(
     ["API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "PGPASSWORD", "clientSecret", "MY_CREDENTIALS"]
@@ -64,7 +64,7 @@ LINES: dict[str, str] = {
 @pytest.mark.parametrize("place", OBJECTS)
 @given(name=VARIABLES, secret=STRANGE)
 def test_no_secret_of_an_object_survives(place: str, name: str, secret: str) -> None:
-    # What is a word of the object by itself cannot be told from it.
+    # A secret that is also another word of the object cannot be distinguished from it.
     assume(secret not in json.dumps(OBJECTS[place](name, ""), ensure_ascii=False))
     redactor, planted = Redactor(), OBJECTS[place](name, secret)
     redactor.learn(planted)

@@ -1,4 +1,4 @@
-"""The commands as they are typed, against a kubectl that plays a small cluster."""
+"""The commands as they are typed, against a kubectl that simulates a small cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ esac
 
 
 class SmallCluster:
-    """Answers lists by the first kind that is asked for, whose name is a file's."""
+    """A kubectl that answers lists by the first requested kind, from a file of that name."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -73,7 +73,7 @@ def test_the_cli_has_the_same_commands(cluster: SmallCluster, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("words", "exit_status", "sentence"),
     [
-        (["why", "nobody"], 1, "There is no TrainingSession or SamplerPool nobody here"),
+        (["why", "missing"], 1, "There is no TrainingSession or SamplerPool missing here"),
         (["why", "pod/x"], 2, "NAME nor session/NAME nor pool/NAME"),
         (["suspend", "draws"], 2, "kubectl scale samplerpool draws --replicas=0"),
         (["logs", "qwen"], 1, "TrainingSession qwen has no pod now"),

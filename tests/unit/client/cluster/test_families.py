@@ -11,7 +11,7 @@ from typing_extensions import override
 
 
 class Canned(Kubectl):
-    """Answers by resource; an exception is raised."""
+    """A kubectl with an answer for each resource; an exception is raised."""
 
     def __init__(self, answers: dict[str, list[Manifest] | Exception]) -> None:
         super().__init__(program="never-run")
@@ -65,7 +65,7 @@ def test_a_name_may_say_its_kind(text: str, target: Target) -> None:
 
 
 @pytest.mark.parametrize("text", ["pod/qwen", "session/", "a/b/c"])
-def test_a_name_of_no_kind_of_ours_is_a_misuse(text: str) -> None:
+def test_a_name_of_an_unknown_kind_is_a_misuse(text: str) -> None:
     with pytest.raises(Misused, match="NAME nor session/NAME nor pool/NAME"):
         parse_target(text)
 
@@ -138,7 +138,7 @@ def test_what_converts_a_model_is_shown_until_there_is_a_worker(others: list[Man
     assert [name_of(pod) for pod in family.pods] == shown
 
 
-@pytest.mark.parametrize("sessions", [[SESSION], [group()]], ids=["nobody needs it", "it is missing"])
+@pytest.mark.parametrize("sessions", [[SESSION], [group()]], ids=["not needed", "missing"])
 def test_a_cluster_without_kuberay_shows_its_sessions(sessions: list[Manifest]) -> None:
     answers: dict[str, list[Manifest] | Exception] = {
         Kind.SESSION.resource: sessions,

@@ -1,4 +1,4 @@
-"""The door to kubectl: what it is asked, and what its words mean."""
+"""Calls of kubectl, and the errors that its output means."""
 
 from __future__ import annotations
 

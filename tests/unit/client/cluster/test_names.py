@@ -1,4 +1,4 @@
-"""The packages do not import each other, so what both write into the cluster is compared here."""
+"""Names that both the plugin and the operator write, compared here because the packages do not import each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report holds what helps, nothing secret, and says what it lacks."""
+"""A report contains what helps and no secrets, and lists what is missing."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_the_archive_is_its_owners_alone_and_unpacks_into_a_folder(tmp_path: Pat
 
 
 PASSWORDS = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=4, max_size=30).map("q7".__add__)
-"""No word of what is around them."""
+"""Passwords that share no word with their surroundings."""
 
 
 @given(password=PASSWORDS, order=st.permutations(["spec", "log", "event"]))

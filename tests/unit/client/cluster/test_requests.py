@@ -1,4 +1,4 @@
-"""Suspend, resume, snapshot and restart: what is changed, when it counts as done, and when it cannot be."""
+"""Suspend, resume, snapshot and restart: the change, its completion, and its failure."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_pool_has_restarted_when_all_replicas_are_new() -> None:
 
 
 class Steps:
-    """Looks, sleeps and a clock of a test's own."""
+    """A simulated family with its own clock and sleep."""
 
     def __init__(self, *families: Family | Exception) -> None:
         self._families: Iterator[Family | Exception] = iter(families)

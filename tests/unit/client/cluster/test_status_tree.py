@@ -1,4 +1,4 @@
-"""The tree of `status`: what needs somebody first, each fact once, the same text in a file as on a screen."""
+"""The tree of `status`: most urgent first, each fact once, the same text in a file as on a screen."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_healthy_session_shows_what_it_is_made_of() -> None:
     )
 
 
-def test_a_session_that_needs_somebody_says_what_to_do() -> None:
+def test_a_session_that_needs_attention_says_what_to_do() -> None:
     cure = "The image nowhere:1 cannot be pulled: not found; correct spec.pod.image."
     session = made.session(conditions=made.unready("ImagePullFailed", cure, stalled=True))
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "back-off"}}
@@ -55,7 +55,7 @@ def test_a_session_that_needs_somebody_says_what_to_do() -> None:
     )
 
 
-def test_those_that_need_somebody_come_first() -> None:
+def test_the_most_urgent_come_first() -> None:
     degraded = made.ready()
     degraded[-1] = made.condition("Degraded", "True", "ClaimTerminating")
     order = [

@@ -1,4 +1,4 @@
-"""`why`: one answer, and under it only what speaks to it."""
+"""`why`: an answer, followed only by evidence for it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ CHANGE = {"name": "prod", "model_path": "tinker://a", "time": "2026-01-01T00:00:
 
 
 class Server(ThreadingHTTPServer):
-    """The name's last change has number 7. The answer to the first rollback is lost."""
+    """A server at which the name's last change has number 7. The answer to the first rollback is lost."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -74,7 +74,7 @@ def service(server: Server) -> Iterator[tinker.RestClient]:
 def test_a_rollback_that_the_sdk_repeats_says_again_which_change_it_takes_back(
     server: Server, service: tinker.RestClient
 ) -> None:
-    """A server makes it once then. Without the number the second one would go back another step."""
+    """The server then rolls back once. Without the number it would go back two changes."""
     assert rollback("prod", service=service).number == 8
     assert server.rollbacks == ["/api/v1/promotions/prod/rollback?expected_number=7"] * 2
 

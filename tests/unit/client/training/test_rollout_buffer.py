@@ -30,7 +30,7 @@ async def put_all(buffer: RolloutBuffer, count: int) -> None:
     await buffer.close()
 
 
-async def test_a_producer_that_waits_hears_that_nobody_trains() -> None:
+async def test_a_waiting_producer_gets_an_error_when_training_has_ended() -> None:
     buffer = RolloutBuffer(1)
     await buffer.put(group(0))
     waiting = asyncio.create_task(buffer.put(group(1)))

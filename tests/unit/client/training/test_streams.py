@@ -25,7 +25,7 @@ class RecordingClient:
     calls: list[Any] = field(default_factory=list)
     held: asyncio.Event | None = None
     refused: int | None = None
-    """A datum's first token."""
+    """The first token of a refused datum."""
 
     def forward_backward(self, data: Sequence[types.Datum], *_: object) -> asyncio.Future[types.ForwardBackwardOutput]:
         names = [datum.model_input.to_ints()[0] for datum in data]

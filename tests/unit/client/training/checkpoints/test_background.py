@@ -1,4 +1,4 @@
-"""Saves in a thread: one at a time, and no failure is lost."""
+"""Saves in a thread: one at a time, without losing failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fail() -> None:
 
 
 def failed(saves: BackgroundSaves, step: int) -> None:
-    """Has failed, and nobody knows yet."""
+    """Wait until the save has failed, before any call has reported it."""
     ended = threading.Event()
 
     def save() -> None:
@@ -101,7 +101,7 @@ def test_who_waits_for_a_save_that_is_left_is_told(saves: BackgroundSaves) -> No
 def test_who_interrupts_the_wait_at_the_end_leaves_the_save(
     saves: BackgroundSaves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second Ctrl-C, where the loop has ended already."""
+    """The second Ctrl-C arrives after the loop has ended."""
     go_on = threading.Event()
 
     def interrupted() -> None:
@@ -125,10 +125,10 @@ def assert_soon(event: threading.Event) -> None:
 @pytest.mark.parametrize(
     ("end", "seconds", "said"),
     [("saves.abandon()", None, ""), ("", 0.2, "saved\n")],
-    ids=["that was left", "that nobody has left"],
+    ids=["abandoned", "not abandoned"],
 )
 @pytest.mark.slow("starts programs that import the client")
-def test_a_program_ends_without_a_save_that_was_left_and_waits_for_one_that_nobody_has_left(
+def test_a_program_waits_at_its_end_for_a_save_unless_it_was_abandoned(
     end: str, seconds: float | None, said: str
 ) -> None:
     program = PROGRAM.format(end=end, seconds=seconds)

@@ -1,4 +1,4 @@
-"""`tinsmith checkpoints`, beside a server in memory."""
+"""`tinsmith checkpoints` with an in-memory server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
 
 @pytest.fixture
 def root(server: FakeServer, tmp_path: Path) -> Path:
-    """Three steps, the second with the smallest loss."""
+    """Create three steps, of which the second has the smallest loss."""
     model: Any = FakeModel(server)
     with CheckpointManager(tmp_path / "run", server, config={"lr": 0.01}) as manager:  # type: ignore[arg-type]
         for step, loss in ((10, 0.5), (20, 0.25), (30, float("nan"))):
@@ -41,7 +41,7 @@ def root(server: FakeServer, tmp_path: Path) -> Path:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     def run(command: str, *words: object) -> tuple[int, str, str]:
-        """Exit status, standard output, standard error."""
+        """Return exit status, standard output, standard error."""
         with pytest.raises(SystemExit) as end:
             main(["checkpoints", command, *map(str, words)])
         shown = capsys.readouterr()

@@ -25,7 +25,7 @@ ARCHIVE, LINKS = f"{BELOW}/weights/step-000001/archive", f"{BELOW}/external_weig
 
 
 class Server(ThreadingHTTPServer):
-    """Answers of 200 by path, and 404 for all others."""
+    """A server that answers 200 for some paths, and 404 for all others."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -34,7 +34,7 @@ class Server(ThreadingHTTPServer):
         self.redirect_status = 302
         self.deleted: list[str] = []
         self.asked: list[tuple[str, str | None]] = []
-        """Paths, each with the key that came along."""
+        """The requested paths, each with the key that was sent."""
 
     @property
     def url(self) -> str:
@@ -97,7 +97,7 @@ def server() -> Iterator[Server]:
 def states(server: Server) -> Iterator[ServerStates]:
     rest = tinker.RestClient(base_url=server.url, api_key=KEY)
     yield ServerStates(rest)
-    # What the SDK does beside would go on, asking a server that is gone: its pauses are drawn from `random`, whose
+    # The SDK's background work would contact a server that is gone: its pauses are drawn from `random`, whose
     # state must not change while hypothesis draws.
     rest.holder.run_coroutine_threadsafe(rest.holder.aclose()).future().result(10)
 
@@ -137,7 +137,7 @@ def test_a_key_stays_with_the_server_when_an_archive_is_elsewhere(
 
 
 @pytest.mark.parametrize("location", ["/nowhere", "ftp://elsewhere/files"])
-def test_an_archive_whose_link_leads_nowhere_is_said_to(
+def test_an_archive_with_a_broken_link_has_a_message(
     server: Server, states: ServerStates, tmp_path: Path, location: str
 ) -> None:
     server.redirects[ARCHIVE] = location

@@ -1,4 +1,4 @@
-"""Checkpoints on a disk and on an object store: whole or not there, and damage is seen."""
+"""Checkpoints on disk and in an object store: complete or absent, with damage detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain functions and generators as environments: what they are told, what they hear, and what they are paid."""
+"""Functions and generators as environments: their prompts, answers and rewards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.pytorch
 
 
 class Says(TokenCompleter):
-    """One answer after the other, whatever is asked."""
+    """A model with a fixed list of answers."""
 
     def __init__(self, *answers: list[int]) -> None:
         self._answers = list(answers)
@@ -32,7 +32,7 @@ class Says(TokenCompleter):
 
 
 class Letters(Renderer):
-    """A message is its letters' code points after its role's, and ends with a 0."""
+    """A renderer that encodes a message as its letters' code points after its role's, and ends it with a 0."""
 
     def __init__(self) -> None:
         return

@@ -1,4 +1,4 @@
-"""An environment that speaks to OpenAI's client is rolled out by whoever answers; verifiers itself is tests/sdk's."""
+"""An environment that calls OpenAI's client is rolled out by any policy; tests/sdk uses verifiers itself."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def groups_of(environment: Any, size: int = 2) -> Any:
     return from_verifiers(environment, renderer(), group_size=size)
 
 
-async def test_each_request_is_answered_by_whoever_rolls_out_and_scored_by_the_rubric() -> None:
+async def test_each_request_is_answered_by_the_policy_and_scored_by_the_rubric() -> None:
     builders, policy = groups_of(AsksTwice()), Says("aa", "a", "b", "ab")
     group = await do_group_rollout(builders[0], policy)
     assert len(builders) == 3
@@ -115,7 +115,7 @@ async def test_a_rollout_that_asks_nothing_is_said_to() -> None:
         await do_group_rollout(builder, Says())
 
 
-async def test_rollouts_that_nobody_answers_any_more_are_ended() -> None:
+async def test_rollouts_without_further_answers_are_cancelled() -> None:
     environment = AsksTwice()
     [builder, *_] = groups_of(environment)
     with pytest.raises(ConnectionError, match="the server is gone"):
@@ -139,7 +139,7 @@ async def test_a_clean_up_ends_the_rollouts_of_its_own_group_alone() -> None:
 
 
 class Held(Says):
-    """Answers when it may."""
+    """A policy that answers when it is allowed to."""
 
     def __init__(self) -> None:
         super().__init__("a", "a", "a", "a")

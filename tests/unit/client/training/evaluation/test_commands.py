@@ -1,4 +1,4 @@
-"""`tinsmith eval`: tables, JSON, exit statuses; what it asks of a server is in tests/sdk."""
+"""`tinsmith eval`: tables, JSON, exit statuses; tests/sdk covers its requests to a server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
-    """Two evaluations of the same examples; the second is better."""
+    """Create two evaluations of the same examples; the second is better."""
     directories = [tmp_path / "before", tmp_path / "after"]
     for directory, scores in zip(directories, ([0, 0, 1, 0], [1, 0, 1, 1]), strict=True):
         with Results(directory, {"sums": "f"}) as results:

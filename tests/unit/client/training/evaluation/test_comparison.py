@@ -1,4 +1,4 @@
-"""Estimates by step, and differences where there is something to pair."""
+"""Estimates by step, and differences where examples can be paired."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BASE = "Some/Model"
 def evaluation(
     directory: Path, by_step: Mapping[int | None, Sequence[float]], fingerprint: str = "f", task: str = "sums"
 ) -> Path:
-    """Scores of examples 0, 1, …; step None is the base model."""
+    """Write scores of examples 0, 1, …; step None is the base model."""
     with Results(directory, {task: fingerprint}) as results:
         for step, scores in by_step.items():
             path = BASE if step is None else f"tinker://{directory.name}/sampler_weights/{step}"
@@ -58,7 +58,7 @@ def test_other_examples_under_the_same_name_are_not_paired(tmp_path: Path) -> No
     assert (compared.difference, compared.reason) == (None, "another task: its examples or sampling differ")
 
 
-def test_runs_whose_directories_have_the_same_name_are_told_apart(tmp_path: Path) -> None:
+def test_runs_in_directories_of_the_same_name_are_distinguished(tmp_path: Path) -> None:
     directories = [evaluation(tmp_path / run / "evaluation", {5: [0, 1]}) for run in ("a", "b")]
     assert list(read_runs(directories)) == [str(directory) for directory in directories]
     with pytest.raises(EvaluationError, match="two directories"):

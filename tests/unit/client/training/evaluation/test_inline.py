@@ -1,4 +1,4 @@
-"""An evaluation beside a run never raises into it, never piles up, and is logged to its own step."""
+"""An evaluation during a run never raises into it, never piles up, and is logged for its own step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.pytorch
 
 
 class Run:
-    """A training client: the calls that it was asked for, in order."""
+    """A training client that records its calls in order."""
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.calls: list[str] = []

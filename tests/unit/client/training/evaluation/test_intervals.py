@@ -1,4 +1,4 @@
-"""Intervals have the values of the tables, and hold the truth as often as they say."""
+"""Intervals have the values of published tables, and contain the truth as often as they claim."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinsmith.training.evaluation.intervals import (
 )
 
 T_TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 29: 2.045, 30: 2.042, 120: 1.980}
-"""Student's t for 95 % between both tails, as any book of tables has it."""
+"""Student's t for 95 % between both tails, from published tables."""
 WILSON = {(5, 10): (0.2366, 0.7634), (0, 10): (0.0, 0.2775), (10, 10): (0.7225, 1.0), (1, 1): (0.2065, 1.0)}
 
 
@@ -32,7 +32,7 @@ def test_zeros_and_ones_have_wilsons_interval(successes: int, examples: int) -> 
 
 
 def test_the_difference_of_pairs_is_tighter_than_either_mean() -> None:
-    """The same data: R's paired test has 0.7001142 to 2.4598858."""
+    """R's paired test of the same data gives 0.7001142 to 2.4598858."""
     first = dict(enumerate([0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]))
     second = dict(enumerate([1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]))
     named = [{str(patient): hours for patient, hours in drug.items()} for drug in (first, second)]
@@ -42,7 +42,7 @@ def test_the_difference_of_pairs_is_tighter_than_either_mean() -> None:
 
 @pytest.mark.parametrize("share", [0.05, 0.5])
 def test_wilsons_interval_holds_the_truth_as_often_as_it_says(share: float) -> None:
-    """The normal one is 36 % off at 0.05 with 20 examples, where an interval is often a point."""
+    """The normal interval is 36 % off at 0.05 with 20 examples, where it is often a point."""
     drawn = random.Random(1)
     found = [wilson(sum(drawn.random() < share for _ in range(20)), 20) for _ in range(4000)]
     held = sum(holds(one, share) for one in found) / len(found)

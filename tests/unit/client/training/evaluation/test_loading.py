@@ -1,4 +1,4 @@
-"""Files of examples: what a line may be, and at which line it is not."""
+"""Files of examples: valid lines, and the errors of invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep asks each example once at each checkpoint, and what fails costs itself alone."""
+"""A sweep evaluates each example once at each checkpoint, and a failure affects only itself."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def server() -> ScriptedService:
     return ScriptedService({path: ScriptedSampling(lambda *_, n=n: [n]) for n, path in enumerate((FIRST, SECOND))})
 
 
-class Theirs(SamplingClientEvaluator):
+class OtherEvaluator(SamplingClientEvaluator):
     def __init__(self) -> None:
         self.calls = 0
 
     async def __call__(self, sampling_client: tinker.SamplingClient) -> dict[str, Any]:
         self.calls += 1
-        return {"test/nll": 1.5, "eval/Theirs/bpb": 0.5, "note": "no number"}
+        return {"test/nll": 1.5, "eval/OtherEvaluator/bpb": 0.5, "note": "no number"}
 
 
 def test_each_checkpoint_has_means_by_step(tmp_path: Path) -> None:
@@ -60,14 +60,14 @@ def test_each_checkpoint_has_means_by_step(tmp_path: Path) -> None:
 
 def test_what_is_there_already_is_not_asked_again(tmp_path: Path) -> None:
     OfflineEvaluator([task()], tmp_path, connect=server().connect).run(BOTH[:1])
-    again, theirs = server(), Theirs()
-    sweep = OfflineEvaluator([task(), theirs], tmp_path, connect=again.connect).run([*BOTH, BOTH[1]])
+    again, other = server(), OtherEvaluator()
+    sweep = OfflineEvaluator([task(), other], tmp_path, connect=again.connect).run([*BOTH, BOTH[1]])
     assert len(again.samplers[FIRST].asked) == 0
     assert len(again.samplers[SECOND].asked) == 4
-    assert theirs.calls == 2
+    assert other.calls == 2
     third = server()
-    assert OfflineEvaluator([task(), theirs], tmp_path, connect=third.connect).run(BOTH).summaries == sweep.summaries
-    assert (third.sessions, theirs.calls) == (0, 2)
+    assert OfflineEvaluator([task(), other], tmp_path, connect=third.connect).run(BOTH).summaries == sweep.summaries
+    assert (third.sessions, other.calls) == (0, 2)
 
 
 def test_a_checkpoint_that_is_gone_is_said_and_passed_over(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A task asks for each example once, by its own seed, and gives what evaluators of tinker-cookbook give."""
+"""A task samples each example once, with its own seed, and returns what tinker-cookbook's evaluators return."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXAMPLES = [Example([1, 2]), Example([3], id="three"), Example([4, 5, 6])]
 
 
 class Letters:
-    """A tokenizer of one token a character, without a chat template."""
+    """A tokenizer with one token for each character, without a chat template."""
 
     name_or_path = "letters"
     bos_token = None
@@ -147,7 +147,7 @@ async def test_a_renderer_of_the_cookbook_renders_and_reads() -> None:
 
 
 async def test_choices_are_held_against_each_other_by_logprobs() -> None:
-    """A character costs its code in thousandths: of `b` and `aa` the sum prefers `b`, and the mean `aa`."""
+    """A character costs its code in thousandths, so the sum prefers `b` to `aa`, and the mean `aa`."""
     choices = ("b", "aa")
     examples = [Example("q", answer, choices=choices) for answer in ("b", 1)]
     first, second = await ChoiceTask("either", examples, tokenizer=Letters()).results(ScriptedSampling().client)

@@ -1,4 +1,4 @@
-"""Each group once a time through the data, and after a resume those first that nothing had come of."""
+"""Each group comes once in an epoch, and after a resume the unfinished ones come first."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Nothing(EnvGroupBuilder):
 
 
 class Sampling:
-    """Groups that are under way until a test lets them end."""
+    """A rollout function whose groups stay in flight until a test ends them."""
 
     def __init__(self) -> None:
         self.under_way: dict[int, asyncio.Event] = {}

@@ -38,7 +38,7 @@ class Waits(Env):
             if self._error is not None:
                 raise self._error
             await asyncio.Event().wait()
-            raise AssertionError("nobody sets it")
+            raise AssertionError("the event is never set")
         finally:
             self._ended.append(type(self._error).__name__)
 

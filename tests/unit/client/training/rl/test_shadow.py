@@ -1,4 +1,4 @@
-"""A shadow keeps nobody waiting: what is too much for it passes by."""
+"""A shadow never delays the run: batches that are too many are skipped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATUM = types.Datum(model_input=types.ModelInput.from_ints([1]), loss_fn_inputs=
 
 
 class Held(SimulatedModel):
-    """Computes when it may."""
+    """A model that computes when it is allowed to."""
 
     def __init__(self) -> None:
         super().__init__(SimulatedSampler(lambda prompt, seed: []))
@@ -31,7 +31,7 @@ class Held(SimulatedModel):
 
 def shadow_of(model: Held, most_waiting: int) -> ShadowClient:
     adam = types.AdamParams(learning_rate=1e-3)
-    return ShadowClient("beside", model, adam, most_steps_waiting=most_waiting)  # type: ignore[arg-type]
+    return ShadowClient("shadow", model, adam, most_steps_waiting=most_waiting)  # type: ignore[arg-type]
 
 
 async def test_what_is_too_much_passes_by_and_is_counted() -> None:

@@ -55,7 +55,7 @@ class Manager:
 
 
 def numbers_of(model: SimulatedModel) -> list[Any]:
-    """All that it was trained on."""
+    """Return everything that the model was trained on."""
     return [
         (datum.model_input.to_ints(), {name: [*tensor.data] for name, tensor in datum.loss_fn_inputs.items()})
         for data in model.trained
@@ -126,7 +126,7 @@ async def test_groups_of_equal_rewards_are_counted_and_rewarded_but_not_trained_
 
 
 @pytest.mark.parametrize("most_stale", [0, 2])
-async def test_a_run_whose_every_group_fails_ends_with_their_causes(most_stale: int) -> None:
+async def test_a_run_in_which_every_group_fails_ends_with_the_causes(most_stale: int) -> None:
     model = SimulatedModel(SimulatedSampler(drawn))
     plan = MinibatchPlan(groups_per_step=2, groups_per_minibatch=1, most_stale_steps=most_stale)
     trainer = trainer_of(model, fails_at(*range(5)), plan=plan, most_fruitless_groups=7)
@@ -136,7 +136,7 @@ async def test_a_run_whose_every_group_fails_ends_with_their_causes(most_stale: 
 
 
 async def test_a_run_that_has_nothing_left_to_learn_ends_and_is_saved(caplog: pytest.LogCaptureFixture) -> None:
-    """All its groups have equal rewards after the third."""
+    """The groups have equal rewards after the third."""
     manager, model = Manager(save_every=5), SimulatedModel(SimulatedSampler(drawn))
     left = iter(range(3 * 3))
     trainer = trainer_of(model, lambda example, answer: next(left, 1), checkpoints=manager, most_fruitless_groups=9)
@@ -218,7 +218,7 @@ async def test_a_resumed_run_goes_on_after_the_last_step_in_data_and_seeds() -> 
 
 
 async def test_a_resumed_run_that_has_nothing_left_to_learn_ends_at_the_step_of_an_undisturbed_one() -> None:
-    """Saved in the middle of the row of groups without data, which counts on from there."""
+    """The save is in the middle of a row of groups without data, which is counted on."""
     reward = lambda example, answer: answer[0] if example in (0, 6) else 1  # noqa: E731
     plan = MinibatchPlan(groups_per_step=4, groups_per_minibatch=4)
     options: Any = {"plan": plan, "examples": 12, "most_fruitless_groups": 5}
@@ -230,7 +230,7 @@ async def test_a_resumed_run_that_has_nothing_left_to_learn_ends_at_the_step_of_
 
 
 async def test_a_second_run_begins_with_what_the_first_left_under_way() -> None:
-    """Off-policy, where more is sampled than is trained on."""
+    """Off-policy, more groups are sampled than trained on."""
     model = SimulatedModel(SimulatedSampler(drawn))
     plan = MinibatchPlan(groups_per_step=2, groups_per_minibatch=1, most_stale_steps=1)
     trainer = trainer_of(model, plan=plan, examples=100)
@@ -248,10 +248,10 @@ def test_a_checkpoint_of_another_loop_is_refused_with_a_sentence() -> None:
 
 async def test_a_shadow_that_fails_is_told_of_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     main = SimulatedModel(SimulatedSampler(drawn))
-    beside = SimulatedModel(SimulatedSampler(drawn), fails={1: tinker.TinkerError("out of memory")})
-    shadow = ShadowClient("big", beside, ADAM, most_steps_waiting=9)  # type: ignore[arg-type]
+    second = SimulatedModel(SimulatedSampler(drawn), fails={1: tinker.TinkerError("out of memory")})
+    shadow = ShadowClient("big", second, ADAM, most_steps_waiting=9)  # type: ignore[arg-type]
     await trainer_of(main, shadows=[shadow]).run(4)
-    assert (main.steps, beside.steps, shadow.missed_steps) == (4, 1, 3)
+    assert (main.steps, second.steps, shadow.missed_steps) == (4, 1, 3)
     assert str(shadow.failure) == "out of memory"
     assert "shadow big failed at step 1, and trains no more: out of memory" in caplog.text
 

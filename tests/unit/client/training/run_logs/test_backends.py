@@ -1,4 +1,4 @@
-"""W&B and trackio themselves, without a network, each in processes of its own: a run that goes on is one run there."""
+"""The real W&B and trackio, offline, in separate processes: a resumed run is one run there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.pytorch
 CLIENT = Path(__file__).parents[5] / "client"
 LIMIT_SECONDS = 100.0
 LIVES = (range(1, 4), range(3, 6))
-"""Killed after step 3, the run goes on from a checkpoint of step 2."""
+"""The processes of a run: killed after step 3, it resumes from a checkpoint of step 2."""
 PROGRAM = """
 import sys
 # Last: packages of an environment of its own are that one's.
@@ -137,7 +137,7 @@ def test_wandb_without_a_key_is_refused_at_the_start_with_two_ways_out(tmp_path:
 
 
 def wandb_history(file: Path) -> list[tuple[int, float]]:
-    """Step and loss of each record."""
+    """Return step and loss of each record."""
     return [(int(row["_step"]), float(row["loss"])) for row in wandb_rows(file)]
 
 

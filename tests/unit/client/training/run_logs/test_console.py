@@ -19,7 +19,7 @@ def written() -> io.StringIO:
 
 
 def in_file(written: io.StringIO, total: int | None, seconds_per_call: float = 1.0) -> ConsoleLogger:
-    """Each look at the clock is so much later."""
+    """Return the console's lines; each reading of the clock is so much later."""
     ticks: Iterator[float] = iter(seconds_per_call * tick for tick in range(1000))
     return ConsoleLogger(total, Console(file=written, soft_wrap=True, highlight=False), lambda: next(ticks))
 

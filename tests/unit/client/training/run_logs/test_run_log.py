@@ -1,4 +1,4 @@
-"""One call logs to the console, to JSONL and to TensorBoard; what fails there is told, and ends no run."""
+"""A single call logs to the console, to JSONL and to TensorBoard; a failure is reported and ends no run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_was_logged_is_read_back_with_its_config(tmp_path: Path, capsys: py
 
 
 def test_a_run_that_goes_on_has_each_step_once(tmp_path: Path) -> None:
-    """Killed after step 4, it goes on from its checkpoint of step 2."""
+    """The run is killed after step 4 and resumes from its checkpoint of step 2."""
     for steps, loss in ((range(1, 5), 1.0), (range(3, 7), 0.5)):
         with run_log(tmp_path, to=("jsonl", "tensorboard")) as log:
             for step in steps:
@@ -79,7 +79,7 @@ def test_what_is_logged_late_of_the_step_before_replaces_nothing_of_it(tmp_path:
     assert drawn(tmp_path, "eval/loss") == [(2, 0.5)]
 
 
-def test_a_backend_whose_package_is_missing_is_one_sentence_with_its_cure(tmp_path: Path) -> None:
+def test_a_backend_without_its_package_is_one_sentence_with_its_cure(tmp_path: Path) -> None:
     with pytest.raises(BackendMissing, match=r"logging to trackio needs .*: pip install trackio$"):
         run_log(tmp_path, to=("trackio",))
 
@@ -105,7 +105,7 @@ def test_a_backend_that_fails_is_reported_once_and_tried_again(
     assert asked == [1, 2, 3]
     assert [line["step"] for line in recorded(tmp_path)] == [1, 2, 3]
     assert [record.getMessage() for record in caplog.records] == [
-        "tensorboard fails, and the run goes on without it: ConnectionError: no route",
+        "tensorboard fails, and the run continues without it: ConnectionError: no route",
         "tensorboard has failed 3 times in this run",
     ]
 

@@ -1,4 +1,4 @@
-"""`tinsmith train` before a server is asked for anything."""
+"""`tinsmith train` before it contacts a server."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from typing_extensions import override
 pytestmark = pytest.mark.pytorch
 
 Run = Callable[..., tuple[int, str, str]]
-NOBODY = "http://127.0.0.1:9"
-"""The port of `discard`, at which nobody listens."""
+NO_SERVER = "http://127.0.0.1:9"
+"""The address of a port (`discard`) that no server uses."""
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TINKER_BASE_URL", NOBODY)
+    monkeypatch.setenv("TINKER_BASE_URL", NO_SERVER)
     monkeypatch.setenv("TINKER_API_KEY", "tml-key")
 
     def run(*words: object) -> tuple[int, str, str]:
-        """Exit status, standard output, standard error."""
+        """Return exit status, standard output, standard error."""
         with pytest.raises(SystemExit) as end:
             main(["train", *map(str, words)])
         shown = capsys.readouterr()
@@ -56,7 +56,7 @@ def test_where_no_server_answers_the_command_that_starts_one_is_told(run: Run, t
     assert shown == ""
     assert "max_steps: 3\n" in (tmp_path / "sft-run" / "config.yaml").read_text()
     assert "checkpoint" not in said
-    assert said.startswith(f"tinsmith train sft: nothing answers at {NOBODY}: ")
+    assert said.startswith(f"tinsmith train sft: nothing answers at {NO_SERVER}: ")
     assert said.endswith("; run `tinsmith serve --model demo/tiny` to start one on this machine\n")
 
 

@@ -1,4 +1,4 @@
-"""Settings of a run: flags stand above the file, and every mistake is a sentence."""
+"""Settings of a run: flags override the file, and every mistake has a message."""
 
 from __future__ import annotations
 

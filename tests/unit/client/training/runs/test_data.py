@@ -1,4 +1,4 @@
-"""Learning rates and batches are known by the number of a step alone."""
+"""Learning rates and batches depend only on the number of a step."""
 
 from __future__ import annotations
 

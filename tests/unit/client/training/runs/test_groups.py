@@ -1,4 +1,4 @@
-"""Environments of a run: where they come from, how answers are graded, and what is told of a wrong name."""
+"""Environments of a run: their origin, the grading of answers, and the errors for wrong names."""
 
 from __future__ import annotations
 

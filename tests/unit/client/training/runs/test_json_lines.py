@@ -1,4 +1,4 @@
-"""Examples in JSONL: what they may be, and what is told of those that are none."""
+"""Examples in JSONL: valid lines, and the errors of invalid ones."""
 
 from __future__ import annotations
 

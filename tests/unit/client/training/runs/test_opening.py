@@ -1,4 +1,4 @@
-"""One folder is one run, from its first checkpoint on."""
+"""A folder belongs to one run from its first checkpoint on."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_run_with_a_checkpoint_goes_on_with_its_settings_and_data(out: Path) -
 
 
 def test_a_run_goes_on_where_its_folder_and_its_data_were_moved(out: Path, tmp_path: Path) -> None:
-    """The same file may also be spelled otherwise; what is in it counts."""
+    """A file may be named differently; only its content counts."""
     claim_folder(config(out), "one")
     with_checkpoint(out)
     moved = out.rename(tmp_path / "moved")
@@ -76,7 +76,7 @@ def test_a_run_goes_on_where_its_folder_and_its_data_were_moved(out: Path, tmp_p
 
 
 class Opened(Exception):
-    """A session at a server begins."""
+    """An error that is raised when a session is opened."""
 
 
 @pytest.mark.parametrize("url", [None, "http://10.0.0.7:8000"])
@@ -167,13 +167,13 @@ def test_the_first_signal_asks_and_the_second_does_as_ever(number: signal.Signal
 def test_the_servers_tokenizer_is_taken_and_the_sdk_is_not_asked_for_one(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service, ours = Service(object()), object()
+    service, own = Service(object()), object()
     monkeypatch.setattr(manager_module, "ServerStates", service)
     monkeypatch.setattr(opening, "require_server", lambda *_: None)
-    monkeypatch.setattr(opening, "load_tokenizer", lambda *_: ours)
+    monkeypatch.setattr(opening, "load_tokenizer", lambda *_: own)
     monkeypatch.setattr(opening.tinker, "ServiceClient", lambda **_: service)
     with opened(config(out), "one") as run:
-        assert run.tokenizer is ours
+        assert run.tokenizer is own
 
 
 @pytest.mark.parametrize(

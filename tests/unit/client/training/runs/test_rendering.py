@@ -89,7 +89,7 @@ def test_a_renderer_of_the_cookbook_learns_the_answer(tokenizer: Any) -> None:
 
 
 def test_each_answer_is_learned_as_it_is_sampled(tokenizer: Any) -> None:
-    """Qwen3's renderer writes thoughts, empty ones too, into the last answer alone."""
+    """Qwen3's renderer writes thoughts, even empty ones, only into the last answer."""
     rendering = choose_rendering("qwen3", tokenizer, "demo/tiny")
     assert isinstance(rendering, OfCookbook)
     first, second = rendering.sequences(TALK, "all_assistant")
