@@ -129,10 +129,13 @@ def chat(
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message, before the conversation.")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest answer, in tokens; default: what the model's context leaves.")
+        int | None, typer.Option(min=1, help="Longest answer, in tokens; default: the rest of the model's context.")
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0, help="0 takes the most probable token; default: the server's.")
+        float | None,
+        typer.Option(
+            min=0, help="Sampling temperature; 0 always takes the most probable token. Default: the server's."
+        ),
     ] = None,
     base_url: BaseUrl = None,
 ) -> None:

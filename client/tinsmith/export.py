@@ -34,9 +34,7 @@ def export(
     layout: Annotated[Layout, typer.Option(help="A PEFT adapter, or the model with the adapter merged in.")],
     base_model: Annotated[
         str | None,
-        typer.Option(
-            help="Directory or hub id of the base model. Default for tinker://: the name that the server gives."
-        ),
+        typer.Option(help="Directory or hub id of the base model. Default for tinker://: the server's name for it."),
     ] = None,
     base_url: BaseUrl = None,
 ) -> None:

@@ -28,7 +28,7 @@ MOST_STREAMS = 64
 """The limit for kubectl, whose own default is five."""
 
 cluster = typer.Typer(
-    help="Inspect and manage TrainingSessions and SamplerPools in a cluster, by kubectl.",
+    help="Inspect and manage TrainingSessions and SamplerPools in a cluster with kubectl.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",

@@ -167,7 +167,7 @@ def model(**said: object) -> Answer:
 
 
 class LoadsInTime(dict[str, Answer]):
-    """Answers of a server reason model is loaded at the fourth request."""
+    """Answers of a server whose model is loaded at the fourth request."""
 
     asked = 0
 

@@ -117,7 +117,9 @@ def prune(
     keep_last: Annotated[int, typer.Option(min=1, help="Keep this many of the newest checkpoints.")],
     keep_best: Annotated[int, typer.Option(min=0, help="Also keep this many of the best by --metric.")] = 0,
     metric: Annotated[str | None, typer.Option(help="Metric that --keep-best compares.")] = None,
-    mode: Annotated[Literal["min", "max"], typer.Option(help="Whether a small or a large value is better.")] = "min",
+    mode: Annotated[
+        Literal["min", "max"], typer.Option(help="Keep checkpoints with a small (min) or large (max) metric.")
+    ] = "min",
     keep_every: Annotated[
         int | None, typer.Option(min=1, help="Also keep every step that is a multiple of this.")
     ] = None,

@@ -33,11 +33,11 @@ class RunConfig(BaseModel):
     seed: int = Field(0, description="Seed for the adapter's initial weights, the order of the data, and samples.")
     rank: Positive = Field(32, description="Rank of the adapter.")
     tokenizer: str | None = Field(
-        None, description="Folder or hub id of the tokenizer; by default the SDK finds it by the model's name."
+        None, description="Folder or hub id of the tokenizer; by default it is found by the model's name."
     )
     renderer: str = Field(
         "auto",
-        description="How conversations become tokens: the name of a tinker-cookbook renderer, chat_template, plain, "
+        description="Conversion of conversations to tokens: a tinker-cookbook renderer, chat_template, plain, "
         "or auto: the cookbook's for models that it knows, else the tokenizer's chat template, else plain text.",
     )
     learning_rate: float = Field(5e-4, gt=0, description="Peak learning rate of the schedule.")
@@ -45,10 +45,10 @@ class RunConfig(BaseModel):
         "linear", description="Learning rate after the warm-up; linear and cosine end at 0."
     )
     warmup_steps: NotNegative = Field(0, description="Steps in which the learning rate rises from 0.")
-    adam_beta1: float = Field(0.9, ge=0, lt=1)
-    adam_beta2: float = Field(0.95, ge=0, lt=1)
-    adam_eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="Adam: decay rate of the first moment.")
+    adam_beta2: float = Field(0.95, ge=0, lt=1, description="Adam: decay rate of the second moment.")
+    adam_eps: float = Field(1e-8, gt=0, description="Adam: term in the denominator for numerical stability.")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
     grad_clip_norm: float = Field(0.0, ge=0, description="Largest norm of the gradients; 0 turns clipping off.")
     eval_every: NotNegative = Field(
         20, description="Steps between evaluations; 0 evaluates only before the first and after the last."
@@ -123,19 +123,21 @@ class RlConfig(RunConfig):
     )
     renderer: str = Field(
         "auto",
-        description="How conversations become tokens: the name of a tinker-cookbook renderer, auto (the cookbook's "
+        description="Conversion of conversations to tokens: a tinker-cookbook renderer, auto (the cookbook's "
         "for models that it knows, else role_colon), or none, which gives the environment tokens instead of text.",
     )
     steps: Positive = Field(30, description="Optimizer steps.")
-    groups: Positive = Field(64, description="Number of different groups; not used with environment jsonl.")
-    groups_per_step: Positive = 8
+    groups: Positive = Field(64, description="Number of different training groups; not used with environment jsonl.")
+    groups_per_step: Positive = Field(8, description="Groups per optimizer step.")
     group_size: Annotated[int, Field(ge=2)] = Field(
         8, description="Answers per group, which are compared with each other."
     )
     eval_groups: NotNegative = Field(16, description="Number of groups to hold out.")
     max_tokens: Positive = Field(64, description="Longest answer, in tokens.")
-    temperature: float = Field(1.0, gt=0)
-    loss: Literal["importance_sampling", "ppo", "cispo"] = "importance_sampling"
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature of the answers.")
+    loss: Literal["importance_sampling", "ppo", "cispo"] = Field(
+        "importance_sampling", description="Loss of the policy gradient."
+    )
 
 
 Config = TypeVar("Config", bound=RunConfig)

@@ -83,7 +83,7 @@ class Opened(Exception):
 def test_the_server_that_was_asked_for_the_model_is_the_one_that_trains(
     out: Path, monkeypatch: pytest.MonkeyPatch, url: str | None
 ) -> None:
-    """Without a URL the SDK would send data to its maker's server."""
+    """The SDK would send the data to the vendor's server if it got no URL."""
     asked: list[tuple[str, str | None]] = []
 
     def session(*, base_url: str, api_key: str | None, display_name: str) -> None:
