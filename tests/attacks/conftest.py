@@ -22,7 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedServer]
 
 @pytest.fixture
 async def installation(tmp_path: Path) -> AsyncIterator[TestedServer]:
-    """The application in this process, for what is counted in its event loop, or sent as no client would send it."""
+    """Return the application in this process, for event-loop counts and for requests that no client would send."""
     fleet = FakeFleet()
     try:
         async with running_server(settings_for(tmp_path), fleet) as server:

@@ -1,4 +1,4 @@
-"""Bodies made to keep a server busy: it answers them, and others' requests go on meanwhile."""
+"""Bodies that are made to keep a server busy: it answers them, and serves others meanwhile."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MOST_MORE_SECONDS = 0.1
 REQUESTS_A_ROUND = 12
 MIB = 2**20
 MIB_OF_SOCKETS = 10
-"""What the system takes of a connection before anybody reads it, in its buffers for both ends."""
+"""The bytes that the system takes of a connection before they are read, in its buffers for both ends."""
 
 
 @dataclass(frozen=True)
 class Attacker:
-    """What it has of its own, as bodies name it."""
+    """An attacker and its objects, as bodies name them."""
 
     tenant: Tenant
     session_id: str
@@ -198,7 +198,7 @@ async def test_no_body_keeps_another_tenant_waiting_longer_than_a_harmless_one(
 async def beside(
     victim: Victim, attacker: Attacker, path: str, body: bytes
 ) -> tuple[list[float], list[tuple[int, str]]]:
-    """How long the victim's requests waited while these were answered."""
+    """Return how long the victim's requests waited while these were answered."""
     await victim.seconds()
     waited: list[float] = []
     answers = []
@@ -221,7 +221,7 @@ async def test_metadata_within_the_limits_is_listed_whole(server: AttackedServer
 
 
 async def test_bodies_that_are_held_take_no_more_memory_than_the_budget(server: AttackedServer) -> None:
-    """Of twelve uploads of 60 MiB that never end, 256 MiB are in flight, and whatever the first of them needs."""
+    """Twelve uploads of 60 MiB never end; 256 MiB are in flight, and whatever the first of them needs."""
     before = server.resident_bytes
     async with server.tenant("attacker") as tenant, server.tenant("victim") as victim:
         model_id = await tenant.model(await tenant.session())

@@ -30,7 +30,7 @@ PARTS = 64
 MOST_MORE_BYTES_OF_THE_SERVER = 320 * MIB
 """A body of 64 MiB as it came, unpacked, and on its way to the worker."""
 MOST_MORE_BYTES = GIB
-"""What one body may take of the worker: half of it is what a body may be once it is unpacked."""
+"""The memory that one body may take of the worker: half of it is the limit of an unpacked body."""
 
 
 class Victim:
@@ -49,7 +49,7 @@ class Victim:
         return forward_backward(datums, model_id=self.model_id, seq_id=self.seq_id)
 
     def send(self, build: Callable[[Victim], bytes], encoding: str) -> httpx.Response:
-        """The future's answer."""
+        """Send the body, and return the future's answer."""
         self.seq_id += 1
         headers = {"X-API-Key": API_KEY, "Content-Type": "application/x-protobuf", "Content-Encoding": encoding}
         url = f"{self.server.url}/api/v1/forward_backward"
@@ -64,7 +64,7 @@ class Victim:
 
     @property
     def highest_bytes(self) -> int:
-        """Of the worker's memory, ever."""
+        """Return the worker's peak memory in bytes."""
         return highest_bytes(self.worker_pid)
 
     @property
@@ -85,7 +85,7 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
 
 
 def body_with_zeros(victim: Victim) -> Iterator[bytes]:
-    """The head of a body, and an unknown field of a gibibyte behind it."""
+    """Return the head of a body, and an unknown field of a gibibyte behind it."""
     yield victim.plain(next_token_datum([1, 2, 3]))
     yield b"\xfa\x07" + b"\x80\x80\x80\x80\x04"
     for _ in range(PARTS):
@@ -99,7 +99,7 @@ def compressed(victim: Victim, declared_bytes: int | None) -> bytes:
 
 
 def undeclared_zstd(victim: Victim) -> bytes:
-    """A frame that does not say how much it holds."""
+    """Return a frame without its size."""
     return compressed(victim, None)
 
 
@@ -108,7 +108,7 @@ def declared_zstd(victim: Victim) -> bytes:
 
 
 def gzipped(victim: Victim) -> bytes:
-    """Parts that are all alike are compressed once; it has no end, which nobody comes to."""
+    """Compress equal parts once. The body has no end, which no reader reaches."""
     compressor = zlib.compressobj(1, wbits=zlib.MAX_WBITS | 16)
 
     def flushed(part: bytes) -> bytes:
@@ -143,7 +143,7 @@ def of_empty_datums(victim: Victim) -> bytes:
 
 
 def packed(victim: Victim, repeated: bytes, *, declared: bool = True, mebibytes: int = 63) -> bytes:
-    """As many of them behind the head as fit in a body; the frame is some kilobytes."""
+    """Return as many of them behind the head as fit in a body; the frame is some kilobytes."""
     body = victim.plain() + repeated * (mebibytes * MIB // len(repeated))
     compressor = zstandard.ZstdCompressor()
     unpacked = compressor.compressobj(size=len(body)) if declared else compressor.compressobj()

@@ -24,7 +24,7 @@ async def headers_of(server: TestedServer, tenant: str) -> dict[str, str]:
 async def save(
     server: TestedServer, kind: str, name: str, files: Mapping[str, bytes], headers: Mapping[str, str]
 ) -> str:
-    """Saves a checkpoint with these files under a new model of the tenant's; returns its path."""
+    """Save a checkpoint with these files under a new model of the tenant's, and return its path."""
     server.worker.saved_files = dict(files)
     session = (await server.post("/create_session", {"sdk_version": "0"}, headers=headers)).json()["session_id"]
     body = {"session_id": session, "model_seq_id": 0, "base_model": "org/tiny"}

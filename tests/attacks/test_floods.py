@@ -75,7 +75,7 @@ async def test_requests_that_wait_for_nothing_keep_nobody_waiting(installation: 
 
 @asynccontextmanager
 async def an_attacker(server: TestedServer, name: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Always the same one, with another key."""
+    """Return the same attacker each time, with another key."""
     made = await server.services.keys.create("attacker", name)
     async with client_of(httpx.ASGITransport(server.app), made.secret) as client:
         yield client

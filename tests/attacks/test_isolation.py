@@ -1,4 +1,4 @@
-"""A tenant that knows another's ids gets from every endpoint what it would get for ids that nobody has.
+"""Isolation: a tenant that knows another's IDs gets from every endpoint the answer for unknown IDs.
 
 The cases come from the server's own OpenAPI document: an endpoint with a field that is not known here fails.
 """
@@ -74,7 +74,7 @@ def operations(api: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]
 
 
 def body_fields(api: dict[str, Any], operation: dict[str, Any]) -> tuple[set[str], set[str]]:
-    """Those that a body must have, and those that name something."""
+    """Return the fields that a body must have, and those that name something."""
     content = operation.get("requestBody", {}).get("content", {})
     if "application/x-protobuf" in content:
         return {"model_id", "seq_id"}, {"model_id"}
@@ -124,7 +124,7 @@ class Asking:
         return OTHERS[name]
 
     async def ask(self, case: Case, session: str) -> tuple[int, str]:
-        """What comes of the case with an id of this session; a future is waited for."""
+        """Send the case with an ID of this session, and return the answer; a future is waited for."""
         path = case.path.format_map(_Values(self, case, session))
         fields = case.body | ({"seq_id"} if "model_id" in case.body and case.path == "/load_weights" else set())
         body = {
@@ -160,7 +160,7 @@ def _wrapping(name: str) -> str | None:
 
 
 class _Values(dict[str, Any]):
-    """For the template of a path."""
+    """The values for the template of a path."""
 
     def __init__(self, asking: Asking, case: Case, session: str) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class _Values(dict[str, Any]):
 
 @asynccontextmanager
 async def owner_and_stranger(server: AttackedServer) -> AsyncIterator[tuple[str, Asking]]:
-    """The session of the one, with a model, checkpoints, a sampler and a sample; and the other, who asks."""
+    """Return the session of the owner, with a model, checkpoints, a sampler and a sample, and the stranger who asks."""
     async with server.tenant("victim") as owner, server.tenant("attacker") as stranger:
         yield await furnished(owner), Asking(stranger, await furnished(stranger))
 
@@ -192,7 +192,7 @@ async def test_every_endpoint_answers_for_a_strangers_id_as_for_nobodys(server: 
 
 
 async def test_what_the_owner_asks_for_by_the_same_ids_is_there(server: AttackedServer, tmp_path: Any) -> None:
-    """Else the endpoints would be compared in how they refuse nonsense."""
+    """Otherwise the endpoints would be compared in how they refuse nonsense."""
     found = set()
     async with owner_and_stranger(server) as (_, stranger):
         # The model is over with the last but two, and the session with the last.
@@ -231,7 +231,7 @@ async def test_no_list_holds_anything_of_another_tenants(server: AttackedServer,
 
 
 def test_endpoints_without_ids_are_known(tmp_path: Any) -> None:
-    """A new one is looked at by a person: is there truly nothing of anybody's in it?"""
+    """A person must check that a new one shows nothing of a tenant."""
     api = document(tmp_path)
     with_ids = {case.path for case in cases(api)}
     lists = {

@@ -1,4 +1,4 @@
-"""Links that were tampered with, and names that are paths: nobody reads or writes beside their own checkpoint."""
+"""Links that were tampered with, and names that are paths: they lead to no file outside of the checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILE = "adapter_config.json"
 
 
 async def exported(server: TestedServer, name: str = "ex") -> str:
-    """The link to a file of an export, as a path of the server."""
+    """Return the link to a file of an export, as a path of the server."""
     model_id = await server.model()
     await server.outcome(await server.post("/save_weights_external", {"model_id": model_id, "seq_id": 1, "path": name}))
     data, directory = server.services.settings.data, server.newest_directory
@@ -31,7 +31,7 @@ async def exported(server: TestedServer, name: str = "ex") -> str:
 
 
 async def at(server: TestedServer, path: str) -> tuple[int, bytes]:
-    """What is answered to the path as it stands: clients in Python resolve its dots by themselves."""
+    """Return the answer to the unresolved path: clients in Python resolve its dots by themselves."""
     scope = {
         "type": "http",
         "http_version": "1.1",

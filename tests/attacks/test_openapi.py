@@ -1,7 +1,7 @@
-"""The server keeps to its own OpenAPI document, whatever is sent: what the document allows and what it forbids, made by
-schemathesis from the document itself.
+"""The server's OpenAPI document against the server.
 
-Half of the ids and names are those of things that are there, so that it goes deeper than "not found".
+schemathesis makes requests that the document allows, and some that it forbids. Half of the IDs and names exist, so that
+it reaches deeper than "not found".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Large results that are polled by many at a time, or read by nobody, take no more memory than they may."""
+"""Large results that many clients poll, or that none reads: they take no more memory than they may."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Reader:
 
 @pytest.fixture
 async def small(tmp_path: Path) -> AsyncIterator[TestedServer]:
-    """A server on which a tenant may have little on its way."""
+    """Return a server on which a tenant may have little in flight."""
     fleet = FakeFleet()
     try:
         async with running_server(settings_for(tmp_path, body_bytes_per_tenant=OF_A_TENANT), fleet) as server:
@@ -74,7 +74,7 @@ async def small(tmp_path: Path) -> AsyncIterator[TestedServer]:
 
 
 async def large_result(server: TestedServer) -> str:
-    """Of a mebibyte in protobuf."""
+    """Return a result of a mebibyte in protobuf."""
     model_id = await server.model()
     request_id = (await server.forward_backward(model_id, 1)).json()["request_id"]
     record = wire_pb2.ArrayRecord(num_datums=1)

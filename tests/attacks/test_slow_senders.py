@@ -1,4 +1,4 @@
-"""Connections that say little, slowly or nothing: they end by themselves, and nobody else notices."""
+"""Connections that send little, slowly or nothing: they end by themselves, and other clients do not notice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.server.attacked_server import AttackedServer, Uploads, answer
 from tinsmith_server.cli import connections
 
 CONNECTIONS = 300
-"""That one address may have at the server of these tests."""
+"""The connections that one address may have at the server of these tests."""
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:

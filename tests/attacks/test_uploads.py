@@ -45,7 +45,7 @@ def refusal(server: ServedInstallation, config: bytes, weights: bytes) -> str:
 
 
 def of_entries(mebibytes: int) -> bytes:
-    """A header of tensors without numbers, as small as JSON lets them be, and nothing behind it."""
+    """Return a header of tensors without numbers, as small as JSON lets them be, and nothing behind it."""
     header = b"{" + b",".join(b'"%d":{"shape":[0]}' % number for number in range(mebibytes * MIB // 24)) + b"}"
     return len(header).to_bytes(8, "little") + header
 

@@ -48,7 +48,7 @@ class Place:
         return done.stdout
 
     def install(self, values: Mapping[str, Any] | None = None) -> str:
-        """The definition of a session may be there already: the cluster is shared, and this release takes it over."""
+        """Install the release. The cluster is shared, so it takes over definitions that exist already."""
         taken = at("crds.takeOwnership", True)
         return self.helm("install", "tinsmith", str(CHART), "--take-ownership", values=merged(taken, values or {}))
 
@@ -59,7 +59,7 @@ class Place:
         return self.kubectl("get", kind, name, "--output=jsonpath={.metadata.uid}")
 
     def may(self, account: str, verb: str, resource: str, namespace: str | None = None) -> bool:
-        """Whether a ServiceAccount of this namespace may do so, here or in another."""
+        """Return true if a ServiceAccount of this namespace may do so, here or in another."""
         user = f"system:serviceaccount:{self.namespace}:{account}"
         kind, _, name = resource.partition("/")
         plural, _, group = kind.partition(".")
@@ -69,7 +69,7 @@ class Place:
 
 @pytest.fixture(scope="session")
 def kinds(api_cluster: Cluster) -> Cluster:
-    """The cluster, with the kinds of Tinsmith, of the Gateway API and of the Prometheus operator."""
+    """Return the cluster, with the kinds of Tinsmith, of the Gateway API and of the Prometheus operator."""
     require(shutil.which("go") is not None, GO_MISSING)
     api_cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRDS}")
     wait_established(api_cluster.kubectl, f"--filename={CRDS}")
@@ -88,7 +88,7 @@ def place(kinds: Cluster, api_server: ApiServer, namespace: str) -> Iterator[Pla
 
 @pytest.fixture(scope="session")
 def shared_objects(kinds: Cluster, api_server: ApiServer, shared_namespace: str) -> ApiNamespace:
-    """The namespace that tests share: they make dry runs, and delete what they create."""
+    """Return the namespace that tests share: they make dry runs, and delete what they create."""
     return ApiNamespace(api_server, shared_namespace)
 
 

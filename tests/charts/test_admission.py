@@ -1,4 +1,4 @@
-"""What the chart's policy lets be written, on a real API server: a session names nothing of the installation's own."""
+"""The chart's policy on a real API server: a session names nothing of the installation's own."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ TAKEN: dict[str, Object] = {
 
 @pytest.fixture(scope="module")
 def guarded(kinds: Cluster, api_server: ApiServer) -> Iterator[Place]:
-    """A release called blue, whose policy is in force."""
+    """Install a release called blue, whose policy is in force."""
     with new_namespace(kinds) as namespace:
         place = Place(kinds, api_server, namespace)
         try:
@@ -131,7 +131,7 @@ def policy_of(place: Place) -> str:
 
 
 def is_in_force(place: Place) -> bool:
-    """By its own words: one that is there already is refused by any API server."""
+    """Return true if its own message appears: an object that exists already is refused by any API server."""
     try:
         place.objects.would_create(owner(**variable("others")))
     except ClusterError as error:
@@ -140,7 +140,7 @@ def is_in_force(place: Place) -> bool:
 
 
 def is_refused(place: Place, manifest: Object) -> str:
-    """What the API server says to it."""
+    """Return the API server's refusal."""
     try:
         place.objects.would_create(manifest)
     except ClusterError as error:

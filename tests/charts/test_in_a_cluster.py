@@ -1,4 +1,4 @@
-"""What a real API server makes of the chart: it accepts, admits, grants and keeps what it should."""
+"""The chart on a real API server, which accepts, admits, grants and keeps what it should."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_definitions_that_no_release_installed_are_told_apart(place: Place) -> N
 
 @pytest.mark.parametrize("case", ["default", "everything", "values-high-availability"])
 def test_what_a_gitops_tool_renders_is_what_helm_installs(place: Place, case: str) -> None:
-    """Nothing is taken from the cluster, depends on what it can do, or is another one each time."""
+    """Its objects take nothing from the cluster, do not depend on its features, and are the same each time."""
     [file] = [each for each in CASES if each.stem == case]
     values = {**yaml.safe_load(file.read_text()), "crds": {"install": False}}
     rendered = render(values, namespace=place.namespace)

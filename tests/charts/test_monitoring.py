@@ -48,7 +48,7 @@ METRICS = {**documented_metrics(), **OTHERS}
 
 
 def expressions_of(dashboard: Object) -> Iterator[str]:
-    """As Grafana sends them, with a choice for each variable."""
+    """Return the expressions as Grafana sends them, with a choice for each variable."""
     for panel in dashboard["panels"]:
         for target in panel.get("targets", []):
             expression = target["expr"].replace("$namespace", "research").replace("$base_model", ".*")
@@ -239,7 +239,7 @@ WRONG: dict[str, dict[str, str | None]] = {
 
 
 def firing(prometheus: Prometheus, changes: dict[str, str | None]) -> dict[str, list[dict[str, str]]]:
-    """The labels of what each firing alert fires for, after two hours."""
+    """Return the labels of each firing alert after two hours."""
     series = [f"{name} {values}" for name, values in {**HEALTHY, **changes}.items() if values is not None]
     answers = prometheus.evaluate([rule["expr"] for rule in ALERTS.values()], series, at_seconds=7200)
     found = zip(ALERTS, answers, strict=True)

@@ -1,4 +1,4 @@
-"""Whom operator and API server may reach, and who may reach them."""
+"""The network policies of operator and API server, in both directions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_credentials_of_the_node_or_the_account_are_fetched_where_they_are_and_o
 
 
 def links(values: Object) -> set[tuple[str, int]]:
-    """The addresses that are let through, each with its port."""
+    """Return the admitted addresses, each with its port."""
     return {
         (peer["ipBlock"]["cidr"], port["port"])
         for rule in policy(values, "api-server")["egress"]

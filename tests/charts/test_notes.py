@@ -45,7 +45,7 @@ def test_the_notes_say_how_to_read_the_key() -> None:
 
 
 def test_a_key_that_is_given_never_meets_the_one_that_the_operator_made() -> None:
-    """Nor the one that the chart of the first revision made: its Secret goes, and a rollback makes it again."""
+    """The Secret of the first revision's chart goes, too, and a rollback makes it again."""
     made = environment(pods(render({}))["Deployment tinsmith-operator"])["TINSMITH_OPERATOR_FIRST_KEY_SECRET"]
     assert made == "tinsmith-api-key"
     objects = render(at("keys.value", FIXED_KEY))

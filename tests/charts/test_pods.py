@@ -1,4 +1,4 @@
-"""Every pod meets the restricted Pod Security Standard and is told what its program understands."""
+"""The pods of the chart, which meet the restricted Pod Security Standard and get settings that their programs know."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_budget_lets_a_single_replica_be_drained() -> None:
 
 
 def test_labels_of_ours_win_over_labels_of_values() -> None:
-    """Else the Deployment would not find its pods, and the workers' policies not their clients."""
+    """Otherwise the Deployment would not find its pods, and the workers' policies not their clients."""
     labels = named(render(EVERYTHING), "Deployment", "tinsmith-operator")["spec"]["template"]["metadata"]["labels"]
     assert labels["team"] == "platform"
     assert labels["app.kubernetes.io/component"] == "operator"
@@ -161,7 +161,7 @@ def test_the_api_server_understands_what_it_is_told(values: Object, monkeypatch:
 
 
 def tell(told: Object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes from a Secret or from the pod itself has no value in the manifest: any will do."""
+    """Set the variables. A value from a Secret or from the pod itself can be any."""
     for name in [name for name in os.environ if name.startswith("TINSMITH_")]:
         monkeypatch.delenv(name)
     for name, value in told.items():

@@ -1,4 +1,4 @@
-"""Who may do what, and where: each verb because of a call, and none without."""
+"""The rights of the chart's accounts: each verb because of a call, and none without."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def rights(objects: list[Object], component: str) -> Rights:
 
 
 def bound_role(objects: list[Object], binding: Object) -> Object:
-    """Of the same reach as its binding, and in the same namespace."""
+    """Return the role of the same reach as its binding, in the same namespace."""
     reference = binding["roleRef"]
     assert reference["kind"] == binding["kind"].removesuffix("Binding")
     role = one(objects, reference["kind"], reference["name"], binding["metadata"].get("namespace"))
@@ -197,7 +197,7 @@ def test_an_operator_that_makes_no_key_may_touch_none(given: Object) -> None:
 
 
 def test_two_releases_of_a_namespace_share_one_lease_so_that_one_operator_acts() -> None:
-    """Else they would give the same workers certificates of two authorities in turn, without end."""
+    """Otherwise they would give the same workers certificates of two authorities in turn, without end."""
     other = render({}, release="second")
     told = environment(pods(other)["Deployment second-operator"])
     assert told["TINSMITH_OPERATOR_LEASE_NAME"] == "tinsmith-operator"

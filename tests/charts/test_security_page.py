@@ -1,5 +1,8 @@
-"""explanation/security.md says who can reach what. Each row of its table is tried: here on a real API server, under the
-accounts of an installation with its defaults, or by tests that a row names, where it is not Kubernetes that decides."""
+"""The table in explanation/security.md of who can reach what.
+
+Each row is tried on a real API server, under the accounts of an installation with its defaults, or by the tests that a
+row names, where Kubernetes does not decide.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ OWN_SECRETS = (
 
 @dataclass(frozen=True)
 class Installed:
-    """A release with its defaults; a user who reads sessions and one who writes them; and a namespace beside."""
+    """A release with its defaults; a user who reads sessions and one who writes them; and a second namespace."""
 
     place: Place
     elsewhere: str
@@ -54,13 +57,13 @@ class Installed:
         return f"system:serviceaccount:{self.place.namespace}:{name}"
 
     def refuses(self, manifest: Object, words: str) -> None:
-        """To the writer."""
+        """Return true if the writer is refused."""
         with pytest.raises(ClusterError) as refusal:
             self.write(manifest)
         assert re.search(words, str(refusal.value)), refusal.value
 
     def write(self, manifest: Object) -> None:
-        """As the writer, without its being kept."""
+        """Write as the writer, in a dry run."""
         self.place.objects.would_create(manifest, user="writer")
 
 
@@ -383,7 +386,7 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """Of the table under `Who can reach what`."""
+    """Return the rows of the table under `Who can reach what`."""
     section = PAGE.read_text().partition("## Who can reach what\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| ")]
     cells = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]

@@ -87,7 +87,7 @@ def resolved(schema: Object) -> Object:
 
 
 def settable(schema: Object, defaults: Any, prefix: str = "") -> Iterator[str]:
-    """The paths of the schema that values.yaml gives a value, and the optional members of what it leaves empty."""
+    """Return the paths of the schema that values.yaml gives a value, and the optional members of empty ones."""
     for name, written in schema["properties"].items():
         member, path = resolved(written), f"{prefix}{name}"
         if path == "global":

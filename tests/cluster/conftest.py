@@ -31,7 +31,7 @@ __all__ = [
 
 @pytest.fixture(scope="session")
 def kinds(api_cluster: Cluster) -> None:
-    """The CRDs are installed."""
+    """Return the cluster with the CRDs."""
     install_crds(api_cluster.kubectl)
 
 
@@ -39,7 +39,7 @@ def kinds(api_cluster: Cluster) -> None:
 async def hands(
     api_cluster: Cluster, kinds: None, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[KubectlUser]:
-    """On the test's namespace. Operators that the test starts find the cluster by $KUBECONFIG."""
+    """Return kubectl for the test's namespace. Operators that the test starts find the cluster by $KUBECONFIG."""
     monkeypatch.setenv("KUBECONFIG", str(api_cluster.kubeconfig))
     async with hands_on(api_cluster.kubeconfig, namespace) as hands:
         yield hands

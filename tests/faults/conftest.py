@@ -1,4 +1,4 @@
-"""What faults have in common: one undisturbed run, and a server whose worker starts in a moment."""
+"""The common parts of faults: one undisturbed run, and a server whose worker starts in a moment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Ending:
-    """What the program leaves behind where nothing happens to it."""
+    """Return the program's results without any fault."""
     installation = ServedInstallation(tmp_path_factory.mktemp("undisturbed"), {TINY_MODEL: tiny_model}).start()
     ending = run_on(installation, installation.data / "checkpoints", lambda: None)
     installation.stop()
@@ -42,6 +42,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> E
 
 @pytest.fixture(scope="session")
 def session_cluster(api_cluster: Cluster) -> Cluster:
-    """A Kubernetes API that knows our resources."""
+    """Return a Kubernetes API with our resources."""
     install_crds(api_cluster.kubectl)
     return api_cluster

@@ -24,7 +24,7 @@ NO_ADAPTER = "is not PEFT's configuration for LoRA"
 
 @pytest.fixture
 def deadly(tmp_path: Path) -> Path:
-    """A folder: the engine dies at what a file in it names."""
+    """Return a folder: the engine dies at what a file in it names."""
     folder = tmp_path / "deadly"
     folder.mkdir()
     return folder
@@ -46,7 +46,7 @@ async def worker(folder: Path, attempts: int, deadly: Path) -> AsyncIterator[Liv
 
 
 async def bring_in(lives: Lives, run: str = "run") -> str:
-    """Why it was refused; empty where the process has ended of it."""
+    """Import, and return the refusal; empty where the process has ended of it."""
     request = worker_pb2.ImportAdapterRequest(
         directory="upload", model_id=run, lora=worker_pb2.LoraConfig(rank=4, train_attn=True)
     )

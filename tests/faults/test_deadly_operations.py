@@ -1,7 +1,7 @@
-"""An operation that ends every process that runs it fails after three, in words, and everything else goes on.
+"""An operation that ends every process that runs it: it fails after three, and everything else continues.
 
-Each life of the worker is a real process, and the engine ends it in the middle of a call. What other operations and
-other models leave must equal, bit for bit, what they leave where that operation failed for another reason.
+Each life of the worker is a real process, and the engine ends it in the middle of a call. Other operations and other
+models must have the results, bit for bit, of a run in which that operation failed for another reason.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DEADLY = train(3, (KILLS, 2, 6))
 
 @pytest.fixture
 def deadly(tmp_path: Path) -> Path:
-    """A folder: the engine dies at what a file in it names."""
+    """Return a folder: the engine dies at what a file in it names."""
     folder = tmp_path / "deadly"
     folder.mkdir()
     return folder
@@ -131,7 +131,7 @@ async def test_each_kind_of_operation_is_given_up_and_its_model_goes_on(
 
 
 async def test_a_body_whose_call_has_failed_is_not_read_again(tmp_path: Path) -> None:
-    """To ask what it would have been must not take more than the call itself, which fitted."""
+    """A check of the old body must not take more than the call itself, which fitted."""
     async with worker(tmp_path) as lives:
         forward = train(2, (REFUSED, 2), forward_only=True)
         await lives.run([create(), train(1), forward, step(3), train(4, (REFUSED, 1)), step(5)])
@@ -159,7 +159,7 @@ async def test_the_last_sign_is_the_one_that_the_process_left(tmp_path: Path) ->
 
 
 async def waiting_reason(lives: Lives, seq_id: int) -> str:
-    """Why this operation of the first model is not run, once its worker says so."""
+    """Return why this operation of the first model does not run, once its worker reports it."""
     while True:
         reply = await lives.worker.result(seq_id, timeout=0.05)
         assert reply.WhichOneof("state") == "pending"
@@ -225,7 +225,7 @@ SNAPSHOTS_OF_MINE = "/snapshots/.sess.train.0."
 
 
 async def load_what_was_saved(lives: Lives, seq_id: int) -> Call:
-    """A load leaves a snapshot before its result is visible."""
+    """Load a checkpoint. A load leaves a snapshot before its result is visible."""
     [saved] = [event.checkpoint_saved for event in await lives.worker.events() if event.HasField("checkpoint_saved")]
     request = worker_pb2.LoadWeights(
         directory=saved.directory,
@@ -280,7 +280,7 @@ async def test_an_operation_whose_snapshot_no_process_can_keep_fails_with_the_re
 
 
 async def in_the_middle(deadly: Path) -> None:
-    """Of the call, and not of the restore before it."""
+    """Wait for the middle of the call, after the restore before it."""
     while not (deadly / HUNG).exists():
         await asyncio.sleep(0.01)
 
@@ -303,7 +303,7 @@ async def test_a_stop_that_finds_no_end_of_the_operation_is_not_counted_against_
 
 
 async def told_and_killed(lives: Lives) -> None:
-    """As a pod is whose grace period ends before its operation does."""
+    """Stop and kill the worker, as a pod whose grace period ends before its operation does."""
     process = lives.worker.process
     assert process is not None
     process.send_signal(signal.SIGTERM)

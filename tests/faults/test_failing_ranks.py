@@ -1,4 +1,4 @@
-"""What one rank raises alone costs a life of the worker and nothing else; what all raise alike costs its own future."""
+"""An error of one rank costs a life of the worker; an error of all ranks costs its own future."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TWO_DATUMS = [next_token_datum(tokens) for tokens in ((3, 1, 4, 1, 5), (9, 2, 6)
 
 @pytest.fixture
 def model(tiny_model: Path, tmp_path: Path) -> Path:
-    """A copy: a test leaves a file in it."""
+    """Copy the model: a test leaves a file in it."""
     return shutil.copytree(tiny_model, tmp_path / "model")
 
 
@@ -38,13 +38,13 @@ async def worker(model: Path, tmp_path: Path) -> AsyncIterator[WorkerProcess]:
 
 
 def train_both(seq_id: int) -> Call:
-    """A datum for each rank."""
+    """Train both models with a datum for each rank."""
     body = forward_backward(TWO_DATUMS, model_id=UNDISTURBED, seq_id=seq_id)
     return Call(seq_id, worker_pb2.FORWARD_BACKWARD, body)
 
 
 def train_without_bounds(seq_id: int) -> Call:
-    """Its gradient is finite in every number, and its norm is not."""
+    """Train so that every number of the gradient is finite, and its norm is not."""
     datum = next_token_datum((3, 1, 4, 1, 5), weight=1e30)
     return Call(seq_id, worker_pb2.FORWARD_BACKWARD, forward_backward([datum], model_id=UNDISTURBED, seq_id=seq_id))
 
@@ -68,7 +68,7 @@ async def answers(worker: WorkerProcess, model_id: str, calls: list[Call]) -> li
 
 
 async def saved_tensors(worker: WorkerProcess) -> dict[str, dict[str, bytes]]:
-    """The files of each model's checkpoint."""
+    """Return the files of each model's checkpoint."""
     saved = [event.checkpoint_saved for event in await worker.events() if event.HasField("checkpoint_saved")]
     folders = {event.model_id: worker.folder / "checkpoints" / event.directory for event in saved}
     return {

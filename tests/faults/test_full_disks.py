@@ -1,5 +1,4 @@
-"""A worker on a disk that is full, a real one: it loses nothing, holds up nobody who needs no room, and goes on by
-itself once there is some."""
+"""A worker on a real disk that is full: it loses nothing, serves what needs no room, and recovers with free space."""
 
 from __future__ import annotations
 
@@ -89,7 +88,7 @@ async def undisturbed(folder: Path, calls: Sequence[Call]) -> tuple[list[bytes |
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the small disk is."""
+    """Return the folder of the small disk."""
     (tmp_path / "disk").mkdir()
     return tmp_path / "disk"
 
@@ -226,7 +225,7 @@ def test_bodies_that_come_at_once_leave_the_reserve_alone(folder: Path, monkeypa
 
 
 async def refusals(worker: Worker, calls: Sequence[Call]) -> list[Call]:
-    """Submits all of them at once; those for which there was no room."""
+    """Submit all of them at once, and return those for which there was no room."""
     outcomes = await asyncio.gather(*(worker.submit(call) for call in calls), return_exceptions=True)
     assert all(outcome is None or isinstance(outcome, JournalFull) for outcome in outcomes), outcomes
     return [call for call, outcome in zip(calls, outcomes, strict=True) if outcome is not None]

@@ -1,4 +1,4 @@
-"""Ranks of a model die, between calls or in the middle of one: the worker's process ends, and its successor goes on."""
+"""Ranks of a model die, between calls or in the middle of one: the worker ends, and its successor continues."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def of(model_id: str, calls: list[Call]) -> list[Call]:
 
 
 async def run(worker: WorkerProcess, calls: list[Call]) -> list[bytes]:
-    """What each call answers."""
+    """Return the answer to each call."""
     for call in calls:
         await worker.submit(call)
     return [await answer(worker, call) for call in calls]
 
 
 async def answer(worker: WorkerProcess, call: Call) -> bytes:
-    """It may take ranks that start, and all that they run again."""
+    """Wait for an answer, while ranks start and repeat their work."""
     reply = await worker.result(call.seq_id, call.model_id, START_SECONDS)
     assert reply.WhichOneof("state") == "result", reply
     return as_compared(reply)
@@ -56,7 +56,7 @@ async def die_in_the_middle_of(worker: WorkerProcess, calls: list[Call], kill: C
 
 
 async def die_while_idle(worker: WorkerProcess) -> None:
-    """The worker notices by itself, before anybody calls it."""
+    """Kill a rank while idle. The worker notices by itself, before a call."""
     assert worker.process is not None
     os.kill(children(worker.process.pid, "ray::RankActor")[1], signal.SIGKILL)
     assert await worker.wait_dead() != 0
@@ -76,13 +76,13 @@ def kill_the_head(worker: int, rank: int) -> None:
 
 
 def _send(process: int, number: signal.Signals) -> None:
-    """It may have ended by itself, with what it belongs to."""
+    """Send a signal to a process, which may have ended by itself."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(process, number)
 
 
 def children(ancestor: int, program: str) -> list[int]:
-    """Processes below `ancestor` whose command line holds `program`."""
+    """Return the processes below `ancestor` whose command line holds `program`."""
     parents = {int(path.name): _parent(path) for path in Path("/proc").iterdir() if path.name.isdigit()}
 
     def is_below(process: int) -> bool:
@@ -95,7 +95,7 @@ def children(ancestor: int, program: str) -> list[int]:
 
 
 async def wait_gone(processes: list[int]) -> None:
-    """Ray's processes end within seconds of the worker that started them, and nobody else's do."""
+    """Wait until Ray's processes have ended: within seconds of their worker, and no other worker's."""
     assert processes
     deadline = time.monotonic() + GONE_SECONDS
     while alive := [process for process in processes if _command(process)]:
@@ -119,7 +119,7 @@ def _command(process: int) -> str:
 
 
 async def final_tensors(worker: WorkerProcess) -> dict[str, dict[str, bytes]]:
-    """The files of the last checkpoints, by model."""
+    """Return the files of the last checkpoints, by model."""
     saved = [event.checkpoint_saved for event in await worker.events() if event.HasField("checkpoint_saved")]
     folders = [(event.model_id, worker.folder / "checkpoints" / event.directory) for event in saved]
     return {model: {file.name: file.read_bytes() for file in path.glob("*.safetensors")} for model, path in folders}

@@ -21,7 +21,7 @@ PARTS = (
     (train(5, (5, 3, 5)), step(6), train(7)),
     (step(8), train(9, forward_only=True), save(10, "final")),
 )
-"""Of each of the models, in turn. A window ends in another part than it begins in; one of them is incomplete."""
+"""The program of each of the models, in turn. A window ends in another part than it begins in; one is incomplete."""
 PROGRAM = [[replace(call, model_id=model_id) for call in part] for part in PARTS for model_id in (MODEL, OTHER)]
 EXCHANGES = len(PROGRAM) - 1
 ONE_SLOT = ("--adapter-slots=1",)
@@ -29,14 +29,14 @@ ONE_SLOT = ("--adapter-slots=1",)
 
 @dataclass(frozen=True)
 class Ending:
-    """What a program leaves: every answer, and the bytes of its final checkpoints."""
+    """The results of a program: every answer, and the bytes of its final checkpoints."""
 
     results: list[dict[int, bytes]]
     final_files: dict[str, dict[str, bytes]]
 
 
 async def run(folder: Path, flags: tuple[str, ...], **environment: str) -> tuple[Ending, int]:
-    """Also how often it was started anew."""
+    """Run the program, and return also how often it was restarted."""
     worker, restarted_at = WorkerProcess(folder, flags), list[int]()
     try:
         await worker.start(**environment)
@@ -54,7 +54,7 @@ async def run(folder: Path, flags: tuple[str, ...], **environment: str) -> tuple
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ending:
-    """Of a worker with a slot for each."""
+    """Return the results of a worker with a slot for each model."""
     ending, restarts = asyncio.run(run(tmp_path_factory.mktemp("undisturbed"), ("--adapter-slots=2",)))
     assert restarts == 0
     return ending

@@ -23,7 +23,7 @@ def new_model(server: ServedInstallation) -> str:
 
 
 def wait_for_files(server: ServedInstallation) -> None:
-    """Until the worker has written the manifest, which it does last."""
+    """Wait until the worker has written the manifest, which it does last."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not list(server.data.glob("checkpoints/weights/*/*/manifest.json")):
         assert time.monotonic() < deadline, "the checkpoint's files never came"

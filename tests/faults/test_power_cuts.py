@@ -30,7 +30,7 @@ EAGER = SnapshotPolicy(replay_seconds=0, times_snapshot_cost=0)
 
 @dataclass
 class Moment:
-    """What clients knew when the power went, and what the disk held."""
+    """A moment of a power cut: what clients knew, and what the disk held."""
 
     disk: dict[Path, bytes]
     acknowledged: list[int]
@@ -52,13 +52,13 @@ async def running(folder: Path, epoch: int, vfs: str | None = None) -> AsyncIter
 
 
 async def finish(worker: Worker, already: list[int]) -> dict[int, OperationResult]:
-    """Submits what was never acknowledged; returns all results."""
+    """Submit the operations that were never acknowledged, and return all results."""
     await worker.submit(*(call for call in PROGRAM if call.seq_id not in already))
     return {call.seq_id: await worker.finished(call.seq_id) for call in PROGRAM}
 
 
 def without_event_ids(results: dict[int, OperationResult]) -> dict[int, OperationResult]:
-    """Of the ids whether there are any: they begin at the clock, so another volume's are others."""
+    """Return the events without IDs, which begin at the clock of their volume."""
     return {seq_id: replace(result, event_id=result.event_id and 1) for seq_id, result in results.items()}
 
 
@@ -68,7 +68,7 @@ def final_files(folder: Path) -> dict[str, bytes]:
 
 
 async def record_moments(root: Path, monkeypatch: pytest.MonkeyPatch, vfs: LossyVfs) -> list[Moment]:
-    """Runs the program once, waiting for each result, and takes the disk at each step."""
+    """Run the program once, waiting for each result, and copy the disk at each step."""
     moments: list[Moment] = []
     root.mkdir()
     folders = LossyFolders(root, monkeypatch)

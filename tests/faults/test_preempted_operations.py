@@ -1,5 +1,7 @@
-"""A worker that dies while an operation is preempted by another model's, or shares a forward with it: it is still one
-operation, replayed as one, and nobody is blamed for another's."""
+"""A worker that dies while an operation is preempted, or shares a forward.
+
+It remains one operation, replayed as one, and no other operation is blamed.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ async def lives_of_a_worker(
 
 
 async def run(lives: Lives, others: list[Call]) -> Ending:
-    """The long operation is under way before anything of the other model is there."""
+    """Run the long operation first, then those of the other model."""
     await lives.run([create(), create(model_id=OTHER)])
     await lives.run_beside(MINE, [replace(call, model_id=OTHER) for call in others])
     models = (MODEL, OTHER)

@@ -64,7 +64,7 @@ def kill_both(replicas: ServedReplicas) -> None:
 
 
 def stop_one_after_the_other(replicas: ServedReplicas) -> None:
-    """As a rolling update does."""
+    """Stop the servers one after the other, as a rolling update does."""
     for server in replicas.servers:
         assert server.stop() == 0
         replicas.revive()

@@ -30,7 +30,7 @@ def kill_worker(server: ServedInstallation) -> None:
 
 
 def kill_server(server: ServedInstallation) -> None:
-    """Its worker sees the pipe close and ends too; the new server starts a new one on the same journal."""
+    """Kill the server. Its worker ends with the pipe; the new server starts a new one on the same journal."""
     server.kill()
     server.start()
 
@@ -46,7 +46,7 @@ def stop_cleanly(server: ServedInstallation) -> None:
 
 
 def kill_the_worker_three_times(server: ServedInstallation) -> None:
-    """The later two while it is starting or replaying."""
+    """Kill the worker three times, the later two while it starts or replays."""
     kill_worker(server)
     for delay_seconds in (2.0, 4.0):
         time.sleep(delay_seconds)

@@ -48,7 +48,7 @@ shares a forward; these have tests of their own, and so have loads."""
 
 @dataclass(frozen=True)
 class Ending:
-    """What a program leaves: every answer, and the bytes of its final checkpoint."""
+    """The results of a program: every answer, and the bytes of its final checkpoint."""
 
     results: dict[int, bytes]
     final_files: dict[str, bytes]

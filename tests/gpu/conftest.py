@@ -1,5 +1,7 @@
-"""Tests of real GPUs. `make test-gpu` runs them; gpu.md says which of them ran, on what. Those that a CPU can run
-as well, `make test-vllm` runs."""
+"""Tests of real GPUs. `make test-gpu` runs them; gpu.md says which of them ran, on what.
+
+`make test-vllm` runs those that a CPU can run as well.
+"""
 
 from __future__ import annotations
 

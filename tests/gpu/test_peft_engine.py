@@ -1,4 +1,4 @@
-"""The PEFT engine on one GPU beside itself on the CPU, and beside a loop without us."""
+"""The PEFT engine on one GPU, compared with itself on the CPU and with a plain loop."""
 
 from __future__ import annotations
 

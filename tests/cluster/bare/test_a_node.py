@@ -68,7 +68,7 @@ def test_a_pod_names_its_image_by_digest_and_its_status_says_the_same(hello: Hel
 def test_a_pod_runs_an_image_that_a_named_command_brought_into_a_given_cluster(
     node_cluster: Cluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a cluster of somebody's: all that is known of it is a kubeconfig and the command."""
+    """Only a kubeconfig and the command are known of such a cluster."""
     require(len(node_cluster.runtimes) == 1, "The command here is containerd's, of a cluster of our own.")
     containerd = shlex.join(node_cluster.runtimes[0].command)
     monkeypatch.setenv("KUBECONFIG", str(node_cluster.kubeconfig))
@@ -101,7 +101,7 @@ def test_an_ingress_serves_the_host_that_it_names(hello: Hello) -> None:
 
 
 def soon(ask: Callable[[], str]) -> str:
-    """The answer of a service that exists, once the whole cluster knows of it."""
+    """Return the answer of a service, once the whole cluster knows of it."""
     deadline = time.monotonic() + KNOWN_SECONDS
     while True:
         try:

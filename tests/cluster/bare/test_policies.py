@@ -1,4 +1,4 @@
-"""NetworkPolicies are enforced: what a policy does not allow, nobody reaches."""
+"""The enforcement of NetworkPolicies: connections that no policy allows fail."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Neighbours:
         return self.cluster.kubectl(f"--namespace={self.home}", *words, stdin=stdin)
 
     def reaches(self, asking: str) -> bool:
-        """Whether the pod gets an answer of the server, rather than being told that there is no way."""
+        """Return true if the pod gets an answer of the server instead of "no route"."""
         namespace = self.elsewhere if asking == FAR else self.home
         url = f"http://{self.addresses[SERVER]}:{PORT}"
         try:
@@ -80,7 +80,7 @@ def selected(app: str) -> dict[str, Any]:
 
 
 def about(app: str, direction: str, *rules: dict[str, Any]) -> dict[str, Any]:
-    """The spec of a policy that lets through what the rules say."""
+    """Return the spec of a policy with these rules."""
     return {**selected(app), "policyTypes": [direction.capitalize()], direction: list(rules)}
 
 

@@ -1,4 +1,4 @@
-"""With two nodes, pods of both reach each other, and a lost node is noticed."""
+"""A cluster of two nodes: pods of both reach each other, and a lost node is noticed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIRST, SECOND = "node-1", "node-2"
 
 @pytest.fixture
 def inside(two_node_cluster: Cluster, namespace: str, tmp_path: Path) -> str:
-    """A namespace with a pod on each node."""
+    """Return a namespace with a pod on each node."""
     load_hello(two_node_cluster, tmp_path)
     for node in two_node_cluster.nodes:
         pod = json.dumps(hello_pod(f"on-{node}", node=node))

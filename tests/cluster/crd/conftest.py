@@ -19,13 +19,13 @@ Kubectl = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def definition(api_cluster: Cluster) -> None:
-    """The CRDs are installed."""
+    """Return the cluster with the CRDs."""
     install_crds(api_cluster.kubectl)
 
 
 @pytest.fixture(scope="session")
 def api(api_server: ApiServer, definition: None, shared_namespace: str) -> ApiNamespace:
-    """The namespace that the tests share: each deletes what it creates."""
+    """Return the namespace that the tests share: each deletes what it creates."""
     return ApiNamespace(api_server, shared_namespace)
 
 
@@ -42,7 +42,7 @@ def stored_with_status(
 
 
 def assert_taken(api: ApiNamespace, built: list[Manifest]) -> None:
-    """What an operator would create; whoever makes the keys fills a Secret."""
+    """Check that the API server takes what an operator would create. Another part fills the Secret."""
     pair = {"tls.crt": "certificate", "tls.key": "key", "ca.crt": "authority"}
     for manifest in built:
         data = {"stringData": pair} if manifest["kind"] == "Secret" else {}

@@ -72,7 +72,7 @@ def test_an_affinity_that_is_none_is_refused_with_a_sentence(owner: Any, place: 
 @OWNERS
 @pytest.mark.parametrize("place", [None, *ORDINARY])
 def test_no_object_is_kept_deeper_than_its_readers_go(owner: Any, place: str | None, api: ApiNamespace) -> None:
-    """As by a client that does not ask for unknown fields to be refused, which is what the API server then drops."""
+    """The client does not ask for unknown fields to be refused, so the API server drops them."""
     affinity = {place: "deep"} if place else "deep"
     manifest = owner(pod={"affinity": affinity})
     body = json.dumps(manifest).replace('"deep"', '{"a":' * DEPTH + "{}" + "}" * DEPTH)
@@ -93,7 +93,7 @@ def native(api_server: ApiServer) -> Schema:
 
 
 def resolved(schema: Schema, native: Schema) -> Schema:
-    """Without references, as a CRD has to say it."""
+    """Return the schema without references, as a CRD needs it."""
     [reference] = [each["$ref"] for each in schema.get("allOf", [])] or [schema.get("$ref")]
     if reference is not None:
         schema = native[reference.rpartition("/")[2]]

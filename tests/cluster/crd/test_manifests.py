@@ -1,4 +1,4 @@
-"""Every manifest that people are told to apply is one that an API server takes, where pods must be restricted."""
+"""Every manifest that users are asked to apply: an API server takes it where pods must be restricted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IN_EXAMPLES = list(manifests_of_examples())
 
 
 def whole(manifest: Manifest) -> Manifest:
-    """An excerpt of a session leaves out what is the same in all of them."""
+    """Return the whole session. An excerpt leaves out what is the same in all of them."""
     head = {"apiVersion": API_VERSION, "metadata": {"name": "excerpt"}} if manifest["kind"] == SESSION_KIND else {}
     return {**head, **manifest}
 

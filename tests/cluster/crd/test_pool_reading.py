@@ -1,4 +1,4 @@
-"""How a SamplerPool shows itself to people and programs that read it."""
+"""The view of a SamplerPool for people and programs that read it."""
 
 from __future__ import annotations
 

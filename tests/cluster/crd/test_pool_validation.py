@@ -1,6 +1,6 @@
-"""What the API server takes for a SamplerPool, and how it says what to change in what it does not take.
+"""The API server's validation of a SamplerPool, and its messages.
 
-What pools and sessions both say has one form (tests/unit/operator/api/test_crd.py), and is tested with sessions.
+What pools and sessions share has one form (tests/unit/operator/api/test_crd.py), and is tested with sessions.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ FREE_CHANGES = {
 
 @pytest.fixture
 def stored_pool(api: ApiNamespace) -> Iterator[Manifest]:
-    """One of its replicas is ready."""
+    """Return a pool of which one replica is ready."""
     with api.holding(pool(**EVERYTHING_OF_A_POOL)) as stored:
         api.merge(stored, {"status": {"readyReplicas": 1}}, subresource="status")
         yield stored

@@ -1,4 +1,4 @@
-"""How a TrainingSession shows itself to people and programs that read it."""
+"""The view of a TrainingSession for people and programs that read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the API server takes for a TrainingSession, and how it says what to change in what it does not take."""
+"""The API server's validation of a TrainingSession, and its messages."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ FREE_CHANGES: dict[str, Manifest | list[Manifest]] = {
 
 @pytest.fixture
 def stored_session(api: ApiNamespace) -> Iterator[Manifest]:
-    """It was ready, and has a volume."""
+    """Return a session that was ready, and has a volume."""
     with api.holding(session(**EVERYTHING)) as stored:
         api.merge(stored, {"status": WAS_READY}, subresource="status")
         yield stored
@@ -364,7 +364,7 @@ def test_a_length_cannot_be_added_later(api: ApiNamespace) -> None:
 
 @pytest.fixture(scope="session")
 def ray_clusters(api_cluster: Cluster) -> None:
-    """The kind of what keeps a session of several nodes."""
+    """Return the cluster with the kind of a session of several nodes."""
     install_kuberay_kinds(api_cluster.kubectl)
 
 

@@ -1,4 +1,4 @@
-"""What is true of the built images, asked in each as a pod would run it: uid 65532, a read-only root, an empty home."""
+"""The built images, each as a pod would run it: uid 65532, a read-only root, an empty home."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def python(name: str, program: str, *arguments: str) -> Any:
-    """What the program printed as JSON."""
+    """Return the JSON that the program printed."""
     finished = run_in_image(name, Program(["python3", "-c", program, *arguments]))
     assert finished.returncode == 0, finished.stderr
     return json.loads(finished.stdout.splitlines()[-1])

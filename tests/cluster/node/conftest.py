@@ -56,7 +56,7 @@ Run = Callable[[Callable[[], None]], Ending]
 
 @pytest.fixture(scope="session")
 def typed_readme(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The output of README's commands for Kubernetes, on a cluster of one node that has the images."""
+    """Return the output of README's commands for Kubernetes, on a cluster of one node that has the images."""
     for archive in (build_images() | build_images("test-services")).values():
         node_cluster.load_image(archive)
     node_cluster.make_namespace(NAMESPACE)
@@ -103,7 +103,7 @@ def installation(node_cluster: Cluster, typed_readme: str) -> Iterator[Installat
 
 @pytest.fixture
 def session(installation: Installation) -> str:
-    """The session of the examples, ready."""
+    """Return the session of the examples, ready."""
     installation.apply(EXAMPLES / "session.yaml")
     installation.wait_ready(SESSION)
     return SESSION
@@ -111,7 +111,7 @@ def session(installation: Installation) -> str:
 
 @pytest.fixture
 def run(installation: Installation, session: str, tmp_path: Path) -> Run:
-    """Runs the program through the ingress."""
+    """Run the program through the ingress."""
     return lambda disturb: run_through_ingress(installation, disturb, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Whatever dies while a program trains, it ends with the weights of an undisturbed run, bit for bit."""
+"""Deaths while a program trains: it ends with the weights of an undisturbed run, bit for bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def delete_the_pod(installation: Installation) -> None:
 
 
 def kill_an_api_server(installation: Installation) -> None:
-    """While it holds some of the program's polls."""
+    """Kill an API server while it holds some of the program's polls."""
     installation.kill_api_servers(1)
 
 
@@ -47,7 +47,7 @@ def suspend_and_resume(installation: Installation) -> None:
 
 
 def change_the_slots(installation: Installation) -> None:
-    """A change of the pod's template: the worker snapshots, ends, and starts anew."""
+    """Change the pod's template: the worker snapshots, ends, and starts anew."""
     before = (installation.get("pod", POD) or {})["metadata"]["uid"]
     slots = (installation.get("trainingsession", SESSION) or {})["spec"]["adapters"]["slots"]
     installation.patch("trainingsession", SESSION, {"spec": {"adapters": {"slots": slots + 1}}})
@@ -60,7 +60,7 @@ def change_the_slots(installation: Installation) -> None:
 
 
 def delete_every_child(installation: Installation) -> None:
-    """The StatefulSet takes its pod with it."""
+    """Delete every child. The StatefulSet takes its pod with it."""
     for kind, pattern, _ in CHILDREN:
         installation.kubectl("delete", kind, pattern.format(SESSION), "--wait=false")
 

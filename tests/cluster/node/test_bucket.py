@@ -1,6 +1,6 @@
-"""A second installation in the cluster, whose checkpoints are in a bucket: nothing of it is on a shared volume.
+"""A second installation in the cluster, whose checkpoints are in a bucket and not on a shared volume.
 
-Nobody gives it an API key: the operator makes its first one.
+It gets no API key: the operator makes its first one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ with tarfile.open(fileobj=sys.stdout.buffer, mode='w|') as archive:
 
 @pytest.fixture(scope="module")
 def in_bucket(installation: Installation) -> Iterator[Installation]:
-    """Beside the tier's own."""
+    """Install a release with a bucket, in addition to the tier's own."""
     cluster: Cluster = installation.cluster
     cluster.make_namespace(NAMESPACE)
     beside = Installation(cluster, NAMESPACE, VALUES, by_node_port=True)
@@ -132,7 +132,7 @@ def small_pool() -> Object:
 
 
 def fetch_folder(installation: Installation, folder: str, target: Path) -> Path:
-    """The one directory below a folder of the checkpoint root, copied here."""
+    """Copy the only directory below a folder of the checkpoint root."""
     pod = wait_for(installation.an_api_server, 120, lambda: "no API server runs that reads the bucket")
     reading = ["exec", pod, "--", "python3", "-c", READ_FOLDER, folder]
     content = installation.cluster.kubectl_bytes("--namespace", installation.namespace, *reading)

@@ -36,7 +36,7 @@ def test_a_program_goes_on_by_certificates_that_were_made_meanwhile(
 
 
 def renew(installation: Installation, secret: str, pods: list[str]) -> str:
-    """The operator issues a lost certificate anew. Returns it once every pod has it."""
+    """Delete a certificate, which the operator issues anew, and return it once every pod has it."""
     before = certificate_in(installation, secret)
     installation.kubectl("delete", "secret", secret)
 

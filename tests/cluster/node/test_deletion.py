@@ -32,14 +32,14 @@ def short_lived() -> Object:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left_for_an_operator(installation: Installation) -> Iterator[None]:
-    """A namespace cannot go while a session in it waits for an operator that is gone too."""
+    """Delete the sessions: a namespace cannot go while one waits for an operator that is gone too."""
     yield
     installation.kubectl("delete", "trainingsession", NAME, "--ignore-not-found", "--timeout=300s")
 
 
 @pytest.fixture
 def serving(installation: Installation) -> Installation:
-    """With the session, ready."""
+    """Return the installation with the session, ready."""
     installation.apply(short_lived())
     installation.wait_ready(NAME)
     return installation
@@ -61,7 +61,7 @@ def test_a_session_without_a_sampler_trains_and_says_that_it_does_not_sample(ser
 
 
 def test_adapters_are_saved_before_the_volume_goes_and_nothing_is_left(serving: Installation) -> None:
-    """Then another session, on another volume, goes on from the checkpoint that was made by itself."""
+    """Another session, on another volume, continues from the checkpoint that was made automatically."""
     volume = volume_of(serving)
     data = [next_token_datum(QUESTION)]
     with serving.service_client() as service:

@@ -32,7 +32,7 @@ exit 1"""
 
 @pytest.fixture(scope="module")
 def with_ranks(installation: Installation) -> Installation:
-    """Its node has the image whose ranks are on CPUs."""
+    """Return an installation whose node has the image with ranks on CPUs."""
     for archive in build_images("trainer-megatron").values():
         installation.cluster.load_image(archive)
     return installation
@@ -48,7 +48,7 @@ def with_kuberay(with_ranks: Installation, tmp_path_factory: pytest.TempPathFact
 
 
 def divided(name: str, engine: str, **parallelism: int) -> Object:
-    """The session of the examples, divided. Its model has the session's name."""
+    """Return the session of the examples, divided. Its model has the session's name."""
     session: Object = yaml.safe_load((EXAMPLES / "session.yaml").read_text())
     session["metadata"]["name"] = name
     spec = session["spec"]
@@ -60,7 +60,7 @@ def divided(name: str, engine: str, **parallelism: int) -> Object:
 
 
 def converted(session: Object) -> Object:
-    """With a Job that looks after its model, beside where it lies."""
+    """Return the session with a Job that converts its model."""
     session["spec"]["modelCache"] = {"claimName": "models"}
     return session
 
@@ -81,7 +81,7 @@ def session_of(installation: Installation, session: Object) -> Iterator[str]:
 
 
 def said_by_the_conversion(installation: Installation, name: str) -> str:
-    """Its last words in the log of the one try that its Job needed."""
+    """Return the last words in the log of the only try that its Job needed."""
     [pod] = installation.list("pod", f"app.kubernetes.io/name=tinsmith-conversion,tinsmith.dev/session={name}")
     assert pod["status"]["phase"] == "Succeeded"
     *_, last = installation.kubectl("logs", pod["metadata"]["name"]).splitlines()
@@ -98,7 +98,7 @@ def run_on_session(installation: Installation, name: str, disturb: Callable[[], 
 
 
 def runs_of(installation: Installation, name: str) -> tuple[str, int]:
-    """Of the worker: its pod, and how often its container was started again."""
+    """Return the worker's pod, and how often its container was restarted."""
     [pod] = installation.list("pod", f"{WORKERS},tinsmith.dev/session={name}")
     return pod["metadata"]["uid"], sum(each["restartCount"] for each in pod["status"].get("containerStatuses", []))
 
@@ -131,7 +131,7 @@ def test_the_loss_of_a_pod_of_several_is_invisible_to_a_program(with_kuberay: In
         worker = runs_of(with_kuberay, name)
 
         def lose_the_member() -> None:
-            """With its rank, at once: a pod that is deleted in order outlives the head."""
+            """Kill the member with its rank at once: a pod that is deleted in order outlives the head."""
             [pod] = with_kuberay.list("pod", f"{MEMBERS},tinsmith.dev/session={name}")
             with suppress(ClusterError):  # The shell may not live to tell.
                 with_kuberay.kubectl("exec", pod["metadata"]["name"], "--", "bash", "-c", "kill -KILL -1")

@@ -26,7 +26,7 @@ def test_one_replica_leaves_at_a_time_and_the_next_once_it_has_a_successor(
 
 
 def wait_budget(installation: Installation, name: str) -> None:
-    """Until one replica may leave again."""
+    """Wait until one replica may leave again."""
     allowed = "--for=jsonpath={.status.disruptionsAllowed}=1"
     installation.kubectl("rollout", "status", f"deployment/{name}", "--timeout=180s")
     installation.kubectl("wait", f"poddisruptionbudget/{name}", allowed, "--timeout=120s")

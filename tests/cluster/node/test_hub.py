@@ -1,6 +1,7 @@
-"""A session whose model comes from a hub, by a token in a Secret: it says what is wrong, and mended it serves.
+"""A session whose model comes from a hub, by a token in a Secret: it names the fault, and serves once it is repaired.
 
-The hub is a mirror on a port of its own, so workers reach it by a policy beside theirs."""
+The hub is a mirror on a port of its own, so workers reach it by an additional policy.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ TOKEN = "hf_of_an_account_that_may_read_it"
 
 @pytest.fixture(scope="module")
 def hub(installation: Installation) -> Iterator[Installation]:
-    """With a hub in its namespace that serves the tiny model as a private repository."""
+    """Return a namespace with a hub that serves the tiny model as a private repository."""
     for manifest in hub_manifests():
         installation.apply(manifest)
     installation.kubectl("wait", f"pod/{HUB}", "--for=condition=Ready", "--timeout=120s")
@@ -42,7 +43,7 @@ def no_session(hub: Installation) -> Iterator[None]:
 
 
 def reason_with(hub: Installation, words: str) -> str:
-    """The message of ModelNotFound with them. Before it, the hub's Service may not be known on the node yet."""
+    """Return the message of ModelNotFound with these words. Earlier, the node may not know the hub's Service."""
 
     def message() -> str | None:
         said = hub.wait_reason(NAME, "ModelNotFound")
@@ -94,7 +95,7 @@ def session(repository: str) -> Object:
 
 
 def secret(used: str) -> Object:
-    """The token that the hub takes, and the one that the session uses."""
+    """Write the token that the hub takes, and the one that the session uses."""
     return {**metadata("v1", "Secret"), "stringData": {"right": TOKEN, "used": used}}
 
 
@@ -111,7 +112,7 @@ def hub_manifests() -> list[Object]:
 
 
 def to_the_hub() -> Object:
-    """What workers may reach more than by their own policy: policies add up."""
+    """Allow workers to reach the hub, in addition to their own policy."""
     peer = {"podSelector": {"matchLabels": {"app": HUB}}}
     return {
         "podSelector": {"matchLabels": {"app.kubernetes.io/managed-by": "tinsmith-operator"}},

@@ -1,7 +1,7 @@
-"""A worker leaves a node that is drained. One whose node does not answer may still run there: no other starts until
-somebody says that the node is dead.
+"""Drained and dead nodes: a worker leaves a drained one, and may still run on a silent one.
 
-The node stays off in the end: fixtures say what comes before. The chart's own pods run on the other node.
+No other worker starts until a person declares the node dead. The node stays off in the end: fixtures define the order.
+The chart's own pods run on the other node.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BOUND = "bound-to-node"
 
 @pytest.fixture(scope="module")
 def installation(two_node_cluster: Cluster) -> Iterator[Installation]:
-    """With both sessions ready on the second node."""
+    """Return the installation with both sessions ready on the second node."""
     load_images(two_node_cluster)
     two_node_cluster.make_namespace(NAMESPACE)
     installation = Installation(two_node_cluster, NAMESPACE, values())
@@ -57,7 +57,7 @@ def undisturbed(installation: Installation, tmp_path_factory: pytest.TempPathFac
 def drained_and_back(
     installation: Installation, undisturbed: Ending, tmp_path_factory: pytest.TempPathFactory
 ) -> Ending:
-    """Of a program whose worker was drained to the other node, and evicted from there when its own was back."""
+    """Return a program whose worker was drained to the other node, and evicted from there when its own was back."""
     cluster = installation.cluster
 
     def drain_there_and_back() -> None:
@@ -76,7 +76,7 @@ def drained_and_back(
 
 
 def leave(installation: Installation, ask_to_leave: Callable[[], object], other: str) -> None:
-    """Returns when the worker serves on the other node."""
+    """Drain the node, and wait until the worker serves on the other node."""
     before = pod_of(installation)["metadata"]["uid"]
     ask_to_leave()
 
@@ -96,7 +96,7 @@ def cut_off_and_back(
     drained_and_back: Ending,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Ending:
-    """Of a program whose worker's node was cut off for a while."""
+    """Return a program whose worker's node was cut off for a while."""
 
     def cut_off_for_a_while() -> None:
         before = pod_of(installation)
@@ -122,7 +122,10 @@ def cut_off_and_back(
 
 @pytest.fixture(scope="module")
 def node_lost(installation: Installation, cut_off_and_back: Ending, tmp_path_factory: pytest.TempPathFactory) -> Ending:
-    """Of a program whose worker's node was powered off and said to be dead. It stays off: so it was cut off before."""
+    """Return a program whose worker's node was powered off and declared dead.
+
+    It stays off: so it was cut off before.
+    """
 
     def lose_the_node_and_say_so() -> None:
         before = pod_of(installation)
@@ -168,7 +171,7 @@ def test_a_volume_that_went_with_its_node_is_named(installation: Installation) -
 
 
 def load_images(cluster: Cluster) -> None:
-    """The trainer's on both nodes, at once, since it is large."""
+    """Load the trainer's image on both nodes, at once, since it is large."""
     archives = build_images()
     trainer = archives.pop("trainer")
     with ThreadPoolExecutor() as pool:
@@ -189,7 +192,7 @@ def values() -> Object:
 
 
 def session_manifest(name: str, base_model: str, storage_class: str) -> Object:
-    """The one of the examples, with a volume of this class."""
+    """Return the session of the examples, with a volume of this class."""
     manifest: Object = yaml.safe_load((EXAMPLES / "session.yaml").read_text())
     manifest["metadata"]["name"] = name
     manifest["spec"]["model"]["name"] = base_model
@@ -198,7 +201,7 @@ def session_manifest(name: str, base_model: str, storage_class: str) -> Object:
 
 
 def wait_unreachable(installation: Installation) -> str:
-    """Returns the message, which has to come within a minute."""
+    """Wait at most a minute for the message, and return it."""
     message = installation.wait_reason(SESSION, "NodeUnreachable", 60)
     assert is_degraded(installation)
     return message

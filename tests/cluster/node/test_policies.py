@@ -25,8 +25,11 @@ OPEN_TO_ALL = {"an API server", "the operator's metrics"}
 
 @pytest.fixture(scope="module")
 def strangers(installation: Installation) -> Iterator[dict[str, Place]]:
-    """Pods beside the installation, of which one looks like another session's worker and one like a pool's sampler; in
-    another namespace, one that looks like an API server, and one like a sampler."""
+    """Start pods outside of the installation.
+
+    One looks like another session's worker and one like a pool's sampler; in another namespace, one looks like an API
+    server, and one like a sampler.
+    """
     cluster = installation.cluster
     cluster.make_namespace(ELSEWHERE)
     for manifest in (
@@ -71,7 +74,7 @@ def targets(installation: Installation, strangers: dict[str, Place]) -> dict[str
 
 
 def one_of(installation: Installation, selector: str) -> str:
-    """A pod that runs and stays."""
+    """Return a pod that runs and stays."""
 
     def found() -> str | None:
         pods = [pod for pod in installation.list("pod", selector) if "deletionTimestamp" not in pod["metadata"]]
@@ -95,7 +98,7 @@ def reached_by(installation: Installation, pod: str, targets: dict[str, str]) ->
 def test_a_stranger_reaches_api_servers_and_metrics_and_no_worker(
     who: str, strangers: dict[str, Place], targets: dict[str, str]
 ) -> None:
-    """Whatever its labels say; the database and the stranger that listens are nobody's to defend here."""
+    """Its labels do not matter; the database and the listening stranger are not defended here."""
     undefended = {"the database", "another worker"}
     assert strangers[who].reaches(targets) == OPEN_TO_ALL | OUTSIDE | undefended
 
@@ -103,7 +106,7 @@ def test_a_stranger_reaches_api_servers_and_metrics_and_no_worker(
 def test_a_pools_sampler_reaches_the_workers_of_its_namespace_by_their_port_for_calls(
     strangers: dict[str, Place], targets: dict[str, str]
 ) -> None:
-    """Of its labels that is all that counts; the worker asks for a certificate then."""
+    """No other label counts; the worker asks for a certificate then."""
     undefended = {"the database", "another worker"}
     assert strangers[SAMPLER].reaches(targets) == OPEN_TO_ALL | OUTSIDE | undefended | {"the worker's RPC"}
 

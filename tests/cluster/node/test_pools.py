@@ -21,7 +21,7 @@ POOL_LABEL = "tinsmith.dev/pool"
 
 @pytest.fixture(scope="module")
 def pools(installation: Installation) -> Iterator[None]:
-    """Two pools beside the session of the examples, each with one replica."""
+    """Return two pools and the session of the examples, each pool with one replica."""
     installation.apply(EXAMPLES / "session.yaml")
     for name in (A, B):
         installation.apply(pool_manifest(name))
@@ -37,7 +37,7 @@ def pools(installation: Installation) -> Iterator[None]:
 
 @pytest.fixture
 def saved(installation: Installation) -> str:
-    """Where a model's weights were saved to be sampled from."""
+    """Return where a model's weights were saved for sampling."""
     with installation.service_client() as client:
         model = client.create_lora_training_client(MODEL, rank=8, seed=1).result()
         model.forward_backward([next_token_datum([5, 9, 2, 14, 7, 11])], "cross_entropy")
@@ -60,7 +60,7 @@ def kill_a_replica(installation: Installation) -> None:
 
 
 def successor_of(killed: Object, installation: Installation) -> bool:
-    """There is one, and it is ready."""
+    """Return the successor, once it is ready."""
     conditions = [
         condition
         for pod in pods_of(installation, B)
@@ -83,7 +83,7 @@ def roll_a_pool(installation: Installation) -> None:
 
 
 def evict_a_replica(installation: Installation) -> None:
-    """As a drain of its node does, which waits with the second one until the first is back."""
+    """Evict a replica as a drain of its node does, which waits with the second one until the first is back."""
     first, second = (pod["metadata"]["name"] for pod in pods_of(installation, A))
     installation.evict(first)
     with pytest.raises(ClusterError, match="disruption budget"):
@@ -161,7 +161,7 @@ def on_weights(client: tinker.ServiceClient, path: str) -> tinker.SamplingClient
 
 
 def pool_manifest(name: str) -> Object:
-    """The pool of the examples under another name, and smaller: a node of two processors runs all of this."""
+    """Return the pool of the examples under another name, and smaller: a node of two processors runs all of this."""
     manifest: Object = yaml.safe_load((EXAMPLES / "sampler-pool.yaml").read_text())
     manifest["metadata"]["name"] = name
     manifest["spec"]["replicas"] = 1
@@ -170,7 +170,7 @@ def pool_manifest(name: str) -> Object:
 
 
 def pods_of(installation: Installation, pool: str) -> list[Object]:
-    """Those that are to stay."""
+    """Return the pods that stay."""
     pods = installation.list("pod", f"{POOL_LABEL}={pool}")
     return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 

@@ -21,7 +21,7 @@ NEW_IMAGE = "tinsmith.local/tinsmith/trainer:0.1.0"
 
 @pytest.fixture(scope="module")
 def old(fresh_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    """The same programs under another tag and other digests."""
+    """Return the same programs under another tag and other digests."""
     directory = tmp_path_factory.mktemp("images")
     for name, archive in build_images().items():
         fresh_cluster.load_image(archive)
@@ -100,7 +100,7 @@ def test_a_rollback_while_a_program_trains_loses_no_step(
 
 
 def worker_of(installation: Installation) -> tuple[str, str, int]:
-    """The UID of its pod, the image that it asks for, and how often its container started anew."""
+    """Return the UID of the worker's pod, its image, and how often its container was restarted."""
     pod: dict[str, Any] = installation.get("pod", POD) or {}
     if not pod.get("status", {}).get("containerStatuses"):
         return "", "", 0

@@ -1,4 +1,4 @@
-"""Only the API server and the operator may speak to a worker."""
+"""The trust of a worker: it accepts calls of the API server and of the operator only."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def back_on_the_image_of_the_chart(installation: Installation) -> Iterator[None]
 
 @pytest.fixture
 def next_image(installation: Installation, session: str, tmp_path: Path) -> LoadedImage:
-    """An image that has never run: the trainer's, under a digest of its own."""
+    """Return an image that has never run: the trainer's, under a digest of its own."""
     return load_variant(installation, f"{REPOSITORY}:next-{uuid.uuid4().hex[:8]}", tmp_path)
 
 
@@ -84,7 +84,7 @@ def test_after_an_unclean_end_the_old_image_replays_and_then_the_new_one_starts(
     installation: Installation, next_image: LoadedImage, run: Run, undisturbed: Ending
 ) -> None:
     def upgrade_while_the_worker_dies() -> None:
-        """It cannot hear that it shall stop, and is killed before it has taken its snapshot."""
+        """Upgrade while the worker cannot hear the stop, and is killed before its snapshot."""
         installation.cluster.freeze_container(installation.namespace, POD, "worker")
         ask_for(installation, next_image)
         wait_for(lambda: is_terminating(installation), 60, lambda: "the old worker is not asked to stop")
@@ -110,7 +110,7 @@ def ask_for(installation: Installation, image: LoadedImage) -> None:
 
 
 def wait_upgraded(installation: Installation, image: str) -> None:
-    """Until a worker serves that runs this image."""
+    """Wait until a worker serves that runs this image."""
 
     def upgraded() -> bool:
         status = (installation.get("trainingsession", SESSION) or {})["status"]
@@ -136,7 +136,7 @@ def wait_pinned(installation: Installation, image: LoadedImage) -> None:
 
 
 def replays(installation: Installation) -> str:
-    """When the session was said to go back to an old image. An image that has arrived forgets its way."""
+    """Return the times of returns to an old image. An image that has arrived forgets them."""
     of_session = f"involvedObject.kind=TrainingSession,involvedObject.name={SESSION},reason=ReplayingOnOldImage"
     when = "--output=jsonpath={.items[*].lastTimestamp}"
     return installation.kubectl("get", "events", f"--field-selector={of_session}", when)

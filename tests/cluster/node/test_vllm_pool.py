@@ -1,7 +1,7 @@
-"""A pool of `engine: vllm` with vLLM itself, as its build for CPUs, samples what a session trains and goes on training.
+"""A pool of `engine: vllm` with vLLM itself, in its build for CPUs, which samples what a session trains meanwhile.
 
-The session samples nothing, so that every sample is the pool's. Pools of this engine ask for a GPU: the node says that
-it has one, and nobody looks for it.
+The session samples nothing, so that every sample is the pool's. Pools of this engine ask for a GPU: the node reports
+one, which no program uses.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ include-system-site-packages = false
 
 
 def lay_out_vllm(folder: Path) -> None:
-    """Makes `folder`, whose `bin/vllm` runs in the trainer's image wherever the folder is seen there.
+    """Write `folder`, whose `bin/vllm` runs in the trainer's image wherever the folder is mounted there.
 
     Skips the test where vLLM is not installed, or for another Python than the image's.
     """
@@ -63,7 +63,7 @@ def lay_out_vllm(folder: Path) -> None:
 
 
 def _link_tree(source: Path, into: Path) -> None:
-    """Beside what is there already. Copies, where `into` is on another disk."""
+    """Link the tree into a folder with other files. Copies, where `into` is on another disk."""
     links = ["--link"] if source.stat().st_dev == into.stat().st_dev else []
     subprocess.run(["cp", "--archive", "--no-clobber", *links, source, into], check=True)
 
@@ -91,7 +91,7 @@ GREEDY = types.SamplingParams(max_tokens=4, temperature=0.0)
 
 @pytest.fixture(scope="module")
 def pool(installation: Installation) -> Iterator[str]:
-    """A session and a pool of one model, which are ready when the test asks."""
+    """Return a session and a pool of one model, ready."""
     volumes = installation.kubectl("get", "storageclass", STORAGE, "--ignore-not-found")
     require(bool(volumes), f"This cluster has no storage class `{STORAGE}`, whose volumes are folders of this machine.")
     with volume_with_vllm(installation) as claim, a_gpu(installation.cluster):
@@ -107,7 +107,7 @@ def pool(installation: Installation) -> Iterator[str]:
 
 @contextmanager
 def volume_with_vllm(installation: Installation) -> Iterator[str]:
-    """A claim whose volume has the model, and vLLM beside it."""
+    """Return a claim whose volume has the model and vLLM."""
     spec = {
         "storageClassName": STORAGE,
         "accessModes": ["ReadWriteMany"],
@@ -129,7 +129,7 @@ def volume_with_vllm(installation: Installation) -> Iterator[str]:
 
 @contextmanager
 def a_gpu(cluster: Cluster) -> Iterator[None]:
-    """As a device plugin makes it known."""
+    """Report a GPU, as a device plugin does."""
     path = f"/status/capacity/{GPU.replace('/', '~1')}"
     patch_node(cluster, {"op": "add", "path": path, "value": "1"})
     try:
@@ -145,7 +145,7 @@ def patch_node(cluster: Cluster, change: Object) -> None:
 
 
 def served_from(claim: str, example: str) -> Any:
-    """The example's manifest, for the model on the claim's volume."""
+    """Return the example's manifest, for the model on the claim's volume."""
     manifest = yaml.safe_load((EXAMPLES / example).read_text())
     manifest["metadata"]["name"] = NAME
     manifest["spec"]["model"]["name"] = MODEL

@@ -29,7 +29,7 @@ DELETES = {"retentionPolicy": {"whenDeleted": "Delete"}}
 
 @pytest.fixture
 def idle(kubelet: Kubelet) -> Kubelet:
-    """It leaves pods as they are until the test says otherwise."""
+    """Start a cluster that leaves pods as they are until the test acts."""
     kubelet.idle = True
     return kubelet
 

@@ -28,7 +28,7 @@ DELETES = {"retentionPolicy": {"whenDeleted": "Delete"}}
 
 Step = Callable[[KubectlUser], Awaitable[Any]]
 Life = tuple[tuple[str, Step, Step], ...]
-"""What is done, in words; how; and what is waited for."""
+"""The action, in words; the function; and the condition after it."""
 
 
 async def create(hands: KubectlUser) -> None:
@@ -43,7 +43,7 @@ def change(reason: str, **spec: Any) -> tuple[Step, Step]:
 
 
 async def is_gone(hands: KubectlUser) -> None:
-    """With its children: the garbage collector takes half a minute to hear of a CRD that was just installed."""
+    """Wait until it is gone with its children: the garbage collector learns of a new CRD after half a minute."""
 
     async def look() -> bool:
         objects = await whole_namespace(hands)
@@ -107,9 +107,9 @@ async def live(
     first_cut: int = 0,
     writes_per_reign: int = WRITES_PER_REIGN,
 ) -> tuple[dict[str, str], Succession]:
-    """The normalised namespace after each step of the life, and the operators that it had.
+    """Return the normalised namespace after each step of the life, and its operators.
 
-    expected: what it must come to after each step; without it, whatever has not changed for a while.
+    expected: the state after each step; without it, a state that has not changed for a while.
     """
     states: dict[str, str] = {}
     succession = Succession(first_cut, writes_per_reign)
@@ -122,7 +122,7 @@ async def live(
 
 
 async def quiet(hands: KubectlUser) -> str:
-    """The state, once it has stayed for longer than it takes a worker to report."""
+    """Return the state, once it has stayed for longer than a worker takes to report."""
     state, unchanged = await normalised(hands), 0
     while unchanged < QUIET_LOOKS:
         await asyncio.sleep(0.2)
@@ -147,7 +147,7 @@ async def coming_to(hands: KubectlUser, expected: str, step: str) -> str:
 
 
 async def normalised(hands: KubectlUser) -> str:
-    """What is there, without what differs from run to run: names that stand for UIDs, no times, no keys."""
+    """Return the objects without what differs from run to run: names instead of UIDs, no times, no keys."""
     objects = [item for item in await whole_namespace(hands) if not is_replica(item)]
     uids = {item["metadata"]["uid"]: f"uid of {item['kind']} {item['metadata']['name']}" for item in objects}
     text = json.dumps([bare(item) for item in objects], indent=1, sort_keys=True)
@@ -174,19 +174,19 @@ def bare(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_replica(item: dict[str, Any]) -> bool:
-    """A pod whose name is drawn by lot. The Deployment, with its count of revisions, tells how it came to be."""
+    """Return true for a pod with a random name. The Deployment and its revisions show its origin."""
     return item["kind"] == "Pod" and "pod-template-hash" in item["metadata"].get("labels", {})
 
 
 def bare_status(status: dict[str, Any]) -> dict[str, Any]:
-    """Without what counts generations."""
+    """Return the status without generation counts."""
     conditions = [{**condition, "observedGeneration": 0} for condition in status["conditions"]]
     return {**status, "conditions": conditions}
 
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, str]:
-    """Filled by the first test that needs it."""
+    """Return the undisturbed run, which the first test that needs it makes."""
     return {}
 
 

@@ -46,7 +46,7 @@ async def test_what_is_at_rest_costs_no_request(hands: KubectlUser, kubelet: Kub
 
 
 async def at_rest(proxy: ApiProxy) -> None:
-    """What follows the status: an Event, and the last report of a worker."""
+    """Wait for what follows the status: an Event, and the last report of a worker."""
     calls = -1
     while calls != len(proxy.calls):
         calls = len(proxy.calls)
@@ -128,7 +128,7 @@ async def test_each_kind_is_listed_once_at_the_start(hands: KubectlUser, kubelet
 
 
 def begins_a_list(query: dict[str, str]) -> bool:
-    """Not a later page of one, nor the single object that tells whether a kind is there."""
+    """Return true for the first page of a list, and not for the probe of a kind."""
     return "continue" not in query and query.get("limit") != "1"
 
 

@@ -54,7 +54,7 @@ async def group_of(hands: KubectlUser) -> list[dict[str, Any]]:
 
 
 async def pods_of(hands: KubectlUser) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The head, and the members."""
+    """Return the head, and the members."""
     by_type: dict[str, list[dict[str, Any]]] = {"head": [], "worker": []}
     for pod in await group_of(hands):
         by_type[pod["metadata"]["labels"]["ray.io/node-type"]].append(pod)
@@ -225,7 +225,7 @@ def written(proxy: ApiProxy) -> list[Any]:
 
 
 async def _check_pods(hands: KubectlUser) -> None:
-    """KubeRay leaves in them what was built: the Service finds the worker alone, which starts as it was told."""
+    """Check that KubeRay keeps what was built: the Service finds the worker alone, which starts with its arguments."""
     head, members = await pods_of(hands)
     service = await hands.get(SERVICES, "tiny")
     assert service is not None
@@ -249,7 +249,7 @@ async def _check_pods(hands: KubectlUser) -> None:
 
 
 async def _restarts_as_one(hands: KubectlUser, kubelet: Kubelet) -> None:
-    """The worker has ended and begun anew in its pod: its former members are replaced."""
+    """Check that the worker restarted in its pod, and its former members were replaced."""
     head, members = await pods_of(hands)
     await kubelet.make_ready(head, restartCount=1)
 

@@ -55,7 +55,7 @@ async def test_any_way_to_a_spec_ends_where_the_straight_way_does(
 
 
 async def say(hands: KubectlUser, spec: dict[str, Any]) -> None:
-    """The whole of these fields, as `kubectl apply` does: what is not named is taken away."""
+    """Write all of these fields, as `kubectl apply` does: fields that are not named are removed."""
     live = await hands.get(SESSIONS, "winding")
     assert live is not None
     patch = {name: replaced(live["spec"].get(name), value) for name, value in spec.items()}
@@ -63,14 +63,14 @@ async def say(hands: KubectlUser, spec: dict[str, Any]) -> None:
 
 
 def replaced(old: Any, new: Any) -> Any:
-    """The merge patch from one value to the other."""
+    """Return the merge patch from one value to the other."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
     return {name: replaced(old.get(name), new.get(name)) for name in old.keys() | new.keys()}
 
 
 def wanted(manifest: dict[str, Any], name: str) -> str:
-    """What the operator wants of it, as both sessions could be called. The claim's UID names the worker."""
+    """Return what the operator wants of it, with names that both sessions share. The claim's UID names the worker."""
     metadata = manifest["metadata"]
     kept = {"labels": metadata["labels"], "spec": manifest["spec"]}
     text = repr(kept).replace(name, "NAME")

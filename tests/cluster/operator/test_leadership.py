@@ -1,4 +1,4 @@
-"""Two operators, one acts; the other takes over when the first dies, freezes or is told to end."""
+"""Two operators, of which one acts; the other takes over when the first dies, freezes or is stopped."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ async def test_a_process_that_dies_at_a_write_is_followed_by_one_that_finishes(
 
 
 async def at_rest(hands: KubectlUser) -> dict[str, str]:
-    """The controller of a StatefulSet may tell of a ready pod after the operator has."""
+    """Wait for rest. The controller of a StatefulSet may report a ready pod after the operator has."""
     seen, unchanged = await written(hands), 0
     while unchanged < 8:
         await asyncio.sleep(0.3)

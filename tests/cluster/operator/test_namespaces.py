@@ -35,7 +35,7 @@ ENTERED_SECONDS = 30 + WAIT_SECONDS
 
 @pytest.fixture
 def elsewhere(api_cluster: Cluster, kinds: None) -> Iterator[str]:
-    """A second namespace, which no fixture of operators knows."""
+    """Return a second namespace, unknown to the fixtures of operators."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     api_cluster.make_namespace(name)
     yield name
@@ -44,7 +44,7 @@ def elsewhere(api_cluster: Cluster, kinds: None) -> Iterator[str]:
 
 @asynccontextmanager
 async def tended(cluster: Cluster, namespace: str) -> AsyncIterator[KubectlUser]:
-    """A namespace in which pods become ready."""
+    """Return a namespace in which pods become ready."""
     async with hands_on(cluster.kubeconfig, namespace) as hands, Kubelet(hands).at_work():
         yield hands
 
@@ -54,7 +54,7 @@ def told_settings(namespace: str, watched: str) -> Settings:
 
 
 def refused_for_rights(program: OperatorProgram) -> list[str]:
-    """What it may not do, but for the ban on new objects in namespaces on their way out: other tests leave such."""
+    """Return the denied requests, except for creates in namespaces that terminate: other tests leave such."""
     return [line for line in program.lines if re.search(r"forbidden: User", line, re.IGNORECASE)]
 
 
@@ -75,7 +75,7 @@ async def test_several_namespaces_are_looked_after_and_one_that_is_forbidden_hol
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor does one that is not there. Each is looked after as soon as the operator may."""
+    """A missing one holds up none, either. Each is served as soon as the operator may."""
     rights = rights_of(hands.namespace, namespaces=[hands.namespace, elsewhere])
     later = [each for each in rights if each["metadata"].get("namespace") == elsewhere]
     grant(api_cluster, [each for each in rights if each not in later])

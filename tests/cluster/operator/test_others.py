@@ -1,4 +1,4 @@
-"""What others write into a session's surroundings, and what that makes of it: rest, and no tug of war."""
+"""Changes by other writers around a session: the operator comes to rest, without a tug of war."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RESTARTED = "kubectl.kubernetes.io/restartedAt"
 
 
 async def rests(proxy: ApiProxy) -> None:
-    """Returns once there are three seconds without a write. Raises AssertionError when the operator goes on writing."""
+    """Wait for three seconds without a write. Raises AssertionError when the operator keeps writing."""
     ends_at = time.monotonic() + WAIT_SECONDS
     while True:
         before = writes(proxy)
@@ -128,7 +128,7 @@ async def test_what_the_api_server_stores_otherwise_than_it_was_asked_is_no_diff
 
 
 async def annotate_everything(hands: KubectlUser) -> None:
-    """As a cloud's controllers, injectors and people do."""
+    """Annotate everything, as a cloud's controllers, injectors and people do."""
     marks = {"metadata": {"annotations": {"example.com/seen": "yes"}, "labels": {"example.com/team": "a"}}}
     for resource, name in [(WORKLOADS, "tiny"), (CLAIMS, "tiny-journal"), (SECRETS, "tiny-tls"), (PODS, "tiny-0")]:
         await hands.patch(resource, name, marks)
@@ -182,7 +182,7 @@ async def test_the_operator_comes_to_rest_beside_others_and_the_pod_stays(
 async def test_an_affinity_without_sense_is_told_and_once_taken_back_leaves_nothing_behind(
     hands: KubectlUser, kubelet: Kubelet, wrong: list[dict[str, Any]], is_new: bool
 ) -> None:
-    """What the CRD cannot know of it; its fields and their types are refused before there is a session."""
+    """The CRD cannot check its meaning; its fields and their types are refused before there is a session."""
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": wrong}}}
     async with running(settings_for(hands.namespace)):
         if is_new:

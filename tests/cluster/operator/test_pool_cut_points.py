@@ -36,12 +36,12 @@ LIFE: Life = (
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, str]:
-    """Filled by the first test."""
+    """Return the undisturbed run, which the first test makes."""
     return {}
 
 
 async def reference(hands: KubectlUser, undisturbed: dict[str, str]) -> dict[str, str]:
-    """The undisturbed life comes before the first disturbed one, in the same namespace."""
+    """Run the undisturbed life before the first disturbed one, in the same namespace."""
     if not undisturbed:
         states, succession = await live(hands, LIFE)
         assert succession.reigns[0].count >= FEWEST_WRITES

@@ -37,7 +37,7 @@ async def is_ready(hands: KubectlUser) -> Any:
 
 
 async def uids(hands: KubectlUser) -> set[str]:
-    """Of the pods that are not on their way out."""
+    """Return the UIDs of the pods that do not terminate."""
     return {pod["metadata"]["uid"] for pod in await hands.all(PODS) if "deletionTimestamp" not in pod["metadata"]}
 
 
@@ -90,7 +90,7 @@ async def test_an_autoscaler_finds_what_it_scales(hands: KubectlUser, kubelet: K
         await hands.create(AUTOSCALERS, autoscaler)
 
         async def has_found() -> bool:
-            """It looks every 15 s, and has no metrics to go by here."""
+            """Wait until it has looked, which it does every 15 s, without metrics here."""
             live = await hands.get(AUTOSCALERS, "tiny")
             able = condition_of(live, "AbleToScale")
             return (able.get("status"), able.get("reason")) == ("True", "SucceededGetScale")

@@ -1,4 +1,4 @@
-"""What is taken away or changed comes back; what belongs to others is left alone."""
+"""The repair of deleted or changed children. Objects of other owners are left alone."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_a_foreign_object_is_never_touched_and_the_session_says_so(
 
 
 def foreign_object(resource: Resource, name: str) -> dict[str, Any]:
-    """An object of somebody else under a name that the operator would use."""
+    """Create an object of another owner under a name that the operator would use."""
     labels = {"of": "somebody-else"}
     template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "example.invalid/c:1"}]}}
     specs: dict[str, dict[str, Any]] = {
@@ -168,13 +168,13 @@ def spec_of_manifest(manifest: dict[str, Any]) -> Any:
 
 QUOTA = Resource("v1", "ResourceQuota", "resourcequotas")
 FAILURES = 20
-"""After so many, a controller waits 17 minutes for its next try."""
+"""The number of refusals after which a controller waits 17 minutes for its next try."""
 
 
 async def test_refused_pods_come_soon_after_a_quota_is_raised(
     hands: KubectlUser, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of sessions and pools, although their controllers would not try again for a quarter of an hour."""
+    """The controllers of sessions and pools would not try again for a quarter of an hour."""
     for room in ("session", "pool"):
         monkeypatch.setattr(f"tinsmith_operator.{room}.decision.LOOK_FOR_WARNINGS", timedelta(seconds=1))
     monkeypatch.setattr("tinsmith_operator.kube.events.WARNINGS_SECONDS", 1.0)

@@ -19,7 +19,7 @@ NAMES = {
 
 
 def an_installation(namespace: str) -> Settings:
-    """Of another name than those that the CRDs know by themselves."""
+    """Return an installation whose name the CRDs do not know by themselves."""
     return settings_for(namespace, release="blue", first_key_secret="blue-api-key", installation_names=NAMES)
 
 

@@ -18,14 +18,14 @@ LEAVES = ("tiny-tls", "tiny-sampler-tls", "tinsmith-api-server-tls")
 
 
 async def held(hands: KubectlUser, secret: str, name: str) -> list[x509.Certificate]:
-    """The certificates in that field of the Secret."""
+    """Return the certificates in that field of the Secret."""
     found = await hands.get(SECRETS, secret)
     text = (found or {}).get("data", {}).get(name)
     return x509.load_pem_x509_certificates(base64.b64decode(text)) if text else []
 
 
 async def trusted(hands: KubectlUser) -> list[tuple[str, ...]]:
-    """By each holder of a leaf, the serial numbers of whom it trusts; its own authority's first."""
+    """Return the trusted serial numbers by each holder of a leaf; its own authority's first."""
     bundles = [await held(hands, secret, "ca.crt") for secret in LEAVES]
     return [tuple(str(each.serial_number) for each in bundle) for bundle in bundles]
 

@@ -1,4 +1,4 @@
-"""What the first revision left in a cluster: today's CRD takes it, and today's operator lets its workers run."""
+"""Objects of the first revision: today's CRD takes them, and today's operator lets their workers run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another operator, another default image: workers run on, until somebody wants them to restart."""
+"""Another operator and another default image: workers run on until a user restarts them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tinsmith_operator.settings import Settings
 NEW_IMAGE = "tinsmith.local/tinsmith/trainer:0.2.0"
 ASKED_AT = "2026-02-01T12:00:00Z"
 WORK = {"spec": {"storage": {"size": "11Gi"}}}
-"""Restarts nobody. An operator that comes to rest after it has looked at the session as it is now."""
+"""An operator that restarts no worker, and comes to rest after it has seen the present session."""
 
 
 @pytest.fixture

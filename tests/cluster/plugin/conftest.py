@@ -1,4 +1,4 @@
-"""`kubectl tinsmith` as people have it: a program on the PATH beside a real kubectl, against a real API server."""
+"""`kubectl tinsmith` as users have it: a program on the PATH of a real kubectl, against a real API server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Plugin = Callable[..., Said]
 
 
 def run_plugin(cluster: Cluster, namespace: str, words: Sequence[str], kubeconfig: Path | None = None) -> Said:
-    """By kubectl, which finds it on the PATH."""
+    """Run the plugin by kubectl, which finds it on the PATH."""
     path = os.pathsep.join([str(PLUGIN.parent), str(cluster.kubectl_program.parent), os.environ["PATH"]])
     command = [str(cluster.kubectl_program), "tinsmith", *words, f"--namespace={namespace}"]
     finished = subprocess.run(
@@ -44,10 +44,10 @@ def run_plugin(cluster: Cluster, namespace: str, words: Sequence[str], kubeconfi
 
 @pytest.fixture
 def plugin(api_cluster: Cluster, kinds: None, namespace: str) -> Plugin:
-    """In the test's namespace, as an administrator."""
+    """Return the plugin in the test's namespace, as an administrator."""
     return lambda *words, kubeconfig=None: run_plugin(api_cluster, namespace, words, kubeconfig)
 
 
 async def aside(plugin: Plugin, *words: str) -> Said:
-    """While the test's operator goes on."""
+    """Run this while the test's operator works."""
     return await asyncio.to_thread(plugin, *words)

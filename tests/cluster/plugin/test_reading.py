@@ -1,4 +1,4 @@
-"""What `status`, `why` and `report` say of objects that a real API server keeps, and who may ask."""
+"""The output of `status`, `why` and `report` for objects of a real API server, and the rights that they need."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 @pytest.fixture
 def pending(api_cluster: Cluster, plugin: Plugin, namespace: str) -> Plugin:
-    """A session whose pod finds no node, with a secret in its spec, and what an operator would have made of it."""
+    """Return a session whose pod finds no node, with a secret in its spec, and its children."""
     inside = f"--namespace={namespace}"
     labels = {"app.kubernetes.io/managed-by": "tinsmith-operator", "tinsmith.dev/session": "tiny"}
     pod = {
@@ -107,7 +107,7 @@ def test_of_secrets_a_report_has_names_and_sizes_alone(
 
 @pytest.fixture
 def onlooker(api_cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Path]:
-    """The kubeconfig of an account with the built-in role `view` and the rights that docs/reference/kubectl.md adds."""
+    """Write the kubeconfig of an account with the built-in role `view` and the rights in docs/reference/kubectl.md."""
     page = (DOCS / "reference" / "kubectl.md").read_text()
     [role] = [part for part in page.split("```yaml\n")[1:] if "aggregate-to-view" in part]
     api_cluster.kubectl("apply", "--filename=-", stdin=role.partition("```")[0])
