@@ -297,7 +297,7 @@ def _drop(rig: Rig) -> str:
 def test_tensors_that_are_not_this_ranks_are_refused_and_change_nothing(layout: str, ranks: LayoutRanks) -> None:
     assert ranks.play(Create("a"), Backward("a", (rows(2, 1),)), Step("a")).norms
     [(said, unchanged)] = ranks.ask(_write_wrongly)
-    assert ["got nothing" in said[0], "got [1, 1]" in said[1], "trains no model.other" in said[2]] == [True] * 3
+    assert ["got nothing" in said[0], "got [1, 1]" in said[1], "does not train model.other" in said[2]] == [True] * 3
     assert unchanged
 
 
@@ -322,7 +322,7 @@ def _write_wrongly(rig: Rig) -> tuple[list[str], bool]:
 @pytest.mark.parametrize("layout", ["one"], indirect=True)
 def test_a_step_that_fails_halfway_costs_the_ranks(layout: str, ranks: LayoutRanks) -> None:
     ranks.play(Create("a"))
-    with pytest.raises(RanksLost, match="after it had begun to change weights: out of memory"):
+    with pytest.raises(RanksLost, match="after it began to change weights: out of memory"):
         ranks.ask(_fail_halfway)
 
 

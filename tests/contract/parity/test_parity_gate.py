@@ -73,7 +73,7 @@ def test_an_engine_agrees_with_itself_to_the_bit() -> None:
         (["--engine", NUMPY], "Give --engine at least twice"),
         (sides(NUMPY, "mine"), "knows no engine 'mine'"),
         (sides("peft:ranks", NUMPY), "'ranks' is not FLAG=VALUE"),
-        (sides(NUMPY, "no_such_module:build"), "no_such_module:build is no engine"),
+        (sides(NUMPY, "no_such_module:build"), "no_such_module:build is not an engine"),
         (sides("peft", NUMPY), "no/such/model"),
         ([*sides(NUMPY, NUMPY), "--steps", "0"], "--steps"),
         ([*sides(NUMPY, NUMPY), "--steps", "2"], "loss_fn 'ppo' is not known"),
