@@ -132,7 +132,7 @@ def gpu_benchmarks_table() -> str:
     header = (
         "Model and step",
         "Tokens per second",
-        "Beside a bare PEFT loop",
+        "Of a bare PEFT loop",
         "Peak of memory",
         "Sampled tokens per second",
     )
