@@ -1,4 +1,4 @@
-"""What the journal deletes while a model lives: expired results, and whole rows below the snapshot.
+"""The data that the journal deletes while a model lives: expired results, and whole rows below the snapshot.
 
 The number of a deleted row is kept, so that its operation never runs again: a poll reports that the result is gone, and
 a repeated submission is acknowledged as before. All steps take milliseconds, since all other writes wait for each.

@@ -1,4 +1,4 @@
-"""One model in the scheduler: its operations, their order, its window, its snapshot."""
+"""The state of one model in the scheduler: its operations, their order, its window, its snapshot."""
 
 from __future__ import annotations
 

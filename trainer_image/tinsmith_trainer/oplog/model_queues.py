@@ -1,4 +1,4 @@
-"""All models of a worker, and the one lock around them.
+"""The models of a worker, and the one lock around them.
 
 It accepts operations, closes gaps, and tells which models are ready for a turn.
 """

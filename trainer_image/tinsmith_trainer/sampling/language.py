@@ -51,7 +51,7 @@ class Language(Protocol):
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """All IDs at which generation ends by default."""
+        """The IDs at which generation ends by default."""
 
     @property
     def special_tokens(self) -> frozenset[int]:

@@ -167,7 +167,7 @@ class PromptEcho:
 
 
 class SequenceReading:
-    """One sequence on its way from tokens to text, up to a stop, and through the parser.
+    """A sequence on its way from tokens to text, up to a stop, and through the parser.
 
     Stop strings are searched in the text that the sampler uses, with the texts of special tokens; these are then
     removed for readers of plain text. `echoed`: the prompt is shown first, and the ending token is among those with

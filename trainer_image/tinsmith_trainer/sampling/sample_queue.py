@@ -34,13 +34,13 @@ from tinsmith_trainer.sampling.tenant_shares import KeptResults, SharedQuota
 log = structlog.get_logger(__name__)
 
 STORAGE_PAUSE_SECONDS = 2.0
-"""How long a sample is kept whose adapter cannot be read now. Its client submits it again at once."""
+"""The time for which a sample is kept whose adapter cannot be read. Its client submits it again at once."""
 
 SPANS_KEPT = 10_000
 """The number of ended samples in the timeline: some megabytes."""
 
 UNFETCHED_SECONDS = 60.0
-"""How long a drain waits for results to be fetched. A live client asks every 25 s."""
+"""The time for which a drain waits for results to be fetched. A live client asks every 25 s."""
 
 
 class TooManySamples(Exception):

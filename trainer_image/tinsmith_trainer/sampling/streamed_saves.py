@@ -28,7 +28,7 @@ FIRST_PART_SECONDS = 2.0
 SLOWEST_BYTES_PER_SECOND = 100e6
 """The speed of a checkpoint root on a network volume. A worker that is slower saves no time."""
 AVOIDED_SECONDS = 30.0
-"""How long a worker that could not be reached is not asked again. Otherwise each load would wait for it in vain."""
+"""The time until a worker that could not be reached is asked again. Otherwise each load would wait for it in vain."""
 
 Reason = Literal["unreachable", "slow", "not_kept", "busy", "refused", "damaged", "failed"]
 Connect = Callable[[worker_pb2.SaveSource], grpc.Channel]

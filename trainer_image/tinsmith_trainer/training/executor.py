@@ -50,7 +50,7 @@ SAMPLED_KINDS = (worker_pb2.SAMPLER, worker_pb2.EPHEMERAL)
 
 @dataclass(frozen=True, slots=True)
 class CopiedSave:
-    """All that writing a checkpoint needs, independent of the engine."""
+    """The data for writing a checkpoint, independent of the engine."""
 
     operation: Operation
     request: worker_pb2.SaveWeights

@@ -1,4 +1,4 @@
-"""One operation, from its turn to its published result.
+"""The run of one operation, from its turn to its published result.
 
 When an operation has ended, its result, snapshot and events go to the journal in one transaction. While that is synced
 the next turn runs; clients see the result once it is on disk. After a crash the same operations run again from the

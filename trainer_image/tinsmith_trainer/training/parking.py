@@ -93,7 +93,7 @@ class Parking:
         return queue.holds_a_place and not self.holds(queue)
 
     def problem_of(self, queue: ModelQueue) -> str | None:
-        """Return why the model does not continue, if somebody has to act."""
+        """Return why the model does not continue, if an administrator has to act."""
         return queue.quarantined or queue.held_because or (None if self.holds(queue) else self._problem)
 
     def among(self, ready: Sequence[Ready]) -> tuple[Sequence[Ready], float]:

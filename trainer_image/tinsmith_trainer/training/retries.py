@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 RELEASE_RETRY_SECONDS = 30.0
 STORAGE_RETRY_SECONDS = 10.0
 STORAGE_WAIT_SECONDS = 300.0
-"""How long one operation waits for the checkpoint root, from its first attempt on."""
+"""The time for which one operation waits for the checkpoint root, from its first attempt on."""
 
 NEED_STORAGE = (worker_pb2.SAVE_WEIGHTS, worker_pb2.LOAD_WEIGHTS, worker_pb2.LOAD_MODEL)
 NEED_SNAPSHOTS = (*CREATES, worker_pb2.LOAD_WEIGHTS)

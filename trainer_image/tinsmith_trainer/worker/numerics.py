@@ -40,7 +40,7 @@ THREADS = "threads of PyTorch"
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 NOT_SET = "not set"
 ACCEPT_VARIABLE = "TINSMITH_ACCEPT_NUMERICS"
-"""Its value, which a refusal prints, names the accepted numerics. It never accepts a later difference."""
+"""The variable that names the accepted numerics; a refusal prints its value. It accepts no later difference."""
 PACKAGES = {"Tinsmith": "tinsmith", "transformers": "transformers", "numpy": "numpy"}
 
 

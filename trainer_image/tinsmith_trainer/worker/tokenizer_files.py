@@ -21,7 +21,7 @@ FILES = (
     # It names the tokenizer's class if tokenizer_config.json does not.
     "config.json",
 )
-"""Only these files are served: no weights, and no code that a client would run."""
+"""The only files that are served: no weights, and no code that a client would run."""
 MOST_BYTES = 64 * 2**20
 
 

@@ -1,4 +1,4 @@
-"""One token per row from its logits: greedy, temperature, top-k, top-p, by a counter-based random stream.
+"""Draws of one token per row from its logits: greedy, temperature, top-k, top-p, by a counter-based random stream.
 
 The most likely tokens of a row are found here, too.
 """

@@ -1,4 +1,4 @@
-"""One forward of the shared model, with explicit masks, positions and KV, under the device lock."""
+"""A forward of the shared model, with explicit masks, positions and KV, under the device lock."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Submission:
 
 @dataclass(slots=True)
 class Commands:
-    """All commands since the last look."""
+    """The commands since the last look."""
 
     submissions: list[Submission] = field(default_factory=list)
     cancelled: set[str] = field(default_factory=set)

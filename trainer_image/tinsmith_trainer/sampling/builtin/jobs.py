@@ -81,7 +81,7 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class Sample:
-    """One sequence that is being drawn. `next_token` is fed at `position`; the draw there is token `len(tokens)`.
+    """A sequence that is being drawn. `next_token` is fed at `position`; the draw there is token `len(tokens)`.
 
     `kv` holds the values of all positions before, while the sample is not in a batch; None if there are none. The part
     that it shares with others is in `prefix`, and not in `kv`.

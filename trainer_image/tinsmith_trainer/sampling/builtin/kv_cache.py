@@ -95,7 +95,7 @@ class SharedPrefix:
 
 
 class BlockView:
-    """One sequence's next `length` tokens, which attend to all earlier ones."""
+    """A view of one sequence's next `length` tokens, which attend to all earlier ones."""
 
     is_compileable = False
 
@@ -138,7 +138,10 @@ class PromptsView:
 
 
 class StepView:
-    """One next token for each row, at the row's own position. `rows` are some of the batch's, or its first ones."""
+    """A view of the next token of each row, at the row's own position.
+
+    `rows` are some of the batch's, or its first ones.
+    """
 
     is_compileable = False
 

@@ -400,7 +400,7 @@ def _as_trainer_error(error: Exception) -> TrainerError:
 
 
 class WaitingJobs:
-    """One queue per batch key, so that a full batch delays only the jobs that need it."""
+    """A queue per batch key, so that a full batch delays only the jobs that need it."""
 
     def __init__(self) -> None:
         self._queues: dict[BatchKey, deque[Run]] = {}

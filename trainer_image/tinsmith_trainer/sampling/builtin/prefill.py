@@ -22,7 +22,7 @@ from tinsmith_trainer.torch_model.vision import Vision
 
 
 class Prefill:
-    """One prompt without its last token, which decoding feeds.
+    """A prompt without its last token, which decoding feeds.
 
     Every block has the same length, the last one padded at its end, and one row. So a block's bits depend only on the
     tokens up to its end: not on other jobs, nor on what was cached.

@@ -151,7 +151,7 @@ class TokenServer(Protocol):
     """
 
     scores_heads: bool
-    """Whether the logprobs of prompts include what an adapter adds to the unembedding; those of drawn tokens do."""
+    """True if the logprobs of prompts include what an adapter adds to the unembedding; those of drawn tokens do."""
 
     async def load_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter, and return when requests may name it.

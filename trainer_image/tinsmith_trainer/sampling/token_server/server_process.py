@@ -22,7 +22,7 @@ KEPT_LINES = 20
 LONGEST_LINE_BYTES = 1024**2
 END_SECONDS = supervisor.STOP_SECONDS + 5.0
 LAST_WORDS_SECONDS = 5.0
-"""How long the output of a server is read after its end. A process that left its session may keep the output open."""
+"""The time for which the output of an ended server is read. A process that left its session may keep it open."""
 
 PERIOD_SECONDS = 10.0
 ILL_SECONDS = 60.0
@@ -30,7 +30,7 @@ ILL_SECONDS = 60.0
 
 
 class ServerProcess:
-    """One process of a server. Used on one event loop. `name` is for messages and logs."""
+    """A process of a server. Used on one event loop. `name` is for messages and logs."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, hold: int, secret: str = "") -> None:
         self._name = name

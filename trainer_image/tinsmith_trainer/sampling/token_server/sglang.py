@@ -28,7 +28,7 @@ from tinsmith_trainer.sampling.token_server.base import (
 from tinsmith_trainer.sampling.token_server.http import JsonCalls
 
 DETERMINISTIC = "--enable-deterministic-inference"
-"""Without this flag SGLang accepts a seed and ignores it."""
+"""The flag without which SGLang accepts a seed and ignores it."""
 CONFIG = "sglang.yaml"
 KEPT_BACK_TOKENS = 6
 """The part of its context that SGLang reserves: a prompt must be shorter by so many tokens, and with its sequence by

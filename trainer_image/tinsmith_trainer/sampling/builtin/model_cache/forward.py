@@ -29,7 +29,7 @@ from tinsmith_trainer.torch_model.lora import Route, routed
 log = structlog.get_logger(__name__)
 
 CACHE_NAMES = ("past_key_values", "cache_params")
-"""Its names in the arguments and outputs of models."""
+"""The names of a cache in the arguments and outputs of models."""
 
 
 CURE = "Train it with --no-sampling, or sample it by another server."

@@ -17,7 +17,7 @@ from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache, prefix_k
 
 
 class CachePrefill:
-    """One prompt without its last token, which decoding feeds. A block's bits depend on the prompt's tokens alone."""
+    """A prompt without its last token, which decoding feeds. A block's bits depend on the prompt's tokens alone."""
 
     def __init__(self, run: Run, forward: CacheForward, prefixes: PrefixCache[SequenceStates], plan: BatchPlan) -> None:
         self.run = run
