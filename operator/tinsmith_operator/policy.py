@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tinsmith_operator.api.reasons import Reason
-from tinsmith_operator.api.references import Named, Reference
+from tinsmith_operator.api.references import Reference, ReferenceKind
 
 ANY = "*"
 
@@ -92,37 +92,37 @@ class Policy:
         field, what, name = reference
         if self._is_reserved(what, name):
             return Objection(Reason.NAME_RESERVED, f"{what.value} {name} ({field}) belongs to the installation")
-        if what is Named.IMAGE and not self.allows_image(name):
+        if what is ReferenceKind.IMAGE and not self.allows_image(name):
             return Objection(Reason.IMAGE_NOT_ALLOWED, f"Image {name} ({field}) is not allowed here")
         if self._loads_code(what, name):
             words = f"{what.value.capitalize()} {name} ({field}) could load code that is not of the image"
             return Objection(Reason.CODE_NOT_ALLOWED, words)
-        if what in (Named.READ_SECRET, Named.PULL_SECRET) and not _matches(name, self.allowed_secrets):
+        if what in (ReferenceKind.READ_SECRET, ReferenceKind.PULL_SECRET) and not _matches(name, self.allowed_secrets):
             return Objection(Reason.SECRET_NOT_ALLOWED, f"{what.value} {name} ({field}) is not allowed here")
         return None
 
-    def _is_reserved(self, what: Named, name: str) -> bool:
+    def _is_reserved(self, what: ReferenceKind, name: str) -> bool:
         reserved = self.reserved
         match what:
-            case Named.READ_SECRET:
+            case ReferenceKind.READ_SECRET:
                 known = reserved.secrets | reserved.pull_secrets
                 return name in known or SECRET_PATTERN.fullmatch(name) is not None
-            case Named.PULL_SECRET | Named.OWN_SECRET:
+            case ReferenceKind.PULL_SECRET | ReferenceKind.OWN_SECRET:
                 return name in reserved.secrets
-            case Named.CLAIM:
+            case ReferenceKind.CLAIM:
                 return name in reserved.claims or CLAIM_PATTERN.fullmatch(name) is not None
-            case Named.ACCOUNT:
+            case ReferenceKind.ACCOUNT:
                 return name in reserved.accounts
-            case Named.IMAGE | Named.VARIABLE | Named.ARGUMENT:
+            case ReferenceKind.IMAGE | ReferenceKind.VARIABLE | ReferenceKind.ARGUMENT:
                 return False
 
-    def _loads_code(self, what: Named, name: str) -> bool:
+    def _loads_code(self, what: ReferenceKind, name: str) -> bool:
         """Whether it could undo a list of images."""
         if ANY in self.allowed_images:
             return False
-        if what is Named.VARIABLE:
+        if what is ReferenceKind.VARIABLE:
             return re.fullmatch(LOADER_VARIABLES, name) is not None
-        return what is Named.ARGUMENT and re.fullmatch(SERVER_ARGUMENTS, name) is None
+        return what is ReferenceKind.ARGUMENT and re.fullmatch(SERVER_ARGUMENTS, name) is None
 
     def _is_own(self, image: str) -> bool:
         """However its repository is written, with a known tag or another, or by digest."""

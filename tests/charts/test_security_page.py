@@ -291,8 +291,8 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
     (READER, "cannot", "read a Secret"): (partial(reads_nothing_else, "reader"),),
     (READER, "cannot", "see in a condition"): (
         tried_by(
-            "unit/operator/common/test_last_words.py::test_words_are_quoted_of_images_that_the_platform_vouches_for",
-            "unit/operator/common/test_last_words.py::test_why_a_worker_takes_no_snapshot_is_told_alike",
+            "unit/operator/common/test_redaction.py::test_words_are_quoted_of_images_that_the_platform_vouches_for",
+            "unit/operator/common/test_redaction.py::test_why_a_worker_takes_no_snapshot_is_told_alike",
         ),
     ),
     (WRITER, "can", "run any image"): (
@@ -333,7 +333,9 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
     (WRITER, "cannot", "run as a ServiceAccount"): (takes_no_account_of_ours,),
     (WRITER, "cannot", "have the certificate"): (
         has_no_other_certificate,
-        tried_by("unit/operator/common/test_bars.py::test_no_pod_is_made_that_would_mount_the_certificate_of_another"),
+        tried_by(
+            "unit/operator/common/test_blocking_reason.py::test_no_pod_is_made_that_would_mount_the_certificate_of_another"
+        ),
     ),
     (WRITER, "cannot", "mount another session's journal"): (
         tried_by(

@@ -93,8 +93,8 @@ def settable(schema: Object, defaults: Any, prefix: str = "") -> Iterator[str]:
         if path == "global":
             continue
         default = defaults.get(name) if isinstance(defaults, dict) else None
-        is_ours = "properties" in member and "affinity" not in path and "resources" not in path
-        yield from settable(member, default, f"{path}.") if is_ours else (path,)
+        belongs_to = "properties" in member and "affinity" not in path and "resources" not in path
+        yield from settable(member, default, f"{path}.") if belongs_to else (path,)
 
 
 PATHS = list(settable(SCHEMA, DEFAULTS))

@@ -45,7 +45,7 @@ CONFIGURATION_ANNOTATION = f"{GROUP}/configuration"
 INPUTS_ANNOTATION = f"{GROUP}/inputs"
 """On the pod: a hash of what its user said of it. Another hash means that the worker must be restarted."""
 
-ASKED_ANNOTATION = f"{GROUP}/asked"
+SPEC_ANNOTATION = f"{GROUP}/asked"
 """On the worker's pod: a hash of what its own user said of it. With another one in `inputs` alone, the installation's
 settings have changed."""
 

@@ -13,7 +13,7 @@ from tinsmith_operator.api.serving_spec import ServingSpec
 from tinsmith_operator.api.training_session import TrainingSession
 
 
-class Named(StrEnum):
+class ReferenceKind(StrEnum):
     """What a name is of. READ_SECRET: what runs in the pod reads it. PULL_SECRET: the node alone does.
     OWN_SECRET: made for the session or pool, under a name that follows from its own.
     """
@@ -32,37 +32,37 @@ class Reference(NamedTuple):
     """field: where it is said."""
 
     field: str
-    what: Named
+    what: ReferenceKind
     name: str
 
 
 def references_of(owner: Owner) -> Iterator[Reference]:
     """All of them: what is not here, a session or pool cannot name."""
-    yield Reference("metadata.name", Named.OWN_SECRET, certificate_secret_name(owner.workload_name))
+    yield Reference("metadata.name", ReferenceKind.OWN_SECRET, certificate_secret_name(owner.workload_name))
     if isinstance(owner, TrainingSession):
-        said = owner.spec.storage.existing_claim is not None
-        yield Reference("spec.storage.existingClaim" if said else "metadata.name", Named.CLAIM, owner.claim_name)
+        field = "spec.storage.existingClaim" if owner.spec.storage.existing_claim is not None else "metadata.name"
+        yield Reference(field, ReferenceKind.CLAIM, owner.claim_name)
     for field, claim in owner.spec.model_claims.items():
-        yield Reference(field, Named.CLAIM, claim)
+        yield Reference(field, ReferenceKind.CLAIM, claim)
     yield from _secrets_of(owner.spec)
     pod = owner.spec.pod
     if pod.service_account_name is not None:
-        yield Reference("spec.pod.serviceAccountName", Named.ACCOUNT, pod.service_account_name)
+        yield Reference("spec.pod.serviceAccountName", ReferenceKind.ACCOUNT, pod.service_account_name)
     if pod.image is not None:
-        yield Reference("spec.pod.image", Named.IMAGE, pod.image)
+        yield Reference("spec.pod.image", ReferenceKind.IMAGE, pod.image)
     for variable in pod.env:
-        yield Reference("spec.pod.env", Named.VARIABLE, str(variable["name"]))
+        yield Reference("spec.pod.env", ReferenceKind.VARIABLE, str(variable["name"]))
     if isinstance(owner, SamplerPool):
         for word in owner.spec.server_arguments:
-            yield Reference("spec.serverArguments", Named.ARGUMENT, word)
+            yield Reference("spec.serverArguments", ReferenceKind.ARGUMENT, word)
 
 
 def _secrets_of(spec: ServingSpec) -> Iterator[Reference]:
     hub = spec.model.source.hub
     if hub is not None and hub.token_secret_ref is not None:
-        yield Reference("spec.model.source.hub.tokenSecretRef", Named.READ_SECRET, hub.token_secret_ref.name)
+        yield Reference("spec.model.source.hub.tokenSecretRef", ReferenceKind.READ_SECRET, hub.token_secret_ref.name)
     for variable in spec.pod.env:
         if key := (variable.get("valueFrom") or {}).get("secretKeyRef"):
-            yield Reference(f"variable {variable['name']} of spec.pod.env", Named.READ_SECRET, str(key["name"]))
+            yield Reference(f"variable {variable['name']} of spec.pod.env", ReferenceKind.READ_SECRET, str(key["name"]))
     for secret in spec.pod.image_pull_secrets:
-        yield Reference("spec.pod.imagePullSecrets", Named.PULL_SECRET, str(secret["name"]))
+        yield Reference("spec.pod.imagePullSecrets", ReferenceKind.PULL_SECRET, str(secret["name"]))

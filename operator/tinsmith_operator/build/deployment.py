@@ -13,10 +13,10 @@ from tinsmith_operator.build.pod import (
     build_pod_metadata,
     build_pod_spec,
     command_line,
-    door_options,
-    life_options,
+    identity_options,
+    listen_options,
     model_options,
-    ways_of_fetching,
+    pull_variants,
 )
 from tinsmith_operator.build.volumes import SHARED_MEMORY_PATH, Mounted, in_memory, scratch, serving_volumes
 from tinsmith_operator.installation import Installation
@@ -85,12 +85,12 @@ def sampler_arguments(pool: SamplerPool, installation: Installation) -> list[str
         {
             "role": "sampler",
             **model_options(spec.model),
-            **door_options(),
+            **listen_options(),
             "checkpoint-root": installation.checkpoint_root,
             "adapter-slots": spec.adapters.max_loaded,
             "max-rank": spec.adapters.max_rank,
             "max-sequence-length": spec.max_sequence_length,
-            **life_options(pool.uid),
+            **identity_options(pool.uid),
             "log-format": "json",
         }
     )
@@ -107,7 +107,7 @@ def sampler_inputs(pool: SamplerPool, installation: Installation, restart: str |
     return _hashed(said, pool, installation, restart)
 
 
-def sampler_hashes_of_the_same(
+def equivalent_sampler_hashes(
     pool: SamplerPool, installation: Installation, restart: str | None, pull_secrets: Sequence[Manifest]
 ) -> frozenset[str]:
     """Of pods that run what these would, and were only told otherwise how a node gets the image.
@@ -115,7 +115,7 @@ def sampler_hashes_of_the_same(
     pull_secrets: of the template that is compared.
     """
     said = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
-    ways = ways_of_fetching(said.pop("pod", {}), pull_secrets)
+    ways = pull_variants(said.pop("pod", {}), pull_secrets)
     specs = [{**said, "pod": pod} if pod else said for pod in ways]
     return frozenset(_hashed(spec, pool, installation, restart) for spec in specs)
 

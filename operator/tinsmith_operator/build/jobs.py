@@ -34,7 +34,7 @@ from tinsmith_operator.build.pod import (
     build_pod_metadata,
     build_pod_spec,
     command_line,
-    literally,
+    escape_dollars,
     model_environment,
     model_options,
 )
@@ -109,7 +109,7 @@ def _template(session: TrainingSession, installation: Installation, plan: Worker
         "image": plan.image.runs,
         "imagePullPolicy": spec.pod.image_pull_policy or installation.trainer_image_pull_policy,
         "command": COMMAND,
-        "args": [literally(argument) for argument in conversion_arguments(session)],
+        "args": [escape_dollars(argument) for argument in conversion_arguments(session)],
         "env": [*model_environment(spec, [*engine_variables(spec), NO_GPUS]), *spec.pod.env],
         "securityContext": SECURITY,
         "volumeMounts": mounts(volumes),

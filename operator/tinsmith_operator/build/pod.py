@@ -42,13 +42,13 @@ POD_SECURITY: Manifest = {
 
 
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
-FETCHING = frozenset({"image_pull_policy", "image_pull_secrets"})
+PULL_FIELDS = frozenset({"image_pull_policy", "image_pull_secrets"})
 """What a node needs to get the image: whoever has it runs the same, however it came."""
 
 
-def ways_of_fetching(said: Manifest, pull_secrets: Sequence[Manifest]) -> Iterator[Manifest]:
+def pull_variants(said: Manifest, pull_secrets: Sequence[Manifest]) -> Iterator[Manifest]:
     """What might be said of a pod that runs the same. said: what is. pull_secrets: of the pod that is compared."""
-    rest = {name: value for name, value in said.items() if name not in FETCHING}
+    rest = {name: value for name, value in said.items() if name not in PULL_FIELDS}
     for policy, secrets in itertools.product((None, *PULL_POLICIES), ((), tuple(pull_secrets))):
         fetching = {"image_pull_policy": policy, "image_pull_secrets": list(secrets)}
         yield {**rest, **{name: value for name, value in fetching.items() if value}}
@@ -122,7 +122,7 @@ def build_container(
         "name": WORKER_CONTAINER,
         "image": image,
         "imagePullPolicy": pod.image_pull_policy or installation.trainer_image_pull_policy,
-        "args": [literally(argument) for argument in arguments],
+        "args": [escape_dollars(argument) for argument in arguments],
         "env": _environment(spec, installation, variables, processes),
         **checkpoint_secrets(installation),
         "ports": [
@@ -147,7 +147,7 @@ def model_options(model: Model) -> dict[str, str]:
     return {**_source_options(model.source), "model-name": model.name}
 
 
-def door_options() -> dict[str, str]:
+def listen_options() -> dict[str, str]:
     """Where it is reached, and where the kubelet asks after it."""
     return {
         "listen": f"0.0.0.0:{RPC_PORT}",
@@ -156,7 +156,7 @@ def door_options() -> dict[str, str]:
     }
 
 
-def life_options(worker_id: str) -> dict[str, str]:
+def identity_options(worker_id: str) -> dict[str, str]:
     """Who it is, and where it leaves its last words."""
     return {"worker-id": worker_id, "termination-log": TERMINATION_LOG}
 
@@ -171,7 +171,7 @@ def _source_options(source: ModelSource) -> dict[str, str]:
             return {"model": source.hub.repository, "model-revision": source.hub.revision}
 
 
-def literally(argument: str) -> str:
+def escape_dollars(argument: str) -> str:
     """The kubelet replaces $(NAME) in arguments; $$ is one dollar."""
     return argument.replace("$", "$$")
 

@@ -8,21 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.names import ASKED_ANNOTATION
+from tinsmith_operator.api.names import SPEC_ANNOTATION
 from tinsmith_operator.api.training_session import Sampling, TrainingSession
 from tinsmith_operator.build.metadata import fingerprint
 from tinsmith_operator.build.parallelism import engine_variables, engine_volumes, parallelism_options
 from tinsmith_operator.build.pod import (
-    FETCHING,
+    PULL_FIELDS,
     PULL_POLICIES,
     build_container,
     build_pod_metadata,
     build_pod_spec,
     command_line,
-    door_options,
-    life_options,
+    identity_options,
+    listen_options,
     model_options,
-    ways_of_fetching,
+    pull_variants,
 )
 from tinsmith_operator.build.volumes import JOURNAL_PATH, worker_volumes
 from tinsmith_operator.installation import Installation
@@ -71,14 +71,14 @@ def grace_seconds(session: TrainingSession) -> int:
 def inputs_hash(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> str:
     """Of everything that somebody said of this pod.
 
-    A pod with another hash must be restarted, but for `hashes_of_the_same`. What the operator adds by itself is left
+    A pod with another hash must be restarted, but for `equivalent_hashes`. What the operator adds by itself is left
     out, so that a newer operator restarts nothing: its template waits for the next start. So are defaults, since a
     newer one may have more fields.
     """
     return _hashed(_inputs(session, installation, plan))
 
 
-def hashes_of_the_same(
+def equivalent_hashes(
     session: TrainingSession, installation: Installation, plan: WorkerPlan, pull_secrets: Sequence[Manifest]
 ) -> frozenset[str]:
     """Of pods that run what this one would, and were only told otherwise how a node gets the image.
@@ -89,7 +89,7 @@ def hashes_of_the_same(
     inputs = _inputs(session, installation, plan)
     spec = {name: value for name, value in inputs["spec"].items() if name != "pod"}
     hashes = set()
-    ways = ways_of_fetching(inputs["spec"].get("pod") or {}, pull_secrets)
+    ways = pull_variants(inputs["spec"].get("pod") or {}, pull_secrets)
     for pod, policy in itertools.product(ways, PULL_POLICIES):
         # A pod of which only its image is said is there without fields, and an image has a place of its own.
         for same in ({**spec, "pod": pod}, *(() if pod else (spec,))):
@@ -97,10 +97,10 @@ def hashes_of_the_same(
     return frozenset(hashes)
 
 
-def asked_hash(session: TrainingSession, plan: WorkerPlan) -> str:
+def spec_hash(session: TrainingSession, plan: WorkerPlan) -> str:
     """Of what the session's own user said that decides what runs: the rest is the installation's."""
     said = session.spec.model_dump(
-        mode="json", exclude={"suspend": True, "storage": True, "pod": {"image", *FETCHING}}, exclude_defaults=True
+        mode="json", exclude={"suspend": True, "storage": True, "pod": {"image", *PULL_FIELDS}}, exclude_defaults=True
     )
     asked = {
         "spec": {name: value for name, value in said.items() if value},
@@ -148,7 +148,7 @@ def worker_template(session: TrainingSession, installation: Installation, plan: 
         processes=spec.ranks_per_node,
     )
     metadata = build_pod_metadata(session, spec.pod, inputs_hash(session, installation, plan), plan.restart)
-    asked = {ASKED_ANNOTATION: asked_hash(session, plan)}
+    asked = {SPEC_ANNOTATION: spec_hash(session, plan)}
     return {
         "metadata": {**metadata, "annotations": {**metadata["annotations"], **asked}},
         "spec": build_pod_spec(spec.pod, grace_seconds(session), container, volumes),
@@ -161,7 +161,7 @@ def worker_arguments(session: TrainingSession, installation: Installation, plan:
     options = {
         **model_options(spec.model),
         "volume": f"{JOURNAL_PATH}/worker",
-        **door_options(),
+        **listen_options(),
         "checkpoint-root": installation.checkpoint_root,
         "engine": spec.engine.value,
         "quantization": spec.quantization.value if spec.quantization is not None else None,
@@ -170,7 +170,7 @@ def worker_arguments(session: TrainingSession, installation: Installation, plan:
         "model-places": spec.adapters.model_places,
         "max-rank": spec.adapters.max_rank,
         "max-sequence-length": spec.max_sequence_length,
-        **life_options(plan.worker_id),
+        **identity_options(plan.worker_id),
         "image": plan.image.reference,
         "log-format": "json",
     }

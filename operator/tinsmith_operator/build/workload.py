@@ -13,7 +13,7 @@ from tinsmith_operator.build.pod import (
     SECURITY,
     build_pod_metadata,
     build_pod_spec,
-    literally,
+    escape_dollars,
     model_environment,
     thread_count,
 )
@@ -127,7 +127,7 @@ def _head_template(session: TrainingSession, installation: Installation, plan: W
     head = {
         **worker,
         "command": shell(_head_script(session.spec), "head"),
-        "args": [*worker["args"], literally(f"--ray-address=127.0.0.1:{GCS_PORT}")],
+        "args": [*worker["args"], escape_dollars(f"--ray-address=127.0.0.1:{GCS_PORT}")],
         "env": [*worker["env"], POD_ADDRESS],
         "ports": [*worker["ports"], {"name": "gcs-server", "containerPort": GCS_PORT, "protocol": "TCP"}],
     }
@@ -199,7 +199,7 @@ def ray_version(spec: TrainingSessionSpec, installation: Installation) -> str:
 
 def shell(script: str, name: str) -> list[str]:
     """A container's command, which gets the container's arguments; name: what the shell calls itself in errors."""
-    return ["/bin/bash", "-ec", literally(script), name]
+    return ["/bin/bash", "-ec", escape_dollars(script), name]
 
 
 def start_options(threads: int, spec: TrainingSessionSpec, shared_memory_bytes: int) -> str:

@@ -22,7 +22,15 @@ from tinsmith_operator.ca.certificates import (
     new_authority,
     read_facts,
 )
-from tinsmith_operator.ca.rotation import State, Stored, begun, is_asked_for, lagging, read_stored, went_on
+from tinsmith_operator.ca.rotation import (
+    State,
+    Stored,
+    begin_rotation,
+    continue_rotation,
+    is_requested,
+    outdated_leaves,
+    read_stored,
+)
 from tinsmith_operator.common.certificate import RENEWAL, is_fresh, renewal_time
 from tinsmith_operator.common.observed import CertificateFacts
 from tinsmith_operator.errors import AlreadyExists, AuthorityInvalid, NotFound, OperatorError, Refused, SecretTaken
@@ -172,21 +180,21 @@ class Issuer:
         """One state further, where that is due."""
         stored = read_stored(secret)
         if stored.state is State.AT_REST:
-            if not is_asked_for(secret, stored.current, self._clock()):
+            if not is_requested(secret, stored.current, self._clock()):
                 return stored
-            change = begun(secret, stored, new_authority(self._release, self._clock()))
-        elif self._everybody_follows(stored):
-            change = went_on(stored)
+            change = begin_rotation(secret, stored, new_authority(self._release, self._clock()))
+        elif self._all_leaves_follow(stored):
+            change = continue_rotation(stored)
         else:
             return stored
         after = read_stored(await self._cluster.merge(SECRETS, secret, change))
         log.info("certificate authority rotates", secret=self._authority_secret, state=after.state.value)
         return after
 
-    def _everybody_follows(self, stored: Stored) -> bool:
+    def _all_leaves_follow(self, stored: Stored) -> bool:
         """Whether every leaf has been as it should be in this state for long enough. Who leads anew counts anew."""
         trust, leaves = stored.current.fingerprint, self._leaves()
-        late = lagging(trust, leaves) if leaves is not None else [NOT_LISTED]
+        late = outdated_leaves(trust, leaves) if leaves is not None else [NOT_LISTED]
         if late or trust != self._client_trusts:
             if late != self._late:
                 log.info(

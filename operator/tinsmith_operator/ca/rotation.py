@@ -91,7 +91,7 @@ def read_stored(secret: Manifest) -> Stored:
     return Stored(replace(current, others=(previous,)), previous=previous)
 
 
-def is_asked_for(secret: Manifest, current: Authority, now: datetime) -> bool:
+def is_requested(secret: Manifest, current: Authority, now: datetime) -> bool:
     """By a word of an administrator, or by its end that comes near. Only of an authority that the operator keeps."""
     metadata = secret["metadata"]
     said = metadata.get("annotations") or {}
@@ -106,14 +106,14 @@ def is_due(current: Authority, now: datetime) -> bool:
     return now >= end - min(BEFORE_ITS_END, (end - begin) / 3)
 
 
-def begun(secret: Manifest, stored: Stored, following: Authority) -> Manifest:
+def begin_rotation(secret: Manifest, stored: Stored, following: Authority) -> Manifest:
     """A change of the Secret: from now on the next one is trusted."""
     word = (secret["metadata"].get("annotations") or {}).get(ROTATE_ANNOTATION)
     noted = {"metadata": {"annotations": {ROTATED_ANNOTATION: word}}} if word is not None else {}
     return {**noted, "data": replace(stored, following=following).data}
 
 
-def went_on(stored: Stored) -> Manifest:
+def continue_rotation(stored: Stored) -> Manifest:
     """A change of the Secret, to the state after this one."""
     if stored.following is None:
         return {"data": {"previous.crt": None}}
@@ -121,6 +121,6 @@ def went_on(stored: Stored) -> Manifest:
     return {"data": {**after.data, "next.crt": None, "next.key": None}}
 
 
-def lagging(trust: str, leaves: Iterable[tuple[str, str]]) -> list[str]:
+def outdated_leaves(trust: str, leaves: Iterable[tuple[str, str]]) -> list[str]:
     """Who has no leaf yet as it should be now. leaves: whose, and the fingerprint of whom it trusts."""
     return [name for name, known in leaves if known != trust]

@@ -9,7 +9,7 @@ from tinsmith_operator.build.network import build_certificate_secret
 from tinsmith_operator.common.actions import IssueCertificate
 from tinsmith_operator.common.drift import is_in_place
 from tinsmith_operator.common.observed import CertificateFacts, Surroundings
-from tinsmith_operator.common.ownership import is_ours
+from tinsmith_operator.common.ownership import belongs_to
 
 RENEWAL = timedelta(days=10)
 """Before its end: a third of its life, in which somebody may notice that renewal fails."""
@@ -27,7 +27,7 @@ def ensure_certificate(
     live = observed.certificate_secret
     if live is None:
         return (IssueCertificate(wanted, names, uid=None, resource_version=None),)
-    if not is_ours(observed.owner, live) or (
+    if not belongs_to(observed.owner, live) or (
         is_in_place(observed, live, wanted) and is_fresh(observed.certificate, names, authority, now)
     ):
         return ()
@@ -50,7 +50,7 @@ def is_fresh(
     return facts.not_before <= now and (due is None or now < due)
 
 
-def certificate_is_anothers(observed: Surroundings) -> bool:
+def certificate_is_foreign(observed: Surroundings) -> bool:
     """A pod would mount it, key and all. Which is said as a conflict of names; what runs already has its own."""
     live = observed.certificate_secret
-    return live is not None and not is_ours(observed.owner, live)
+    return live is not None and not belongs_to(observed.owner, live)

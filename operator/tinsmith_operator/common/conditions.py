@@ -51,12 +51,12 @@ EVENT_CONDITIONS = (ConditionType.READY, ConditionType.STALLED, ConditionType.DE
 
 def status_changes(before: OwnerStatus, after: OwnerStatus) -> tuple[Action, ...]:
     """Nothing when it reads so already."""
-    if after == _of_ours(before, after):
+    if after == _with_own_conditions(before, after):
         return ()
     return (WriteStatus(after.to_manifest()), *_events(before, after))
 
 
-def _of_ours(before: OwnerStatus, after: OwnerStatus) -> OwnerStatus:
+def _with_own_conditions(before: OwnerStatus, after: OwnerStatus) -> OwnerStatus:
     """With the conditions that we write, in our order: the API server has others' beside them, in its own order, and
     writing ours again would change neither."""
     ours = (before.condition(condition.type) for condition in after.conditions)

@@ -16,10 +16,10 @@ from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.conditions import Finding
 from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.api.reasons import Reason
-from tinsmith_operator.api.references import Named, Reference, references_of
+from tinsmith_operator.api.references import Reference, ReferenceKind, references_of
 from tinsmith_operator.common.observed import KubernetesWarning, Surroundings
 from tinsmith_operator.common.pod import Ending, Pod, TerminationRecord, node_is_silent
-from tinsmith_operator.common.queue import holder_words
+from tinsmith_operator.common.queue import holder_name
 from tinsmith_operator.common.redaction import quoted
 from tinsmith_operator.installation import Installation
 
@@ -127,7 +127,7 @@ class Evidence:
 def queued(workload: Manifest) -> Finding:
     """Of one whose `spec.suspend` somebody else has set."""
     name = f"{workload['kind']} {workload['metadata']['name']}"
-    return found(Reason.QUEUED, f"{name} is suspended by {holder_words(workload)}, and starts when that lets it.")
+    return found(Reason.QUEUED, f"{name} is suspended by {holder_name(workload)}, and starts when that lets it.")
 
 
 def why_pods_are_missing(refused: str | None) -> Finding:
@@ -148,7 +148,7 @@ def lost_node(pods: Iterable[Pod], now: datetime) -> Finding | None:
     )
 
 
-def made_room(evidence: Evidence) -> Finding | None:
+def preempted(evidence: Evidence) -> Finding | None:
     """Return the reason of a pod that follows a preempted one, until it has a node."""
     said = "The pod before it made room for one of higher priority."
     return found(Reason.PREEMPTED, said) if evidence.was_preempted else None
@@ -199,7 +199,7 @@ def _without_node(pod: Pod, evidence: Evidence) -> Finding | None:
         return None
     known = words.SCHEDULER.get(scheduled.get("reason", ""))
     if known is None:
-        return made_room(evidence) or found(Reason.WAITING_FOR_SCHEDULER, "The pod waits for the scheduler.")
+        return preempted(evidence) or found(Reason.WAITING_FOR_SCHEDULER, "The pod waits for the scheduler.")
     if known is Reason.SCHEDULING_GATED:
         return _gated(pod)
     reason = _why_unschedulable(scheduled.get("message", ""))
@@ -297,17 +297,17 @@ def _crash(pod: Pod, ending: Ending) -> Finding | None:
 
 
 def _refused_start(pod: Pod, ending: Ending, record: TerminationRecord) -> Finding:
-    said = ending.last_words or f"status {ending.exit_code}, {where_its_log_is(pod)}"
+    said = ending.last_words or f"status {ending.exit_code}, {log_hint(pod)}"
     reason = WORKER_REASONS.get(record.reason, Reason.CANNOT_START)
-    return in_its_words(reason, f"The worker refuses to start: {said}.", is_quoted=ending.last_words is not None)
+    return found_by_worker(reason, f"The worker refuses to start: {said}.", is_quoted=ending.last_words is not None)
 
 
-def where_its_log_is(pod: Pod) -> str:
+def log_hint(pod: Pod) -> str:
     again = "" if pod.has_ended else " --previous"
     return f"read kubectl logs {pod.name}{again}"
 
 
-def in_its_words(reason: Reason, what: str, *, is_quoted: bool) -> Finding:
+def found_by_worker(reason: Reason, what: str, *, is_quoted: bool) -> Finding:
     """A worker's own words, where they are quoted, end with what to do; the reason's cure would say it twice, unless it
     names what a worker does not know."""
     return Finding(reason, what) if is_quoted and reason not in CLUSTER_CURES else found(reason, what)
@@ -344,7 +344,7 @@ def _read_claim(observed: Surroundings) -> Finding | None:
 
 def _objection(observed: Surroundings, installation: Installation, image: str | None) -> Finding | None:
     """The image that the volume is pinned to comes last: whoever names another one in the spec gets that."""
-    pinned = [Reference("its volume's", Named.IMAGE, image)] if image is not None else []
+    pinned = [Reference("its volume's", ReferenceKind.IMAGE, image)] if image is not None else []
     objection = installation.policy.objection([*references_of(observed.owner), *pinned])
     return found(objection.reason, objection.words) if objection is not None else None
 

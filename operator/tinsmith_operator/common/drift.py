@@ -14,8 +14,8 @@ from tinsmith_operator.api.names import MANAGER
 from tinsmith_operator.build.metadata import fingerprint
 from tinsmith_operator.common.actions import Action, Apply, Create, IssueCertificate
 from tinsmith_operator.common.observed import Stored, Surroundings
-from tinsmith_operator.common.ownership import is_ours
-from tinsmith_operator.common.queue import is_held, is_holders, let_go
+from tinsmith_operator.common.ownership import belongs_to
+from tinsmith_operator.common.queue import controls_suspend, is_held, without_suspend
 
 CONTENT = frozenset({"f:spec", "f:data", "f:stringData", "f:type"})
 """Labels and annotations of others may stay beside ours."""
@@ -28,9 +28,9 @@ def ensure_child(observed: Surroundings, live: Manifest | None, wanted: Manifest
     """No request when the live object is what is wanted; none about a foreign object, or one that is being deleted."""
     if live is None:
         return (Create(wanted),)
-    if not is_ours(observed.owner, live) or live["metadata"].get("deletionTimestamp"):
+    if not belongs_to(observed.owner, live) or live["metadata"].get("deletionTimestamp"):
         return ()
-    if is_in_place(observed, live, wanted) and not others_hold_content(live):
+    if is_in_place(observed, live, wanted) and not has_foreign_content(live):
         return ()
     return (apply_to(live, wanted),)
 
@@ -50,22 +50,22 @@ def still_refused(refusals: Mapping[str, str], children: Iterable[Action]) -> di
     return {kind: words for kind, words in refusals.items() if kind in asked}
 
 
-def others_hold_content(manifest: Manifest) -> bool:
+def has_foreign_content(manifest: Manifest) -> bool:
     """Whether somebody else wrote into the content of an object that is all ours; a queue may, by contract."""
     if manifest["kind"] in SHARED_KINDS:
         return False
     managed = manifest["metadata"].get("managedFields", [])
-    return any(_is_others(entry) and CONTENT & entry.get("fieldsV1", {}).keys() for entry in managed)
+    return any(_is_foreign_entry(entry) and CONTENT & entry.get("fieldsV1", {}).keys() for entry in managed)
 
 
-def spec_fields_of_ours(manifest: Manifest) -> frozenset[str]:
+def own_spec_fields(manifest: Manifest) -> frozenset[str]:
     """Those that we have named, in a POST or in an apply, and that an apply without them would take away."""
     managed = manifest["metadata"].get("managedFields", [])
-    spec = (entry.get("fieldsV1", {}).get("f:spec", {}) for entry in managed if _is_ours(entry))
+    spec = (entry.get("fieldsV1", {}).get("f:spec", {}) for entry in managed if _is_own_entry(entry))
     return frozenset(name.removeprefix("f:") for fields in spec for name in fields)
 
 
-def taken_over(manifest: Manifest) -> list[Manifest]:
+def own_managed_fields(manifest: Manifest) -> list[Manifest]:
     """The managed fields as they must be before an apply: all that is ours in one entry, of an apply.
 
     A POST of ours is booked as an update, which nobody repeats: what it named, and an apply no longer does, would stay.
@@ -76,13 +76,13 @@ def taken_over(manifest: Manifest) -> list[Manifest]:
     mine: Manifest | None = None
     rest: list[Manifest] = []
     for entry in managed:
-        if _is_ours(entry):
-            own = let_go(entry) if held else entry
+        if _is_own_entry(entry):
+            own = without_suspend(entry) if held else entry
             mine = _with_fields({**own, "operation": "Apply"}, own.get("fieldsV1", {}), mine)
             continue
         fields = entry.get("fieldsV1", {})
         theirs = {name: tree for name, tree in fields.items() if name in CONTENT}
-        if not (takes_content and _is_others(entry) and theirs):
+        if not (takes_content and _is_foreign_entry(entry) and theirs):
             rest.append(entry)
             continue
         mine = _with_fields(mine or {**entry, "manager": MANAGER, "operation": "Apply"}, theirs, mine)
@@ -100,12 +100,12 @@ def _union(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {**one, **other, **both}
 
 
-def _is_ours(entry: Manifest) -> bool:
+def _is_own_entry(entry: Manifest) -> bool:
     return entry.get("manager") == MANAGER and not entry.get("subresource")
 
 
-def _is_others(entry: Manifest) -> bool:
-    return entry.get("manager") != MANAGER and not entry.get("subresource") and not is_holders(entry)
+def _is_foreign_entry(entry: Manifest) -> bool:
+    return entry.get("manager") != MANAGER and not entry.get("subresource") and not controls_suspend(entry)
 
 
 LIST_KEYS = {

@@ -29,7 +29,7 @@ def controller_of(manifest: Manifest) -> Manifest | None:
     return next((owner for owner in owners if owner.get("controller")), None)
 
 
-def is_ours(owner: Owner, manifest: Manifest) -> bool:
+def belongs_to(owner: Owner, manifest: Manifest) -> bool:
     """Whether an object, other than a session's claim, belongs to the owner: by its UID, so that a namesake's children
     are foreign.
 
@@ -47,13 +47,13 @@ def _is_orphan_of(owner: Owner, manifest: Manifest) -> bool:
 
 def owned_workload(observed: Surroundings) -> Workload | None:
     workload = observed.workload
-    return Workload(workload) if workload is not None and is_ours(observed.owner, workload) else None
+    return Workload(workload) if workload is not None and belongs_to(observed.owner, workload) else None
 
 
 def foreign_objects(observed: Surroundings) -> Iterator[Manifest]:
     """What has the name of one of our children and is not it."""
     for child in observed.owned:
-        if child is not None and not is_ours(observed.owner, child):
+        if child is not None and not belongs_to(observed.owner, child):
             yield child
 
 
@@ -112,7 +112,7 @@ def _in_order(pods: Sequence[Manifest], policy: Policy) -> tuple[Pod, ...]:
 
 
 def _owned_job(session: TrainingSession, job: Manifest | None, pods: Sequence[Pod]) -> Job | None:
-    return read_job(job, pods) if job is not None and is_ours(session, job) else None
+    return read_job(job, pods) if job is not None and belongs_to(session, job) else None
 
 
 def has_foreign_owner(session: TrainingSession, pod: Manifest) -> bool:

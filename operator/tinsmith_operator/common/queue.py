@@ -28,7 +28,7 @@ def is_held(manifest: Manifest) -> bool:
     return QUEUE_LABEL in _labels(manifest) or next(_holders(manifest), None) is not None
 
 
-def holder_words(manifest: Manifest) -> str:
+def holder_name(manifest: Manifest) -> str:
     """Who that is."""
     if (queue := _labels(manifest).get(QUEUE_LABEL)) is not None:
         return f"queue {queue}"
@@ -36,12 +36,12 @@ def holder_words(manifest: Manifest) -> str:
     return f"field manager {manager}" if manager is not None else "another manager"
 
 
-def is_holders(entry: Manifest) -> bool:
+def controls_suspend(entry: Manifest) -> bool:
     """Whether these managed fields are of another manager that says when it runs."""
     return entry.get("manager") != MANAGER and not entry.get("subresource") and SUSPEND in _spec_fields(entry)
 
 
-def let_go(entry: Manifest) -> Manifest:
+def without_suspend(entry: Manifest) -> Manifest:
     """Managed fields of ours without the one that is another's by contract. An admission webhook writes it into our own
     request, so it is booked as ours; an apply that no longer names it would take it away, and pods would start.
     """
@@ -51,7 +51,7 @@ def let_go(entry: Manifest) -> Manifest:
     return {**entry, "fieldsV1": {**entry["fieldsV1"], "f:spec": left}}
 
 
-def as_held(live: Manifest, wanted: Manifest) -> Manifest:
+def keep_queue_fields(live: Manifest, wanted: Manifest) -> Manifest:
     """What is wanted of a RayCluster, as far as its queue leaves that to us."""
     held = copy.deepcopy(wanted)
     held["spec"].pop("suspend", None)
@@ -80,7 +80,7 @@ def _templates(cluster: Manifest) -> Iterator[Manifest]:
 
 def _holders(manifest: Manifest) -> Iterator[str]:
     managed = manifest["metadata"].get("managedFields") or ()
-    return (str(entry["manager"]) for entry in managed if is_holders(entry))
+    return (str(entry["manager"]) for entry in managed if controls_suspend(entry))
 
 
 def _spec_fields(entry: Manifest) -> dict[str, Any]:

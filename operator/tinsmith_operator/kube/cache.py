@@ -51,8 +51,7 @@ POD_STATUS = ("phase", "conditions", "containerStatuses", "reason", "message")
 # An annotation may repeat the whole object, as `kubectl apply` writes it.
 LARGE_METADATA = frozenset({"annotations", "managedFields"})
 
-
-Said = TypeVar("Said")
+DerivedT = TypeVar("DerivedT")
 
 
 class Cache:
@@ -61,7 +60,7 @@ class Cache:
     def __init__(self, enqueue: Callable[[Key], None]) -> None:
         self._enqueue = enqueue
         self._objects: dict[Ref, Manifest] = {}
-        self._said: dict[Ref, dict[Callable[[Manifest], Any], Any]] = {}
+        self._derived: dict[Ref, dict[Callable[[Manifest], Any], Any]] = {}
         self._members: dict[Group, set[Ref]] = {}
         self._ended: OrderedDict[str, int] = OrderedDict()
         self._readers: dict[Ref | Group, set[Key]] = {}
@@ -82,16 +81,16 @@ class Cache:
     def peek(self, ref: Ref) -> Manifest | None:
         return self._objects.get(ref)
 
-    def ask(self, ref: Ref, say: Callable[[Manifest], Said]) -> Said | None:
-        """What a function says of the object: asked once for each version of it, and forgotten with it."""
+    def derive(self, ref: Ref, function: Callable[[Manifest], DerivedT]) -> DerivedT | None:
+        """Return what the function makes of the object. It is called once for each version of the object."""
         manifest = self._objects.get(ref)
         if manifest is None:
             return None
-        said = self._said.setdefault(ref, {})
-        if say not in said:
-            said[say] = say(manifest)
-        answer: Said = said[say]
-        return answer
+        derived = self._derived.setdefault(ref, {})
+        if function not in derived:
+            derived[function] = function(manifest)
+        result: DerivedT = derived[function]
+        return result
 
     def forget_reader(self, reader: Key) -> None:
         """Before it reads anew, or when it is gone."""
@@ -115,7 +114,7 @@ class Cache:
         if version < self._ended.get(uid, 0) or (known is not None and version <= version_of(known)):
             return False
         self._put(ref, trimmed(manifest))
-        self._tell(ref, known, manifest)
+        self._enqueue_readers(ref, known, manifest)
         return True
 
     def note_end(self, ref: Ref, uid: str, version: int) -> None:
@@ -129,7 +128,7 @@ class Cache:
         known = self._objects.get(ref)
         if known is not None and known["metadata"]["uid"] == uid:
             self._remove(ref)
-            self._tell(ref, known)
+            self._enqueue_readers(ref, known)
 
     def note_listed(self, listed: Iterable[Manifest], list_version: int) -> set[Ref]:
         """Note a page of a list, and return what is on it. Nothing on it had ended at the list's version, even if its
@@ -160,7 +159,7 @@ class Cache:
         manifest = self._objects.get(ref)
         if manifest is not None and not BY_KIND[ref.kind].selects(manifest):
             self._remove(ref)
-            self._tell(ref, manifest)
+            self._enqueue_readers(ref, manifest)
 
     def _put(self, ref: Ref, manifest: Manifest) -> None:
         if ref in self._objects:
@@ -170,7 +169,7 @@ class Cache:
             self._members.setdefault(group, set()).add(ref)
 
     def _remove(self, ref: Ref) -> None:
-        self._said.pop(ref, None)
+        self._derived.pop(ref, None)
         for group in groups_of(self._objects.pop(ref)):
             self._members[group].discard(ref)
             if not self._members[group]:
@@ -180,7 +179,7 @@ class Cache:
         self._readers.setdefault(place, set()).add(reader)
         self._read_by.setdefault(reader, set()).add(place)
 
-    def _tell(self, ref: Ref, *versions: Manifest | None) -> None:
+    def _enqueue_readers(self, ref: Ref, *versions: Manifest | None) -> None:
         """versions: the object before and after, as far as it was there."""
         concerned = set(self._readers.get(ref, ()))
         for manifest in filter(None, versions):

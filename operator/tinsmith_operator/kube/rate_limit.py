@@ -25,42 +25,42 @@ class Priority(IntEnum):
 
 
 @dataclass
-class _Place(Generic[WaiterT]):
+class _Waiter(Generic[WaiterT]):
     waiter: WaiterT
     priority: Priority
     overtaken: int = 0
 
 
-class Line(Generic[WaiterT]):
+class RequestQueue(Generic[WaiterT]):
     """The waiters in the order of their arrival. The next one is the first of the highest priority, unless the oldest
     has been overtaken `MOST_OVERTAKEN` times: so each waits for those before it and at most that many others.
     """
 
     def __init__(self) -> None:
-        self._places: list[_Place[WaiterT]] = []
+        self._waiters: list[_Waiter[WaiterT]] = []
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._waiters)
 
     def join(self, waiter: WaiterT, priority: Priority) -> None:
-        self._places.append(_Place(waiter, priority))
+        self._waiters.append(_Waiter(waiter, priority))
 
     def next(self) -> WaiterT:
         """Remove the waiter whose turn it is, and return it."""
         taken = self._next_index()
-        for older in self._places[:taken]:
+        for older in self._waiters[:taken]:
             older.overtaken += 1
-        return self._places.pop(taken).waiter
+        return self._waiters.pop(taken).waiter
 
     def leave(self, waiter: WaiterT) -> None:
         """Remove a waiter that gave up, if it is still in line."""
-        self._places = [place for place in self._places if place.waiter is not waiter]
+        self._waiters = [each for each in self._waiters if each.waiter is not waiter]
 
     def _next_index(self) -> int:
         # Whatever overtakes a younger waiter overtakes the oldest as well, so no other one has been overtaken as often.
-        if self._places[0].overtaken >= MOST_OVERTAKEN:
+        if self._waiters[0].overtaken >= MOST_OVERTAKEN:
             return 0
-        return min(range(len(self._places)), key=lambda index: (self._places[index].priority, index))
+        return min(range(len(self._waiters)), key=lambda index: (self._waiters[index].priority, index))
 
 
 class RateLimit:
@@ -72,18 +72,18 @@ class RateLimit:
         self._tokens = float(burst)
         self._filled_at: float | None = None
         self._held_until = 0.0
-        self._line: Line[asyncio.Future[None]] = Line()
+        self._queue: RequestQueue[asyncio.Future[None]] = RequestQueue()
         self._timer: asyncio.TimerHandle | None = None
 
     async def wait(self, priority: Priority = Priority.ORDINARY) -> None:
         """Return when a request of this priority may be sent."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.join(turn, priority)
+        self._queue.join(turn, priority)
         self._serve()
         try:
             await turn
         except asyncio.CancelledError:
-            self._line.leave(turn)
+            self._queue.leave(turn)
             raise
 
     def hold(self, seconds: float) -> None:
@@ -93,8 +93,8 @@ class RateLimit:
     def _serve(self) -> None:
         """Give each token to a waiter, and come back when the next token is there."""
         self._refill()
-        while len(self._line) and self._tokens >= 1 and not self._is_held():
-            turn = self._line.next()
+        while len(self._queue) and self._tokens >= 1 and not self._is_held():
+            turn = self._queue.next()
             # A waiter may be cancelled and not have left yet.
             if not turn.done():
                 self._tokens -= 1
@@ -102,7 +102,7 @@ class RateLimit:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if len(self._line):
+        if len(self._queue):
             self._timer = asyncio.get_running_loop().call_at(self._next_token_at(), self._serve)
 
     def _refill(self) -> None:

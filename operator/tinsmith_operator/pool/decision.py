@@ -9,7 +9,7 @@ from tinsmith_operator.api.names import SAMPLER_DNS_NAME
 from tinsmith_operator.build.deployment import build_budget, build_deployment
 from tinsmith_operator.build.network import build_pool_policy, build_service
 from tinsmith_operator.common.actions import Action, Annotate, Decision, Delete
-from tinsmith_operator.common.certificate import certificate_is_anothers, ensure_certificate, renewal_time
+from tinsmith_operator.common.certificate import certificate_is_foreign, ensure_certificate, renewal_time
 from tinsmith_operator.common.diagnosis import refusal
 from tinsmith_operator.common.drift import ensure_child, still_refused
 from tinsmith_operator.common.observed import ObservedPool
@@ -45,7 +45,7 @@ def _ensure_children(situation: PoolSituation, installation: Installation) -> tu
     if situation.blocking_reason is not None:
         # What it was made from stays as it was: nothing of the spec is written that may not run.
         return ensure_child(observed, observed.workload, deployment) if observed.workload is not None else ()
-    if observed.workload is None and certificate_is_anothers(observed):
+    if observed.workload is None and certificate_is_foreign(observed):
         return ()
     return (
         *ensure_certificate(observed, pool.uid, situation.now, SAMPLER_DNS_NAME),

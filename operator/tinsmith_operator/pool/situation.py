@@ -14,9 +14,9 @@ from tinsmith_operator.api.names import (
     RESTART_REQUEST_ANNOTATION,
 )
 from tinsmith_operator.api.sampler_pool import SamplerPool
-from tinsmith_operator.build.deployment import build_sampler_template, sampler_hashes_of_the_same
+from tinsmith_operator.build.deployment import build_sampler_template, equivalent_sampler_hashes
 from tinsmith_operator.common.diagnosis import Evidence, blocking_reason
-from tinsmith_operator.common.drift import others_hold_content
+from tinsmith_operator.common.drift import has_foreign_content
 from tinsmith_operator.common.observed import ObservedPool
 from tinsmith_operator.common.ownership import foreign_objects, owned_workload
 from tinsmith_operator.common.pod import Pod, read_pod
@@ -97,7 +97,7 @@ def assess_pool(observed: ObservedPool, installation: Installation, now: datetim
     if live is not None:
         # Whatever the controller of one that must be written has come to, it was for another template.
         pull_secrets = live.template["spec"].get("imagePullSecrets") or ()
-        same = sampler_hashes_of_the_same(observed.pool, installation, restart, pull_secrets)
+        same = equivalent_sampler_hashes(observed.pool, installation, restart, pull_secrets)
         must_be_written = blocked is None and _must_be_written(live, built, same, staying)
         rollout = replace(read_rollout(live), is_known=False) if must_be_written else read_rollout(live)
         template = built if must_be_written else live.template
@@ -137,7 +137,7 @@ def _must_be_written(deployment: Workload, built: Manifest, same: frozenset[str]
     said, wanted = _annotations(deployment.template).get(INPUTS_ANNOTATION), _annotations(built)[INPUTS_ANNOTATION]
     differs = said != wanted and (said not in same or any(pod.cannot_pull for pod in pods))
     is_sealed = CONFIGURATION_ANNOTATION in _annotations(deployment.manifest)
-    return differs or not is_sealed or others_hold_content(deployment.manifest)
+    return differs or not is_sealed or has_foreign_content(deployment.manifest)
 
 
 def _annotations(manifest: Manifest) -> dict[str, str]:

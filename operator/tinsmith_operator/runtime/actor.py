@@ -21,7 +21,7 @@ from tinsmith_operator.common.actions import (
     RemoveFinalizer,
     WriteStatus,
 )
-from tinsmith_operator.common.drift import taken_over, with_answer
+from tinsmith_operator.common.drift import own_managed_fields, with_answer
 from tinsmith_operator.common.observed import Stored
 from tinsmith_operator.errors import AlreadyExists, Conflict, NotFound, Refused
 from tinsmith_operator.kube.cache import Cache, trimmed
@@ -138,7 +138,7 @@ class Actor:
         live = self._cache.peek(ref)
         if live is None or live["metadata"]["resourceVersion"] != version:
             return version
-        owned = taken_over(live)
+        owned = own_managed_fields(live)
         if owned == live["metadata"].get("managedFields", []):
             return version
         changed = await self._cluster.own_created_fields(BY_KIND[ref.kind], live, owned)

@@ -21,7 +21,7 @@ NOT_LEADING_SECONDS = 1.0
 
 Reconcile = Callable[[Key], Awaitable[ReconcileResult]]
 
-Asked = Callable[[Key], object]
+RequestedState = Callable[[Key], object]
 """What somebody wants of a session or pool, to be compared with what was wanted before."""
 
 Identify = Callable[[Key], dict[str, object]]
@@ -34,7 +34,7 @@ log = get_logger(__name__)
 class Rounds:
     """How often a key was acted upon in a row, for the same that was asked for."""
 
-    asked: object
+    requested_state: object
     count: int = 0
 
 
@@ -45,14 +45,14 @@ class Controller:
         self,
         queue: WorkQueue[Key],
         reconcile: Reconcile,
-        asked: Asked,
+        requested_state: RequestedState,
         metrics: Metrics,
         acts: asyncio.Event,
         identify: Identify = lambda _key: {},
     ) -> None:
         self._queue = queue
         self._reconcile = reconcile
-        self._asked = asked
+        self._requested_state = requested_state
         self._metrics = metrics
         self._acts = acts
         self._identify = identify
@@ -63,7 +63,7 @@ class Controller:
         else is asked of it: what it hears of is mostly what was done to it.
         """
         rounds = self._rounds.get(key)
-        if rounds is not None and rounds.asked != self._asked(key):
+        if rounds is not None and rounds.requested_state != self._requested_state(key):
             del self._rounds[key]
             self._queue.settle(key)
             self._queue.release(key)
@@ -130,7 +130,7 @@ class Controller:
 
     def _count(self, key: Key) -> int:
         """One more round. Returns how many in a row."""
-        rounds = self._rounds.setdefault(key, Rounds(self._asked(key)))
+        rounds = self._rounds.setdefault(key, Rounds(self._requested_state(key)))
         rounds.count += 1
         return rounds.count
 

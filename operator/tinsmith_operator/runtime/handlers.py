@@ -27,7 +27,7 @@ Deliver = Callable[[Resource, str | None, Manifest], None]
 
 # Kopf removes its finalizer from objects that carry it. With a name that no object has, it never finds one; with
 # its default it would take away the finalizer of another operator that is built on Kopf.
-UNUSED_FINALIZER = "tinsmith.dev/written-by-nobody"
+UNUSED_FINALIZER = "tinsmith.dev/unused"
 LONGEST_BACKOFF_SECONDS = 30.0
 RELOGIN_PAUSE_SECONDS = 5.0
 # Before a list, after a watch that the API server broke off: it may do so each time.

@@ -144,7 +144,7 @@ def observe_pool(cache: Cache, reader: Key, pool: SamplerPool, authority_fingerp
 
 def certificate_at(cache: Cache, secret: Ref) -> CertificateFacts | None:
     """Parsed once for each version of the Secret, and not at every scrape."""
-    return cache.ask(secret, _facts_of)
+    return cache.derive(secret, _facts_of)
 
 
 def _facts_of(secret: Manifest) -> CertificateFacts | None:

@@ -56,14 +56,14 @@ class RayClusterInformer:
         self._changed = changed
         self._open_watch = open_watch
         self._look_again_seconds = look_again_seconds
-        self._wanted = asyncio.Event()
+        self._enabled = asyncio.Event()
         self._heard = asyncio.Event()
         self._informer = self._new_informer()
         self._problem: str | None = None
 
-    def want(self) -> None:
+    def enable(self) -> None:
         """From now on they are looked for."""
-        self._wanted.set()
+        self._enabled.set()
 
     def knows(self, namespace: str) -> bool:
         """Whether all that are in this namespace are in the cache."""
@@ -78,9 +78,9 @@ class RayClusterInformer:
 
     async def run(self) -> None:
         """Never ends. When the watch does, as when KubeRay is taken away, its kind is looked for again."""
-        await self._wanted.wait()
+        await self._enabled.wait()
         while True:
-            self._tell(await self._look())
+            self._set_problem(await self._look())
             if self._problem is None:
                 await self._watch()
             await asyncio.sleep(self._look_again_seconds)
@@ -110,7 +110,7 @@ class RayClusterInformer:
     async def _watch(self) -> None:
         """Until the watch ends. One that has not listed anything soon never will: it looked for the kind too early."""
         self._informer, self._heard = self._new_informer(), asyncio.Event()
-        watch = self._open_watch(self._hear)
+        watch = self._open_watch(self._on_page)
         running = asyncio.create_task(watch.run(), name="watch RayClusters")
         try:
             async with asyncio.timeout(LISTED_WITHIN_SECONDS):
@@ -124,7 +124,7 @@ class RayClusterInformer:
             await asyncio.gather(running, return_exceptions=True)
             self._informer = self._new_informer()
 
-    def _hear(
+    def _on_page(
         self, namespace: str | None, plural: str, code: str, answer: Manifest | None, is_first: bool = True
     ) -> None:
         self._heard.set()
@@ -132,7 +132,7 @@ class RayClusterInformer:
         if code == "403":
             self._changed()
 
-    def _tell(self, problem: str | None) -> None:
+    def _set_problem(self, problem: str | None) -> None:
         if problem != self._problem:
             log.info("RayClusters", problem=problem)
             self._problem = problem

@@ -68,7 +68,7 @@ class Reconciler:
     actor: Actor
     kinds: Mapping[str, Kind]
 
-    def asked(self, key: Key) -> object:
+    def requested_state(self, key: Key) -> object:
         """What its user wants of it, to be compared with what was wanted before: a change of the spec moves the
         generation. None when it is gone.
         """
@@ -130,7 +130,7 @@ class SessionKind:
         """Whether its RayCluster has been listed, or why it cannot be; when it is, the session is reconciled again."""
         if not session.spec.is_group:
             return True
-        self.ray_clusters.want()
+        self.ray_clusters.enable()
         return self.ray_clusters.knows(session.namespace) or self.ray_clusters.problem(session.namespace) is not None
 
     def forget(self, key: Key) -> None:

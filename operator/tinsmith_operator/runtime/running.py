@@ -218,8 +218,8 @@ class Operator:
         return HealthServer(
             self._settings.health_port,
             self._settings.metrics_port,
-            self._what_is_dead,
-            self._what_is_missing,
+            self._liveness_problem,
+            self._readiness_problem,
             self.metrics.render,
             remarks=self._remarks,
         )
@@ -257,7 +257,7 @@ class Operator:
         }
         reconciler = Reconciler(self._cache, actor, kinds)
         return Controller(
-            self._queue, reconciler.reconcile, reconciler.asked, self.metrics, self._acts, reconciler.identify
+            self._queue, reconciler.reconcile, reconciler.requested_state, self.metrics, self._acts, reconciler.identify
         )
 
     async def _ensure_certificates(self) -> None:
@@ -345,10 +345,10 @@ class Operator:
         names = (*self._issuer.secret_names, *self._first_api_key.secret_names)
         return secret.namespace == self._settings.namespace and secret.name in names
 
-    def _what_is_dead(self) -> str | None:
+    def _liveness_problem(self) -> str | None:
         return "the watch has ended" if any(watch.has_ended for watch in self._watches) else None
 
-    def _what_is_missing(self) -> str | None:
+    def _readiness_problem(self) -> str | None:
         if self._informer.complete.is_set():
             return None
         missing = self._informer.missing

@@ -9,7 +9,7 @@ from tinsmith_operator.api.base import Manifest, parse_quantity
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.volumes import build_claim, build_claim_annotations
 from tinsmith_operator.common.actions import Action, Apply, Create, Delete
-from tinsmith_operator.common.drift import apply_to, as_stored, holds, is_in_place, spec_fields_of_ours
+from tinsmith_operator.common.drift import apply_to, as_stored, holds, is_in_place, own_spec_fields
 from tinsmith_operator.common.observed import Observed
 from tinsmith_operator.common.ownership import OwnedObjects
 from tinsmith_operator.session.upgrade import PIN_ANNOTATIONS
@@ -117,7 +117,7 @@ def _as_it_is(wanted: Manifest, live: Manifest) -> Manifest:
     Nothing of others': a default class that we named would be ours, and an operator from before a rollback, which does
     not name it, would be refused.
     """
-    named = wanted["spec"].keys() | spec_fields_of_ours(live)
+    named = wanted["spec"].keys() | own_spec_fields(live)
     fixed = {name: live["spec"][name] for name in FIXED_FIELDS if name in live["spec"] and name in named}
     return {**wanted, "spec": {**wanted["spec"], **fixed}}
 
@@ -163,8 +163,8 @@ def _has_volume(claim: Manifest) -> bool:
 
 
 def _names_a_class_no_more(session: TrainingSession, claim: Manifest) -> bool:
-    is_ours = "storageClassName" in spec_fields_of_ours(claim)
-    return is_ours and session.spec.storage.storage_class_name is None
+    belongs_to = "storageClassName" in own_spec_fields(claim)
+    return belongs_to and session.spec.storage.storage_class_name is None
 
 
 def _usable_claim(observed: Observed, owned: OwnedObjects, mismatch: str | None) -> Manifest | None:

@@ -24,7 +24,7 @@ from tinsmith_operator.session.workload import (
     replace_pod,
     retry_refused_pods,
     stop_all,
-    stop_the_unadopted,
+    stop_unadopted,
 )
 
 
@@ -55,7 +55,7 @@ def ensure_children(situation: Situation) -> tuple[Action, ...]:
     before = (*ensure_claim(observed, claim_plan), *ensure_access(situation), *ensure_conversion(situation))
     workload = ensure_workload(situation)
     replaced = replace_pod(situation) if not workload else ()
-    stopped = (*(replaced or stop_left_behind(situation)), *stop_the_unadopted(situation))
+    stopped = (*(replaced or stop_left_behind(situation)), *stop_unadopted(situation))
     return (*before, *workload, *stopped, *grow_claim(observed, claim_plan), *ensure_image_pull(situation))
 
 

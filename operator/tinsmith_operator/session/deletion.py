@@ -55,7 +55,7 @@ def _next_step(situation: Situation) -> Decision:
     steps = stop_orphans(situation) or delete_workload(situation.owned.workload, why)
     if steps or situation.owned.writer is not None:
         return _report(situation, steps, waits=False)
-    return Decision(_let_go(situation))
+    return Decision(_release_claim(situation))
 
 
 def _report(situation: Situation, actions: tuple[Action, ...], *, waits: bool) -> Decision:
@@ -80,7 +80,7 @@ def _waiting_words(situation: Situation) -> Finding:
     )
 
 
-def _let_go(situation: Situation) -> tuple[Action, ...]:
+def _release_claim(situation: Situation) -> tuple[Action, ...]:
     """The claim goes if the session could use it. One from before that it could not is as much its user's as ever, and
     from one that may have no worker nothing was saved."""
     claim = situation.claim

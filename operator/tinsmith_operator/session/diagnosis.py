@@ -17,10 +17,10 @@ from tinsmith_operator.common.diagnosis import (
     FRESH_RUN,
     WORKER_REASONS,
     found,
-    in_its_words,
-    made_room,
+    found_by_worker,
+    log_hint,
+    preempted,
     queued,
-    where_its_log_is,
     why_pod_does_not_run,
     why_pod_is_not_ready,
     why_pods_are_missing,
@@ -122,7 +122,7 @@ def _missing_pod(situation: Situation) -> Finding | None:
     warning = situation.evidence.latest(workload["metadata"]["uid"], CREATION_EVENTS)
     if warning is not None:
         return why_pods_are_missing(warning.message)
-    return made_room(situation.evidence) or why_pods_are_missing(None)
+    return preempted(situation.evidence) or why_pods_are_missing(None)
 
 
 def _terminating_claim(situation: Situation) -> Finding | None:
@@ -251,7 +251,7 @@ def _failed_try(job: Job, failed: Sequence[Pod]) -> Finding:
     record = latest.latest_ending.record if latest.latest_ending is not None else None
     reason = WORKER_REASONS.get(record.reason) if record is not None else None
     said = f"Try {len(failed)} of {_name(job)} failed, and another one follows: {_how_it_ended(latest)}."
-    return in_its_words(reason or Reason.CONVERTING_MODEL, said, is_quoted=latest.is_vouched_for)
+    return found_by_worker(reason or Reason.CONVERTING_MODEL, said, is_quoted=latest.is_vouched_for)
 
 
 def _how_it_ended(pod: Pod) -> str:
@@ -262,7 +262,7 @@ def _how_it_ended(pod: Pod) -> str:
         return "it was killed for want of memory; it gets as much as spec.resources says of each of the session's pods"
     words = ending.last_words
     if words is None:
-        return f"it ended with status {ending.exit_code}; {where_its_log_is(pod)}"
+        return f"it ended with status {ending.exit_code}; {log_hint(pod)}"
     return words if ending.record is not None else f"it ended with status {ending.exit_code} and said: {words}"
 
 

@@ -68,10 +68,10 @@ def _trouble_of_a_member(situation: Situation) -> Finding | None:
         uid = situation.observed.workload["metadata"]["uid"]
         if warning := situation.evidence.latest(uid, CREATION_EVENTS):
             findings.append(why_pods_are_missing(warning.message))
-    return next((finding for finding in findings if _says_more(finding.reason)), None)
+    return next((finding for finding in findings if _is_more_specific(finding.reason)), None)
 
 
-def _says_more(reason: Reason) -> bool:
+def _is_more_specific(reason: Reason) -> bool:
     """Than that a pod is on its way."""
     return reason.progress is Progress.STUCK or reason is Reason.UNSCHEDULABLE
 

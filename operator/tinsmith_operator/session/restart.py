@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.names import ASKED_ANNOTATION, INPUTS_ANNOTATION
+from tinsmith_operator.api.names import INPUTS_ANNOTATION, SPEC_ANNOTATION
 from tinsmith_operator.api.training_session import TrainingSession
-from tinsmith_operator.build.worker import WorkerPlan, asked_hash, hashes_of_the_same, inputs_hash
+from tinsmith_operator.build.worker import WorkerPlan, equivalent_hashes, inputs_hash, spec_hash
 from tinsmith_operator.common.observed import Observed
 from tinsmith_operator.common.ownership import OwnedObjects
 from tinsmith_operator.common.pod import Pod
@@ -40,9 +40,9 @@ def change_of(live: Manifest, session: TrainingSession, installation: Installati
     if inputs == inputs_hash(session, installation, plan):
         return Change.NONE
     pull_secrets = (live.get("spec") or {}).get("imagePullSecrets") or ()
-    if inputs in hashes_of_the_same(session, installation, plan, pull_secrets):
+    if inputs in equivalent_hashes(session, installation, plan, pull_secrets):
         return Change.PULL_ONLY
-    return Change.SETTINGS if annotations.get(ASKED_ANNOTATION) == asked_hash(session, plan) else Change.SPEC
+    return Change.SETTINGS if annotations.get(SPEC_ANNOTATION) == spec_hash(session, plan) else Change.SPEC
 
 
 def calls_for_restart(change: Change, pods: Iterable[Pod], *, has_turn: bool) -> bool:

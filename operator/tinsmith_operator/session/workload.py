@@ -8,9 +8,9 @@ from tinsmith_operator.api.names import pod_name
 from tinsmith_operator.build.network import build_service, build_session_policy
 from tinsmith_operator.build.worker import grace_seconds
 from tinsmith_operator.common.actions import Action, Annotate, Delete
-from tinsmith_operator.common.certificate import certificate_is_anothers, ensure_certificate
+from tinsmith_operator.common.certificate import certificate_is_foreign, ensure_certificate
 from tinsmith_operator.common.drift import ensure_child
-from tinsmith_operator.common.queue import as_held, holder_words
+from tinsmith_operator.common.queue import holder_name, keep_queue_fields
 from tinsmith_operator.common.requeue import ask_again
 from tinsmith_operator.common.workloads import Workload
 from tinsmith_operator.session.jobs import end_conversion, end_image_pull
@@ -34,7 +34,7 @@ def ensure_workload(situation: Situation) -> tuple[Action, ...]:
 
 def _begin(situation: Situation, desired: Manifest) -> tuple[Action, ...]:
     observed = situation.observed
-    if situation.awaits_conversion or situation.owned.has_pod_of_another_kind or certificate_is_anothers(observed):
+    if situation.awaits_conversion or situation.owned.has_pod_of_another_kind or certificate_is_foreign(observed):
         return ()
     # Never suspended from the start: a queue would take it, and start it. What shall not run is not there.
     runs = situation.worker is not None and situation.worker.replicas > 0
@@ -44,10 +44,10 @@ def _begin(situation: Situation, desired: Manifest) -> tuple[Action, ...]:
 def _ensure_held(situation: Situation, live: Workload, desired: Manifest) -> tuple[Action, ...]:
     """What a queue has admitted, or is about to, is not changed under it: what is to run otherwise queues anew."""
     if situation.worker is None or situation.worker.replicas == 0:
-        return delete_workload(live, f"it shall not run, and whether it does is up to {holder_words(live.manifest)}")
+        return delete_workload(live, f"it shall not run, and whether it does is up to {holder_name(live.manifest)}")
     if situation.restart.must_requeue:
         return delete_workload(live, "it is to run with something else, for which it has to queue anew")
-    return ensure_child(situation.observed, live.manifest, as_held(live.manifest, desired))
+    return ensure_child(situation.observed, live.manifest, keep_queue_fields(live.manifest, desired))
 
 
 def ensure_access(situation: Situation) -> tuple[Action, ...]:
@@ -106,7 +106,7 @@ def replace_pod(situation: Situation) -> tuple[Delete, ...]:
     )
 
 
-def stop_the_unadopted(situation: Situation) -> tuple[Delete, ...]:
+def stop_unadopted(situation: Situation) -> tuple[Delete, ...]:
     """A StatefulSet that is made anew adopts the pod of its name, as it runs."""
     session = situation.session
     adopted = None if session.spec.is_group else pod_name(session.name)

@@ -164,10 +164,10 @@ async def test_a_queue_says_when_a_group_runs_and_neither_it_nor_the_operator_un
         await queue.takes(RAY_CLUSTERS, "tiny")
         with kuberay_operator(api_cluster.kubeconfig, hands.namespace, tmp_path / "kuberay.log"):
             await _says_queued(hands)
-            await _nobody_writes(proxy)
+            await _no_writes(proxy)
             await queue.admits()
             await comes_to_rest(hands, "WorkerReady", seconds=SLOW_SECONDS)
-            await _nobody_writes(proxy)
+            await _no_writes(proxy)
             head, members = await pods_of(hands)
             for pod in (head, *members):
                 assert FLAVOUR.items() <= pod["spec"]["nodeSelector"].items()
@@ -179,7 +179,7 @@ async def test_a_queue_says_when_a_group_runs_and_neither_it_nor_the_operator_un
             # What an upgrade of the operator writes takes nothing back that the queue has said.
             before = {"metadata": {"annotations": {"tinsmith.dev/configuration": "old"}}}
             await hands.patch(RAY_CLUSTERS, "tiny", before)
-            await _nobody_writes(proxy)
+            await _no_writes(proxy)
             cluster = await hands.get(RAY_CLUSTERS, "tiny")
     assert cluster is not None
     assert cluster["metadata"]["annotations"]["tinsmith.dev/configuration"] != "old"
@@ -209,7 +209,7 @@ async def _says_queued(hands: KubectlUser) -> None:
     await eventually(look, "it says that its queue keeps it waiting", SLOW_SECONDS)
 
 
-async def _nobody_writes(proxy: ApiProxy) -> None:
+async def _no_writes(proxy: ApiProxy) -> None:
     """Three seconds in a row, in which what is there stays as it is."""
 
     async def look() -> bool:

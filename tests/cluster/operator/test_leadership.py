@@ -127,7 +127,7 @@ async def test_a_write_that_was_on_its_way_when_its_operator_froze_does_nothing_
     api_cluster: Cluster, hands: KubectlUser, kubelet: Kubelet, tmp_path: Path
 ) -> None:
     one, other = pair(hands, lease_seconds=LEASE_SECONDS)
-    let_go = asyncio.Event()
+    without_suspend = asyncio.Event()
     change = ApiCall("patch", "statefulsets", "tiny")
     async with (
         proxy_to(api_cluster.kubeconfig) as proxy,
@@ -138,7 +138,7 @@ async def test_a_write_that_was_on_its_way_when_its_operator_froze_does_nothing_
         async with operator_program(other):
             await hands.create(SESSIONS, session_manifest())
             await comes_to_rest(hands, "WorkerReady")
-            proxy.hold = lambda call: let_go if call == change else None
+            proxy.hold = lambda call: without_suspend if call == change else None
             await hands.patch(SESSIONS, "tiny", {"spec": {"adapters": {"slots": 9}}})
 
             async def is_on_its_way() -> bool:
@@ -149,7 +149,7 @@ async def test_a_write_that_was_on_its_way_when_its_operator_froze_does_nothing_
             await leads(hands, "second")
             await comes_to_rest(hands, "WorkerReady")
             settled = await at_rest(hands)
-            let_go.set()
+            without_suspend.set()
 
             async def has_arrived() -> int | None:
                 return proxy.held[change]

@@ -20,7 +20,7 @@ when_deleted = st.fixed_dictionaries({"whenDeleted": st.sampled_from(["Retain", 
 
 
 def step(name: str, do: Step) -> Step:
-    """Named, so that hypothesis can show what it found."""
+    """ReferenceKind, so that hypothesis can show what it found."""
     do.__name__ = do.__qualname__ = name
     return do
 

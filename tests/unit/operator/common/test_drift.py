@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tinsmith_operator.common.drift import others_hold_content, taken_over
+from tinsmith_operator.common.drift import has_foreign_content, own_managed_fields
 
 OURS = "tinsmith-operator"
 
@@ -25,7 +25,7 @@ THEIR_STATUS = entry("controller", "Update", {"f:status": {}}, subresource="stat
 
 
 def test_what_we_created_becomes_what_we_applied() -> None:
-    assert taken_over(manifest(entry(OURS, "Update", PORTS), THEIR_STATUS)) == [
+    assert own_managed_fields(manifest(entry(OURS, "Update", PORTS), THEIR_STATUS)) == [
         entry(OURS, "Apply", PORTS),
         THEIR_STATUS,
     ]
@@ -33,20 +33,20 @@ def test_what_we_created_becomes_what_we_applied() -> None:
 
 def test_a_book_that_is_right_stays_as_it_is() -> None:
     right = [entry(OURS, "Apply", PORTS), entry("kubectl-label", "Update", LABELS), THEIR_STATUS]
-    assert taken_over(manifest(*right)) == right
-    assert not others_hold_content(manifest(*right))
+    assert own_managed_fields(manifest(*right)) == right
+    assert not has_foreign_content(manifest(*right))
 
 
 def test_content_that_others_added_becomes_ours_and_their_labels_stay_theirs() -> None:
     live = manifest(entry(OURS, "Apply", PORTS), entry("kubectl-edit", "Update", {**SELECTOR, **LABELS}))
-    assert others_hold_content(live)
+    assert has_foreign_content(live)
     both = {"f:spec": {**PORTS["f:spec"], **SELECTOR["f:spec"]}}
-    assert taken_over(live) == [entry(OURS, "Apply", both), entry("kubectl-edit", "Update", LABELS)]
+    assert own_managed_fields(live) == [entry(OURS, "Apply", both), entry("kubectl-edit", "Update", LABELS)]
 
 
 def test_an_entry_that_held_nothing_else_goes() -> None:
     live = manifest(entry("kubectl-edit", "Update", SELECTOR), entry(OURS, "Update", PORTS))
-    [only] = taken_over(live)
+    [only] = own_managed_fields(live)
     assert (only["manager"], only["operation"]) == (OURS, "Apply")
     assert only["fieldsV1"] == {"f:spec": {**PORTS["f:spec"], **SELECTOR["f:spec"]}}
 
@@ -54,21 +54,21 @@ def test_an_entry_that_held_nothing_else_goes() -> None:
 @pytest.mark.parametrize("manager", [OURS, "kubectl-edit"])
 def test_the_result_needs_no_second_correction(manager: str) -> None:
     live = manifest(entry(manager, "Update", SELECTOR), entry(OURS, "Apply", PORTS))
-    again = manifest(*taken_over(live))
-    assert taken_over(again) == again["metadata"]["managedFields"]
-    assert not others_hold_content(again)
+    again = manifest(*own_managed_fields(live))
+    assert own_managed_fields(again) == again["metadata"]["managedFields"]
+    assert not has_foreign_content(again)
 
 
 def test_what_controllers_write_into_a_claim_stays_theirs() -> None:
     volume = entry("kube-controller-manager", "Update", {"f:spec": {"f:volumeName": {}}})
     live = manifest(entry(OURS, "Update", PORTS), volume, kind="PersistentVolumeClaim")
-    assert not others_hold_content(live)
-    assert taken_over(live) == [entry(OURS, "Apply", PORTS), volume]
+    assert not has_foreign_content(live)
+    assert own_managed_fields(live) == [entry(OURS, "Apply", PORTS), volume]
 
 
 def test_a_subresource_of_somebody_else_is_no_content() -> None:
     scaled = entry("kubectl", "Update", {"f:spec": {"f:replicas": {}}}, subresource="scale")
-    assert not others_hold_content(manifest(entry(OURS, "Apply", PORTS), scaled))
+    assert not has_foreign_content(manifest(entry(OURS, "Apply", PORTS), scaled))
 
 
 SUSPEND = {"f:spec": {"f:suspend": {}}}
@@ -77,13 +77,13 @@ SUSPEND = {"f:spec": {"f:suspend": {}}}
 def test_what_says_when_it_runs_stays_with_whoever_wrote_it() -> None:
     queue = entry("kueue", "Update", {"f:spec": {"f:suspend": {}, "f:headGroupSpec": {}}})
     live = manifest(entry(OURS, "Update", SELECTOR), queue, kind="RayCluster")
-    assert not others_hold_content(live)
-    assert taken_over(live) == [entry(OURS, "Apply", SELECTOR), queue]
+    assert not has_foreign_content(live)
+    assert own_managed_fields(live) == [entry(OURS, "Apply", SELECTOR), queue]
 
 
 def test_a_field_that_a_queues_webhook_put_into_our_own_request_is_let_go_and_not_taken_away() -> None:
     both = {"f:spec": {**SELECTOR["f:spec"], **SUSPEND["f:spec"]}}
     live = manifest(entry(OURS, "Update", both), kind="RayCluster")
-    assert taken_over(live) == [entry(OURS, "Apply", both)]
+    assert own_managed_fields(live) == [entry(OURS, "Apply", both)]
     live["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
-    assert taken_over(live) == [entry(OURS, "Apply", SELECTOR)]
+    assert own_managed_fields(live) == [entry(OURS, "Apply", SELECTOR)]

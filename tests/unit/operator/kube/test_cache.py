@@ -309,7 +309,7 @@ def test_what_was_said_of_an_object_is_remembered_for_that_version_of_it_alone(c
 
     for version in (5, 5, 6):
         cache.note(manifest(SERVICES, uid="u1", version=version))
-        assert [cache.ask(place(SERVICES), say) for _ in range(2)] == [f"version {version}"] * 2
+        assert [cache.derive(place(SERVICES), say) for _ in range(2)] == [f"version {version}"] * 2
     assert asked == ["5", "6"]
 
 
@@ -322,10 +322,10 @@ class Saying:
 
 def test_what_was_said_of_an_object_goes_with_it(cache: Cache) -> None:
     cache.note(manifest(SERVICES, uid="u1", version=5))
-    said = weakref.ref(cast(Saying, cache.ask(place(SERVICES), Saying)))
+    said = weakref.ref(cast(Saying, cache.derive(place(SERVICES), Saying)))
     assert said() is not None
     cache.note_end(place(SERVICES), "u1", 6)
     assert said() is None
-    assert cache.ask(place(SERVICES), Saying) is None
+    assert cache.derive(place(SERVICES), Saying) is None
     cache.note(manifest(SERVICES, uid="u2", version=7))
-    assert cast(Saying, cache.ask(place(SERVICES), Saying)).uid == "u2"
+    assert cast(Saying, cache.derive(place(SERVICES), Saying)).uid == "u2"

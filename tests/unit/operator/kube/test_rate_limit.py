@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 from support.simulated_time import now, simulated_time
-from tinsmith_operator.kube.rate_limit import MOST_OVERTAKEN, Line, Priority, RateLimit
+from tinsmith_operator.kube.rate_limit import MOST_OVERTAKEN, Priority, RateLimit, RequestQueue
 
 ARRIVALS = st.lists(st.one_of(st.none(), st.sampled_from(Priority)), max_size=60)
 """Each item is a waiter that joins, or None for a turn that is given."""
@@ -51,7 +51,7 @@ async def test_nothing_is_sent_while_the_api_server_asked_for_a_pause() -> None:
 def test_no_request_waits_longer_than_for_those_before_it_and_a_few_that_overtake_it(
     arrivals: list[Priority | None],
 ) -> None:
-    line: Line[object] = Line()
+    line: RequestQueue[object] = RequestQueue()
     turns_left: dict[object, int] = {}
     for priority in [*arrivals, *[None] * len(arrivals)]:
         if priority is not None:

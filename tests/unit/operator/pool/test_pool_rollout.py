@@ -98,7 +98,7 @@ def test_another_default_image_waits_for_the_next_restart_and_says_so() -> None:
 def test_an_operator_that_builds_other_templates_rolls_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     world = settled_world()
     before = names(world)
-    monkeypatch.setattr("tinsmith_operator.build.deployment.door_options", lambda: {"listen": "0.0.0.0:1"})
+    monkeypatch.setattr("tinsmith_operator.build.deployment.listen_options", lambda: {"listen": "0.0.0.0:1"})
     world.settle()
     assert names(world) == before
     assert world.decide().actions == ()

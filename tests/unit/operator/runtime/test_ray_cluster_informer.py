@@ -98,7 +98,7 @@ async def test_nothing_is_asked_while_no_session_needs_them() -> None:
 async def test_once_wanted_they_are_watched_and_known() -> None:
     house = House()
     async with house.running():
-        house.rays.want()
+        house.rays.enable()
         await asyncio.sleep(0.1)
         assert house.rays.knows("tin")
         assert house.rays.problem("tin") is None
@@ -113,7 +113,7 @@ async def test_a_cluster_without_kuberay_is_said_once_and_looked_at_again_until_
     house = House()
     house.lacks_kuberay()
     async with house.running():
-        house.rays.want()
+        house.rays.enable()
         await asyncio.sleep(10 * LOOK_SECONDS + 0.1)
         assert house.rays.problem("tin") == "The cluster does not know this kind."
         assert not house.rays.knows("tin")
@@ -129,7 +129,7 @@ async def test_an_api_server_that_is_away_is_not_taken_for_a_cluster_without_kub
     house = House()
     house.cluster.failures["list"] = [Unavailable("away")] * 3
     async with house.running():
-        house.rays.want()
+        house.rays.enable()
         await asyncio.sleep(1)
         assert house.rays.problem("tin") is None
         assert house.open == []
@@ -141,7 +141,7 @@ async def test_an_api_server_that_is_away_is_not_taken_for_a_cluster_without_kub
 async def test_when_kuberay_is_taken_away_its_kind_is_looked_for_again() -> None:
     house = House()
     async with house.running():
-        house.rays.want()
+        house.rays.enable()
         await asyncio.sleep(0.1)
         house.lacks_kuberay()
         house.open[0].end.set()
@@ -156,7 +156,7 @@ async def test_a_watch_that_began_before_it_could_see_the_kind_is_begun_anew() -
     house = House()
     house.blind_watches = 1
     async with house.running():
-        house.rays.want()
+        house.rays.enable()
         await asyncio.sleep(LISTED_WITHIN_SECONDS + LOOK_SECONDS + 0.2)
         assert house.rays.knows("tin")
         assert len(house.open) == 1
@@ -167,7 +167,7 @@ async def test_a_namespace_where_they_may_not_be_listed_says_so_and_holds_up_no_
     house = House("tin", "closed")
     house.cluster.forbidden.add("closed")
     async with house.running():
-        house.rays.want()
+        house.rays.enable()
         await asyncio.sleep(0.1)
         assert house.rays.knows("tin")
         assert "in namespace closed" in str(house.rays.problem("closed"))
@@ -179,7 +179,7 @@ async def test_an_operator_without_any_right_to_them_says_so() -> None:
     house = House()
     house.cluster.failures["list"] = [Refused("forbidden")]
     async with house.running():
-        house.rays.want()
+        house.rays.enable()
         await asyncio.sleep(0.1)
         assert "may not list rayclusters.ray.io in namespace tin" in str(house.rays.problem("tin"))
         assert house.open == []
@@ -192,6 +192,6 @@ async def test_wanting_them_again_changes_nothing(looks: int) -> None:
     house.lacks_kuberay(looks)
     async with house.running():
         for _ in range(5):
-            house.rays.want()
+            house.rays.enable()
             await asyncio.sleep(LOOK_SECONDS)
         assert len(house.open) == 1

@@ -34,7 +34,7 @@ class Steps:
 
 
 def asked_of(**metadata: Any) -> object:
-    return Reconciler(cache_with(**metadata), cast(Any, None), {}).asked(KEY)
+    return Reconciler(cache_with(**metadata), cast(Any, None), {}).requested_state(KEY)
 
 
 def cache_with(**metadata: Any) -> Cache:
@@ -76,4 +76,4 @@ def test_what_is_written_on_a_session_beside_that_asks_for_nothing(change: dict[
 
 
 def test_nothing_is_asked_of_a_session_that_is_gone() -> None:
-    assert Reconciler(Cache(lambda _: None), cast(Any, None), {}).asked(KEY) is None
+    assert Reconciler(Cache(lambda _: None), cast(Any, None), {}).requested_state(KEY) is None

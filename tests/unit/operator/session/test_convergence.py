@@ -25,10 +25,10 @@ from support.operator.resources import session_manifest
 from support.operator.session_world import World
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import (
-    ASKED_ANNOTATION,
     CONFIGURATION_ANNOTATION,
     IMAGE_ANNOTATION,
     INPUTS_ANNOTATION,
+    SPEC_ANNOTATION,
 )
 from tinsmith_operator.common.observed import ReadJournal
 from tinsmith_operator.session.upgrade import PIN_ANNOTATIONS
@@ -109,7 +109,7 @@ def essence(world: World) -> Manifest:
 def _without_history(live: Manifest) -> Manifest:
     live = copy.deepcopy(live)
     metadata = live["metadata"]
-    forgotten = {CONFIGURATION_ANNOTATION, INPUTS_ANNOTATION, ASKED_ANNOTATION} | (PIN_ANNOTATIONS - {IMAGE_ANNOTATION})
+    forgotten = {CONFIGURATION_ANNOTATION, INPUTS_ANNOTATION, SPEC_ANNOTATION} | (PIN_ANNOTATIONS - {IMAGE_ANNOTATION})
     for said in (metadata.get("annotations", {}), _template(live).get("annotations", {})):
         for name in forgotten & said.keys():
             del said[name]

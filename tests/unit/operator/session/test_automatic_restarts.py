@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.operator.resources import IMAGE, session_manifest
 from support.operator.session_world import World
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.names import ASKED_ANNOTATION, RESTART_REQUEST_ANNOTATION
+from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION, SPEC_ANNOTATION
 
 NEW = "tinsmith.local/tinsmith/trainer:0.2.0"
 POD = ("Pod", "qwen-0")
@@ -159,7 +159,7 @@ def test_what_the_user_asks_for_needs_no_turn_and_brings_the_rest_with_it(asks: 
 
 def test_a_pod_of_an_earlier_operator_which_does_not_say_who_asked_is_restarted_as_it_was_then() -> None:
     world = settled()
-    del world.objects[POD]["metadata"]["annotations"][ASKED_ANNOTATION]
+    del world.objects[POD]["metadata"]["annotations"][SPEC_ANNOTATION]
     world.settle()
     assert world.deleted == []
     world.change_installation(**ROOT)
