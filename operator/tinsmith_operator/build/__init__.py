@@ -1,1 +1,1 @@
-"""Pure: typed input to whole Kubernetes objects."""
+"""Pure functions from typed input to whole Kubernetes objects."""

@@ -22,16 +22,16 @@ from tinsmith_operator.build.volumes import SHARED_MEMORY_PATH, Mounted, in_memo
 from tinsmith_operator.installation import Installation
 
 PROGRESS_MARGIN_SECONDS = 600
-"""For finding a node and pulling the image, beside the time that the spec gives a sampler to load the model."""
+"""Time to find a node and to pull the image, in addition to the spec's time for loading the model."""
 
 SCRATCH_PATH = "/var/lib/tinsmith/scratch"
 SCRATCH_LIMIT = "256Gi"
-"""For the adapters of a replica, which the server reads again from there, and for what it compiles."""
+"""Room for the adapters of a replica, which its server reads from there, and for compiled kernels."""
 SHARED_MEMORY_BYTES = 16 * 2**30
-"""Of /dev/shm, by which the processes of one server speak to each other. What lies there counts as memory."""
+"""The size of /dev/shm, by which the processes of one server communicate. It counts as memory."""
 
 VARIABLES = {
-    # Else kernels are compiled into HOME and /tmp, which are small.
+    # Otherwise compiled kernels go to HOME and /tmp, which are small.
     "XDG_CACHE_HOME": f"{SCRATCH_PATH}/cache",
     "TRITON_CACHE_DIR": f"{SCRATCH_PATH}/cache/triton",
     "TORCHINDUCTOR_CACHE_DIR": f"{SCRATCH_PATH}/cache/inductor",
@@ -40,7 +40,7 @@ VARIABLES = {
 
 
 def build_deployment(pool: SamplerPool, replicas: int, template: Manifest) -> Manifest:
-    """A new sampler is ready before an old one goes. The seal is of all but the template, which has its own hash."""
+    """Return the Deployment. A new sampler is ready before an old one stops. The template has a hash of its own."""
     sealed_part = sealed(
         {
             "apiVersion": "apps/v1",
@@ -59,8 +59,10 @@ def build_deployment(pool: SamplerPool, replicas: int, template: Manifest) -> Ma
 
 
 def build_sampler_template(pool: SamplerPool, installation: Installation, restart: str | None) -> Manifest:
-    """restart: the latest request to start anew. The image is noted as it was asked for: a webhook may put a mirror in
-    its place."""
+    """Return the template. restart: the latest request for a restart.
+
+    An annotation names the image as it was requested: a webhook may replace it with a mirror.
+    """
     spec, image = pool.spec, pool.spec.pod.image or installation.trainer_image
     volumes = server_volumes(spec, serving_volumes(pool.workload_name, spec, installation))
     container = build_container(
@@ -98,10 +100,10 @@ def sampler_arguments(pool: SamplerPool, installation: Installation) -> list[str
 
 
 def sampler_inputs(pool: SamplerPool, installation: Installation, restart: str | None) -> str:
-    """A hash of what somebody said of the pods; another one rolls them.
+    """Return a hash of the pods' inputs. Another hash rolls the pods.
 
-    Which image the installation starts samplers with is left out, so that another one waits for the next roll; an image
-    that the spec names is in. So are defaults and the number of replicas left out.
+    The installation's default image is not in it, so that a new default waits for the next roll. An image that the spec
+    names is in it. Defaults and the number of replicas are not.
     """
     said = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
     return _hashed(said, pool, installation, restart)
@@ -110,7 +112,7 @@ def sampler_inputs(pool: SamplerPool, installation: Installation, restart: str |
 def equivalent_sampler_hashes(
     pool: SamplerPool, installation: Installation, restart: str | None, pull_secrets: Sequence[Manifest]
 ) -> frozenset[str]:
-    """Of pods that run what these would, and were only told otherwise how a node gets the image.
+    """Return the hashes of pods that run the same and differ only in how a node pulls the image.
 
     pull_secrets: of the template that is compared.
     """
@@ -134,7 +136,7 @@ def _hashed(said: Manifest, pool: SamplerPool, installation: Installation, resta
 
 
 def build_budget(pool: SamplerPool) -> Manifest:
-    """One sampler at a time may be asked to leave its node; one that does not work may always be."""
+    """Return the budget: one sampler at a time may be evicted, and one that does not work at any time."""
     return sealed(
         {
             "apiVersion": "policy/v1",
@@ -150,14 +152,14 @@ def build_budget(pool: SamplerPool) -> Manifest:
 
 
 def _spread(pool: SamplerPool) -> Manifest:
-    """A constraint of the spec says nothing of pods: it is about these."""
+    """Return the spec's topology constraints with a selector of these pods."""
     selector = {"labelSelector": {"matchLabels": selector_labels(pool)}}
     constraints = [{**constraint, **selector} for constraint in pool.spec.pod.topology_spread_constraints]
     return {"topologySpreadConstraints": constraints} if constraints else {}
 
 
 def server_arguments(spec: SamplerPoolSpec) -> list[str]:
-    """Nothing of a pool that runs no server."""
+    """Return the arguments for the server; none for a pool without a server."""
     if not spec.runs_a_server:
         return []
     options = {
@@ -170,12 +172,12 @@ def server_arguments(spec: SamplerPoolSpec) -> list[str]:
 
 
 def server_variables(spec: SamplerPoolSpec) -> list[Manifest]:
-    """What the user says of one of them wins."""
+    """Return the server's variables. A user's value of the same name wins."""
     return [{"name": name, "value": value} for name, value in VARIABLES.items()] if spec.runs_a_server else []
 
 
 def server_volumes(spec: SamplerPoolSpec, volumes: Sequence[Mounted]) -> list[Mounted]:
-    """What the server needs beside these, or in place of those at the same path."""
+    """Return the volumes with those of the server, which replace volumes at the same path."""
     if not spec.runs_a_server:
         return list(volumes)
     said = spec.pod.shared_memory

@@ -1,10 +1,14 @@
-"""The Job that converts a session's model, once, before there are pods whose GPUs would wait for that.
+"""The Jobs of a session.
 
-It runs the worker's image, with the worker's flags, environment and volumes as far as they concern the model. It has
-neither the journal nor a certificate, nor credentials for checkpoints, nor a GPU.
+The conversion Job converts the session's model once, before there are pods whose GPUs would wait for that. It runs the
+worker's image with the worker's flags, environment and volumes for the model. It has no journal, no certificate, no
+credentials for checkpoints, and no GPU. It has no deadline, since its time depends on the model, the hub and the
+volume. A complete Job stays: it records that the model is converted.
 
-There is no deadline: how long it takes is up to the model, the hub and the volume, and to how many wait for the same
-one. Nothing removes it when it is done: that it is there and complete says that the model is converted.
+The image pull Job pulls another image onto a worker's node while the worker still runs. Its pod gets the image as the
+worker's pod would, with the same pull secrets, account and tolerations; it runs Python with nothing to do, and has
+neither volumes nor credentials. An image that cannot be used is thus known before anything is stopped. The kubelet
+pulls again for as long as the pod exists, so this Job has no deadline either.
 """
 
 from __future__ import annotations
@@ -46,17 +50,17 @@ COMPONENT = {"app.kubernetes.io/component": "conversion"}
 COMMAND = ["python3", "-m", "tinsmith_trainer.conversion"]
 
 MOST_RETRIES = 6
-"""They span ten minutes, by the pauses that the Job's controller makes: a hub that is away comes back in that time."""
+"""With the pauses of the Job's controller they span ten minutes, in which an unavailable hub may come back."""
 
 FLAGS_REFUSED = 2
 
 GRACE_SECONDS = 30
-"""What is half converted counts for nothing, so there is nothing to save."""
+"""Short, since a half converted model is worth nothing."""
 
 PLAIN_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
 
 NO_GPUS: Manifest = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
-"""Where NVIDIA's runtime is a node's default, an image for CUDA sees all GPUs that are not hidden from it."""
+"""Hides the GPUs: with NVIDIA's runtime as a node's default, an image for CUDA sees all of them."""
 
 
 def build_conversion(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
@@ -81,7 +85,7 @@ def build_conversion(session: TrainingSession, installation: Installation, plan:
 
 
 def conversion_digest(session: TrainingSession, plan: WorkerPlan) -> str:
-    """Of what decides the result: which model, where to, by which program, and whether for GPUs."""
+    """Return a hash of what decides the result: the model, the cache, the image, and whether it is for GPUs."""
     spec = session.spec
     source = spec.model.source.to_manifest()
     cache = spec.model_cache.claim_name if spec.model_cache is not None else None
@@ -90,9 +94,9 @@ def conversion_digest(session: TrainingSession, plan: WorkerPlan) -> str:
 
 
 FAILURE_RULES: list[Manifest] = [
-    # A drained node is nobody's failure.
+    # The drain of a node does not count as a failure.
     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    # Another try with the same flags ends alike. One that was killed may not: a node without memory kills it, too.
+    # Refused flags fail again. A killed process may succeed the next time, so it does not fail the Job.
     {
         "action": "FailJob",
         "onExitCodes": {"containerName": WORKER_CONTAINER, "operator": "In", "values": [FLAGS_REFUSED]},
@@ -101,7 +105,7 @@ FAILURE_RULES: list[Manifest] = [
 
 
 def _template(session: TrainingSession, installation: Installation, plan: WorkerPlan, inputs: str) -> Manifest:
-    """A pod for each try, which stays with its log until the Job goes."""
+    """Return the template of a try's pod, which stays with its log until the Job is deleted."""
     spec = session.spec
     volumes = engine_volumes(spec, model_volumes(spec))
     container: Manifest = {
@@ -125,7 +129,7 @@ def _template(session: TrainingSession, installation: Installation, plan: Worker
 
 
 def conversion_arguments(session: TrainingSession) -> list[str]:
-    """The worker's own, but for what it needs to serve."""
+    """Return the worker's arguments without those for serving."""
     spec = session.spec
     options = {
         **model_options(spec.model),
@@ -140,8 +144,10 @@ def conversion_arguments(session: TrainingSession) -> list[str]:
 
 
 def _resources(spec: TrainingSessionSpec) -> Manifest:
-    """Those of one of the session's pods, without devices: the worker would convert with the same, about twice the
-    model's size of memory, and it is free, since the pods that will ask for it come after."""
+    """Return the resources of one of the session's pods, without devices.
+
+    A conversion needs memory of about twice the model's size. It is free, since the session's pods start later.
+    """
     asked = spec.resources.model_dump(mode="json", exclude_defaults=True)
     plain = {
         kind: {name: amount for name, amount in amounts.items() if name in PLAIN_RESOURCES}
@@ -153,13 +159,13 @@ def _resources(spec: TrainingSessionSpec) -> Manifest:
 PULL_COMPONENT = {"app.kubernetes.io/component": "image-pull"}
 NO_WORK = ["python3", "-c", "pass"]
 MOST_PULL_RETRIES = 2
-"""Retries of an image that was pulled and does not run: of another architecture, or not a worker's."""
+"""The retries for an image that was pulled but does not run: of another architecture, or not a worker's."""
 PULL_GRACE_SECONDS = 5
 PULL_RESOURCES: Manifest = {
     "requests": {"cpu": "10m", "memory": "64Mi"},
     "limits": {"cpu": "100m", "memory": "64Mi"},
 }
-"""All four are named, since a quota may ask for each."""
+"""All four values are set, since a quota may require each."""
 
 
 def build_image_pull(session: TrainingSession, installation: Installation, image: str, node: str) -> Manifest:
@@ -182,7 +188,7 @@ def build_image_pull(session: TrainingSession, installation: Installation, image
 
 
 def image_pull_digest(image: str, node: str) -> str:
-    """A hash of which image is pulled, and where."""
+    """Return a hash of the image and the node."""
     return fingerprint({"image": image, "node": node})
 
 
@@ -197,7 +203,7 @@ def _pull_template(session: TrainingSession, installation: Installation, image: 
         "resources": PULL_RESOURCES,
         "securityContext": SECURITY,
     }
-    # A queue would hold it until there is room for the worker, which is running.
+    # Without the queue's label: the queue would wait for room for the worker, which runs already.
     users = {name: text for name, text in pod.labels.items() if name != QUEUE_LABEL}
     labels = {**users, **child_labels(session), **puller_selector(session), **PULL_COMPONENT}
     spec = build_pod_spec(pod, PULL_GRACE_SECONDS, container, [])
@@ -208,7 +214,7 @@ def _pull_template(session: TrainingSession, installation: Installation, image: 
 
 
 def _on_node(node: str) -> Manifest:
-    """Return an affinity to the node's name, as a DaemonSet has: its hostname label may be another."""
+    """Return an affinity to the node's name, as a DaemonSet uses: the hostname label may differ."""
     field = {"key": "metadata.name", "operator": "In", "values": [node]}
     terms = [{"matchFields": [field]}]
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}

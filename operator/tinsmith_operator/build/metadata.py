@@ -1,4 +1,4 @@
-"""What all children of a session or a pool have in common."""
+"""The metadata of all children of a session or pool."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from tinsmith_operator.api.owner import Owner
 
 
 def fingerprint(value: Any) -> str:
-    """The same for the same content, whatever the order of its keys."""
+    """Return a hash of the content that does not depend on the order of its keys."""
     content = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def selector_labels(owner: Owner) -> dict[str, str]:
-    """Which pods are this owner's. They select in objects that cannot be changed: never add to them."""
+    """Return the labels that select the owner's pods. Never add to them: they are in fields that cannot be changed."""
     return {"app.kubernetes.io/name": owner.APPLICATION, owner.LABEL: owner.name}
 
 
 def member_selector(owner: Owner) -> dict[str, str]:
-    """The pods of a session that are not its worker: other than what selects the worker."""
+    """Return the labels of a group's pods apart from its worker. They must not select the worker."""
     return {"app.kubernetes.io/name": MEMBER_APPLICATION, owner.LABEL: owner.name}
 
 
 def converter_selector(owner: Owner) -> dict[str, str]:
-    """The pods of the Job that converts a session's model: neither its worker nor a member of its group."""
+    """Return the labels of the pods of the conversion Job."""
     return {"app.kubernetes.io/name": CONVERSION_APPLICATION, owner.LABEL: owner.name}
 
 
 def puller_selector(owner: Owner) -> dict[str, str]:
-    """The pods of the Job that pulls an image: none of the session's own."""
+    """Return the labels of the pods of the image pull Job."""
     return {"app.kubernetes.io/name": IMAGE_PULL_APPLICATION, owner.LABEL: owner.name}
 
 
@@ -63,7 +63,7 @@ def child_metadata(owner: Owner, name: str) -> Manifest:
 
 
 def sealed(manifest: Manifest) -> Manifest:
-    """With the hash of itself: a comparison then also finds a field that is wanted no more."""
+    """Return the object with a hash of itself, so that a comparison also finds fields that are no longer wanted."""
     metadata = manifest["metadata"]
     annotations = {**metadata.get("annotations", {}), CONFIGURATION_ANNOTATION: fingerprint(manifest)}
     return {**manifest, "metadata": {**metadata, "annotations": annotations}}

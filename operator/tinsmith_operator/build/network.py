@@ -1,4 +1,4 @@
-"""How a workload's pods are reached: their Service, their NetworkPolicy, the Secret with their certificate."""
+"""The Service of a workload's pods, their NetworkPolicy, and the Secret with their certificate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinsmith_operator.installation import HTTP_PORT, HTTPS_PORT, Installation
 DNS: Manifest = {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
 
 CREDENTIAL_SERVERS = ("169.254.169.254/32", "169.254.170.23/32")
-"""On each node: its metadata, and the agent of EKS Pod Identity."""
+"""The addresses of each node's metadata service and of the agent of EKS Pod Identity."""
 
 CREDENTIALS: Manifest = {
     "to": [{"ipBlock": {"cidr": cidr}} for cidr in CREDENTIAL_SERVERS],
@@ -23,8 +23,10 @@ CREDENTIALS: Manifest = {
 
 
 def build_service(owner: Owner) -> Manifest:
-    """It names pods that are not ready too: the API server speaks to a worker that still replays, and to a sampler that
-    takes nothing new any more."""
+    """Return the headless Service. It includes pods that are not ready.
+
+    The API server calls workers that still replay, and samplers that are draining.
+    """
     return sealed(
         {
             "apiVersion": "v1",
@@ -41,8 +43,10 @@ def build_service(owner: Owner) -> Manifest:
 
 
 def build_pool_policy(pool: SamplerPool, installation: Installation) -> Manifest:
-    """A sampler gets saves of the sessions beside it from their workers, whose addresses API servers tell: it needs no
-    names for that."""
+    """Return the policy of a pool. Its samplers may fetch saves from the workers of sessions in the namespace.
+
+    API servers send the workers' addresses, so DNS is not needed for that.
+    """
     policy = build_policy(pool, installation)
     saves = {"to": [_pods_of(WORKER_APPLICATION)], "ports": [_tcp(RPC_PORT)]}
     return _selecting(policy, pool, {"egress": [*policy["spec"]["egress"], saves]})
@@ -65,14 +69,17 @@ def build_policy(owner: Owner, installation: Installation) -> Manifest:
 
 
 def build_session_policy(session: TrainingSession, installation: Installation) -> Manifest:
-    """Pods of one session speak to each other by whatever ports Ray and NCCL choose. Whoever reaches those can run
-    programs there, so nobody else does. Samplers beside them get saves by the worker's port."""
+    """Return the policy of a session.
+
+    The pods of one session reach each other on all ports, since Ray and NCCL choose theirs. No other pod may, because
+    these ports let a caller run programs. Samplers in the namespace fetch saves by the worker's port.
+    """
     policy = build_policy(session, installation)
     samplers = {"from": [_pods_of(SAMPLER_APPLICATION)], "ports": [_tcp(RPC_PORT)]}
     policy = _selecting(policy, session, {"ingress": [*policy["spec"]["ingress"], samplers]})
     pods = {"podSelector": {"matchLabels": {session.LABEL: session.name}}}
     if not session.spec.is_group:
-        # What converts the model for the worker fetches it from where the worker would.
+        # The conversion Job downloads the model as the worker would.
         return _selecting(policy, session, pods) if session.spec.is_converted_once else policy
     all_ports = [{"protocol": "TCP"}]
     spec = policy["spec"]
@@ -85,7 +92,7 @@ def build_session_policy(session: TrainingSession, installation: Installation) -
 
 
 def build_certificate_secret(owner: Owner) -> Manifest:
-    """But for its data: tls.crt, tls.key and ca.crt come from whoever makes the key."""
+    """Return the Secret without its data, which the issuer of the certificate adds."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -111,7 +118,7 @@ def _rpc_from_the_release(installation: Installation) -> Manifest:
 
 
 def _pods_of(application: str) -> Manifest:
-    """Of any session or pool in this namespace: where none is named, no other is meant."""
+    """Return a selector of these pods in the policy's own namespace."""
     return {"podSelector": {"matchLabels": {"app.kubernetes.io/name": application}}}
 
 
@@ -120,12 +127,12 @@ def _tcp(port: int) -> Manifest:
 
 
 def egress(source: ModelSource, installation: Installation) -> list[Manifest]:
-    """Names and the ports of what a pod fetches or stores outside; nothing at all where it needs neither."""
+    """Return the rules for DNS and for the ports of the hub and the object store; none if the pod needs neither."""
     ports = {HTTPS_PORT} if source.type is SourceType.HUB else set()
     if (port := installation.checkpoint_port) is not None:
         ports.add(port)
     if installation.checkpoint_identity_is_the_pods:
-        # The token of a ServiceAccount is changed for credentials there (STS).
+        # Pods exchange the token of their ServiceAccount for credentials there (STS).
         ports.add(HTTPS_PORT)
     if not ports:
         return []

@@ -1,4 +1,4 @@
-"""The worker's options for the ranks that divide its model, and what these need in each pod."""
+"""The worker's options for ranks that share a model, and the variables and volumes that these ranks need."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tinsmith_operator.build.volumes import (
 )
 
 RAY_LIMIT = "32Gi"
-"""Its logs, of all processes, and what does not fit into shared memory."""
+"""Room for Ray's logs, and for objects that do not fit into shared memory."""
 LEAST_SHARED_MEMORY = 2**30
 MEBIBYTE = 2**20
 
 VARIABLES = {
-    # Ray ends processes above a share of the node's memory; the limit of the container is the one that counts.
+    # Off: Ray would end processes above a share of the node's memory, but the container's limit counts.
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
@@ -31,14 +31,14 @@ OWN_VARIABLES: Mapping[Engine, Mapping[str, str]] = {
     Engine.MILES: {},
 }
 GPU_VARIABLES = {
-    # Tensor parallelism overlaps its exchanges with computing only where kernels start in the order they were given.
+    # Tensor parallelism overlaps communication with computing only if kernels start in order.
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     "NCCL_DEBUG": "WARN",
 }
 
 
 def parallelism_options(spec: TrainingSessionSpec) -> dict[str, str | int | None]:
-    """Nothing of a session whose engine does not divide its model."""
+    """Return the options; none if the session's engine does not divide its model."""
     if not spec.engine.divides:
         return {}
     parallelism = spec.divided
@@ -54,7 +54,7 @@ def parallelism_options(spec: TrainingSessionSpec) -> dict[str, str | int | None
 
 
 def engine_variables(spec: TrainingSessionSpec) -> list[Manifest]:
-    """Of each pod; what the user says of one of them wins."""
+    """Return the engine's variables for each pod. A user's value of the same name wins."""
     if not spec.engine.divides:
         return []
     given = {**VARIABLES, **OWN_VARIABLES[spec.engine], **(GPU_VARIABLES if spec.gpus_per_node else {})}
@@ -62,7 +62,7 @@ def engine_variables(spec: TrainingSessionSpec) -> list[Manifest]:
 
 
 def engine_volumes(spec: TrainingSessionSpec, volumes: Sequence[Mounted]) -> list[Mounted]:
-    """What the engine's processes mount: beside these, or in place of those at the same path."""
+    """Return the volumes with those of the engine, which replace volumes at the same path."""
     if not spec.engine.divides:
         return list(volumes)
     cache = claim_source(spec.model_cache.claim_name) if spec.model_cache is not None else scratch(HUB_CACHE_LIMIT)
@@ -75,7 +75,7 @@ def engine_volumes(spec: TrainingSessionSpec, volumes: Sequence[Mounted]) -> lis
 
 
 def shared_bytes(spec: TrainingSessionSpec) -> int:
-    """Of /dev/shm, where ranks of a node exchange what they compute: a quarter of the memory that it counts against."""
+    """Return the size of /dev/shm, by which the ranks of a node communicate: a quarter of the pod's memory."""
     said = spec.pod.shared_memory
     if said is not None:
         return int(parse_quantity(said))

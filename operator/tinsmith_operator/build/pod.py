@@ -1,4 +1,4 @@
-"""The template of a pod that serves a model, whatever its workload is."""
+"""The template of a pod that serves a model, and its container: flags, environment and probes."""
 
 from __future__ import annotations
 
@@ -43,11 +43,14 @@ POD_SECURITY: Manifest = {
 
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 PULL_FIELDS = frozenset({"image_pull_policy", "image_pull_secrets"})
-"""What a node needs to get the image: whoever has it runs the same, however it came."""
+"""The fields that say how a node pulls the image. They do not change what runs."""
 
 
 def pull_variants(said: Manifest, pull_secrets: Sequence[Manifest]) -> Iterator[Manifest]:
-    """What might be said of a pod that runs the same. said: what is. pull_secrets: of the pod that is compared."""
+    """Yield the pod's overrides with every way to pull the same image.
+
+    said: the overrides. pull_secrets: of the pod that is compared.
+    """
     rest = {name: value for name, value in said.items() if name not in PULL_FIELDS}
     for policy, secrets in itertools.product((None, *PULL_POLICIES), ((), tuple(pull_secrets))):
         fetching = {"image_pull_policy": policy, "image_pull_secrets": list(secrets)}
@@ -55,8 +58,9 @@ def pull_variants(said: Manifest, pull_secrets: Sequence[Manifest]) -> Iterator[
 
 
 def build_pod_metadata(owner: Owner, overrides: PodOverrides, inputs: str, restart: str | None = None) -> Manifest:
-    """inputs: the hash of what was said of it. restart: the request to start anew that a pod from this template is the
-    answer to. The operator's labels win over a user's.
+    """Return the metadata of a pod template. The operator's labels win over a user's.
+
+    inputs: the hash of the pod's inputs. restart: the request for a restart that such a pod answers.
     """
     requested = {RESTART_REQUEST_ANNOTATION: restart} if restart is not None else {}
     return {
@@ -95,7 +99,7 @@ def _as_the_user_wrote(pod: PodOverrides) -> Manifest:
 
 STARTUP_PERIOD_SECONDS = 5
 TERMINATION_LOG = "/dev/termination-log"
-"""Where the kubelet reads a container's last words."""
+"""The file from which the kubelet reads a container's last words."""
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 OWN_VARIABLES = frozenset({"HOME", "HF_HOME", "HF_TOKEN", THREADS_VARIABLE})
 
@@ -116,7 +120,7 @@ def build_container(
     variables: Sequence[Manifest] = (),
     processes: int = 1,
 ) -> Manifest:
-    """variables: what its engine needs beside what every container gets. processes: that share its threads."""
+    """Return the container. variables: those that its engine needs. processes: the number that shares its threads."""
     pod = spec.pod
     container: Manifest = {
         "name": WORKER_CONTAINER,
@@ -139,7 +143,7 @@ def build_container(
 
 
 def command_line(options: Mapping[str, str | int | None]) -> list[str]:
-    """Without those that are None. Joined by '=', since a name may begin with a dash."""
+    """Return flags for the options that are not None. They are joined by '=', since a value may begin with a dash."""
     return [f"--{option}={value}" for option, value in options.items() if value is not None]
 
 
@@ -148,7 +152,7 @@ def model_options(model: Model) -> dict[str, str]:
 
 
 def listen_options() -> dict[str, str]:
-    """Where it is reached, and where the kubelet asks after it."""
+    """Return the addresses on which the process listens: for calls, and for the kubelet's probes."""
     return {
         "listen": f"0.0.0.0:{RPC_PORT}",
         "tls-directory": TLS_PATH,
@@ -157,7 +161,7 @@ def listen_options() -> dict[str, str]:
 
 
 def identity_options(worker_id: str) -> dict[str, str]:
-    """Who it is, and where it leaves its last words."""
+    """Return the worker's ID, and the file for its last words."""
     return {"worker-id": worker_id, "termination-log": TERMINATION_LOG}
 
 
@@ -172,19 +176,19 @@ def _source_options(source: ModelSource) -> dict[str, str]:
 
 
 def escape_dollars(argument: str) -> str:
-    """The kubelet replaces $(NAME) in arguments; $$ is one dollar."""
+    """Escape dollar signs: the kubelet replaces $(NAME) in arguments."""
     return argument.replace("$", "$$")
 
 
 def checkpoint_variables(installation: Installation, users: Sequence[Manifest]) -> list[Manifest]:
-    """How to reach a remote checkpoint root, but for what the user of the pod says otherwise."""
+    """Return the variables for a remote checkpoint root that the user does not set."""
     said = {variable["name"] for variable in users}
     given = sorted(installation.checkpoint_environment.items())
     return [{"name": name, "value": value} for name, value in given if name not in said]
 
 
 def checkpoint_secrets(installation: Installation) -> Manifest:
-    """The container's `envFrom`: a kubelet that does not find the Secret says so, and starts nothing."""
+    """Return the container's `envFrom`. If the Secret is missing, the kubelet does not start the container."""
     secret = installation.checkpoint_secret
     return {"envFrom": [{"secretRef": {"name": secret}}]} if secret is not None else {}
 
@@ -197,7 +201,7 @@ def _environment(
 
 
 def model_environment(spec: ServingSpec, variables: Sequence[Manifest] = (), processes: int = 1) -> list[Manifest]:
-    """What whoever loads the model needs, but for what the user of the pod says otherwise."""
+    """Return the variables of a process that loads the model, apart from those that the user sets."""
     environment: list[Manifest] = [
         {"name": "HOME", "value": HOME_PATH},
         {"name": "HF_HOME", "value": HUB_CACHE_PATH},
@@ -212,13 +216,13 @@ def model_environment(spec: ServingSpec, variables: Sequence[Manifest] = (), pro
 
 
 def thread_count(resources: Resources) -> int:
-    """Of the spec, never of the node: a replay must repeat sums to their last bits, which depend on it."""
+    """Return the number of threads by the spec, never by the node: the last bits of sums depend on it in a replay."""
     cpu = resources.limits.get("cpu", resources.requests.get("cpu", 1))
     return max(1, math.ceil(parse_quantity(cpu)))
 
 
 def _probes(startup_timeout_seconds: int) -> Manifest:
-    """Started is ready once: weights loaded, journal replayed. Alive is the event loop, however long the GPU works."""
+    """Return the probes. Startup: ready once, after load and replay. Liveness: the event loop, not the GPU."""
     return {
         "startupProbe": {
             **_ask("readiness"),

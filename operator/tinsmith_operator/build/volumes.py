@@ -1,4 +1,4 @@
-"""What a worker's or sampler's pod mounts, and where; the claim of the journal's volume."""
+"""The volumes of a worker's or sampler's pod and their paths, and the claim of the journal's volume."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARED_MEMORY_PATH = "/dev/shm"
 
 SCRATCH_LIMIT = "1Gi"
 HUB_CACHE_LIMIT = "512Gi"
-"""Above the largest model that one node trains; what is really there is bounded by the node's disk."""
+"""More than the largest model that one node trains. The node's disk is the real bound."""
 
 
 class Mounted(NamedTuple):
@@ -42,7 +42,7 @@ class Mounted(NamedTuple):
 
 
 def pod_volumes(mounted: Sequence[Mounted]) -> list[Manifest]:
-    """One for each claim, wherever it is mounted: a kubelet waits for ever where two volumes of a pod name the same."""
+    """Return one volume for each claim: a kubelet never starts a pod in which two volumes name the same claim."""
     return [each.volume for each in mounted if _volume_of(each, mounted) is each]
 
 
@@ -50,9 +50,9 @@ def mounts(mounted: Sequence[Mounted]) -> list[Manifest]:
     return [_mount(each, _volume_of(each, mounted).name) for each in mounted]
 
 
-def _volume_of(one: Mounted, mounted: Sequence[Mounted]) -> Mounted:
-    """Where several mount its claim, the first that writes, else the first."""
-    alike = [each for each in mounted if each.claim == one.claim] if one.claim is not None else [one]
+def _volume_of(mount: Mounted, mounted: Sequence[Mounted]) -> Mounted:
+    """Return the mount whose volume stands for all mounts of the claim: the first that writes, else the first."""
+    alike = [each for each in mounted if each.claim == mount.claim] if mount.claim is not None else [mount]
     return next((each for each in alike if not each.read_only), alike[0])
 
 
@@ -67,7 +67,7 @@ def worker_volumes(session: TrainingSession, installation: Installation) -> list
 
 
 def serving_volumes(workload_name: str, spec: ServingSpec, installation: Installation) -> list[Mounted]:
-    """What every process needs that serves a model."""
+    """Return the volumes of a process that serves a model."""
     certificate = {"secret": {"secretName": certificate_secret_name(workload_name)}}
     volumes = [Mounted("tls", TLS_PATH, certificate, read_only=True), *model_volumes(spec)]
     if installation.checkpoint_claim is not None:
@@ -78,7 +78,7 @@ def serving_volumes(workload_name: str, spec: ServingSpec, installation: Install
 
 
 def model_volumes(spec: ServingSpec) -> list[Mounted]:
-    """What every process needs that loads a model."""
+    """Return the volumes of a process that loads a model."""
     return [
         Mounted("tmp", "/tmp", scratch(SCRATCH_LIMIT)),
         Mounted("home", HOME_PATH, scratch(SCRATCH_LIMIT)),
@@ -110,7 +110,7 @@ def scratch(limit: str) -> Manifest:
 
 
 def build_claim(session: TrainingSession, annotations: Mapping[str, str]) -> Manifest | None:
-    """Without an owner, so that it outlives the session. None when the session uses a claim that is there already."""
+    """Return the claim, without an owner, so that it outlives the session; None if the spec names an existing claim."""
     storage = session.spec.storage
     if storage.existing_claim is not None:
         return None
@@ -131,6 +131,6 @@ def build_claim(session: TrainingSession, annotations: Mapping[str, str]) -> Man
 
 
 def build_claim_annotations(session: TrainingSession, annotations: Mapping[str, str]) -> Manifest:
-    """All that the operator says of a claim that somebody else made."""
+    """Return the part of a user's claim that the operator writes: its annotations."""
     metadata = {"name": session.claim_name, "namespace": session.namespace, "annotations": dict(annotations)}
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata}

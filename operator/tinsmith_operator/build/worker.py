@@ -1,4 +1,4 @@
-"""The template of the worker's pod, with the worker's arguments: from the spec, and from the plan beside it."""
+"""The template of the worker's pod, the worker's arguments, and the hashes of a pod's inputs."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from tinsmith_operator.installation import Installation
 
 SHORTEST_GRACE_SECONDS = 60
 SHORTEST_DIVIDED_GRACE_SECONDS = 300
-"""Adapters are gathered from all ranks before they are written."""
+"""Longer, since adapters are gathered from all ranks before they are written."""
 GRACE_STEP_SECONDS = 30
-"""Coarse, so that the StatefulSet does not change with every measurement."""
+"""Coarse, so that the StatefulSet does not change with each measurement."""
 
 LATER_INPUTS = frozenset({"checkpointEnvironment", "checkpointSecret", "restart"})
 
 
 @dataclass(frozen=True)
 class PinnedImage:
-    """reference: as somebody asked for it. digest: what that was when it first ran, if it came from a registry."""
+    """An image. reference: as it was requested. digest: of its first run, if it came from a registry."""
 
     reference: str
     digest: str | None
@@ -50,7 +50,7 @@ class PinnedImage:
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """restart: the latest request to start anew, as its time was written; whoever runs without it is restarted."""
+    """How to start the worker. restart: the latest request for a restart; a pod without it is restarted."""
 
     worker_id: str
     image: PinnedImage
@@ -59,7 +59,7 @@ class WorkerPlan:
 
 
 def grace_seconds(session: TrainingSession) -> int:
-    """How long the worker may take to stop: as measured, with room, unless the spec says otherwise."""
+    """Return the grace period of the worker's pod: the spec's, or four times the measured snapshot time plus 30 s."""
     override = session.spec.pod.termination_grace_period_seconds
     if override is not None:
         return override
@@ -69,11 +69,10 @@ def grace_seconds(session: TrainingSession) -> int:
 
 
 def inputs_hash(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> str:
-    """Of everything that somebody said of this pod.
+    """Return a hash of the pod's inputs: the spec, and the installation's settings for pods.
 
-    A pod with another hash must be restarted, but for `equivalent_hashes`. What the operator adds by itself is left
-    out, so that a newer operator restarts nothing: its template waits for the next start. So are defaults, since a
-    newer one may have more fields.
+    A pod with another hash must be restarted, apart from `equivalent_hashes`. What the operator itself adds is not in
+    the hash, so that a newer operator restarts no worker. Nor are defaults: a newer operator may have more.
     """
     return _hashed(_inputs(session, installation, plan))
 
@@ -81,24 +80,23 @@ def inputs_hash(session: TrainingSession, installation: Installation, plan: Work
 def equivalent_hashes(
     session: TrainingSession, installation: Installation, plan: WorkerPlan, pull_secrets: Sequence[Manifest]
 ) -> frozenset[str]:
-    """Of pods that run what this one would, and were only told otherwise how a node gets the image.
+    """Return the hashes of pods that run the same and differ only in how a node pulls the image.
 
-    That is in the hash, as it was in that of the first operator: without it, each pod of then would be restarted once.
-    pull_secrets: of the pod that is compared.
+    The way to pull the image is part of the hash. pull_secrets: of the pod that is compared.
     """
     inputs = _inputs(session, installation, plan)
     spec = {name: value for name, value in inputs["spec"].items() if name != "pod"}
     hashes = set()
     ways = pull_variants(inputs["spec"].get("pod") or {}, pull_secrets)
     for pod, policy in itertools.product(ways, PULL_POLICIES):
-        # A pod of which only its image is said is there without fields, and an image has a place of its own.
+        # A spec that sets only the pod's image has an empty `pod` here, since the image is hashed apart.
         for same in ({**spec, "pod": pod}, *(() if pod else (spec,))):
             hashes.add(_hashed({**inputs, "spec": same, "pullPolicy": policy}))
     return frozenset(hashes)
 
 
 def spec_hash(session: TrainingSession, plan: WorkerPlan) -> str:
-    """Of what the session's own user said that decides what runs: the rest is the installation's."""
+    """Return a hash of the inputs that the session's own spec decides. The others are the installation's."""
     said = session.spec.model_dump(
         mode="json", exclude={"suspend": True, "storage": True, "pod": {"image", *PULL_FIELDS}}, exclude_defaults=True
     )
@@ -131,7 +129,7 @@ def _inputs(session: TrainingSession, installation: Installation, plan: WorkerPl
 
 
 def _hashed(inputs: Manifest) -> str:
-    # What is said since a later version is in the hash only where it is said: its default restarts nobody.
+    # Inputs that a later version added are in the hash only if they are set: their defaults restart no worker.
     return fingerprint({name: value for name, value in inputs.items() if name not in LATER_INPUTS or value})
 
 
@@ -156,7 +154,7 @@ def worker_template(session: TrainingSession, installation: Installation, plan: 
 
 
 def worker_arguments(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> list[str]:
-    """The image is named as it was asked for: the first start does not know its digest, and runs the same."""
+    """Return the worker's arguments. They name the image as it was requested: the first start has no digest yet."""
     spec = session.spec
     options = {
         **model_options(spec.model),

@@ -1,4 +1,4 @@
-"""The workload of a session: a StatefulSet of one pod, or a RayCluster of several."""
+"""The workload of a session: a StatefulSet of one pod, or a RayCluster of several pods, in each of which Ray starts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tinsmith_operator.installation import Installation
 
 
 def build_workload(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
-    """One pod is a StatefulSet's; several are a RayCluster's, which KubeRay runs."""
+    """Return a StatefulSet for one pod, or a RayCluster, which KubeRay runs, for several."""
     build = build_ray_cluster if session.spec.is_group else build_stateful_set
     return build(session, installation, plan)
 
 
 def build_stateful_set(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
-    """OnDelete: when a worker restarts is decided by the operator, never by a change of the template."""
+    """Return the StatefulSet. With OnDelete, a change of the template restarts no worker: the operator does."""
     return sealed(
         {
             "apiVersion": "apps/v1",
@@ -50,41 +50,41 @@ def build_stateful_set(session: TrainingSession, installation: Installation, pla
 
 VERSION_ON_CPUS = "2.60.0"
 VERSIONS_ON_GPUS: Mapping[Engine, str] = {Engine.NEMO_RL: "2.56.1", Engine.MILES: "2.57.0"}
-"""Of the Ray in the project's images: with megatron-core alone, with NeMo RL, and with Miles."""
+"""The versions of Ray in the project's images: with megatron-core alone, with NeMo RL, and with Miles."""
 
 GCS_PORT = 6379
-"""Of the head's directory of the group, where members join."""
+"""The port of the head's Global Control Service, where members join."""
 RAYLET_PORT = 6380
-"""Of the process that stands for Ray in each pod: it listens while the pod belongs to the group."""
+"""The port of the raylet, which listens while its pod belongs to the group."""
 
 OWN_ADDRESS = "POD_IP"
 POD_ADDRESS: Manifest = {"name": OWN_ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 
-# Sockets and files are many, and some nodes allow fewer. What a former run of the container left would be taken for one
+# Ray needs many open files, and some nodes allow fewer. Files of an earlier run of the container would look like a Ray
 # that still runs.
 PREPARE_RAY = """ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -Hn)"
 rm -rf /tmp/ray/*"""
 
 OWN_COMMAND = {"ray.io/overwrite-container-cmd": "true"}
 WITH_A_TOKEN = {"mode": "token"}
-"""KubeRay makes one for each pod: where no NetworkPolicy is enforced, still nobody else runs programs there."""
+"""KubeRay issues a token for each cluster, so that no other pod runs programs there without a NetworkPolicy either."""
 
 MEMBERS_GROUP = "members"
 
-# What Ray is started with, each rank inherits; credentials for checkpoints are the worker's alone.
+# Each rank inherits Ray's environment, and only the worker needs the credentials for checkpoints.
 WITHOUT_CREDENTIALS = "env $(compgen -A export AWS_ | sed 's/^/-u /')"
 
 AFTER_THE_HEAD_SECONDS = 30
 HEAD_FILE = "/tmp/head"
 
-# Connecting is enough to see whether it is there, and costs it nothing. The kubelet replaces nothing in a hook.
+# A connection shows whether the head is there, and costs it nothing. The kubelet replaces nothing in a hook.
 WAIT_FOR_THE_HEADS_END = f"""head="$(cat {HEAD_FILE})"
 while timeout 2 bash -c "exec 3<>/dev/tcp/$head/{GCS_PORT}" 2>/dev/null; do sleep 1; done
 """
 
 
 def build_ray_cluster(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
-    """Of a fixed size. KubeRay starts no pod anew because a template changed: that is decided by the operator."""
+    """Return a RayCluster of a fixed size. KubeRay restarts no pod for a change of its template: the operator does."""
     metadata, members = child_metadata(session, session.workload_name), session.spec.divided.nodes - 1
     return sealed(
         {
@@ -116,12 +116,12 @@ def build_ray_cluster(session: TrainingSession, installation: Installation, plan
 
 
 def _suspended(installation: Installation, plan: WorkerPlan) -> Manifest:
-    """Nothing where a queue says it."""
+    """Return `suspend`, unless a queue controls it."""
     return {} if QUEUE_LABEL in installation.ray_cluster_labels else {"suspend": plan.replicas == 0}
 
 
 def _head_template(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
-    """The worker's, whose container starts Ray before the worker."""
+    """Return the worker's template, whose container starts Ray before the worker."""
     template = worker_template(session, installation, plan)
     [worker] = template["spec"]["containers"]
     head = {
@@ -164,8 +164,8 @@ def build_member_template(session: TrainingSession, installation: Installation, 
         "metadata": {**metadata, "labels": {**labels, "app.kubernetes.io/component": "member"}},
         "spec": {
             **build_pod_spec(spec.pod, grace_seconds(session) + AFTER_THE_HEAD_SECONDS, container, volumes),
-            # KubeRay has a member wait for the head in a shell. As the first process of its namespace that would be
-            # deaf to SIGTERM, and hold up a deletion until the end of its grace.
+            # KubeRay lets a member wait for the head in a shell. As the first process of its PID namespace, the shell
+            # would ignore SIGTERM, and a deletion would take the whole grace period.
             "shareProcessNamespace": True,
         },
     }
@@ -183,7 +183,7 @@ exec ray start --address="$head:{GCS_PORT}" --node-ip-address="${OWN_ADDRESS}" -
 
 
 def _member_probes(spec: TrainingSessionSpec) -> Manifest:
-    """Whether Ray is there. A rank is never asked: it may compute, or wait for another one, for minutes."""
+    """Return probes of Ray. Ranks are not probed: they may compute, or wait for each other, for minutes."""
     ask = {"tcpSocket": {"port": RAYLET_PORT}}
     return {
         "startupProbe": {**ask, "periodSeconds": 5, "failureThreshold": -(-spec.pod.startup_timeout_seconds // 5)},
@@ -198,17 +198,17 @@ def ray_version(spec: TrainingSessionSpec, installation: Installation) -> str:
 
 
 def shell(script: str, name: str) -> list[str]:
-    """A container's command, which gets the container's arguments; name: what the shell calls itself in errors."""
+    """Return a container's command, which gets the container's arguments. name: the shell's name in errors."""
     return ["/bin/bash", "-ec", escape_dollars(script), name]
 
 
 def start_options(threads: int, spec: TrainingSessionSpec, shared_memory_bytes: int) -> str:
-    """Of `ray start` in any pod. Ray counts one CPU for each rank, however many threads that has."""
+    """Return the options of `ray start`. Ray counts one CPU for each rank, however many threads it has."""
     options = {
         "node-manager-port": RAYLET_PORT,
         "num-cpus": max(threads, spec.ranks_per_node),
         "num-gpus": spec.gpus_per_node,
-        # The ranks' own exchanges use shared memory too.
+        # The ranks use shared memory for their own communication, too.
         "object-store-memory": shared_memory_bytes // 2,
     }
     return " ".join(["--disable-usage-stats", *(f"--{name}={value}" for name, value in options.items())])

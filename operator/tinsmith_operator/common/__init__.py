@@ -1,1 +1,1 @@
-"""Pure: what decisions about sessions and about pools share."""
+"""Pure functions and types that the decisions about sessions and about pools share."""

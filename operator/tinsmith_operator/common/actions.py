@@ -1,6 +1,6 @@
-"""The actions that a decision consists of: what can be done about a session or pool, and its children.
+"""The actions that a decision consists of: changes of a session or pool, and of its children.
 
-Whoever does it knows no rule: each action in turn, until one fails; the next decision starts from what is there then.
+They are carried out in turn, until one fails. The next decision starts from what is there then.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True)
 class Create:
-    """POST: an object of that name, whosever it is, makes it fail and stays as it is."""
+    """A POST. It fails if an object of that name exists, and leaves that object as it is."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class Apply:
-    """Server-side apply with force, of exactly this object at exactly this version.
+    """A server-side apply with force, to this version of this object.
 
-    The object was created by POST, which the API server books as an *Update* by our field manager. Such an entry of
-    `metadata.managedFields` must first be turned into an *Apply* (one JSON patch), or fields that are no longer in the
-    manifest stay in the object for ever.
+    The object was created by POST, which the API server records as an *Update* by the operator's field manager. A JSON
+    patch must first turn that entry of `metadata.managedFields` into an *Apply*. Otherwise fields that are no longer in
+    the manifest stay in the object.
     """
 
     manifest: Manifest
@@ -40,7 +40,7 @@ class Apply:
 
 @dataclass(frozen=True)
 class Annotate:
-    """Merge patch of the annotations of this very version of the object."""
+    """A merge patch of the annotations of this version of the object."""
 
     kind: str
     name: str
@@ -51,9 +51,9 @@ class Annotate:
 
 @dataclass(frozen=True)
 class Delete:
-    """Delete the object with this UID, and this version if one is named. An absent object counts as deleted.
+    """A deletion of the object with this UID, and this version if there is one. An absent object counts as deleted.
 
-    grace_period_seconds: of a pod; None leaves it to the object.
+    grace_period_seconds: the pod's; None: as the object says.
     why: for the log.
     """
 
@@ -67,10 +67,10 @@ class Delete:
 
 @dataclass(frozen=True)
 class IssueCertificate:
-    """Make a key and a leaf for these names, put them into the data of this Secret, and write it.
+    """A new key and certificate for these names, written into the data of a Secret.
 
-    manifest: the whole Secret but for `data`.
-    uid, resource_version: of the Secret to apply to; None creates it.
+    manifest: the whole Secret without `data`.
+    uid, resource_version: of the Secret that is there; None: the Secret is created.
     """
 
     manifest: Manifest
@@ -81,28 +81,28 @@ class IssueCertificate:
 
 @dataclass(frozen=True)
 class WriteStatus:
-    """The whole status, in place of the one at the session's resource version."""
+    """A write of the whole status, if the owner still has the observed version."""
 
     status: Manifest
 
 
 @dataclass(frozen=True)
 class AddFinalizer:
-    """Guarded by the session's UID and resource version."""
+    """A change of the session's finalizers, if the session still has the observed UID and version."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class RemoveFinalizer:
-    """Guarded by the session's UID and resource version."""
+    """A change of the session's finalizers, if the session still has the observed UID and version."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Emit:
-    """A Kubernetes Event about the session."""
+    """A Kubernetes Event about the session or pool."""
 
     type: EventType
     reason: str
@@ -114,9 +114,11 @@ Action = Create | Apply | Annotate | Delete | IssueCertificate | WriteStatus | A
 
 @dataclass(frozen=True)
 class Decision:
-    """requeue_after_seconds: decide again by then even if nothing is heard; None leaves it to events and the resync.
-    wants_turn: it would restart for what nobody asked of it, or has done so and is not back yet; None where
-        nothing was found out about it.
+    """The actions to carry out now, and when to decide again.
+
+    requeue_after_seconds: decide again by then, even without an event; None: at the next event or resync.
+    wants_turn: the session waits for its turn of an automatic restart, or has it and does not serve again yet; None
+        where that is not known.
     """
 
     actions: tuple[Action, ...]

@@ -1,4 +1,4 @@
-"""Whether the certificate of a workload is missing, or due for renewal."""
+"""The certificate of a workload: issued when it is missing, and renewed before it expires."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from tinsmith_operator.common.observed import CertificateFacts, Surroundings
 from tinsmith_operator.common.ownership import belongs_to
 
 RENEWAL = timedelta(days=10)
-"""Before its end: a third of its life, in which somebody may notice that renewal fails."""
+"""How long before its end a certificate is renewed: a third of its life, so that there is time to repair failures."""
 
 
 def ensure_certificate(
     observed: Surroundings, worker_id: str | None, now: datetime, *roles: str
 ) -> tuple[IssueCertificate, ...]:
-    """worker_id: whom it must name, None when that is not known yet; roles: further names in it."""
+    """Issue a certificate if it is missing, has other names, or is due for renewal.
+
+    worker_id: the worker that it must name; None while that is not known. roles: further names in it.
+    """
     authority = observed.authority_fingerprint
     if worker_id is None or authority is None:
         return ()
@@ -36,14 +39,17 @@ def ensure_certificate(
 
 
 def renewal_time(facts: CertificateFacts) -> datetime | None:
-    """None for a leaf that ends with its authority: no renewal would make it last longer."""
+    """Return when to renew; None for a certificate that ends with its authority, which a renewal could not prolong."""
     return facts.not_after - RENEWAL if facts.not_after < facts.authority_not_after else None
 
 
 def is_fresh(
     facts: CertificateFacts | None, dns_names: tuple[str, ...], authority_fingerprint: str, now: datetime
 ) -> bool:
-    """Whether a leaf can stay as it is. One from the future was issued by a clock that has been set back since."""
+    """Return whether a certificate can stay.
+
+    A certificate that begins in the future was issued by a clock that was set back later.
+    """
     if facts is None or (facts.dns_names, facts.authority_fingerprint) != (dns_names, authority_fingerprint):
         return False
     due = renewal_time(facts)
@@ -51,6 +57,9 @@ def is_fresh(
 
 
 def certificate_is_foreign(observed: Surroundings) -> bool:
-    """A pod would mount it, key and all. Which is said as a conflict of names; what runs already has its own."""
+    """Return whether the Secret of the certificate belongs to another owner.
+
+    A new pod would mount it with its key. Pods that run have their own certificate already.
+    """
     live = observed.certificate_secret
     return live is not None and not belongs_to(observed.owner, live)

@@ -1,7 +1,7 @@
-"""Whose a claim is that several name: one session's, for its journal, or those who read a model from it.
+"""The owner of a claim that several sessions or pools name: for a journal, or to read a model from it.
 
-A journal's claim is one worker's, which writes to it. Who merely reads from a claim holds up no worker that has begun,
-and no claim that is made for a session. Else who was made first has it: a later one stops nobody, on either side.
+Only one worker writes to the claim of a journal. A reader does not stop a worker that has started, nor a session whose
+claim was made for it. In all other cases the older session or pool has the claim.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from tinsmith_operator.common.workloads import WORKLOAD_KINDS
 def journal_holder(
     session: TrainingSession, claim: Manifest | None, users: Sequence[Manifest], pods: Iterable[Manifest]
 ) -> str | None:
-    """The session whose worker has the claim, or that was made first, until it is gone, and its worker's pod too.
+    """Return the other session that has the claim, if there is one.
 
-    users: the sessions that name it for their journal. pods: those with a journal on it.
+    It keeps the claim until the session and its worker's pod are gone.
+
+    users: the sessions that name the claim for their journal. pods: the pods with a journal on it.
     """
     first = min(users, key=lambda user: _precedence(user, claim), default=None)
     if first is not None and first["metadata"]["uid"] != session.uid:
@@ -32,8 +34,10 @@ def journal_holder(
 
 
 def runs_worker(pod: Manifest) -> bool:
-    """Of a session, by its labels and by whose it is; also one whose workload was deleted from above it. It may run on
-    where a node is silent. Whoever else mounts a claim is not ours to wait for, whatever its labels say."""
+    """Return whether the pod runs the worker of a session, by its labels and its controller.
+
+    A worker's pod without a controller counts: its workload was deleted, and it may still run on an unreachable node.
+    """
     metadata = pod["metadata"]
     labels = metadata.get("labels") or {}
     if labels.get("app.kubernetes.io/name") != TrainingSession.APPLICATION:
@@ -44,9 +48,9 @@ def runs_worker(pod: Manifest) -> bool:
 
 
 def earlier_reader(session: TrainingSession, claim: Manifest | None, readers: Iterable[Manifest]) -> str | None:
-    """Who reads a model from the claim that a session names for its journal, and may go on; in words.
+    """Return the older session or pool that reads a model from the claim of this session's journal, in words.
 
-    Nobody has anything to read on a claim that is made for the session, and nobody stops a worker that has begun.
+    A claim that is made for the session holds no model, and a reader does not stop a worker that has started.
     """
     has_begun = claim is not None and session.status.worker_id == claim["metadata"]["uid"]
     if session.spec.storage.existing_claim is None or has_begun:
@@ -56,7 +60,7 @@ def earlier_reader(session: TrainingSession, claim: Manifest | None, readers: It
 
 
 def journal_of_another(reader: Owner, claim: Manifest | None, users: Iterable[Manifest]) -> str | None:
-    """The session for whose journal the claim is that this session or pool would read a model from."""
+    """Return the session whose journal is on the claim from which this session or pool would read a model."""
     others = (user for user in users if user["metadata"]["uid"] != reader.uid)
     before = [user for user in others if _comes_first_of_all(user, claim) or _age(user) < _age_of(reader)]
     first = min(before, key=lambda user: _precedence(user, claim), default=None)
@@ -69,7 +73,7 @@ def _named(owner: Manifest) -> str:
 
 
 def _comes_first_of_all(user: Manifest, claim: Manifest | None) -> bool:
-    """Its worker has begun there, or the claim is made for it alone."""
+    """Return whether the session's worker has started on the claim, or the claim was made for it."""
     if _has_begun(user, claim):
         return True
     storage = (user.get("spec") or {}).get("storage") or {}
@@ -82,7 +86,7 @@ def _is_made_for(user: Manifest, claim: Manifest) -> bool:
 
 
 def _precedence(user: Manifest, claim: Manifest | None) -> tuple[bool, str, str]:
-    """Times are in whole seconds: of two that were made within one, who has begun decides, and else the UIDs do."""
+    """Return a sort key: started workers first, then age. Times are in whole seconds, so UIDs decide last."""
     return not _has_begun(user, claim), *_age(user)
 
 

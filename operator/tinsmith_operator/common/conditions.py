@@ -1,4 +1,4 @@
-"""The conditions that sessions and pools have in common, from what was found."""
+"""The conditions that sessions and pools share, and the Events of their changes."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from tinsmith_operator.api.status import Condition, OwnerStatus
 from tinsmith_operator.common.actions import Action, Emit, EventType, WriteStatus
 from tinsmith_operator.common.diagnosis import found
 
-AS_WANTED = found(Reason.AS_WANTED, "There is nothing left to do.")
-BRINGING = found(Reason.CREATING_OBJECTS, "Objects are being updated to what the spec says.")
+AS_WANTED = found(Reason.AS_WANTED, "Everything is as the spec asks.")
+BRINGING = found(Reason.CREATING_OBJECTS, "Objects are being updated to the spec.")
 READY_REASONS = frozenset({Reason.WORKER_READY, Reason.REPLICAS_READY})
 
 
 def standard_conditions(
     readiness: Finding, progress: Finding, degradation: Finding | None
 ) -> tuple[ConditionState, ...]:
-    """Return all standard conditions, so that a missing one needs no meaning.
+    """Return all standard conditions, true or not.
 
-    The sentence about the progress stands in Reconciling or in Stalled, whichever is True: tools that read kstatus show
-    that one alone.
+    The progress message is in Reconciling or in Stalled, whichever is True: tools that read kstatus show only that one.
     """
-    nothing = found(Reason.AS_EXPECTED, "Nothing is wrong that Ready would not say.")
+    nothing = found(Reason.AS_EXPECTED, "No problem apart from what Ready reports.")
     moving, stuck = (progress.reason.progress is each for each in (Progress.MOVING, Progress.STUCK))
-    resting = Finding(progress.reason, "The operator and the cluster have nothing under way.")
-    unhindered = Finding(progress.reason, "Nothing waits for a person.")
+    resting = Finding(progress.reason, "Nothing is under way.")
+    unhindered = Finding(progress.reason, "No action by a person is needed.")
     return (
         condition(ConditionType.READY, readiness, holds=readiness.reason in READY_REASONS),
         condition(ConditionType.RECONCILING, progress if moving else resting, holds=moving),
@@ -38,11 +37,11 @@ def condition(type_: ConditionType, finding: Finding, *, holds: bool) -> Conditi
 
 
 def upgrade_available(runs: str, next_start: str) -> ConditionState:
-    """runs: the image in use. next_start: the one that a clean restart would bring."""
+    """Return the condition. runs: the image in use. next_start: the image that a restart would use."""
     if runs == next_start:
-        current = found(Reason.IMAGE_CURRENT, f"It runs {runs}, as a restart would.")
+        current = found(Reason.IMAGE_CURRENT, f"It runs {runs}, which a restart would keep.")
         return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.FALSE, current)
-    waits = found(Reason.NEW_DEFAULT_IMAGE, f"It runs {runs}, and would start with {next_start} now.")
+    waits = found(Reason.NEW_DEFAULT_IMAGE, f"It runs {runs}. A restart would use {next_start}.")
     return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.TRUE, waits)
 
 
@@ -50,21 +49,20 @@ EVENT_CONDITIONS = (ConditionType.READY, ConditionType.STALLED, ConditionType.DE
 
 
 def status_changes(before: OwnerStatus, after: OwnerStatus) -> tuple[Action, ...]:
-    """Nothing when it reads so already."""
+    """Return the write of the status and its Events; no action if the status is up to date."""
     if after == _with_own_conditions(before, after):
         return ()
     return (WriteStatus(after.to_manifest()), *_events(before, after))
 
 
 def _with_own_conditions(before: OwnerStatus, after: OwnerStatus) -> OwnerStatus:
-    """With the conditions that we write, in our order: the API server has others' beside them, in its own order, and
-    writing ours again would change neither."""
+    """Return the status with only the operator's own conditions, in its order: others may have added theirs."""
     ours = (before.condition(condition.type) for condition in after.conditions)
     return before.model_copy(update={"conditions": tuple(condition for condition in ours if condition is not None)})
 
 
 def _events(before: OwnerStatus, after: OwnerStatus) -> tuple[Emit, ...]:
-    """One for each reason that is new, whichever conditions it moved."""
+    """Return an Event for each new reason, however many conditions have it."""
     emitted: dict[str, Emit] = {}
     for type_ in EVENT_CONDITIONS:
         condition = after.condition(type_)
@@ -80,6 +78,6 @@ def _is_news(before: Condition | None, after: Condition) -> bool:
 
 
 def _event_type(condition: Condition) -> EventType:
-    """A pool that has just been scaled up runs with less than its spec says, and nothing is wrong with that."""
-    is_trouble = Reason(condition.reason).progress is Progress.STUCK
-    return EventType.WARNING if is_trouble else EventType.NORMAL
+    """Return Warning only if a person must act: a degraded pool may just have been scaled up."""
+    is_stuck = Reason(condition.reason).progress is Progress.STUCK
+    return EventType.WARNING if is_stuck else EventType.NORMAL

@@ -1,7 +1,7 @@
-"""What can be wrong, found in the same way for sessions and pools, and how a finding is said.
+"""Findings that sessions and pools share.
 
-Of the objects: foreign ones, refusals, certificates. Of a pod: why there is none, or why it is not ready, from its
-status, its warnings and its worker's last words.
+About objects: name conflicts, refusals, certificates, references that are not allowed. About a pod: why it is missing
+or not ready, by its status, the Kubernetes Events about it, and its worker's last words.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ REFUSALS = {
     "Deployment": Reason.OVERRIDES_REFUSED,
     "Job": Reason.OVERRIDES_REFUSED,
 }
-"""What is in the other kinds does not come from the spec."""
+"""The reason for a refused object, by its kind. The content of other kinds does not come from the spec."""
 
 WARNING_LIFE = timedelta(minutes=20)
-"""A StatefulSet's controller tries again within 17 minutes; what is older has been overcome."""
+"""How long an Event counts. A StatefulSet's controller tries again within 17 minutes, so older failures are over."""
 
 FRESH_RUN = timedelta(seconds=60)
-"""So long after a start, the ending before it still says what is the matter: who refuses to start does so at once."""
+"""How long after a start the ending before it is still reported: a worker that refuses to start does so at once."""
 
 WORKER_REASONS = {
     "ModelNotFound": Reason.MODEL_NOT_FOUND,
@@ -50,31 +50,33 @@ WORKER_REASONS = {
 }
 
 CLUSTER_CURES = frozenset({Reason.OUT_OF_MEMORY, Reason.TLS_INVALID})
-"""Reasons of a refused start whose cure names a field or a Secret, which the worker does not know."""
+"""The reasons of a refused start whose cure names a field or a Secret, which the worker does not know."""
 
 _MISSING = re.compile(r"(secret|configmap)s? \"[^\"]+\" not found|couldn't find key \S+ in (Secret|ConfigMap)", re.I)
 _NODES = re.compile(r"^0/(\d+) nodes are available")
-# Kubernetes up to 1.33 says the first, later versions the second.
+# The first form is of Kubernetes up to 1.33, the second of later versions.
 _VOLUME_ELSEWHERE = re.compile(
     r"(\d+) node\(s\) (?:had volume node affinity conflict|didn't match PersistentVolume's node)"
 )
 _UNNAMED_TAINTS = re.compile(r"(\d+) node\(s\) had untolerated taint\(s\)")
-"""As of 1.34 the scheduler does not say which."""
+"""From 1.34 on, the scheduler does not name the taints."""
 _LOST_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready", "node.kubernetes.io/out-of-service")
 
 
 def found(reason: Reason, what: str) -> Finding:
-    """One sentence: what is the matter here; and the cure that the reason knows."""
+    """Return a finding whose message is what happened, followed by the cure of the reason."""
     cure = reason.cure.replace("`", "")
-    return Finding(reason, f"{what.rstrip('.')}; {cure[0].lower()}{cure[1:]}" if cure else what)
+    return Finding(reason, f"{what.rstrip('.')}. {cure}" if cure else what)
 
 
 def name_conflict(owner: Owner, foreign: Manifest | None) -> Finding | None:
-    """foreign: an object in the place of one of the owner's children."""
+    """Return a finding if a foreign object has the name of one of the owner's children."""
     if foreign is None:
         return None
     name = f"{foreign['kind']} {foreign['metadata']['name']}"
-    return found(Reason.NAME_CONFLICT, f"{name} is not this {owner.NOUN}'s, and is left alone.")
+    return found(
+        Reason.NAME_CONFLICT, f"{name} does not belong to this {owner.NOUN}, so the operator does not touch it."
+    )
 
 
 def refusal(refusals: Mapping[str, str]) -> Finding | None:
@@ -86,7 +88,7 @@ def refusal(refusals: Mapping[str, str]) -> Finding | None:
 
 
 def _why_refused(kind: str, message: str) -> Reason:
-    """A claim's quota and LimitRange are about storage, and have their cure with the claim."""
+    """Return the reason. A quota or LimitRange that refuses a claim is about storage, so the claim's cure applies."""
     of_kind, reason = REFUSALS.get(kind, Reason.OBJECT_REFUSED), words.why_not_admitted(message)
     if of_kind is Reason.CLAIM_REFUSED and reason in (Reason.QUOTA_EXCEEDED, Reason.RESOURCES_REFUSED):
         return of_kind
@@ -104,9 +106,11 @@ def missing_certificate(observed: Surroundings) -> Finding | None:
 
 @dataclass(frozen=True)
 class Evidence:
-    """warnings: of the namespace.
-    claim_uid: of the claim with its journal, if it has one.
-    was_preempted: whether the latest pod that ran had to make room, and none has run since.
+    """The facts about pods that are not in the pods.
+
+    warnings: the Events of type Warning of the namespace.
+    claim_uid: of the journal's claim, if there is one.
+    was_preempted: the latest pod that ran was preempted, and none has run since.
     """
 
     warnings: tuple[KubernetesWarning, ...]
@@ -115,7 +119,7 @@ class Evidence:
     was_preempted: bool = False
 
     def latest(self, uid: str, reasons: frozenset[str]) -> KubernetesWarning | None:
-        """About the object of that UID, and not too old to matter."""
+        """Return the latest recent warning about the object with this UID."""
         recent = (
             warning
             for warning in self.warnings
@@ -125,13 +129,13 @@ class Evidence:
 
 
 def queued(workload: Manifest) -> Finding:
-    """Of one whose `spec.suspend` somebody else has set."""
+    """Return the finding about a workload whose `spec.suspend` another manager has set."""
     name = f"{workload['kind']} {workload['metadata']['name']}"
-    return found(Reason.QUEUED, f"{name} is suspended by {holder_name(workload)}, and starts when that lets it.")
+    return found(Reason.QUEUED, f"{name} is suspended by {holder_name(workload)} and starts when that resumes it.")
 
 
 def why_pods_are_missing(refused: str | None) -> Finding:
-    """refused: what their controller last heard when it tried to make one."""
+    """Return the finding. refused: the API server's words when the controller last tried to create a pod."""
     if refused is None:
         return found(Reason.CREATING_OBJECTS, "The pod is being created.")
     reason = words.why_not_admitted(refused) or Reason.POD_REFUSED
@@ -144,14 +148,14 @@ def lost_node(pods: Iterable[Pod], now: datetime) -> Finding | None:
         return None
     return found(
         Reason.NODE_UNREACHABLE,
-        f"Node {pod.node_name} does not answer for pod {pod.name}, which may still run, so no other is started.",
+        f"Node {pod.node_name} does not answer. Its pod {pod.name} may still run, so the operator starts no other pod.",
     )
 
 
 def preempted(evidence: Evidence) -> Finding | None:
-    """Return the reason of a pod that follows a preempted one, until it has a node."""
-    said = "The pod before it made room for one of higher priority."
-    return found(Reason.PREEMPTED, said) if evidence.was_preempted else None
+    """Return the finding about a pod without a node whose predecessor was preempted."""
+    what = "A pod of higher priority preempted the previous pod."
+    return found(Reason.PREEMPTED, what) if evidence.was_preempted else None
 
 
 def why_pod_is_not_ready(pod: Pod | None, evidence: Evidence) -> Finding:
@@ -165,17 +169,18 @@ def why_pod_is_not_ready(pod: Pod | None, evidence: Evidence) -> Finding:
 def _leaving(pod: Pod | None) -> Finding:
     if pod is not None and (disruption := words.DISRUPTIONS.get(pod.disruption)) is not None:
         reason, why = disruption
-        return found(reason, f"Pod {pod.name} {why}, and has still to go.")
-    return found(Reason.RESTARTING, "The pod before it has still to go.")
+        return found(reason, f"Pod {pod.name} {why}. Waiting for it to terminate.")
+    previous = f" {pod.name}" if pod is not None else ""
+    return found(Reason.RESTARTING, f"Waiting for the previous pod{previous} to terminate.")
 
 
 def why_pod_failed(pod: Pod, *, is_one_of_many: bool = False) -> Finding:
-    """Return why the node has ended a pod for good, or never began it.
+    """Return why the node ended the pod, or did not admit it.
 
-    is_one_of_many: the pod is one of a row that fails alike, and its name would change the message with each of them.
+    is_one_of_many: one of many pods that fail alike: a message with its name would change with each of them.
     """
     if pod.latest_ending is not None and not pod.status_reason:
-        return found(Reason.RESTARTING, f"Pod {pod.name} has ended, and has still to go.")
+        return found(Reason.RESTARTING, f"Pod {pod.name} has ended. Waiting for it to be removed.")
     said = quoted(": ".join(part for part in (pod.status_reason, pod.status_message) if part))
     reason = words.why_ended(pod.status_reason)
     subject = "A pod" if is_one_of_many else f"Pod {pod.name}"
@@ -183,14 +188,14 @@ def why_pod_failed(pod: Pod, *, is_one_of_many: bool = False) -> Finding:
 
 
 def why_pod_does_not_run(pod: Pod, evidence: Evidence) -> Finding | None:
-    """Of a pod whose container has not run yet, whatever runs in it."""
+    """Return why the container of a pod has not started yet; None once it runs."""
     return _without_node(pod, evidence) or _waiting(pod, evidence) or _preparing(pod)
 
 
 def _preparing(pod: Pod) -> Finding | None:
     if pod.running_since is not None:
         return None
-    return found(Reason.PREPARING_POD, f"Node {pod.node_name} prepares the pod.")
+    return found(Reason.PREPARING_POD, f"Node {pod.node_name} is preparing the pod.")
 
 
 def _without_node(pod: Pod, evidence: Evidence) -> Finding | None:
@@ -199,13 +204,13 @@ def _without_node(pod: Pod, evidence: Evidence) -> Finding | None:
         return None
     known = words.SCHEDULER.get(scheduled.get("reason", ""))
     if known is None:
-        return preempted(evidence) or found(Reason.WAITING_FOR_SCHEDULER, "The pod waits for the scheduler.")
+        return preempted(evidence) or found(Reason.WAITING_FOR_SCHEDULER, "The pod is waiting for the scheduler.")
     if known is Reason.SCHEDULING_GATED:
         return _gated(pod)
     reason = _why_unschedulable(scheduled.get("message", ""))
     message = f"The scheduler finds no node: {quoted(scheduled.get('message', ''))}."
     if reason is Reason.UNSCHEDULABLE and evidence.was_preempted:
-        return found(Reason.PREEMPTED, f"The pod before it made room for one of higher priority. {message}")
+        return found(Reason.PREEMPTED, f"A pod of higher priority preempted the previous pod. {message}")
     if reason is Reason.CLAIM_UNBOUND and (provisioning := _provisioning_failure(evidence)):
         message = f"The claim gets no volume: {quoted(provisioning.message)}."
     return found(reason, message)
@@ -215,11 +220,11 @@ def _gated(pod: Pod) -> Finding:
     gates = ", ".join(pod.scheduling_gates)
     is_queued = any(gate.startswith(words.QUEUE_GATES) for gate in pod.scheduling_gates)
     reason = Reason.QUEUED if is_queued else Reason.SCHEDULING_GATED
-    return found(reason, f"Pod {pod.name} is held back by its scheduling gates: {quoted(gates)}.")
+    return found(reason, f"Pod {pod.name} is waiting for its scheduling gates to be removed: {quoted(gates)}.")
 
 
 def _why_unschedulable(message: str) -> Reason:
-    """What the scheduler says when no node takes a pod."""
+    """Return the reason for a message of the scheduler."""
     if re.search(r'persistentvolumeclaim "[^"]*" not found', message):
         return Reason.CLAIM_MISSING
     if re.search(r'persistentvolumeclaim "[^"]*" is being deleted', message):
@@ -232,7 +237,7 @@ def _why_unschedulable(message: str) -> Reason:
 
 
 def _is_volume_on_lost_node(message: str) -> bool:
-    """The volume belongs to another node than all that are there, or than all that a taint does not keep from it."""
+    """Return whether no node is left for the volume, apart from nodes whose taints the pod does not tolerate."""
     elsewhere, nodes = _VOLUME_ELSEWHERE.search(message), _NODES.search(message)
     if elsewhere is None or nodes is None:
         return False
@@ -247,7 +252,7 @@ def _provisioning_failure(evidence: Evidence) -> KubernetesWarning | None:
 
 
 def _waiting(pod: Pod, evidence: Evidence) -> Finding | None:
-    """Before the container's first start: the image, what its environment needs, its volumes."""
+    """Return why the container has not started: its image, its environment, or its volumes."""
     waiting = pod.waiting
     if waiting is None or waiting.get("reason") == "CrashLoopBackOff":
         return None
@@ -263,7 +268,7 @@ def _waiting(pod: Pod, evidence: Evidence) -> Finding | None:
 
 
 def _unprepared(pod: Pod, evidence: Evidence) -> Finding:
-    """Return why a container waits for its node, by the warnings about its pod."""
+    """Return why the node has not started a container, by the warnings about its pod."""
     mount = evidence.latest(pod.uid, words.MOUNT_EVENTS)
     if mount is not None:
         known = Reason.SECRET_MISSING if _MISSING.search(mount.message) else Reason.MOUNT_FAILED
@@ -271,11 +276,11 @@ def _unprepared(pod: Pod, evidence: Evidence) -> Finding:
     setup = evidence.latest(pod.uid, words.SANDBOX_EVENTS)
     if setup is not None:
         return found(Reason.CANNOT_START, f"Node {pod.node_name} cannot set up the pod: {quoted(setup.message)}.")
-    return found(Reason.PREPARING_POD, f"Node {pod.node_name} attaches volumes and pulls the image {pod.image}.")
+    return found(Reason.PREPARING_POD, f"Node {pod.node_name} is attaching volumes and pulling the image {pod.image}.")
 
 
 def _ended(pod: Pod, evidence: Evidence) -> Finding | None:
-    """The container has ended, and is down or has just been started again."""
+    """Return why the container has ended, if it is down or has just started again."""
     ending = pod.latest_ending
     if ending is None or (pod.running_since is not None and evidence.now >= pod.running_since + FRESH_RUN):
         return None
@@ -289,17 +294,17 @@ def _ended(pod: Pod, evidence: Evidence) -> Finding | None:
 def _crash(pod: Pod, ending: Ending) -> Finding | None:
     if pod.waiting is None:
         return None
-    said = f", and said: {ending.last_words}" if ending.last_words else ""
+    words = f" and said: {ending.last_words}" if ending.last_words else ""
     return found(
         Reason.CRASH_LOOP,
-        f"The worker ended with status {ending.exit_code}, after {pod.restarts} restarts of this pod{said}.",
+        f"The worker ended with status {ending.exit_code}, after {pod.restarts} restarts of this pod,{words}.",
     )
 
 
 def _refused_start(pod: Pod, ending: Ending, record: TerminationRecord) -> Finding:
-    said = ending.last_words or f"status {ending.exit_code}, {log_hint(pod)}"
+    words = ending.last_words or f"status {ending.exit_code}, {log_hint(pod)}"
     reason = WORKER_REASONS.get(record.reason, Reason.CANNOT_START)
-    return found_by_worker(reason, f"The worker refuses to start: {said}.", is_quoted=ending.last_words is not None)
+    return found_by_worker(reason, f"The worker refuses to start: {words}.", is_quoted=ending.last_words is not None)
 
 
 def log_hint(pod: Pod) -> str:
@@ -308,16 +313,18 @@ def log_hint(pod: Pod) -> str:
 
 
 def found_by_worker(reason: Reason, what: str, *, is_quoted: bool) -> Finding:
-    """A worker's own words, where they are quoted, end with what to do; the reason's cure would say it twice, unless it
-    names what a worker does not know."""
+    """Return the finding without the reason's cure if it quotes a worker, whose words end with what to do.
+
+    The cure stays for reasons whose cure a worker cannot know.
+    """
     return Finding(reason, what) if is_quoted and reason not in CLUSTER_CURES else found(reason, what)
 
 
 def _loading(pod: Pod, evidence: Evidence) -> Finding:
     if preparing := _preparing(pod):
         return preparing
-    does = "loads the model" if evidence.claim_uid is None else "loads the model and replays its journal"
-    return found(Reason.LOADING_MODEL, f"The worker on node {pod.node_name} {does}.")
+    does = "loading the model" if evidence.claim_uid is None else "loading the model and replaying its journal"
+    return found(Reason.LOADING_MODEL, f"The worker on node {pod.node_name} is {does}.")
 
 
 CLAIM = "PersistentVolumeClaim"
@@ -338,15 +345,15 @@ def _read_claim(observed: Surroundings) -> Finding | None:
     if read is None:
         return None
     return found(
-        Reason.CLAIM_IS_READ, f"{CLAIM} {read.claim} (spec.storage.existingClaim) has the model of {read.reader}."
+        Reason.CLAIM_IS_READ, f"{CLAIM} {read.claim} (spec.storage.existingClaim) holds the model of {read.reader}."
     )
 
 
 def _objection(observed: Surroundings, installation: Installation, image: str | None) -> Finding | None:
-    """The image that the volume is pinned to comes last: whoever names another one in the spec gets that."""
+    """Return the first reference that the policy does not allow. The spec's own image comes before the pinned one."""
     pinned = [Reference("its volume's", ReferenceKind.IMAGE, image)] if image is not None else []
     objection = installation.policy.objection([*references_of(observed.owner), *pinned])
-    return found(objection.reason, objection.words) if objection is not None else None
+    return found(objection.reason, f"{objection.words}.") if objection is not None else None
 
 
 def _journal_for_a_model(observed: Surroundings) -> Finding | None:
@@ -355,5 +362,5 @@ def _journal_for_a_model(observed: Surroundings) -> Finding | None:
         return None
     return found(
         Reason.CLAIM_IS_JOURNAL,
-        f"{CLAIM} {read.claim} ({read.field}) is the journal of session {read.session}, and nobody else's to mount.",
+        f"{CLAIM} {read.claim} ({read.field}) is the journal of session {read.session}, which alone may mount it.",
     )

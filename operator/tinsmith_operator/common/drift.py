@@ -1,6 +1,11 @@
-"""The create or apply that brings a child to the desired object, of any kind.
+"""The create or apply that changes a child, of any kind, into the desired object.
 
-An apply takes away only what is booked as ours in `managedFields`, so the book is read and corrected here too.
+An apply removes only fields that `managedFields` records as the operator's, so these records are corrected here too.
+
+The API server does not store an object as it was sent. It rounds quantities, fills in defaults, leaves out what is
+empty, and lets admission webhooks rewrite the rest. `holds` knows the forms that Kubernetes documents. For all other
+forms, `Stored` records what the latest request came to: the same request to an object that still reads like the answer
+would change nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +23,14 @@ from tinsmith_operator.common.ownership import belongs_to
 from tinsmith_operator.common.queue import controls_suspend, is_held, without_suspend
 
 CONTENT = frozenset({"f:spec", "f:data", "f:stringData", "f:type"})
-"""Labels and annotations of others may stay beside ours."""
+"""The parts of an object that belong to the operator alone. Other managers may add labels and annotations."""
 
 SHARED_KINDS = frozenset({"PersistentVolumeClaim"})
-"""Their content is written by controllers too: the volume that a claim is bound to."""
+"""The kinds whose content controllers write too: the volume that a claim is bound to."""
 
 
 def ensure_child(observed: Surroundings, live: Manifest | None, wanted: Manifest) -> tuple[Create | Apply, ...]:
-    """No request when the live object is what is wanted; none about a foreign object, or one that is being deleted."""
+    """Return no action if the live object is as desired, is foreign, or is being deleted."""
     if live is None:
         return (Create(wanted),)
     if not belongs_to(observed.owner, live) or live["metadata"].get("deletionTimestamp"):
@@ -36,7 +41,7 @@ def ensure_child(observed: Surroundings, live: Manifest | None, wanted: Manifest
 
 
 def is_in_place(observed: Surroundings, live: Manifest, wanted: Manifest) -> bool:
-    """Whether the live object is what is wanted, or what the API server made of it when it was last asked."""
+    """Return whether the live object is as desired, or as the API server stored the latest request for it."""
     return holds(live, wanted) or as_stored(wanted, live) == observed.stored.get(wanted["kind"])
 
 
@@ -45,13 +50,13 @@ def apply_to(live: Manifest, wanted: Manifest) -> Apply:
 
 
 def still_refused(refusals: Mapping[str, str], children: Iterable[Action]) -> dict[str, str]:
-    """A refusal matters while the object is still asked for: who takes a change back has cured it without a request."""
+    """Return the refusals of objects that are still to be written. A change that was taken back needs no request."""
     asked = {action.manifest["kind"] for action in children if isinstance(action, Create | Apply | IssueCertificate)}
     return {kind: words for kind, words in refusals.items() if kind in asked}
 
 
 def has_foreign_content(manifest: Manifest) -> bool:
-    """Whether somebody else wrote into the content of an object that is all ours; a queue may, by contract."""
+    """Return whether another manager wrote into the content of an object of the operator. A queue may do that."""
     if manifest["kind"] in SHARED_KINDS:
         return False
     managed = manifest["metadata"].get("managedFields", [])
@@ -59,16 +64,16 @@ def has_foreign_content(manifest: Manifest) -> bool:
 
 
 def own_spec_fields(manifest: Manifest) -> frozenset[str]:
-    """Those that we have named, in a POST or in an apply, and that an apply without them would take away."""
+    """Return the fields of the spec that the operator has set, and that an apply without them would remove."""
     managed = manifest["metadata"].get("managedFields", [])
     spec = (entry.get("fieldsV1", {}).get("f:spec", {}) for entry in managed if _is_own_entry(entry))
     return frozenset(name.removeprefix("f:") for fields in spec for name in fields)
 
 
 def own_managed_fields(manifest: Manifest) -> list[Manifest]:
-    """The managed fields as they must be before an apply: all that is ours in one entry, of an apply.
+    """Return the managed fields as they must be before an apply: all fields of the operator in one Apply entry.
 
-    A POST of ours is booked as an update, which nobody repeats: what it named, and an apply no longer does, would stay.
+    The operator's POST is recorded as an Update. Fields of that entry would stay when an apply no longer names them.
     """
     managed: list[Manifest] = manifest["metadata"].get("managedFields", [])
     takes_content = manifest["kind"] not in SHARED_KINDS
@@ -117,18 +122,18 @@ LIST_KEYS = {
     "volumeMounts": "mountPath",
     "volumes": "name",
 }
-"""Lists in which others may have items too. All other lists must be equal in length and order."""
+"""The lists that other managers may extend, with the key of their items. All other lists must be equal."""
 
 MILLI, NANO = 3, 9
 QUANTITY_DIGITS = {"requests": MILLI, "limits": MILLI, "sizeLimit": NANO, "divisor": NANO}
-"""The digits after the point that the API server keeps of a quantity; it rounds away from zero."""
+"""The digits after the point that the API server stores of a quantity. It rounds away from zero."""
 
 APART = frozenset({"metadata", "status"})
-"""Controllers write the status. Of the metadata, only what was asked for is compared."""
+"""The parts that are not compared whole. Controllers write the status; of the metadata only desired fields count."""
 
 
 def holds(live: Any, wanted: Any, field: str = "") -> bool:
-    """Whether everything wanted is in what is live."""
+    """Return whether the live value has everything that the desired value has."""
     if isinstance(wanted, dict):
         return _holds_fields(live, wanted, field)
     if isinstance(wanted, list):
@@ -144,7 +149,7 @@ def _holds_fields(live: Any, wanted: dict[str, Any], field: str) -> bool:
         return live is None or isinstance(live, dict)
     if not isinstance(live, dict):
         return False
-    # A resource's name says nothing about its value; the map that it is in does.
+    # The map of a resource decides how its value is stored, and its name does not.
     return all(
         holds(live.get(name), value, field if field in QUANTITY_DIGITS else name) for name, value in wanted.items()
     )
@@ -168,14 +173,14 @@ def _stored_quantity(quantity: int | float | str, field: str) -> int:
 
 
 def with_answer(stored: Mapping[str, Stored], asked: Manifest, answer: Manifest) -> dict[str, Stored]:
-    """Add what the API server made of a request, where that is not visibly what was asked for. By kind."""
+    """Return `stored` with the answer to a request, if the answer does not hold what was requested."""
     others = {kind: each for kind, each in stored.items() if kind != asked["kind"]}
     return others if holds(answer, asked) else {**others, asked["kind"]: as_stored(asked, answer)}
 
 
 def as_stored(asked: Manifest, live: Manifest) -> Stored:
     return Stored(
-        # The content of a certificate's Secret is made with each request, and is no part of what is wanted.
+        # The content of a certificate's Secret is made anew for each request, so it is not compared.
         asked=fingerprint(_without(asked, {"data"})),
         content=fingerprint([_without(live, APART), _metadata(asked, live)]),
     )
@@ -191,5 +196,5 @@ def _metadata(asked: Manifest, live: Manifest) -> Manifest:
 
 
 def _only(found: Any, wanted: Any) -> Any:
-    """Return the labels or annotations that were asked for; any other value as it is."""
+    """Return the labels or annotations that were requested; any other value as it is."""
     return {name: found.get(name) for name in wanted} if isinstance(wanted, dict) and found else found

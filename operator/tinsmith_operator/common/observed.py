@@ -1,4 +1,4 @@
-"""What is observed of a session or pool: the input of a decision."""
+"""The observed state of a session or pool: the input of a decision."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tinsmith_operator.api.training_session import TrainingSession
 
 @dataclass(frozen=True)
 class CertificateFacts:
-    """Of the leaf in a Secret, whoever wrote it, and of the authority beside it.
+    """The facts about the certificate in a Secret, and about the authority that is stored with it.
 
-    authority_fingerprint: empty when that authority did not sign the leaf.
+    authority_fingerprint: empty if that authority did not sign the certificate.
     """
 
     not_before: datetime
@@ -31,12 +31,12 @@ class CertificateFacts:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What the worker in this pod last said of itself.
+    """The latest report of the worker in this pod.
 
-    adapters_used, model_places: models that it holds, and how many it takes, in memory or parked.
-    running_seconds: of the microbatch, step or save that runs now; 0 when none does.
-    snapshot_seconds: the longest that a snapshot of everything took since the worker started; 0 before the first.
-    volume_full: it accepts no operation for want of room on the journal's volume.
+    adapters_used, model_places: the models that it holds, and the most that it takes, in memory or parked.
+    running_seconds: of the present microbatch, step or save; 0 without one.
+    snapshot_seconds: of the longest complete snapshot since the worker started; 0 before the first one.
+    volume_full: the worker accepts no operation, because the journal's volume is full.
     """
 
     pod_uid: str
@@ -52,7 +52,10 @@ class WorkerReport:
 
 @dataclass(frozen=True)
 class SnapshotAnswer:
-    """To a request for a snapshot. at: when everything was on disk; None where the worker refused it: `problem`."""
+    """The answer to a request for a snapshot.
+
+    at: when everything was on disk; None if the worker refused. problem: why it refused.
+    """
 
     request: str
     at: datetime | None
@@ -64,7 +67,7 @@ class KubernetesWarning:
     """An Event of type Warning about an object of the namespace.
 
     kind: of the object, for example Pod, StatefulSet or PersistentVolumeClaim.
-    at: when it was last seen.
+    at: when the Event last occurred.
     """
 
     kind: str
@@ -76,9 +79,9 @@ class KubernetesWarning:
 
 @dataclass(frozen=True)
 class ReadJournal:
-    """A claim that a session or pool would mount for its model, and that is for another session's journal.
+    """A claim that a session or pool names for its model, although it is the journal of another session.
 
-    field: of the spec, that names it.
+    field: the field of the spec that names it.
     """
 
     field: str
@@ -88,7 +91,10 @@ class ReadJournal:
 
 @dataclass(frozen=True)
 class Stored:
-    """asked: the hash of a request. content: the hash of the object after it, without what others write."""
+    """What the API server stored for a request.
+
+    asked: the hash of the request. content: the hash of the object after it, without the fields of other managers.
+    """
 
     asked: str
     content: str
@@ -96,10 +102,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class ReadClaim:
-    """The claim that a session names for its journal, and from which an earlier session or pool reads its model.
-
-    reader: that session or pool, in words.
-    """
+    """A claim for a session's journal from which an older session or pool reads its model. reader: in words."""
 
     claim: str
     reader: str
@@ -107,18 +110,16 @@ class ReadClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings(ABC):
-    """What lies under the names of an owner's children, ours or not; None is "not there".
+    """The objects that have the names of an owner's children, foreign ones included; None: there is none.
 
-    authority_fingerprint: None when there is no authority that could issue anything.
+    authority_fingerprint: None without an authority that can issue certificates.
     ca_problem: why certificates cannot be issued or stored, as a sentence.
-    certificate: None also when the Secret holds nothing that can be read.
-    snapshot: the latest answer of the session's worker to a request for one.
-    read_journal: the first of the claims for its model that is some other session's journal.
-    warnings: may be left empty while the owner is ready.
-    stored: what the API server made of the latest create or apply of a kind, where that is not visibly what was asked
-        for.
-    refusals: what the API server said to the latest create or apply of a kind (status 400, 403 or 422), until one
-        succeeds. The action is decided again each time; whoever acts spaces out the attempts.
+    certificate: None also if the Secret holds no readable certificate.
+    snapshot: the latest answer of the session's worker to a request for a snapshot.
+    read_journal: the first claim for the model that is the journal of another session.
+    warnings: may be empty while the owner is ready.
+    stored: by kind, what the API server stored for the latest create or apply, if that differs from the request.
+    refusals: by kind, the API server's words when it refused the latest create or apply (status 400, 403 or 422).
     """
 
     authority_fingerprint: str | None
@@ -137,7 +138,7 @@ class Surroundings(ABC):
     @property
     @abstractmethod
     def owner(self) -> Owner:
-        """Whose children these are."""
+        """The session or pool that the children belong to."""
 
     @property
     def read_claim(self) -> ReadClaim | None:
@@ -150,24 +151,23 @@ class Surroundings(ABC):
 
     @property
     def owned(self) -> tuple[Manifest | None, ...]:
-        """What must belong to the owner by its owner reference, if it is there."""
+        """The objects that must have an owner reference to the owner."""
         return (self.workload, self.service, self.certificate_secret, self.policy)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observed(Surroundings):
-    """One session.
+    """The observed state of one session.
 
-    claim: the one of `session.claim_name`, which may be a claim that somebody else made.
-    claim_holder: another session that names the same claim and comes before this one, or whose worker's pod still
-        has it.
-    claim_reader: a session or pool, in words, that was made before this one and reads its model from that claim.
-    pod: the one with the worker. members: the others of a session of several pods, by name.
-    conversion: the Job that converts its model. converters: the pods of it, and of one before it while they are there.
+    claim: the claim named `session.claim_name`; a user may have made it.
+    claim_holder: another session that has the same claim, or whose worker's pod still mounts it.
+    claim_reader: an older session or pool, in words, that reads its model from the claim.
+    pod: the worker's pod. members: the other pods of a session of several nodes, by name.
+    conversion: the Job that converts the model. converters: its pods, and those of an earlier such Job.
     image_pull: the Job that pulls another image onto the worker's node. pullers: its pods, as `converters`.
-    no_groups: why no session of several pods can be made here, as a sentence.
-    report: the latest, of whatever pod sent it.
-    has_turn: to restart for what nobody asked for: of many sessions only a few do at the same time.
+    no_groups: why there can be no session of several nodes here, as a sentence.
+    report: the latest report, of any pod.
+    has_turn: the session may restart automatically now. Only a few sessions may at the same time.
     """
 
     session: TrainingSession
@@ -202,7 +202,7 @@ class Observed(Surroundings):
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedPool(Surroundings):
-    """One pool. pods: by name, those that its workload's replica sets made, of any revision."""
+    """The observed state of one pool. pods: of all ReplicaSets of its Deployment, by name."""
 
     pool: SamplerPool
     budget: Manifest | None = None

@@ -1,4 +1,4 @@
-"""Whose an object is. What is not ours is never written and never deleted."""
+"""The owner of each object. The operator never writes or deletes an object of another owner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tinsmith_operator.common.workloads import (
 )
 from tinsmith_operator.policy import Policy
 
-ORPHANED = "it was left behind by an earlier session, and a Job is never changed"
+ORPHANED = "an earlier session left it behind, and a Job cannot be changed"
 
 
 def controller_of(manifest: Manifest) -> Manifest | None:
@@ -30,11 +30,10 @@ def controller_of(manifest: Manifest) -> Manifest | None:
 
 
 def belongs_to(owner: Owner, manifest: Manifest) -> bool:
-    """Whether an object, other than a session's claim, belongs to the owner: by its UID, so that a namesake's children
-    are foreign.
+    """Return whether an object other than a session's claim belongs to the owner, by the UID in its owner reference.
 
-    Without a controller an object belongs to the owner whose labels it carries: it was orphaned when an earlier one of
-    that name was deleted (`kubectl delete --cascade=orphan`), and is adopted by the next apply.
+    An object without a controller belongs to the owner that its labels name: `kubectl delete --cascade=orphan` of an
+    earlier owner left it, and the next apply adopts it.
     """
     controller = controller_of(manifest)
     return _is_orphan_of(owner, manifest) if controller is None else bool(controller["uid"] == owner.uid)
@@ -51,7 +50,7 @@ def owned_workload(observed: Surroundings) -> Workload | None:
 
 
 def foreign_objects(observed: Surroundings) -> Iterator[Manifest]:
-    """What has the name of one of our children and is not it."""
+    """Yield the foreign objects that have the name of one of the owner's children."""
     for child in observed.owned:
         if child is not None and not belongs_to(observed.owner, child):
             yield child
@@ -59,13 +58,13 @@ def foreign_objects(observed: Surroundings) -> Iterator[Manifest]:
 
 @dataclass(frozen=True)
 class OwnedObjects:
-    """What of all that lies under the names of a session's children is the session's.
+    """The observed objects that belong to the session.
 
-    pod, members: of its workload as it is now.
-    writer: the pod that may still write to its volume: also that of an earlier workload, or of none any more.
+    pod, members: of its present workload.
+    writer: the pod that may still write to its volume, also of an earlier workload or of none.
     conversion, image_pull: its Jobs, with the pods of their tries. converters: also the pods of an earlier such Job.
-    orphans: its pods after their workload was deleted from above them: nobody but us would ever stop them.
-    foreign: an object in the place of a child that is not the session's.
+    orphans: its pods whose workload was deleted without them. Only the operator stops them.
+    foreign: an object with the name of a child that does not belong to the session.
     """
 
     workload: Workload | None
@@ -116,7 +115,7 @@ def _owned_job(session: TrainingSession, job: Manifest | None, pods: Sequence[Po
 
 
 def has_foreign_owner(session: TrainingSession, pod: Manifest) -> bool:
-    """Not one of an earlier StatefulSet of ours, which goes, nor one that ours is about to adopt."""
+    """Return whether the pod belongs neither to a workload of the session's name nor to none."""
     labels = pod["metadata"].get("labels") or {}
     controller = controller_of(pod)
     of_our_name = controller is None or (controller["kind"] in WORKLOAD_KINDS and controller["name"] == session.name)
@@ -124,7 +123,7 @@ def has_foreign_owner(session: TrainingSession, pod: Manifest) -> bool:
 
 
 def _is_claim_of(session: TrainingSession, claim: Manifest) -> bool:
-    """By its labels: it has no owner, and outlives the session to be taken up again by the next of that name."""
+    """Return whether the claim was made for the session, by its labels. It has no owner, so it outlives the session."""
     if session.spec.storage.existing_claim is not None:
         return False
     labels = claim["metadata"].get("labels") or {}
@@ -137,14 +136,14 @@ def _is_pod_of(workload: Workload | None, pod: Manifest) -> bool:
 
 
 def _has_another_kind(session: TrainingSession, pod: Manifest) -> bool:
-    """An earlier session of this name ran otherwise, and its pod is still there, under another name than the next."""
+    """Return whether the pod is of an earlier session of this name that had another kind of workload."""
     controller = controller_of(pod)
     kind = RAY_CLUSTER if session.spec.is_group else STATEFUL_SET
     return controller is not None and controller["kind"] in WORKLOAD_KINDS - {kind}
 
 
 def _orphans(observed: Observed) -> Iterator[Manifest]:
-    """A StatefulSet that is there again adopts its pod; KubeRay adopts none."""
+    """Yield the pods without a workload. A new StatefulSet adopts its pod; KubeRay adopts none."""
     if observed.workload is not None and observed.workload["kind"] != RAY_CLUSTER:
         return
     for pod in (observed.pod, *observed.members):
@@ -158,7 +157,7 @@ def _is_orphaned(session: TrainingSession, pod: Manifest) -> bool:
 
 
 def _foreign_objects_of_session(observed: Observed) -> Iterator[Manifest]:
-    """Its claim and its pod have no owner reference of ours."""
+    """Yield the foreign objects, with the claim and the pod, which have no owner reference to the session."""
     yield from foreign_objects(observed)
     session, claim = observed.session, observed.claim
     if claim is not None and session.spec.storage.existing_claim is None and not _is_claim_of(session, claim):

@@ -1,4 +1,4 @@
-"""A pod's status, read; and whether its node has gone silent, by that status: the operator may not read nodes."""
+"""The state of a pod, and of its node as far as the pod shows it: the operator may not read nodes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tinsmith_operator.common.redaction import redacted_line
 from tinsmith_operator.policy import Policy
 
 OVERDUE_AFTER = timedelta(seconds=60)
-"""Beyond its grace period: a kubelet that is there ends a pod within seconds of it."""
+"""How long after its grace period a pod counts as lost: a kubelet that runs ends a pod within seconds."""
 
 
 @dataclass(frozen=True)
 class TerminationRecord:
-    """What a worker left behind that refused to start. image: of ImageChanged, the one that can replay the journal."""
+    """The record of a worker that refused to start. image: for ImageChanged, the image that can replay the journal."""
 
     reason: str
     image: str | None
@@ -34,7 +34,7 @@ class TerminationRecord:
 class Ending:
     """How a run of the worker's container ended.
 
-    last_words: the container's own words, redacted; None where it left none, or where they may not be quoted.
+    last_words: the container's own words, redacted; None if there are none, or if they may not be quoted.
     """
 
     exit_code: int
@@ -47,30 +47,30 @@ class Ending:
 class Pod(LiveObject):
     """A pod with what its containers, conditions and annotations say.
 
-    is_vouched_for: whether the platform vouches for its image. The words of every other image are quoted nowhere.
+    is_vouched_for: whether the platform vouches for its image. The words of all other images are never quoted.
     """
 
     is_vouched_for: bool = False
 
     @property
     def restart_request(self) -> str | None:
-        """With which it was started."""
+        """The request for a restart that this pod answers."""
         request: str | None = self._annotations.get(RESTART_REQUEST_ANNOTATION)
         return request
 
     @property
     def deletion_time(self) -> datetime | None:
-        """When it should be gone: the API server adds the grace period."""
+        """When the pod should be gone, grace period included."""
         return parse_time(self.manifest["metadata"].get("deletionTimestamp"))
 
     @property
     def has_ended(self) -> bool:
-        """For good, as when it was evicted: no container of it is started again."""
+        """Whether the pod has ended for good, for example by an eviction: none of its containers starts again."""
         return self.manifest.get("status", {}).get("phase") in {"Failed", "Succeeded"}
 
     @property
     def has_failed(self) -> bool:
-        """For good, and not as it should."""
+        """Whether the pod has ended for good, and not as it should."""
         return bool(self.manifest.get("status", {}).get("phase") == "Failed")
 
     @property
@@ -80,25 +80,25 @@ class Pod(LiveObject):
 
     @property
     def image(self) -> str | None:
-        """As the pod asks for it: a webhook may have put a mirror in place of what the session asked for."""
+        """The image in the pod's spec. A webhook may have replaced the session's image with a mirror."""
         image: str | None = self._wanted.get("image")
         return image
 
     @property
     def journal_image(self) -> str | None:
-        """By the worker's arguments, which it writes into its journal: what the session asked for, on any mirror."""
+        """The image in the worker's arguments, which it writes into its journal: the session's, on any mirror."""
         arguments = self._wanted.get("args") or ()
         return next((each.removeprefix("--image=") for each in arguments if each.startswith("--image=")), None)
 
     @property
     def asked_image(self) -> str | None:
-        """As the spec or the installation named it, where the operator noted that in the pod; else as the pod asks."""
+        """The image that the spec or the installation named, if the pod notes it; else the image of its spec."""
         noted: str | None = self._annotations.get(IMAGE_ANNOTATION)
         return noted or self.journal_image or self.image
 
     @property
     def image_id(self) -> str | None:
-        """As the node found it: repository@digest, or an id where the image came from no registry."""
+        """The node's name of the image: repository@digest, or an ID if the image came from no registry."""
         found = str(self._container.get("imageID", "")).removeprefix("docker-pullable://")
         return found or None
 
@@ -112,12 +112,12 @@ class Pod(LiveObject):
 
     @property
     def waiting(self) -> Manifest | None:
-        """Why the container does not run: reason and message."""
+        """The reason and message of a container that does not run."""
         return self._state.get("waiting")
 
     @property
     def cannot_pull(self) -> bool:
-        """Whether its image cannot be pulled: nothing runs in it, and a change of how to pull does not reach it."""
+        """Whether the image cannot be pulled. Then nothing runs in the pod, and only a restart can change that."""
         return (self.waiting or {}).get("reason") in IMAGES
 
     @property
@@ -126,7 +126,7 @@ class Pod(LiveObject):
 
     @property
     def status_reason(self) -> str:
-        """The node's word for the failure; empty where the pod's own containers ended it."""
+        """The kubelet's reason for the failure; empty if the pod's own containers ended it."""
         return str(self.manifest.get("status", {}).get("reason") or "")
 
     @property
@@ -135,13 +135,13 @@ class Pod(LiveObject):
 
     @property
     def disruption(self) -> str:
-        """The word for its removal from outside; empty where none is given."""
+        """The reason of the condition DisruptionTarget; empty without that condition."""
         target = self.condition("DisruptionTarget")
         return str(target.get("reason", "")) if target.get("status") == "True" else ""
 
     @property
     def is_unschedulable(self) -> bool:
-        """Return whether the scheduler finds no node for it."""
+        """Whether the scheduler finds no node for the pod."""
         return self.node_name is None and self.condition("PodScheduled").get("reason") == "Unschedulable"
 
     @property
@@ -154,7 +154,7 @@ class Pod(LiveObject):
 
     @property
     def has_started(self) -> bool:
-        """Whether its container has run, so that its volumes are mounted."""
+        """Whether its container has run, so that its volumes were mounted."""
         return self.running_since is not None or self.latest_ending is not None
 
     @cached_property
@@ -171,7 +171,7 @@ class Pod(LiveObject):
         )
 
     def condition(self, type_: str) -> Manifest:
-        """Empty when it is not there."""
+        """Return the condition; empty if it is missing."""
         conditions = self.manifest.get("status", {}).get("conditions") or ()
         return next((condition for condition in conditions if condition["type"] == type_), {})
 
@@ -195,18 +195,18 @@ class Pod(LiveObject):
 
 
 def read_pod(manifest: Manifest, policy: Policy) -> Pod:
-    """Return the pod; its words may be quoted if the policy vouches for its image."""
+    """Return the pod. Its words may be quoted if the policy vouches for its image."""
     pod = Pod(manifest)
     return replace(pod, is_vouched_for=pod.asked_image is not None and policy.vouches_for(pod.asked_image))
 
 
 def parse_record(message: Any) -> tuple[TerminationRecord | None, str]:
-    """Return the record in a termination message, and its words; without a record, the words are the message."""
+    """Return the record in a termination message, and its words. Without a record, the words are the message."""
     text = str(message or "")
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
-        # 4096 bytes are enough to nest lists deeper than the parser goes.
+        # A message of 4096 bytes can nest lists deeper than the parser allows.
         return None, text
     if not isinstance(record, dict):
         return None, text
@@ -221,7 +221,7 @@ def node_is_silent(pod: Pod, now: datetime) -> bool:
 
 
 def _was_marked_by_node_controller(pod: Pod) -> bool:
-    """It sets Ready to False and touches nothing else; a kubelet moves both conditions together."""
+    """Return whether only Ready is False. The node controller changes that alone; a kubelet changes both conditions."""
     return pod.condition("Ready").get("status") == "False" and pod.condition("ContainersReady").get("status") == "True"
 
 

@@ -1,9 +1,9 @@
-"""Fields of a workload that another manager owns by contract: a queue, such as Kueue, says when it runs, and where.
+"""The fields of a workload that belong to a queue such as Kueue, which decides when and where the workload runs.
 
-Whoever carries the queue's label belongs to it, and so does whose `spec.suspend` somebody else has written. The
-operator then neither sets nor reverts that field, nor what a queue adds to templates when it admits them: two that each
-wrote what they want would do so for ever. What shall not run for a reason of the operator's own is deleted instead, and
-made anew when it shall.
+A workload belongs to a queue if it has the queue's label, or if another manager has written its `spec.suspend`. The
+operator then neither sets nor reverts that field, nor what a queue adds to templates when it admits them. Two managers
+that both write a field would never stop. A workload that must not run for the operator's own reasons is deleted, and
+created again later.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tinsmith_operator.api.names import MANAGER, QUEUE_LABEL
 SUSPEND = "f:suspend"
 
 PLACEMENT = ("nodeSelector", "tolerations", "schedulingGates")
-"""Of a template's spec: where the nodes are on which the queue has found room."""
+"""The fields of a template's spec that name the nodes on which the queue has found room."""
 MARKS = ("labels", "annotations")
-"""Of a template's metadata: by which the queue knows its pods again."""
+"""The fields of a template's metadata by which the queue recognises its pods."""
 
 
 def is_held(manifest: Manifest) -> bool:
-    """Whether another manager says when it runs."""
+    """Return whether another manager decides when the workload runs."""
     return QUEUE_LABEL in _labels(manifest) or next(_holders(manifest), None) is not None
 
 
 def holder_name(manifest: Manifest) -> str:
-    """Who that is."""
+    """Return the name of the queue or manager that decides when the workload runs."""
     if (queue := _labels(manifest).get(QUEUE_LABEL)) is not None:
         return f"queue {queue}"
     manager = next(_holders(manifest), None)
@@ -37,13 +37,15 @@ def holder_name(manifest: Manifest) -> str:
 
 
 def controls_suspend(entry: Manifest) -> bool:
-    """Whether these managed fields are of another manager that says when it runs."""
+    """Return whether these managed fields are of another manager that has written `spec.suspend`."""
     return entry.get("manager") != MANAGER and not entry.get("subresource") and SUSPEND in _spec_fields(entry)
 
 
 def without_suspend(entry: Manifest) -> Manifest:
-    """Managed fields of ours without the one that is another's by contract. An admission webhook writes it into our own
-    request, so it is booked as ours; an apply that no longer names it would take it away, and pods would start.
+    """Return managed fields of the operator without `spec.suspend`.
+
+    A queue's admission webhook writes that field into the operator's own request, so it is recorded as the operator's.
+    An apply that does not name it would remove it, and pods would start.
     """
     if SUSPEND not in _spec_fields(entry):
         return entry
@@ -52,7 +54,7 @@ def without_suspend(entry: Manifest) -> Manifest:
 
 
 def keep_queue_fields(live: Manifest, wanted: Manifest) -> Manifest:
-    """What is wanted of a RayCluster, as far as its queue leaves that to us."""
+    """Return the desired RayCluster with the fields that its queue has written."""
     held = copy.deepcopy(wanted)
     held["spec"].pop("suspend", None)
     for theirs, ours in zip(_templates(live), _templates(held), strict=False):
@@ -62,7 +64,8 @@ def keep_queue_fields(live: Manifest, wanted: Manifest) -> Manifest:
 
 
 def _keep(theirs: Manifest, ours: Manifest, fields: tuple[str, ...]) -> None:
-    """A map has both, and ours wins. A list is theirs: ours is in it, since a change of ours makes the whole anew."""
+    """Copy fields of the live object. In a map the desired value wins; a list is taken whole, since it has the desired
+    items."""
     for name in fields:
         live = theirs.get(name)
         if isinstance(live, dict):

@@ -1,9 +1,9 @@
-"""What a container said, for those who may read a session and not its log, nor the Secrets that its pod is given.
+"""Quotes of other programs, safe for people who may read a session but not its log or its Secrets.
 
-A termination message is written by whatever runs in the container, and an image of somebody's own can write there what
-it was given, in any disguise. So only words of images are quoted that the platform vouches for; of others it is said
-how they ended, and where their log is, which takes the right to read logs. What is quoted is one line, short, and
-without what looks like a key: an honest library may print one.
+Whatever runs in a container writes its termination message, and a user's own image can write its Secrets there in any
+disguise. So a container is quoted only if the platform vouches for its image; for others, conditions say how they ended
+and where the log is, which takes the right to read logs. A quote is one short line without anything that looks like a
+key: an honest library may print one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from unicodedata import category
 LONGEST_QUOTE = 600
 LONGEST_LAST_WORDS = 300
 NO_TEXT = {"Cc", "Cs", "Cn", "Cf"}
-"""Unicode's control characters, halves of pairs, what is no character, and what only changes how others are shown."""
+"""Unicode categories: control characters, lone surrogates, unassigned code points, and format characters."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 HIDDEN = "[hidden]"
 
@@ -42,7 +42,7 @@ _BEARER = re.compile(rf"(?P<name>\b(?:bearer|basic)\s+)(?P<value>{_WORD})", re.I
 def quoted(message: str, longest: int = LONGEST_QUOTE) -> str:
     """Return another program's words on one line, without their last full stop.
 
-    Control and format characters are replaced: in a terminal they would hide or rewrite what stands around them.
+    Control and format characters are replaced: in a terminal they could hide or rewrite the text around them.
     """
     line = " ".join(message.split()).rstrip(".")
     words = "".join(REPLACEMENT if category(letter) in NO_TEXT else letter for letter in line)
@@ -50,7 +50,7 @@ def quoted(message: str, longest: int = LONGEST_QUOTE) -> str:
 
 
 def without_keys(message: str) -> str:
-    """Before it is cut: half of a key is no less of one."""
+    """Return the words with keys hidden. Call it before the words are cut: half of a key is still secret."""
     line = _KEYS.sub(HIDDEN, " ".join(message.split()))
     return _BEARER.sub(rf"\g<name>{HIDDEN}", _NAMED.sub(rf"\g<name>{HIDDEN}", line))
 

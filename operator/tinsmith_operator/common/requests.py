@@ -1,7 +1,6 @@
-"""What users ask for by annotations: a restart, a snapshot. Each names a time, and is done once for each time it names.
+"""Requests of users by annotation: a restart or a snapshot, once for each time that the annotation names.
 
-What was done is known from what is there: the pod says for which request it was started, and so does the status, where
-it also stands which request could not be read.
+The pod and the status record which request was carried out. The status also records requests that could not be read.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d
 
 
 def is_time(text: str) -> bool:
-    """Whether it is a time as RFC 3339 writes it, and Kubernetes with it."""
+    """Return whether the text is a time as RFC 3339 and Kubernetes write it."""
     if not RFC_3339.fullmatch(text):
         return False
     try:
@@ -36,13 +35,13 @@ def is_time(text: str) -> bool:
 
 
 def read_request(annotations: Mapping[str, str], name: str) -> str | None:
-    """The time that is asked for; None when none is, or when it cannot be read."""
-    said = annotations.get(name)
-    return said if said is not None and is_time(said) else None
+    """Return the time in the annotation; None if there is none, or if it cannot be read."""
+    text = annotations.get(name)
+    return text if text is not None and is_time(text) else None
 
 
 def restart_request(owner: Owner, workload: Workload | None) -> str | None:
-    """The latest one, which stays the latest when its annotation is taken away: that is no wish for a restart."""
+    """Return the latest request. It stays the latest when its annotation is removed: that asks for no restart."""
     asked = read_request(owner.annotations, RESTART_REQUEST_ANNOTATION)
     if asked is not None or workload is None:
         return asked
@@ -51,7 +50,7 @@ def restart_request(owner: Owner, workload: Workload | None) -> str | None:
 
 
 def snapshot_request(session: TrainingSession) -> str | None:
-    """The one that no worker has answered yet."""
+    """Return the request that no worker has answered yet."""
     asked = read_request(session.annotations, SNAPSHOT_REQUEST_ANNOTATION)
     answered = session.status.requests.snapshot if session.status.requests is not None else None
     return asked if asked != answered else None
@@ -60,7 +59,10 @@ def snapshot_request(session: TrainingSession) -> str | None:
 def answered_requests(
     session: TrainingSession, running_for: str | None, snapshot: SnapshotAnswer | None
 ) -> Requests | None:
-    """running_for: the restart request that the pod was started with. None: nothing was ever asked for."""
+    """Return the requests that are done; None if there was never one.
+
+    running_for: the restart request that the present pod answers.
+    """
     before = session.status.requests or Requests()
     asked_snapshot = _asked(session, SNAPSHOT_REQUEST_ANNOTATION)
     is_answered = snapshot is not None and snapshot.request == asked_snapshot
@@ -72,24 +74,24 @@ def answered_requests(
 
 
 def answered_restart(owner: Owner, before: str | None, running_for: str | None) -> str | None:
-    """The latest request for a restart that is done with. running_for: the one that what runs was started with."""
+    """Return the latest restart request that is done. running_for: the request that the present pods answer."""
     asked = _asked(owner, RESTART_REQUEST_ANNOTATION)
     return asked if _is_done(asked, asked == running_for) else before
 
 
 def restart_events(before: str | None, after: str | None, done: str) -> tuple[Emit, ...]:
-    """The Events when the status moves on to `after`. done: what was restarted, as the beginning of a sentence."""
+    """Return the Events for a new status. done: what was restarted, as the beginning of a sentence."""
     if after is None or after == before:
         return ()
     if not is_time(after):
         return (_unreadable(RESTART_REQUEST_ANNOTATION, after),)
-    return (Emit(EventType.NORMAL, "Restarted", f"{done} started anew, as was asked for at {after}."),)
+    return (Emit(EventType.NORMAL, "Restarted", f"{done} restarted, as requested at {after}."),)
 
 
 def request_events(
     session: TrainingSession, after: Requests | None, snapshot: SnapshotAnswer | None
 ) -> tuple[Emit, ...]:
-    """The Events when the status moves on to `after`."""
+    """Return the Events for the new status `after`."""
     before, after = session.status.requests or Requests(), after or Requests()
     events = [*restart_events(before.restart, after.restart, "The worker was")]
     if after.snapshot is not None and after.snapshot != before.snapshot:
@@ -98,12 +100,12 @@ def request_events(
 
 
 def _asked(owner: Owner, name: str) -> str | None:
-    said = owner.annotations.get(name)
-    return said[:LONGEST_REQUEST] if said is not None else None
+    text = owner.annotations.get(name)
+    return text[:LONGEST_REQUEST] if text is not None else None
 
 
 def _is_done(asked: str | None, is_answered: bool) -> bool:
-    """One that cannot be read is done with, once an Event has said so."""
+    """Return whether a request is done. A request that cannot be read is done when an Event has reported it."""
     return asked is not None and (is_answered or not is_time(asked))
 
 
@@ -111,15 +113,15 @@ def _snapshot(request: str, answer: SnapshotAnswer | None) -> Emit:
     if not is_time(request):
         return _unreadable(SNAPSHOT_REQUEST_ANNOTATION, request)
     if answer is not None and answer.problem is not None:
-        said = f"The snapshot that was asked for at {request} was refused: {quoted(answer.problem)}."
-        return Emit(EventType.WARNING, "SnapshotRefused", said)
-    return Emit(EventType.NORMAL, "SnapshotTaken", f"Every adapter is on disk, as was asked for at {request}.")
+        message = f"The worker refused the snapshot that was requested at {request}: {quoted(answer.problem)}."
+        return Emit(EventType.WARNING, "SnapshotRefused", message)
+    return Emit(EventType.NORMAL, "SnapshotTaken", f"Every adapter is on disk, as requested at {request}.")
 
 
 def _unreadable(annotation: str, request: str) -> Emit:
     return Emit(
         EventType.WARNING,
         "RequestUnreadable",
-        f"The annotation {annotation} is no time, so nothing is done: {quoted(request)}. Write the time at which you "
-        "ask, like 2026-01-31T12:00:00Z.",
+        f"The annotation {annotation} is not a time, so the operator does nothing: {quoted(request)}. Set it to the "
+        "present time, such as 2026-01-31T12:00:00Z.",
     )

@@ -1,8 +1,8 @@
-"""When to reconcile again although no event comes: deadlines, renewals, warnings that are not watched.
+"""Reconciles without an event, for deadlines, renewals and warnings; and retries of refused pods.
 
-And when to have pods created again that the API server has refused. A controller that may not create a pod waits longer
-after each try: 17 minutes in the end, one for a Job. It does not hear that a quota was raised, or that an admission
-webhook answers again. Any change of its own object makes it try at once, and so does an annotation.
+A controller that may not create a pod waits longer after each try: up to 17 minutes, or one minute for a Job. It does
+not notice that a quota was raised or that an admission webhook answers again. Any change of its own object, also of an
+annotation, makes it try at once.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tinsmith_operator.common.pod import Pod, overdue_time
 from tinsmith_operator.common.workloads import Workload
 
 LOOK_FOR_WARNINGS = timedelta(seconds=20)
-"""While something keeps a session or pool from being ready: warnings are read, not watched."""
+"""The interval while a session or pool is not ready: warnings are read, not watched."""
 
 SHORTEST_PAUSE = timedelta(minutes=1)
 LONGEST_PAUSE = timedelta(minutes=5)
-"""A thousand sessions that wait for a quota for days make three requests a second of it."""
+"""With it, a thousand sessions that wait for a quota send three requests a second."""
 PAUSES_SO_FAR = 4
-"""The pause is the time that it has waited so far, divided by this."""
+"""The pause is the time waited so far, divided by this."""
 
 
 def requeue_times_of(pod: Pod) -> Iterable[datetime]:
@@ -37,13 +37,13 @@ def requeue_times_of(pod: Pod) -> Iterable[datetime]:
 
 
 def requeue_after(moments: Iterable[datetime | None], now: datetime) -> float | None:
-    """Of those that lie ahead."""
+    """Return the seconds until the first moment that is still to come."""
     ahead = ((moment - now).total_seconds() for moment in moments if moment is not None and moment > now)
     return min(ahead, default=None)
 
 
 def ask_again(workload: Workload, status: OwnerStatus, now: datetime) -> tuple[Annotate, ...]:
-    """Return no request before the pause is over, or before the status says that the workload is stuck."""
+    """Annotate a stuck workload, so that its controller creates refused pods again; not before the pause is over."""
     stalled = status.condition(ConditionType.STALLED)
     if stalled is None or stalled.status != Truth.TRUE:
         return ()
@@ -57,10 +57,10 @@ def ask_again(workload: Workload, status: OwnerStatus, now: datetime) -> tuple[A
 
 
 def _asked_at(workload: Workload, now: datetime) -> datetime | None:
-    """Return the time in the annotation. Users may write it, so any other text or time counts as none."""
-    said = (workload.manifest["metadata"].get("annotations") or {}).get(POD_RETRY_ANNOTATION)
+    """Return the time in the annotation. A user may have written another text or a future time, which are ignored."""
+    text = (workload.manifest["metadata"].get("annotations") or {}).get(POD_RETRY_ANNOTATION)
     try:
-        moment = parse_time(said)
+        moment = parse_time(text)
     except ValueError:
         return None
     return moment if moment is not None and moment.tzinfo is not None and moment <= now else None

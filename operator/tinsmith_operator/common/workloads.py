@@ -1,4 +1,4 @@
-"""What a StatefulSet, a RayCluster or a Deployment says of its pods, alike for all of them."""
+"""The live StatefulSets, RayClusters, Deployments and Jobs of the operator, and what they say about their pods."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tinsmith_operator.common.queue import is_held
 STATEFUL_SET = "StatefulSet"
 RAY_CLUSTER = "RayCluster"
 WORKLOAD_KINDS = frozenset({STATEFUL_SET, RAY_CLUSTER})
-"""Of sessions."""
+"""The kinds of workloads of sessions."""
 
 
 def template_of(workload: Manifest) -> Manifest:
-    """Of the worker's pod, or of a pool's."""
+    """Return the template of the worker's pod, or of a pool's pods."""
     spec = workload["spec"]
     template: Manifest = spec["headGroupSpec"]["template"] if workload["kind"] == RAY_CLUSTER else spec["template"]
     return template
@@ -24,7 +24,7 @@ def template_of(workload: Manifest) -> Manifest:
 
 @dataclass(frozen=True)
 class Workload(LiveObject):
-    """One of ours: of somebody else's nothing but its metadata is known."""
+    """A workload of the operator. Of a foreign workload, only the metadata is known."""
 
     @property
     def kind(self) -> str:
@@ -36,17 +36,17 @@ class Workload(LiveObject):
 
     @property
     def is_held(self) -> bool:
-        """Whether another manager, such as a queue, says when it runs."""
+        """Whether another manager, such as a queue, decides when it runs."""
         return self.kind == RAY_CLUSTER and is_held(self.manifest)
 
     @property
     def is_suspended(self) -> bool:
-        """Of a RayCluster, whoever wants that."""
+        """Whether a RayCluster is suspended, by any manager."""
         return bool(self.manifest["spec"].get("suspend", False))
 
     @property
     def wants_pods(self) -> bool:
-        """Whether the operator does. A queue that keeps it waiting, or has suspended it, does not speak for us."""
+        """Whether the operator wants pods, also while a queue has suspended the workload."""
         spec = self.manifest["spec"]
         if self.kind == RAY_CLUSTER:
             return self.is_held or not self.is_suspended
@@ -54,9 +54,9 @@ class Workload(LiveObject):
 
     @property
     def is_observed(self) -> bool:
-        """Whether its controller has seen this version of it; before, it could start a pod from the old template.
+        """Whether its controller has seen this version. Before, it could start a pod from the old template.
 
-        KubeRay does not say; a pod that it starts from an old template is replaced once more.
+        KubeRay does not report that. A pod that it starts from an old template is replaced once more.
         """
         if self.kind == RAY_CLUSTER:
             return True
@@ -64,11 +64,11 @@ class Workload(LiveObject):
 
     @property
     def has_stopped(self) -> bool:
-        """Whether its controller has understood that there shall be no pod, and sees none."""
+        """Whether its controller knows that there must be no pod, and sees none."""
         if self.wants_pods:
             return False
         if self.kind == RAY_CLUSTER:
-            # KubeRay takes this back before it makes the next pod.
+            # KubeRay removes this condition before it creates the next pod.
             return any(
                 (condition["type"], condition["status"]) == ("RayClusterSuspended", "True")
                 for condition in self._status.get("conditions") or ()
@@ -96,7 +96,7 @@ class Job(LiveObject):
 
     @property
     def failure(self) -> str | None:
-        """The controller's reason for giving up; None while it has not."""
+        """The controller's reason why the Job failed; None if it has not failed."""
         failed = self._condition("Failed")
         return str(failed.get("message", "")) if failed is not None else None
 

@@ -1,1 +1,1 @@
-"""The Kubernetes API: its client and how often that may write, its resources, what its watches show, and events."""
+"""The Kubernetes API: its client with its rate limit, its resources, a cache of its watches, and Events."""

@@ -1,7 +1,7 @@
-"""The cluster as the watches show it, in memory: what reconciles read, so that reading costs no request.
+"""The cluster as the watches show it, in memory. Reconciles read it, so that reading costs no request.
 
-It never goes back in time. The answer of each of our writes is put here at once, and a watch event of before that write
-changes nothing. What is gone stays gone: an answer from before the object's end does not bring it back.
+The cache never goes back in time. The answer to each write is stored here at once, and an older watch event changes
+nothing. A deleted object stays deleted: an answer from before its end does not bring it back.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from tinsmith_operator.kube.resources import (
     version_of,
 )
 
-# Late answers arrive within seconds; this many objects do not end in that time.
+# Late answers arrive within seconds, in which fewer objects than this are deleted.
 REMEMBERED_ENDS = 4096
 
 OWNER_KINDS = frozenset(resource.kind for resource in OWNERS)
 
-# Of a foreign object of these kinds nothing is read but whose it is. Of a claim that a session uses, its UID is enough.
+# The kinds of which only the metadata of a foreign object is read. The UID of a claim that a session uses is enough.
 SEEN_FOR_THEIR_NAMES = frozenset(
     resource.kind for resource in (WORKLOADS, RAY_CLUSTERS, DEPLOYMENTS, SERVICES, POLICIES, BUDGETS, CLAIMS)
 )
 POD_SPEC = ("nodeName", "imagePullSecrets", "schedulingGates")
 POD_STATUS = ("phase", "conditions", "containerStatuses", "reason", "message")
-# An annotation may repeat the whole object, as `kubectl apply` writes it.
+# An annotation may repeat the whole object, as `kubectl apply` does.
 LARGE_METADATA = frozenset({"annotations", "managedFields"})
 
 DerivedT = TypeVar("DerivedT")
 
 
 class Cache:
-    """`enqueue` hears of every owner that a change may concern: itself, and those that looked at the place."""
+    """The live objects. `enqueue` is called for each owner that a change may concern: readers of the changed object."""
 
     def __init__(self, enqueue: Callable[[Key], None]) -> None:
         self._enqueue = enqueue
@@ -67,12 +67,12 @@ class Cache:
         self._read_by: dict[Key, set[Ref | Group]] = {}
 
     def read(self, ref: Ref, reader: Key) -> Manifest | None:
-        """What is there. The reader is enqueued when that changes. Do not change the object."""
+        """Return the object, which must not be changed. The reader is enqueued when the object changes."""
         self._note_reader(ref, reader)
         return self._objects.get(ref)
 
     def read_group(self, group: Group, reader: Key) -> list[Manifest]:
-        """What is in it, by name. The reader is enqueued when one changes, comes or goes."""
+        """Return the objects of the group, by name. The reader is enqueued when one is added, changed or deleted."""
         if group.label not in (*OWNER_LABELS, JOURNAL_CLAIM, MODEL_CLAIM):
             raise AssertionError(f"objects are not grouped by {group.label}")
         self._note_reader(group, reader)
@@ -93,7 +93,7 @@ class Cache:
         return result
 
     def forget_reader(self, reader: Key) -> None:
-        """Before it reads anew, or when it is gone."""
+        """Forget what an owner has read, before it reads again or when it is gone."""
         for place in self._read_by.pop(reader, set()):
             readers = self._readers[place]
             readers.discard(reader)
@@ -107,7 +107,7 @@ class Cache:
         return [manifest for ref, manifest in self._objects.items() if ref.kind == kind]
 
     def note(self, manifest: Manifest) -> bool:
-        """An object as a watch, a write or a read showed it. False: we knew that or better."""
+        """Store an object from a watch, a write or a read. Return False if a version as new is known."""
         ref, uid = ref_of(manifest), manifest["metadata"]["uid"]
         known = self._objects.get(ref)
         version = version_of(manifest)
@@ -118,9 +118,9 @@ class Cache:
         return True
 
     def note_end(self, ref: Ref, uid: str, version: int) -> None:
-        """This object left the watch at that version. Another one of its name is not concerned.
+        """Remove an object that left the watch at that version, unless another object has its name.
 
-        It may live on without the label that we watch: reading it then shows that version or a newer one.
+        The object may still exist without the watched label: a read then shows that version or a newer one.
         """
         self._ended[uid] = version
         while len(self._ended) > REMEMBERED_ENDS:
@@ -131,8 +131,9 @@ class Cache:
             self._enqueue_readers(ref, known)
 
     def note_listed(self, listed: Iterable[Manifest], list_version: int) -> set[Ref]:
-        """Note a page of a list, and return what is on it. Nothing on it had ended at the list's version, even if its
-        end was noted.
+        """Store a page of a list, and return its objects.
+
+        They exist at the list's version, even if an end was noted.
         """
         present = set()
         for manifest in listed:
@@ -144,18 +145,18 @@ class Cache:
         return present
 
     def drop_unlisted(self, resource: Resource, namespace: str | None, present: set[Ref], list_version: int) -> None:
-        """What a whole list lacks, of a namespace or of all, and is no newer than the list, is gone."""
+        """Remove the objects that a whole list lacks, unless they are newer than the list."""
         for ref, manifest in list(self._objects.items()):
             listable = ref.kind == resource.kind and namespace in (None, ref.namespace) and resource.selects(manifest)
             if listable and ref not in present and version_of(manifest) <= list_version:
                 self.note_end(ref, manifest["metadata"]["uid"], version_of(manifest) + 1)
 
     def drop_kind(self, resource: Resource, namespace: str | None) -> None:
-        """Forget all objects of a kind, of a namespace or of all: the cluster does not know the kind."""
+        """Remove all objects of a kind that the cluster does not know, in a namespace or in all."""
         self.drop_unlisted(resource, namespace, set(), sys.maxsize)
 
     def drop_if_unwatched(self, ref: Ref) -> None:
-        """Forgets an object that no watch would keep up to date: read once, believed for a while."""
+        """Remove an object that was read once, and that no watch keeps up to date."""
         manifest = self._objects.get(ref)
         if manifest is not None and not BY_KIND[ref.kind].selects(manifest):
             self._remove(ref)
@@ -180,7 +181,7 @@ class Cache:
         self._read_by.setdefault(reader, set()).add(place)
 
     def _enqueue_readers(self, ref: Ref, *versions: Manifest | None) -> None:
-        """versions: the object before and after, as far as it was there."""
+        """Enqueue the readers of an object. versions: the object before and after the change, where it existed."""
         concerned = set(self._readers.get(ref, ()))
         for manifest in filter(None, versions):
             for group in groups_of(manifest):
@@ -192,8 +193,9 @@ class Cache:
 
 
 def trimmed(manifest: Manifest) -> Manifest:
-    """What is held in memory of it, which is what is read: of a foreign object, which a whole cluster may have many of,
-    only whose it is; of a pod, what its worker was told and how it is.
+    """Return the part of an object that the operator reads.
+
+    A cluster may have many foreign objects, of which only the metadata is kept.
     """
     if manifest["kind"] == PODS.kind:
         return _pod(manifest)
@@ -205,7 +207,7 @@ def trimmed(manifest: Manifest) -> Manifest:
 
 
 def _name_alone(manifest: Manifest) -> Manifest:
-    """With what the operator has written on it: a session may use anybody's claim, and says on it which image may."""
+    """Return the metadata, with the operator's annotations: a session may use any claim, and pins its image there."""
     metadata = _without(manifest["metadata"], LARGE_METADATA)
     annotations = manifest["metadata"].get("annotations") or {}
     ours = {name: text for name, text in annotations.items() if name.startswith(f"{GROUP}/")}
@@ -236,7 +238,7 @@ def _pod(manifest: Manifest) -> Manifest:
 
 
 def _container(container: Manifest) -> Manifest:
-    """By its arguments a worker knows its image."""
+    """Return the container with its image argument, by which a worker knows its image."""
     image = [each for each in container.get("args") or () if each.startswith("--image=")]
     return {**_only(container, ("name", "image")), **({"args": image} if image else {})}
 
@@ -250,7 +252,7 @@ def _without(content: Manifest, fields: Collection[str]) -> Manifest:
 
 
 def _concerns_us(manifest: Manifest) -> bool:
-    """By our label, or by an owner: either may have been taken away from a child of ours."""
+    """Return whether an object has the operator's label or owner. Either may have been removed from a child."""
     if labels_of(manifest).get(MANAGED_BY_LABEL) == MANAGER:
         return True
     owners = manifest["metadata"].get("ownerReferences") or ()

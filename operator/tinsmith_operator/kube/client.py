@@ -1,8 +1,8 @@
-"""Requests to the Kubernetes API: plain dictionaries in and out, our own errors.
+"""Requests to the Kubernetes API, with plain dictionaries and the operator's own errors.
 
-Every request but those of the Lease takes its turn in the rate limit. Every write asks for permission, which is where a
-lost lease stops it (`runtime/leader.py`), and carries what makes a second writer harmless: a create fails on whatever
-is there, every other write names the UID of the object and, but for deletes, its version.
+All requests but those of the Lease wait for the rate limit. Each write asks for a permit, which a lost Lease refuses
+(`runtime/leader.py`). Two operators that write at the same time do no harm: a create fails if the object exists, and
+every other write names the object's UID and, apart from deletes, its version.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from tinsmith_operator.kube.server_clock import ServerClock
 
 READ_TIMEOUT_SECONDS = 30.0
 PAGE_ITEMS = 500
-"""Of a list. A thousand sessions are some 10 MB, which neither side should hold at once."""
+"""The length of a page of a list. A thousand sessions are about 10 MB, too much for one answer."""
 
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
-# Without a charset the client would encode the body itself, as JSON in ASCII.
+# Without a charset, the client would encode the body itself, as JSON in ASCII.
 APPLY_PATCH = "application/apply-patch+yaml; charset=utf-8"
 JSON = "application/json"
 
-# What the API server answers with 500 although a person has to mend it: an apply of a field that the kind does not have
+# Answers with status 500 that only a person can resolve: an apply of a field that the kind does not have
 # (kubernetes/kubernetes#122480), and an admission webhook that does not answer.
 FOR_A_PERSON = ("failed to create typed patch object", "failed calling webhook")
 
 Query = dict[str, str | None]
 
 Permit = Callable[[], float]
-"""The seconds that a write may take from now on. Raises NotLeading."""
+"""Returns the seconds that a write may take from now on. Raises NotLeading."""
 
 
 class Cluster:
-    """The API server, as one operator may use it."""
+    """A rate-limited client of the API server whose writes need a permit."""
 
     def __init__(self, limit: RateLimit, permit: Permit, observe: Observe, clock: ServerClock | None = None) -> None:
         self._clock = clock or ServerClock()
@@ -70,17 +70,17 @@ class Cluster:
             self._client = None
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
-        """Raises NotFound."""
+        """Return the object. Raises NotFound."""
         return await self._read(resource.path(namespace, name))
 
     async def read_lease(self, resource: Resource, namespace: str, name: str) -> Manifest:
-        """Waits for no turn: who leads must not depend on how much there is to do. Raises NotFound."""
+        """Return the Lease without waiting for the rate limit: a busy leader must not lose it. Raises NotFound."""
         return await self._send("GET", resource.path(namespace, name))
 
     async def list_all(
         self, resource: Resource, namespace: str | None, field_selector: str | None = None
     ) -> tuple[list[Manifest], int]:
-        """Everything of the kind that is watched there, or in all namespaces (None); and the version of the list."""
+        """Return the watched objects of the kind in a namespace, or in all (None), and the version of the list."""
         query: Query = {"labelSelector": resource.label_selector, "fieldSelector": field_selector}
         found: list[Manifest] = []
         after: str | None = None
@@ -94,32 +94,31 @@ class Cluster:
                 return found, version
 
     async def try_list(self, resource: Resource, namespace: str | None) -> None:
-        """Asks for one at most, to hear whether all of them could be listed there. Raises NotFound where the kind is
-        not known, and Refused.
-        """
+        """Check that objects of the kind can be listed. Raises NotFound for an unknown kind, and Refused."""
         await self._read(resource.path(namespace), {"limit": "1"})
 
     async def kinds_of(self, api_version: str) -> frozenset[str]:
-        """The plurals that the API server tells to whoever asks, first for all groups, which kinds there are."""
+        """Return the plurals of the kinds that the API server's discovery lists for this version."""
         groups = (await self._read("/apis"))["groups"]
-        told = {str(version["groupVersion"]) for group in groups for version in group["versions"]}
-        if api_version not in told:
+        versions = {str(version["groupVersion"]) for group in groups for version in group["versions"]}
+        if api_version not in versions:
             return frozenset()
         answer = await self._read(f"/apis/{api_version}")
         return frozenset(str(kind["name"]) for kind in answer["resources"])
 
     async def create(self, resource: Resource, manifest: Manifest) -> Manifest:
-        """Raises AlreadyExists, and leaves what is there as it is; and Refused for a field that the kind does not have,
-        which the API server would drop otherwise.
+        """Create the object.
+
+        Raises AlreadyExists, and Refused for an unknown field, which would be dropped otherwise.
         """
         path = resource.path(manifest["metadata"]["namespace"])
         query: Query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
         return await self._write("POST", path, manifest, query=query, priority=_priority_of(resource))
 
     async def apply(self, resource: Resource, manifest: Manifest, subresource: str | None = None) -> Manifest:
-        """Server-side apply with force of this very version of this object: its metadata must name UID and version.
+        """Apply to this version of the object, with force. The metadata must have a UID and a version.
 
-        Raises Conflict when it has changed or is gone.
+        Raises Conflict if the object has changed or is gone.
         """
         metadata = manifest["metadata"]
         if not (metadata.get("uid") and metadata.get("resourceVersion")):
@@ -131,8 +130,9 @@ class Cluster:
         return await self._write("PATCH", path, patch, query=query, content=APPLY_PATCH, priority=priority)
 
     async def own_created_fields(self, resource: Resource, manifest: Manifest, managed: list[Manifest]) -> Manifest:
-        """Puts other managed fields in place of the ones at this version, and breaks the seal: should the apply that
-        is to follow not happen, the object is known not to be what is wanted. Raises Conflict.
+        """Replace the managed fields of this version, and remove the configuration annotation. Raises Conflict.
+
+        If the apply that follows fails, the missing annotation shows that the object is not as desired.
         """
         metadata = manifest["metadata"]
         patch = [
@@ -146,7 +146,7 @@ class Cluster:
         return await self._write("PATCH", path, patch, content=JSON_PATCH, priority=_priority_of(resource))
 
     async def merge(self, resource: Resource, manifest: Manifest, changes: Manifest) -> Manifest:
-        """Set fields of this very version, and take away those that are None. Raises Conflict, NotFound."""
+        """Set fields of this version of the object, and remove those that are None. Raises Conflict and NotFound."""
         metadata = manifest["metadata"]
         guard = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
         path = resource.path(metadata["namespace"], metadata["name"])
@@ -164,7 +164,7 @@ class Cluster:
         grace_period_seconds: int | None = None,
         resource_version: str | None = None,
     ) -> Manifest:
-        """Only the object of this UID, and of this version if one is named. Raises NotFound, and Conflict otherwise."""
+        """Delete the object with this UID, and this version if one is named. Raises NotFound and Conflict."""
         version = {"resourceVersion": resource_version} if resource_version is not None else {}
         options = {"preconditions": {"uid": uid, **version}, "propagationPolicy": "Background"}
         if grace_period_seconds is not None:
@@ -173,7 +173,7 @@ class Cluster:
         return await self._write("DELETE", path, options, priority=Priority.DELETE)
 
     async def write_lease(self, resource: Resource, manifest: Manifest, timeout_seconds: float) -> Manifest:
-        """Creates it, or replaces the version it names. Needs no permission, since permission comes from it."""
+        """Create the Lease, or replace the version that it names. Needs no permit, since the Lease is the permit."""
         metadata = manifest["metadata"]
         replaces = "resourceVersion" in metadata
         path = resource.path(metadata["namespace"], metadata["name"] if replaces else None)
@@ -184,7 +184,7 @@ class Cluster:
         return await self._throttled(self._send("GET", path, query=query))
 
     async def _throttled(self, request: Awaitable[Manifest]) -> Manifest:
-        """The API server may ask for less."""
+        """Await the request, and pause all requests if the API server asks for that."""
         try:
             return await request
         except Throttled as error:
@@ -228,11 +228,11 @@ class Cluster:
                 response = await client.call_api(*request)
                 answer = await response.read()  # type: ignore[no-untyped-call]
         except (aiohttp.ClientError, TimeoutError, OSError, RuntimeError) as error:
-            # A RuntimeError: another request was answered 401 just now, and closed the session that they shared.
+            # A RuntimeError: another request was just answered with 401, and closed the shared session.
             raise Unavailable(f"The Kubernetes API did not answer {method} {path}: {error!r}.") from error
         self._clock.note(response.headers.get("Date"), sent_at)
         if response.status == 401:
-            # An expired login: the next request reads the credentials anew.
+            # The login has expired: the next request reads the credentials again.
             await self.close()
         if response.status >= 400:
             raise error_of(response.status, answer, response.headers.get("Retry-After"), f"{method} {path}")
@@ -253,23 +253,23 @@ class Cluster:
 
 
 def _priority_of(resource: Resource) -> Priority:
-    """The priority of a write that is neither a status nor a delete. Secrets hold the certificates."""
+    """Return the priority of a write that is neither a status nor a delete. Secrets hold the certificates."""
     return Priority.ESSENTIAL if resource == SECRETS else Priority.ORDINARY
 
 
 def read_list(resource: Resource, answer: Manifest) -> tuple[list[Manifest], int]:
-    """The objects and the version of a list, as the API server answers it: its items do not say what they are."""
+    """Return the objects and the version of a list. The API server leaves out the kind of each object."""
     named = [{"apiVersion": resource.api_version, "kind": resource.kind, **item} for item in answer["items"]]
     return named, int(answer["metadata"]["resourceVersion"])
 
 
 def next_page(answer: Manifest) -> str | None:
-    """Where the list goes on; None where this was all."""
+    """Return the token of the next page; None after the last one."""
     return answer["metadata"].get("continue") or None
 
 
 def error_of(status: int, body: bytes, retry_after: str | None, what: str) -> ClusterError:
-    """The API server's refusal as one of ours."""
+    """Return the operator's error for an answer of the API server."""
     try:
         answer = parse_json(body)
         reason, message = answer.get("reason"), answer.get("message") or ""

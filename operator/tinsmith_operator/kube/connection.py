@@ -1,4 +1,4 @@
-"""Connections to the Kubernetes API: credentials, a session for Kopf's watches, and who hears of their requests."""
+"""Connections to the Kubernetes API: credentials, a session for Kopf's watches, and hooks for its requests."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tinsmith_operator.kube.watch_stream import ListBroken, WatchedResponse
 WATCH_LOGIN_SECONDS = 600.0
 USER_AGENT = MANAGER
 Observe = Callable[[ApiCall, str], None]
-"""Hears of each finished request, with its status code or `error`."""
+"""Called for each finished request, with its status code or `error`."""
 
 Heard = Callable[[str | None, str, str, Manifest | None, bool], None]
-"""Hears of each page of a list of a kind: the namespace (None: all of them), the kind's plural, the status code or
-`error`, the page where there is one, and whether the list begins with it. The last one names none to continue with."""
+"""Called for each page of a list: with the namespace (None: all), the kind's plural, the status code or `error`, the
+page if there is one, and whether it is the first page. The last page has no token to continue."""
 
 Turn = Callable[[], Coroutine[Any, Any, None]]
-"""Returns when a read may be sent."""
+"""Waits until a read may be sent."""
 
 
 async def load_configuration() -> Configuration:
@@ -62,9 +62,9 @@ async def load_configuration() -> Configuration:
 
 
 def trace(observe: Observe, heard: Heard | None = None, turn: Turn | None = None) -> aiohttp.TraceConfig:
-    """Return hooks that see every request of a session. heard: also reads each list.
+    """Return hooks for all requests of a session.
 
-    turn: what a list waits for before it is sent.
+    heard: called for each page of a list. turn: what a list waits for before it is sent.
     """
 
     def finished(url: Any, method: str, code: str) -> ApiCall:
@@ -87,10 +87,10 @@ def trace(observe: Observe, heard: Heard | None = None, turn: Turn | None = None
     async def on_body(
         _session: Any, context: SimpleNamespace, params: aiohttp.TraceResponseChunkReceivedParams
     ) -> None:
-        # The whole of it: aiohttp tells of a body that is read at once, and of none that is streamed, as a watch is.
+        # The whole body: aiohttp calls this hook for a body that is read at once, not for a stream such as a watch.
         if heard is None or context.listed is None:
             return
-        # An answer that is no list ends the request of its caller, not this look at it.
+        # An answer that is not a list fails in the request's caller, not here.
         with contextlib.suppress(ValueError):
             is_first = "continue" not in params.url.query
             heard(namespace_of(params.url.path), context.listed, "200", parse_json(params.chunk), is_first)
@@ -109,7 +109,7 @@ def trace(observe: Observe, heard: Heard | None = None, turn: Turn | None = None
 
 @dataclass(frozen=True)
 class WatchSession:
-    """Credentials for Kopf's watches: an open HTTP session, and when to ask for the next one (None: when refused)."""
+    """An HTTP session for Kopf's watches. expires_at: when to open the next one; None: when its login is refused."""
 
     server: str
     http: aiohttp.ClientSession

@@ -1,9 +1,9 @@
-"""Reads what the API server answers, however deep it nests.
+"""A parser for answers of the API server that leaves out what nests too deep.
 
-Anybody who may write an object of a kind that is watched, a Service say, may write its `metadata.managedFields` too,
-up to 10,000 levels deep, and the API server keeps them. Python's parser gives up after some 1,000, or 10,000 in later
-versions; then one such object would end every list of its kind, and every watch, for all. And what a parser takes need
-not be what those can copy and compare who get it. So what is deeper than any object of Kubernetes is left out.
+A user who may write an object of a watched kind, for example a Service, may also write its `metadata.managedFields`, up
+to 10,000 levels deep, and the API server stores them. Python's parser fails at 1,000 levels, or 10,000 in later
+versions, so one such object would end every list and watch of its kind. Code that copies or compares objects fails
+earlier. So the parser leaves out everything deeper than any object of Kubernetes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 DEEPEST = 100
 """Kubernetes' own objects and their managed fields stay below 30."""
 
-# One without an end goes to the end of the text, and nothing is tried twice: the time is linear whatever comes.
+# A string without an end reaches to the end of the text. No text is matched twice, so the time is linear.
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _STRINGS_AND_BRACKETS = re.compile(_STRINGS.pattern + rb"|[{}\[\]]", re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
@@ -24,13 +24,13 @@ _OPENING, _EMPTY = (b"{", b"["), {b"{": b"{}", b"[": b"[]"}
 
 
 def parse_json(text: str | bytes) -> Any:
-    """As `json.loads`, without what nests too deep. Raises ValueError for what is no JSON."""
+    """Parse JSON without the parts that nest too deep. Raises ValueError."""
     answer = text.encode() if isinstance(text, str) else text
     return json.loads(flattened(answer) if nests_too_deep(answer) else answer)
 
 
 def nests_too_deep(text: bytes) -> bool:
-    """Whether something stands below the deepest level that is kept; of brackets that do not match, True."""
+    """Return whether the text nests deeper than is kept. Brackets that do not match count as too deep."""
     if text.count(b"{") + text.count(b"[") < DEEPEST:
         return False
     brackets = _STRINGS.sub(b"", text).translate(_AS_OBJECTS, _NO_BRACKETS)
@@ -42,7 +42,7 @@ def nests_too_deep(text: bytes) -> bool:
 
 
 def flattened(text: bytes) -> bytes:
-    """With nothing in the objects and lists at the deepest level that is kept."""
+    """Return the text with empty objects and lists at the deepest level that is kept."""
     kept, depth, begins = bytearray(), 0, 0
     for token in _STRINGS_AND_BRACKETS.finditer(text):
         bracket = token[0]

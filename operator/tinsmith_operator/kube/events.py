@@ -1,4 +1,4 @@
-"""Kubernetes Events about sessions and pools: what `kubectl describe` shows of their way."""
+"""Kubernetes Events about sessions and pools, as `kubectl describe` shows them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tinsmith_operator.logs import get_logger
 
 LONGEST_MESSAGE_BYTES = 1024
 LONGEST_INSTANCE_BYTES = 128
-# Between two looks at the warnings of a namespace, however many sessions wait there.
+# The interval at which the warnings of a namespace are read, however many sessions wait there.
 WARNINGS_SECONDS = 15.0
-# Of a namespace that nobody asks about any more; it may be gone.
+# How long the warnings of a namespace are kept without a reader: the namespace may be gone.
 FORGET_SECONDS = 20 * 60.0
 
 log = get_logger(__name__)
 
 
 class Events:
-    """Writes our Events, each once, and reads others' warnings.
+    """Writes the operator's Events, each once, and reads the warnings of other components.
 
-    An Event's name follows from its owner and what is said. What is said again is counted in the Event that is there,
-    unless that one is about the same version of the owner: then another operator has taken the same decision before.
+    The name of an Event follows from its owner and its text. The same Event again raises the count of the first one,
+    unless that is about the same version of the owner: then another operator has already made the decision.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Events:
         self._read: dict[str, tuple[float, tuple[KubernetesWarning, ...]]] = {}
 
     async def emit(self, owner: Owner, event: Emit) -> None:
-        """Raises NotLeading. Where Events cannot be written, nothing waits for them: they are told, not relied upon."""
+        """Write the Event. Raises NotLeading. Other failures are only logged, since nothing relies on Events."""
         manifest = self._manifest(owner, event)
         try:
             try:
@@ -54,26 +54,26 @@ class Events:
             log.warning("event not written", reason=event.reason, error=str(error))
 
     async def _count(self, owner: Owner, manifest: Manifest) -> None:
-        """Once more, in the Event that is there."""
+        """Raise the count of the Event that is there."""
         live = await self._cluster.get(EVENTS, owner.namespace, manifest["metadata"]["name"])
         version = {"resourceVersion": owner.resource_version}
         if (live.get("involvedObject") or {}).get("resourceVersion") == owner.resource_version:
-            log.debug("event told before", reason=manifest["reason"])
+            log.debug("event already written", reason=manifest["reason"])
             return
         again = {"count": int(live.get("count") or 1) + 1, "lastTimestamp": manifest["lastTimestamp"]}
         await self._cluster.merge(EVENTS, live, {**again, "involvedObject": version})
 
     async def warnings(self, owner: Owner) -> tuple[KubernetesWarning, ...]:
-        """Those of the namespace, as read a quarter of a minute ago at most; whose they are is for the reader.
+        """Return the warnings of the owner's namespace, at most 15 s old.
 
-        The last ones known where they cannot be read: they explain, and nothing else depends on them.
+        If they cannot be read, return the latest known ones: they only explain a condition.
         """
         namespace, now = owner.namespace, asyncio.get_running_loop().time()
         read_at, known = self._read.get(namespace, (float("-inf"), ()))
         if now < read_at + WARNINGS_SECONDS:
             return known
         self._read = {name: read for name, read in self._read.items() if now < read[0] + FORGET_SECONDS}
-        # Before the answer: owners side by side ask once.
+        # Set before the answer, so that owners that are reconciled at the same time send one request.
         self._read[namespace] = (now, known)
         try:
             found, _ = await self._cluster.list_all(EVENTS, namespace, field_selector="type=Warning")
@@ -116,7 +116,7 @@ class Events:
 
 
 def parse_warning(event: Manifest) -> KubernetesWarning:
-    """An Event of whichever of the two APIs wrote it."""
+    """Read an Event that either of the two Events APIs wrote."""
     series = event.get("series") or {}
     at = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
     about = event["involvedObject"]

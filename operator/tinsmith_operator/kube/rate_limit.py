@@ -1,4 +1,4 @@
-"""How many requests a second the operator allows itself, and which go first when they must queue."""
+"""The rate limit of requests to the Kubernetes API, and the order of those that wait."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from enum import IntEnum
 from typing import Generic, TypeVar
 
 MOST_OVERTAKEN = 4
-"""Requests that may overtake one that came before them. Without a bound, the statuses of 600 busy sessions kept every
-other request waiting for good."""
+"""The most requests that may overtake an older one. Without this bound, the statuses of 600 busy sessions kept all
+other requests waiting."""
 
 WaiterT = TypeVar("WaiterT")
 
 
 class Priority(IntEnum):
-    """The order of requests that wait: decisions need reads and certificates, users read statuses, and a delete frees
-    something."""
+    """The order of waiting requests.
+
+    Decisions need reads and certificates, users read statuses, and deletes free resources.
+    """
 
     ESSENTIAL = 0
     STATUS = 1
@@ -32,8 +34,10 @@ class _Waiter(Generic[WaiterT]):
 
 
 class RequestQueue(Generic[WaiterT]):
-    """The waiters in the order of their arrival. The next one is the first of the highest priority, unless the oldest
-    has been overtaken `MOST_OVERTAKEN` times: so each waits for those before it and at most that many others.
+    """The waiting requests in the order of their arrival.
+
+    The next one is the first of the highest priority, unless the oldest has been overtaken `MOST_OVERTAKEN` times. So
+    each waits for those before it, and for at most that many others.
     """
 
     def __init__(self) -> None:
@@ -46,18 +50,18 @@ class RequestQueue(Generic[WaiterT]):
         self._waiters.append(_Waiter(waiter, priority))
 
     def next(self) -> WaiterT:
-        """Remove the waiter whose turn it is, and return it."""
+        """Remove the next waiter and return it."""
         taken = self._next_index()
         for older in self._waiters[:taken]:
             older.overtaken += 1
         return self._waiters.pop(taken).waiter
 
     def leave(self, waiter: WaiterT) -> None:
-        """Remove a waiter that gave up, if it is still in line."""
+        """Remove a cancelled waiter, if it still waits."""
         self._waiters = [each for each in self._waiters if each.waiter is not waiter]
 
     def _next_index(self) -> int:
-        # Whatever overtakes a younger waiter overtakes the oldest as well, so no other one has been overtaken as often.
+        # A request that overtakes a younger waiter also overtakes the oldest, which thus has the highest count.
         if self._waiters[0].overtaken >= MOST_OVERTAKEN:
             return 0
         return min(range(len(self._waiters)), key=lambda index: (self._waiters[index].priority, index))
@@ -87,15 +91,15 @@ class RateLimit:
             raise
 
     def hold(self, seconds: float) -> None:
-        """Send nothing for this long: the API server asked for it."""
+        """Send nothing for this long, as the API server asked."""
         self._held_until = max(self._held_until, asyncio.get_running_loop().time() + seconds)
 
     def _serve(self) -> None:
-        """Give each token to a waiter, and come back when the next token is there."""
+        """Give each token to a waiter, and return when the next token is there."""
         self._refill()
         while len(self._queue) and self._tokens >= 1 and not self._is_held():
             turn = self._queue.next()
-            # A waiter may be cancelled and not have left yet.
+            # A cancelled waiter may still be in the queue.
             if not turn.done():
                 self._tokens -= 1
                 turn.set_result(None)
@@ -113,7 +117,7 @@ class RateLimit:
 
     def _next_token_at(self) -> float:
         missing = max(0.0, 1 - self._tokens)
-        # A hair later than the arithmetic says, or rounding makes a timer that finds no whole token.
+        # A little later than computed: with rounding, the timer could find no whole token.
         token_at = asyncio.get_running_loop().time() + missing / self._per_second + 1e-6
         return max(self._held_until, token_at)
 

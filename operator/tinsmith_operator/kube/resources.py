@@ -1,4 +1,4 @@
-"""The kinds of objects that the operator reads and writes, and where the API server has them."""
+"""The kinds of objects that the operator reads and writes, with their paths in the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tinsmith_operator.api.names import (
 
 @dataclass(frozen=True)
 class Resource:
-    """label: of what is watched, as (key, value); None watches everything."""
+    """A kind of object. label: of the watched objects, as (key, value); None: all objects are watched."""
 
     api_version: str
     kind: str
@@ -46,14 +46,14 @@ class Resource:
         return f"{key}={value}"
 
     def selects(self, manifest: dict[str, Any]) -> bool:
-        """Whether a watch shows this object."""
+        """Return whether a watch shows this object."""
         if self.label is None:
             return True
         key, value = self.label
         return bool(labels_of(manifest).get(key) == value)
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """Without a namespace: in all of them, to be listed."""
+        """Return the path of an object, or of a list. Without a namespace, the list is of all namespaces."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
         inside = ["namespaces", quote(namespace, safe="")] if namespace is not None else []
         parts = [root, *inside, self.plural]
@@ -64,19 +64,18 @@ class Resource:
 
 SESSIONS = Resource(API_VERSION, SESSION_KIND, SESSION_PLURAL)
 POOLS = Resource(API_VERSION, POOL_KIND, POOL_PLURAL)
-# Watched whole: so a foreign object under one of our names is seen before we run into it, and a claim that a
-# session merely uses is seen too.
+# Watched without a label, so that foreign objects with a child's name are seen, and claims that a session only uses.
 WORKLOADS = Resource("apps/v1", "StatefulSet", "statefulsets")
 DEPLOYMENTS = Resource("apps/v1", "Deployment", "deployments")
-# Others' Jobs are many.
+# Watched by label, since there may be many foreign Jobs.
 JOBS = Resource("batch/v1", "Job", "jobs", (MANAGED_BY_LABEL, MANAGER))
 SERVICES = Resource("v1", "Service", "services")
 CLAIMS = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 BUDGETS = Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
-# KubeRay's, of sessions of several pods. A cluster need not have it: it is watched when a session needs it.
+# KubeRay's kind, for sessions of several nodes. It is optional, and watched only when a session needs it.
 RAY_CLUSTERS = Resource("ray.io/v1", "RayCluster", "rayclusters")
-# Others' Secrets are not ours to hold in memory, and others' pods are many.
+# Watched by label: foreign Secrets must not be in memory, and there may be many foreign pods.
 SECRETS = Resource("v1", "Secret", "secrets", (MANAGED_BY_LABEL, MANAGER))
 PODS = Resource("v1", "Pod", "pods", (MANAGED_BY_LABEL, MANAGER))
 
@@ -89,7 +88,7 @@ BY_KIND = {resource.kind: resource for resource in (*WATCHED, RAY_CLUSTERS)}
 
 
 class Ref(NamedTuple):
-    """The place of an object, whatever lies there."""
+    """The kind, namespace and name of an object."""
 
     kind: str
     namespace: str
@@ -97,7 +96,7 @@ class Ref(NamedTuple):
 
 
 class Key(NamedTuple):
-    """One TrainingSession or SamplerPool, by name: what is reconciled, one at a time."""
+    """The name of one TrainingSession or SamplerPool. Reconciles of one key never run at the same time."""
 
     namespace: str
     name: str
@@ -106,14 +105,14 @@ class Key(NamedTuple):
 
 OWNER_LABELS = (SESSION_LABEL, POOL_LABEL)
 JOURNAL_CLAIM = "spec.storage"
-"""As the label of a group: the sessions that name the same claim for their journal, said or by default, and the pods
-whose journal is on it."""
+"""The pseudo label of the group of sessions with the same claim for their journal, and of the pods with that
+journal."""
 MODEL_CLAIM = "spec.model"
-"""As the label of a group: the sessions and pools that name the same claim for their model, or as its cache."""
+"""The pseudo label of the group of sessions and pools with the same claim for their model or its cache."""
 
 
 def is_of_an_owner(manifest: dict[str, Any]) -> bool:
-    """Whether it was made for a session or pool."""
+    """Return whether an object was made for a session or pool."""
     return any(label in labels_of(manifest) for label in OWNER_LABELS)
 
 
@@ -131,7 +130,7 @@ def labels_of(manifest: dict[str, Any]) -> dict[str, str]:
 
 
 def groups_of(manifest: dict[str, Any]) -> list[Group]:
-    """Every group that it is in."""
+    """Return the groups that an object is in."""
     kind, namespace, labels = manifest["kind"], manifest["metadata"]["namespace"], labels_of(manifest)
     groups = [Group(kind, namespace, label, labels[label]) for label in OWNER_LABELS if label in labels]
     groups += [Group(kind, namespace, JOURNAL_CLAIM, claim) for claim in _journal_claims(manifest)]
@@ -139,7 +138,7 @@ def groups_of(manifest: dict[str, Any]) -> list[Group]:
 
 
 def _journal_claims(manifest: dict[str, Any]) -> set[str]:
-    """Not what a pod merely mounts: a model, or a cache of one, stops nobody else's worker."""
+    """Return the claims of an object's journal. Other mounts of a pod do not count: they stop no worker."""
     spec = manifest.get("spec") or {}
     if manifest["kind"] == SESSION_KIND:
         storage = spec.get("storage") or {}
@@ -165,13 +164,12 @@ def ref_of(manifest: dict[str, Any]) -> Ref:
 
 
 def version_of(manifest: dict[str, Any]) -> int:
-    """Of an object or a list, to compare within one kind: greater is newer, as Kubernetes promises since 1.35 and etcd
-    has always done."""
+    """Return the version of an object or list. Greater is newer within a kind, as Kubernetes guarantees since 1.35."""
     return int(manifest["metadata"]["resourceVersion"])
 
 
 class ApiCall(NamedTuple):
-    """A request in RBAC's words. resource is `discovery` for what is no object."""
+    """A request in the terms of RBAC. resource: `discovery` for a path without objects."""
 
     verb: str
     resource: str
@@ -182,14 +180,14 @@ VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"
 
 
 def namespace_of(path: str) -> str | None:
-    """The one that a request to this path stays in; None where it concerns all of them, or none."""
+    """Return the namespace of a request's path; None if the request is about all namespaces, or none."""
     parts = path.strip("/").split("/")
     rest = parts[2:] if parts[0] == "api" else parts[3:]
     return unquote(rest[1]) if rest[:1] == ["namespaces"] and len(rest) > 1 else None
 
 
 def parse_call(method: str, path: str, is_watch: bool) -> ApiCall:
-    """What a request to this path does: `/api/v1/namespaces/n/pods/p/status` is of `pods/status`."""
+    """Return the call of a request: `/api/v1/namespaces/n/pods/p/status` is about `pods/status`."""
     parts = path.strip("/").split("/")
     rest = parts[2:] if parts[0] == "api" else parts[3:]
     if rest[:1] == ["namespaces"]:

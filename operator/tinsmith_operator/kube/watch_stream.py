@@ -1,8 +1,8 @@
-"""The answers to lists and watches, as Kopf can read them.
+"""The answers to lists and watches, in a form that Kopf can read.
 
-Kopf ends with its first answer that it does not expect, and the operator with it. So whatever an object may hold is cut
-to a depth that its parser takes; and a watch that the API server breaks off with an error, of whatever code, or a kind
-that it does not know any more, makes Kopf begin anew with a list, which is what it does by itself for 410 alone.
+Kopf stops at the first answer that it does not expect, and the operator with it. So objects are cut to a depth that its
+parser accepts. If the API server ends a watch with an error, or does not know a kind any more, Kopf is made to list
+again, which it does by itself only for status 410.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tinsmith_operator.logs import get_logger
 
 NOT_FOUND, GONE = 404, 410
 UNKNOWN_KIND_SECONDS = 10.0
-"""The pause between two lists of a kind that the cluster does not know."""
+"""The pause between two lists of an unknown kind."""
 
 BEGIN_ANEW = json.dumps({"type": "ERROR", "object": {"kind": "Status", "code": GONE}}).encode()
 # The API server writes the type of an event first.
@@ -31,7 +31,7 @@ log = get_logger(__name__)
 
 
 class ListBroken(aiohttp.ClientPayloadError):
-    """A list that has to begin anew. Kopf takes it for a connection that broke."""
+    """A failed list that must be repeated. Kopf treats it as a broken connection."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"The Kubernetes API answered a list with {status}.")
@@ -39,9 +39,9 @@ class ListBroken(aiohttp.ClientPayloadError):
 
 
 class WatchedResponse(aiohttp.ClientResponse):
-    """A response as Kopf reads it: a list by `json`, a watch by `content`, line for line.
+    """A response for Kopf, which reads a list by `json` and a watch by the lines of `content`.
 
-    answered: the status code that was sent.
+    answered: the status code that the API server sent.
     """
 
     answered: int
@@ -69,8 +69,9 @@ class WatchedResponse(aiohttp.ClientResponse):
 
 
 def must_begin_anew(status: int, verb: str, plural: str) -> bool:
-    """Whether an answer is no reason to end: the version to go on from is too old, or one of our own CRDs was deleted,
-    in which case the other kind is still served. Everything else that Kopf does not retry would stay so.
+    """Return whether Kopf must list again: the watched version is too old, or a CRD of the operator was deleted.
+
+    The other kind is still served then. All other answers that Kopf does not retry are permanent.
     """
     if verb not in ("list", "watch"):
         return False
@@ -86,7 +87,7 @@ class _OneLine:
 
 
 class _ReadableLines:
-    """A stream as it is, but for `iter_chunked`."""
+    """A stream whose `iter_chunked` yields whole, readable lines."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -98,7 +99,7 @@ class _ReadableLines:
         return self._stream.__aiter__()
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """Whole lines, and at the end what is left."""
+        """Yield whole lines, and at the end the rest."""
         parts: list[bytes] = []
         async for chunk in self._stream.iter_chunked(size):
             head, newline, rest = chunk.rpartition(b"\n")
@@ -114,7 +115,7 @@ class _ReadableLines:
 
 
 def readable_line(line: bytes) -> bytes:
-    """Return one event of a watch as Kopf can take it."""
+    """Return one event of a watch in a form that Kopf can read."""
     if b'"ERROR"' in line[:_TYPE_IS_WITHIN]:
         return _error_line(line)
     if not nests_too_deep(line):
@@ -123,7 +124,7 @@ def readable_line(line: bytes) -> bytes:
     try:
         json.loads(kept)
     except ValueError:
-        return line  # for the reader to tell
+        return line  # the reader reports it
     return kept
 
 
@@ -137,5 +138,5 @@ def _error_line(line: bytes) -> bytes:
         return line
     if not is_error or code == GONE:
         return line
-    log.warning("a watch was broken off and begins anew with a list", code=code, error=message)
+    log.warning("watch ended by the API server, listing again", code=code, error=message)
     return BEGIN_ANEW

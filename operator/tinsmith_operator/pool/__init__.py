@@ -1,1 +1,1 @@
-"""Pure: decides about a SamplerPool, from what is observed of it. The entry is `decision`."""
+"""Pure decisions about a SamplerPool. The entry is `decision`."""

@@ -1,4 +1,4 @@
-"""decide_pool: from what is observed of a SamplerPool to the actions that reconcile it, as `decide` for sessions."""
+"""The decision about a SamplerPool: from its observed state to the actions that reconcile it."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from tinsmith_operator.pool.situation import PoolSituation, assess_pool
 from tinsmith_operator.pool.status import pool_conditions, write_pool_status
 
 MOST_FAILED_PODS = 3
-"""The failed pods that are kept."""
+"""The number of failed pods that are kept."""
 
 
 def decide_pool(observed: ObservedPool, installation: Installation, now: datetime) -> Decision:
-    """Pure, as `decide` is. A pool that is being deleted needs nothing: its children go with it, by their owner."""
+    """Return what to do about one pool now. Pure. The children of a deleted pool are deleted with their owner."""
     if observed.pool.is_being_deleted:
         return Decision(())
     situation = assess_pool(observed, installation, now)
     children = _ensure_children(situation, installation)
     diagnosis = diagnose_pool(situation, refusal(still_refused(observed.refusals, children)))
     conditions = pool_conditions(situation, diagnosis, acts=bool(children))
-    # The status comes first: what the API server refuses below must not keep it from being said.
+    # The status comes first, so that it is written even if the API server refuses an action after it.
     status = write_pool_status(situation, conditions)
     retries = children or _retry_refused_pods(situation)
     return Decision((*status, *retries, *_remove_failed_pods(situation)), requeue_after(_moments(situation), now))
 
 
 def _ensure_children(situation: PoolSituation, installation: Installation) -> tuple[Action, ...]:
-    """In the order in which they need each other: pods mount the certificate."""
+    """Return the actions on the children, in the order of their dependencies: pods mount the certificate."""
     pool, observed = situation.pool, situation.observed
     deployment = build_deployment(pool, situation.replicas, situation.template)
     if situation.blocking_reason is not None:
-        # What it was made from stays as it was: nothing of the spec is written that may not run.
+        # The template stays as it was: a spec that may not run is not written.
         return ensure_child(observed, observed.workload, deployment) if observed.workload is not None else ()
     if observed.workload is None and certificate_is_foreign(observed):
         return ()
@@ -57,7 +57,7 @@ def _ensure_children(situation: PoolSituation, installation: Installation) -> tu
 
 
 def _retry_refused_pods(situation: PoolSituation) -> tuple[Annotate, ...]:
-    """The Deployment's annotations become its ReplicaSet's, whose controller makes pods."""
+    """Ask for refused pods again. A Deployment's annotations become its ReplicaSet's, whose controller creates pods."""
     live = owned_workload(situation.observed)
     if live is None or situation.rollout.refused is None:
         return ()
@@ -65,8 +65,8 @@ def _retry_refused_pods(situation: PoolSituation) -> tuple[Annotate, ...]:
 
 
 def _remove_failed_pods(situation: PoolSituation) -> tuple[Delete, ...]:
-    """All but the latest few, which say why: a node that admits none can leave one a second."""
-    why = "it has failed, and others that failed after it say why"
+    """Delete all failed pods but the latest few, which show why. A node that admits no pod can leave one a second."""
+    why = "it has failed, and later pods show why"
     return tuple(Delete("Pod", pod.name, pod.uid, why) for pod in situation.failed_pods[MOST_FAILED_PODS:])
 
 

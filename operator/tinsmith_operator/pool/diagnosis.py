@@ -1,4 +1,4 @@
-"""Why a pool is not what its spec says: one reason, and one sentence with the cure."""
+"""The reason why a pool differs from its spec, and a sentence with the cure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tinsmith_operator.pool.situation import PoolSituation
 
 @dataclass(frozen=True)
 class PoolDiagnosis:
-    """What was found about a pool, each thing looked for once.
+    """The findings about a pool.
 
-    is_ready: somebody can sample: one replica is enough, and what is missing to the rest is said by Degraded.
-    trouble: why not, of one that is not ready.
-    unfinished: why the Deployment has not come to what the spec says; None when it has.
+    is_ready: clients can sample. One replica is enough; Degraded reports missing replicas.
+    trouble: why the pool is not ready.
+    unfinished: why the Deployment differs from the spec; None if it does not.
     """
 
     is_ready: bool
@@ -51,9 +51,9 @@ def diagnose_pool(situation: PoolSituation, refusal: Finding | None) -> PoolDiag
 
 
 def _why_unfinished(situation: PoolSituation) -> Finding:
-    """What is the matter with a replica, the worst first."""
+    """Return the most serious finding about a replica."""
     if situation.observed.workload is None:
-        return found(Reason.CREATING_OBJECTS, "The Deployment is being made.")
+        return found(Reason.CREATING_OBJECTS, "The Deployment is being created.")
     worst = min(_replica_findings(situation), key=_severity, default=None)
     counts = _counts(situation)
     if worst is None:
@@ -66,13 +66,13 @@ def _scaled_to_zero(situation: PoolSituation) -> Finding | None:
     if situation.pool.spec.replicas > 0 or situation.observed.workload is None:
         return None
     if not rollout.is_done(0):
-        return found(Reason.ROLLING_OUT, "The last replicas finish what they have taken, and go.")
-    return found(Reason.SCALED_TO_ZERO, "No replica is wanted, and none is there.")
+        return found(Reason.ROLLING_OUT, "The last replicas finish their requests and stop.")
+    return found(Reason.SCALED_TO_ZERO, "No replica is wanted, and none is left.")
 
 
 def _counts(situation: PoolSituation) -> str:
     wanted, rollout = situation.pool.spec.replicas, situation.rollout
-    return f"{rollout.ready} of {wanted} replicas are ready, and {rollout.updated} run as the spec says"
+    return f"{rollout.ready} of {wanted} replicas are ready, and {rollout.updated} are up to date"
 
 
 def _replica_findings(situation: PoolSituation) -> Iterator[Finding]:
@@ -86,7 +86,7 @@ def _replica_findings(situation: PoolSituation) -> Iterator[Finding]:
 
 
 def _latest_failure(situation: PoolSituation) -> Iterator[Finding]:
-    """Report a pod that its node did not admit, since the next may fare alike. After an eviction it does not."""
+    """Yield a finding about a pod that its node did not admit, since the next pod may fail the same way."""
     latest = next(iter(situation.failed_pods), None)
     if latest is None or latest.created_at is None or situation.now - latest.created_at > WARNING_LIFE:
         return
@@ -102,5 +102,5 @@ def _lost_node(situation: PoolSituation, pod: Pod) -> Finding | None:
 
 
 def _severity(finding: Finding) -> bool:
-    """What needs a person comes first; else the order in which they were found."""
+    """Return a sort key: findings that a person must act on come first."""
     return finding.reason.progress is not Progress.STUCK

@@ -1,4 +1,4 @@
-"""What follows from what is there around a pool, worked out once; how far its Deployment has come."""
+"""The facts that the decisions and conditions of a pool need, computed once from its observed state."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from tinsmith_operator.installation import Installation
 
 @dataclass(frozen=True)
 class Rollout:
-    """replicas, ready, updated: pods that are not on their way out.
-    is_known: whether its controller has seen this version of it.
-    refused: what the API server says when a pod is to be made.
+    """The progress of a Deployment.
+
+    replicas, ready, updated: numbers of pods that are not terminating.
+    is_known: whether the controller has seen this version of the Deployment.
+    refused: the API server's words when it refused to create a pod.
     """
 
     replicas: int = 0
@@ -56,13 +58,13 @@ def read_rollout(deployment: Workload) -> Rollout:
 
 @dataclass(frozen=True)
 class PoolSituation:
-    """What the decisions of one moment share.
+    """One pool at one moment: what was observed, what is wanted, and how the two differ.
 
-    foreign: an object in the place of one of its children that is not the pool's.
-    next_template: of pods that start from now on, if anything starts them anew. template: of the Deployment.
-    blocking_reason: why it must have no pods.
-    staying_pods: those that count: one that is on its way out, or was evicted, has been replaced.
-    failed_pods: the latest first. Their ReplicaSet leaves them for good, and makes others in their place.
+    foreign: a foreign object with the name of one of its children.
+    next_template: the template that a restart of the pods would use. template: of the Deployment.
+    blocking_reason: why the pool must have no pods.
+    staying_pods: the pods that count: terminating and evicted pods have been replaced.
+    failed_pods: the latest first. Their ReplicaSet keeps them, and creates others.
     """
 
     observed: ObservedPool
@@ -83,7 +85,7 @@ class PoolSituation:
 
     @property
     def replicas(self) -> int:
-        """Those that are wanted, and may be."""
+        """The number of replicas that are wanted and allowed."""
         return self.pool.spec.replicas if self.blocking_reason is None else 0
 
 
@@ -95,7 +97,7 @@ def assess_pool(observed: ObservedPool, installation: Installation, now: datetim
     pods = tuple(read_pod(manifest, installation.policy) for manifest in observed.pods)
     staying = tuple(pod for pod in pods if not pod.is_terminating and not pod.has_ended)
     if live is not None:
-        # Whatever the controller of one that must be written has come to, it was for another template.
+        # The progress of a Deployment that must be written was for another template.
         pull_secrets = live.template["spec"].get("imagePullSecrets") or ()
         same = equivalent_sampler_hashes(observed.pool, installation, restart, pull_secrets)
         must_be_written = blocked is None and _must_be_written(live, built, same, staying)
@@ -123,19 +125,20 @@ def image_of(template: Manifest) -> str:
 
 
 def restart_of(template: Manifest) -> str | None:
-    """The request to start anew that its pods are the answer to."""
+    """Return the request for a restart that the template's pods answer."""
     return _annotations(template).get(RESTART_REQUEST_ANNOTATION)
 
 
 def _must_be_written(deployment: Workload, built: Manifest, same: frozenset[str], pods: tuple[Pod, ...]) -> bool:
-    """The live template stays while it says the same: what another operator, or another default image, would add to it
-    rolls no pods, nor does another way to the image that they have. One that others have written into, or whose seal is
-    broken, does not say what it should.
+    """Return whether the live template must be replaced.
+
+    A newer operator, another default image, or another way to pull the same image rolls no pods. A template that other
+    managers have written into, or without its configuration annotation, is replaced.
 
     same: the hashes of templates that run the same.
     """
-    said, wanted = _annotations(deployment.template).get(INPUTS_ANNOTATION), _annotations(built)[INPUTS_ANNOTATION]
-    differs = said != wanted and (said not in same or any(pod.cannot_pull for pod in pods))
+    live, wanted = _annotations(deployment.template).get(INPUTS_ANNOTATION), _annotations(built)[INPUTS_ANNOTATION]
+    differs = live != wanted and (live not in same or any(pod.cannot_pull for pod in pods))
     is_sealed = CONFIGURATION_ANNOTATION in _annotations(deployment.manifest)
     return differs or not is_sealed or has_foreign_content(deployment.manifest)
 

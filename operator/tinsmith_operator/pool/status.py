@@ -1,4 +1,4 @@
-"""The status of a pool as it should read now."""
+"""The status of a pool, with its conditions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tinsmith_operator.pool.situation import PoolSituation, image_of, restart_of
 
 
 def write_pool_status(situation: PoolSituation, conditions: tuple[ConditionState, ...]) -> tuple[Action, ...]:
-    """Nothing when it reads so already."""
+    """Return the write of the status and its Events; no action if the status is up to date."""
     before, after = situation.pool.status, build_pool_status(situation, conditions)
     changes = status_changes(before, after)
     return (*changes, *restart_events(_restart(before), _restart(after), "Every replica was")) if changes else ()
@@ -44,7 +44,7 @@ def build_pool_status(situation: PoolSituation, conditions: tuple[ConditionState
 
 
 def _requests(situation: PoolSituation) -> PoolRequests | None:
-    """A restart is done with when every replica is of that template."""
+    """Return the answered requests. A restart is done when every replica has its template."""
     pool = situation.pool
     is_done = situation.rollout.is_done(pool.spec.replicas)
     running_for = restart_of(situation.template) if is_done else None
@@ -57,9 +57,9 @@ def _restart(status: SamplerPoolStatus) -> str | None:
 
 
 def pool_conditions(situation: PoolSituation, diagnosis: PoolDiagnosis, *, acts: bool) -> tuple[ConditionState, ...]:
-    """acts: whether this decision changes an object, so that the next one finds something else."""
-    # Without numbers, which move while nothing else does.
-    samples = found(Reason.REPLICAS_READY, f"Replicas sample from {situation.pool.spec.model.name}.")
+    """Return the conditions of a pool. acts: whether this decision changes an object."""
+    # The message has no numbers, which would change it too often.
+    samples = found(Reason.REPLICAS_READY, f"Replicas serve {situation.pool.spec.model.name}.")
     readiness = diagnosis.trouble or samples
     progress = _progress_of_a_ready_pool(diagnosis, acts=acts) if diagnosis.is_ready else readiness
     standard = standard_conditions(readiness, progress, _degradation(situation, diagnosis, progress))
@@ -71,7 +71,7 @@ def _progress_of_a_ready_pool(diagnosis: PoolDiagnosis, *, acts: bool) -> Findin
 
 
 def _degradation(situation: PoolSituation, diagnosis: PoolDiagnosis, progress: Finding) -> Finding | None:
-    """Fewer replicas than wanted, or others than wanted for as long as nobody helps."""
+    """Return why a ready pool is degraded: replicas are missing, or a person must act."""
     if not diagnosis.is_ready:
         return diagnosis.ca_problem
     if situation.rollout.ready < situation.pool.spec.replicas:

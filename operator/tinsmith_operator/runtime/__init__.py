@@ -1,1 +1,1 @@
-"""The running operator: watches, queue, controller, leader, and what asks workers."""
+"""The running operator: watches, queue, controller, leader election, and calls to workers."""

@@ -1,4 +1,4 @@
-"""Actions to requests. No rule lives here: each action is done as it says, or the first that fails ends the round."""
+"""Carries out actions by requests. It has no rules of its own: the first action that fails ends the round."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tinsmith_operator.kube.events import Events
 from tinsmith_operator.kube.resources import BY_KIND, Key, Ref, ref_of, version_of
 from tinsmith_operator.logs import get_logger
 
-# An object that no watch shows is believed for so long before it is looked at again.
+# How long an object that no watch shows stays in the cache before it is read again.
 BELIEVED_SECONDS = 60.0
 
 log = get_logger(__name__)
 
 
 class Actor:
-    """Does what was decided about a session or a pool, and puts each answer into the cache."""
+    """Carries out the actions of a decision, and stores each answer in the cache."""
 
     def __init__(self, cluster: Cluster, cache: Cache, issuer: Issuer, events: Events) -> None:
         self._cluster = cluster
@@ -48,11 +48,11 @@ class Actor:
         self._stored: dict[Key, dict[str, Stored]] = {}
 
     def refusals(self, key: Key) -> dict[str, str]:
-        """What the API server said to the latest create or apply of a kind, until one succeeds."""
+        """Return the refusals of the latest create or apply of each kind, until one succeeds."""
         return dict(self._refusals.get(key, {}))
 
     def stored(self, key: Key) -> dict[str, Stored]:
-        """Results of the latest create or apply of each kind, where the answer does not hold what was asked for."""
+        """Return the answers to the latest create or apply of each kind that differ from the request."""
         return dict(self._stored.get(key, {}))
 
     def forget(self, key: Key) -> None:
@@ -60,22 +60,22 @@ class Actor:
         self._stored.pop(key, None)
 
     async def act(self, owner: Owner, actions: Sequence[Action]) -> None:
-        """In turn. Raises ClusterError and NotLeading.
+        """Carry out the actions in turn. Raises ClusterError and NotLeading.
 
-        After a refusal what only tells (status, Events) is still done, or nobody would hear why nothing happens. Where
-        the status itself is refused, as by a CRD that is older than this operator, the children are kept all the same.
+        After a refusal, only the status and Events are still written, so that users see the reason. If the status
+        itself is refused, for example by a CRD older than this operator, the children are written all the same.
         """
         round_ = _Round(owner)
         refusals: list[Refused] = []
-        only_tells = False
+        only_reports = False
         for action in actions:
-            if only_tells and not isinstance(action, WriteStatus | Emit):
+            if only_reports and not isinstance(action, WriteStatus | Emit):
                 continue
             try:
                 await self._do(round_, action)
             except Refused as error:
                 refusals.append(error)
-                only_tells = only_tells or not isinstance(action, WriteStatus)
+                only_reports = only_reports or not isinstance(action, WriteStatus)
         if refusals:
             raise Refused("; ".join(map(str, refusals))) from refusals[0]
 
@@ -133,7 +133,7 @@ class Actor:
         log.info("applied", object=f"{ref.kind}/{ref.name}")
 
     async def _own_created_fields(self, ref: Ref, guard: Manifest) -> str:
-        """Makes ours what the apply must be able to take away. Returns the version to apply to."""
+        """Take over the fields that the apply must be able to remove. Return the version to apply to."""
         version: str = guard["resourceVersion"]
         live = self._cache.peek(ref)
         if live is None or live["metadata"]["resourceVersion"] != version:
@@ -173,7 +173,7 @@ class Actor:
             guards = (action.grace_period_seconds, action.resource_version)
             left = await self._cluster.delete(resource, namespace, action.name, action.uid, *guards)
         except (NotFound, Conflict):
-            # Gone; a conflict says that another object has its name, or that it has changed.
+            # The object is gone. In a conflict, another object has its name, or it has changed.
             await self._look(Ref(action.kind, namespace, action.name))
             return
         if left.get("kind") != action.kind:
@@ -181,7 +181,7 @@ class Actor:
         if _is_leaving(left):
             self._cache.note(left)
         else:
-            # At once, as of a pod without a node: this answer may come after the watch has told of its end.
+            # Deleted at once, such as a pod without a node: the watch may have reported the end before this answer.
             self._cache.note_end(ref_of(left), left["metadata"]["uid"], version_of(left))
 
     async def _write_status(self, round_: _Round, status: Manifest) -> None:
@@ -208,9 +208,9 @@ class Actor:
         self._cache.note(written)
 
     async def _look(self, ref: Ref) -> None:
-        """What is really there, into the cache: we acted on what was not so."""
+        """Read the object into the cache, since the action was based on an outdated state."""
         resource = BY_KIND[ref.kind]
-        # Before the request: while it is on its way, a watch may tell of another object of this name, which lives.
+        # Before the request: meanwhile a watch may report another, living object of this name.
         known = self._cache.peek(ref)
         try:
             live = await self._cluster.get(resource, ref.namespace, ref.name)
@@ -233,7 +233,7 @@ class Actor:
 
 
 class _Round:
-    """The owner as the actions of one decision find it: each write of it moves its version on."""
+    """The owner during the actions of one decision: each write of it changes its version."""
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
@@ -250,7 +250,7 @@ class _Round:
 
 
 def _is_leaving(answer: Manifest) -> bool:
-    """Of the answer to a delete: whether the object is there until its time is over, or others have let it go."""
+    """Return whether a deleted object stays for its grace period or its finalizers, by the answer to the delete."""
     metadata = answer["metadata"]
     waits = metadata.get("deletionGracePeriodSeconds") or metadata.get("finalizers")
     return "deletionTimestamp" in metadata and bool(waits)

@@ -1,4 +1,4 @@
-"""Takes keys from the work queue, a few at a time, and requeues them: at once, later, or with backoff on failure."""
+"""Reconciles keys of the work queue, several at a time, and requeues them: at once, later, or with a backoff."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from tinsmith_operator.metrics import Metrics
 from tinsmith_operator.runtime.reconcile import ReconcileResult
 from tinsmith_operator.runtime.workqueue import WorkQueue
 
-# From nothing to a running worker takes about ten rounds. What is acted upon more often in a row does not come
-# to rest, and must not keep the API server busy.
+# A new session needs about ten rounds until its worker runs. A session with more rounds in a row does not converge, and
+# must not keep the API server busy.
 ROUNDS_AT_ONCE = 20
 NOT_LEADING_SECONDS = 1.0
 
 Reconcile = Callable[[Key], Awaitable[ReconcileResult]]
 
 RequestedState = Callable[[Key], object]
-"""What somebody wants of a session or pool, to be compared with what was wanted before."""
+"""Returns what the user wants of a session or pool, to be compared with an earlier value."""
 
 Identify = Callable[[Key], dict[str, object]]
-"""What else a log says of a session or pool."""
+"""Returns further fields that the log names for a session or pool."""
 
 log = get_logger(__name__)
 
 
 @dataclass
 class Rounds:
-    """How often a key was acted upon in a row, for the same that was asked for."""
+    """The number of rounds in a row in which a key was acted upon, for the same requested state."""
 
     requested_state: object
     count: int = 0
 
 
 class Controller:
-    """Works only while `acts` is set."""
+    """Reconciles keys while `acts` is set."""
 
     def __init__(
         self,
@@ -59,8 +59,10 @@ class Controller:
         self._rounds: dict[Key, Rounds] = {}
 
     def enqueue(self, key: Key) -> None:
-        """To be looked at as soon as possible. One that does not come to rest waits for its time, or until something
-        else is asked of it: what it hears of is mostly what was done to it.
+        """Reconcile the key as soon as possible.
+
+        A key that does not converge keeps its backoff until its user asks for something else: most of its events are of
+        the operator's own writes.
         """
         rounds = self._rounds.get(key)
         if rounds is not None and rounds.requested_state != self._requested_state(key):
@@ -70,7 +72,7 @@ class Controller:
         self._queue.add(key)
 
     async def run(self) -> None:
-        """One worker of several; never two on one key."""
+        """Reconcile keys for ever. Several of these run at the same time, never two on one key."""
         while True:
             await self._acts.wait()
             key = await self._queue.take()
@@ -81,7 +83,7 @@ class Controller:
                     self._queue.add(key)
             finally:
                 self._queue.done(key)
-            # A key at rest waits for nothing. Many of them in a row must not keep the Lease from being renewed.
+            # A reconcile without actions awaits nothing. Many in a row must not delay the renewal of the Lease.
             await asyncio.sleep(0)
 
     async def _work(self, key: Key) -> None:
@@ -91,11 +93,11 @@ class Controller:
         self._metrics.note_reconcile(result, asyncio.get_running_loop().time() - began)
 
     async def _attempt(self, key: Key) -> str:
-        """Returns the result as metrics name it."""
+        """Reconcile the key, and return the result as the metrics name it."""
         try:
             return self._settle(key, await self._reconcile(key))
         except NotLeading:
-            # Whoever leads next looks at everything. But a renewal that was only slow begins no new term.
+            # The next leader reconciles all keys. But after a slow renewal this operator goes on without a new term.
             self._queue.add_after(key, NOT_LEADING_SECONDS)
             return "not_leading"
         except Unreadable as error:
@@ -122,21 +124,21 @@ class Controller:
         elif self._count(key) <= ROUNDS_AT_ONCE:
             self._queue.add(key)
         else:
-            error = RuntimeError("it was acted upon many times and has not come to rest")
+            error = RuntimeError("many rounds of actions have not brought it to its desired state")
             self._put_back(key, error, hold=True)
         if outcome.requeue_after_seconds is not None:
             self._queue.add_after(key, outcome.requeue_after_seconds)
         return "acted" if outcome.acted else "settled"
 
     def _count(self, key: Key) -> int:
-        """One more round. Returns how many in a row."""
+        """Count one more round, and return the number in a row."""
         rounds = self._rounds.setdefault(key, Rounds(self._requested_state(key)))
         rounds.count += 1
         return rounds.count
 
 
 def result_of(error: OperatorError) -> str:
-    """As metrics name it. A conflict is no fault: somebody else was quicker, and we look again."""
+    """Return the error's name in metrics. A conflict is not a failure: another writer was faster."""
     match error:
         case Conflict() | AlreadyExists() | NotFound():
             return "conflict"

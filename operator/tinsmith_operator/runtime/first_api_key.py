@@ -1,7 +1,7 @@
-"""The API key that an installation begins with, in a Secret that the API server's pod reads.
+"""The first API key of an installation, in a Secret that the API server's pod reads.
 
-A chart cannot make it: rendered twice, it would be another one. It is made by a POST that only one operator can win,
-and never replaced after that: whoever put a key there, it stays.
+A chart cannot create it, since each rendering would give another key. The operator creates it by a POST that only one
+operator can win, and never replaces it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ log = get_logger(__name__)
 
 
 def new_key() -> str:
-    """With the prefix without which the tinker SDK sends nothing."""
+    """Return a random key with the prefix that the tinker SDK requires."""
     return f"tml-{secrets.token_urlsafe(32)}"
 
 
 class FirstApiKey:
-    """secret: the name of the Secret; None where the installation was given a key."""
+    """Ensures the Secret with the first key. secret: its name; None: the installation was given a key."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class FirstApiKey:
         return (self._secret,) if self._secret is not None else ()
 
     async def ensure(self) -> None:
-        """Returns when there is a Secret of that name. Raises ClusterError."""
+        """Create the Secret if it does not exist. Raises ClusterError."""
         if self._secret is None:
             return
         try:
@@ -74,4 +74,4 @@ class FirstApiKey:
             await self._cluster.create(SECRETS, secret)
         except AlreadyExists:
             return
-        log.info("first API key made", secret=name)
+        log.info("first API key created", secret=name)

@@ -1,8 +1,7 @@
-"""The doors: Kopf watches the cluster and hands every event on; nothing is decided here.
+"""The Kopf event handlers: Kopf watches the cluster, and each event is handed to the operator's own loop.
 
-Kopf gives watching and reconnecting, and nothing else: only `on.event` handlers are registered, so it writes to no
-object. It runs in a thread with an event loop of its own, because at its end it waits for, and then cancels, every task
-of its loop that it did not know when it began.
+Only `on.event` handlers are registered, so Kopf reconnects watches but writes to no object. It runs in a thread with an
+event loop of its own, because at its end it waits for, and then cancels, all tasks of its loop that it did not start.
 """
 
 from __future__ import annotations
@@ -23,20 +22,21 @@ from tinsmith_operator.kube.connection import Heard, Observe, Turn, WatchSession
 from tinsmith_operator.kube.resources import WATCHED, Resource
 
 Deliver = Callable[[Resource, str | None, Manifest], None]
-"""Takes an event: its kind of resource, its type (None in the first list), and the object."""
+"""Takes an event: the resource, the type of the event (None in the first list), and the object."""
 
-# Kopf removes its finalizer from objects that carry it. With a name that no object has, it never finds one; with
-# its default it would take away the finalizer of another operator that is built on Kopf.
+# Kopf removes its finalizer from objects. No object has this name, whereas the default name would match the finalizer
+# of
+# any other operator that is built on Kopf.
 UNUSED_FINALIZER = "tinsmith.dev/unused"
 LONGEST_BACKOFF_SECONDS = 30.0
 RELOGIN_PAUSE_SECONDS = 5.0
-# Before a list, after a watch that the API server broke off: it may do so each time.
+# The pause before a list, after a watch that the API server ended: it may end each watch.
 RECONNECT_SECONDS = 1.0
 STOP_SECONDS = 5.0
 
 
 class EndlessBackoff:
-    """An API server that is away for an hour must not end the operator, as a finite list of delays would."""
+    """Endless delays: with a finite list, an API server that is down for an hour would end the operator."""
 
     def __iter__(self) -> Iterator[float]:
         seconds = 1.0
@@ -48,8 +48,8 @@ class EndlessBackoff:
 class Watch:
     """Watches these kinds in a scope from `run` to `stop`. Its callbacks run in the event loop that called `run`.
 
-    heard: each page of the list with which the watch of a kind begins anew: what vanished before it is told by no
-    event. In a namespace where that is forbidden it is tried again for ever, beside the others.
+    heard: called for each page of the list with which a watch starts: no event reports objects that vanished before.
+    A namespace where lists are forbidden is tried again and again.
     turn: what each page waits for.
     """
 
@@ -76,7 +76,7 @@ class Watch:
         self._sessions: list[WatchSession] = []
 
     async def run(self) -> None:
-        """Until `stop`. Raises OperatorError when it cannot go on. Cancelling it leaves the watch running."""
+        """Watch until `stop`. Raises OperatorError if the watch fails. Cancelling this leaves the watch running."""
         self._home = asyncio.get_running_loop()
         self._ended = self._home.create_future()
         self._thread.start()
@@ -86,7 +86,7 @@ class Watch:
             raise OperatorError(f"The watch of the cluster cannot go on: {error!r}. Start anew.") from error
 
     async def stop(self) -> None:
-        """Returns when the thread has come to its end, or takes too long: the process can end without it."""
+        """Return when the thread has ended, or takes too long: the process can end without it."""
         self._stop.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, STOP_SECONDS)
@@ -104,8 +104,10 @@ class Watch:
         self._tell(self._end, error)
 
     async def _watch(self) -> None:
-        """`kopf.operator` in two steps. After an error Kopf may wait for ever for its own parts to end, and a process
-        that watches nothing would seem alive: so the first part that ends is told before the rest is asked to.
+        """Run `kopf.operator` in two steps.
+
+        After an error, Kopf may wait without end for its own tasks, and a process that watches nothing would seem
+        alive. So the first task that ends is reported before the others are stopped.
         """
         before = asyncio.all_tasks()
         parts = await kopf.spawn_tasks(
@@ -124,7 +126,7 @@ class Watch:
             await self._close_sessions()
 
     async def _close_sessions(self) -> None:
-        """Kopf closes those that it took, and not one that a stop comes in the middle of taking."""
+        """Close all sessions: Kopf does not close a session that it was taking when it was stopped."""
         for session in self._sessions:
             await session.http.close()
 
@@ -139,7 +141,7 @@ class Watch:
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
         if self._logins:
-            # A login that is refused at once must not become a storm.
+            # Refused logins must not become a storm of requests.
             await asyncio.sleep(RELOGIN_PAUSE_SECONDS)
         self._logins += 1
         session = await open_watch_session(self._observe, lambda *page: self._tell(self._heard, *page), self._take_turn)
@@ -150,12 +152,12 @@ class Watch:
         self._tell(self._deliver, param, event["type"], dict(event["object"]))
 
     async def _take_turn(self) -> None:
-        """Lists wait in the same queue as what the operator asks itself, which is in the loop that called `run`."""
+        """Wait in the operator's own rate limit, which is in the loop that called `run`."""
         assert self._home is not None
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._turn(), self._home))
 
     def _tell(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """Nobody listens any more where the operator ended without waiting for this thread."""
+        """Call back in the operator's loop, unless the operator has ended without waiting for this thread."""
         assert self._home is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._home.call_soon_threadsafe(callback, *arguments)
@@ -170,7 +172,7 @@ class Watch:
 
 
 def watch_settings(resources: Sequence[Resource] = WATCHED) -> kopf.OperatorSettings:
-    """Kopf with everything off that would write, listen, or need rights beyond the namespaces that it was told."""
+    """Return settings with which Kopf does not write or listen, and needs rights only in its namespaces."""
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.posting.enabled = False
@@ -179,7 +181,7 @@ def watch_settings(resources: Sequence[Resource] = WATCHED) -> kopf.OperatorSett
     settings.networking.error_backoffs = EndlessBackoff()
     settings.networking.request_timeout = 60.0
     settings.watching.reconnect_backoff = RECONNECT_SECONDS
-    # Each kind is listed whole, in pages: what they lack is gone.
+    # Each kind is listed whole, in pages, so that vanished objects are noticed.
     settings.watching.initial_streaming = False
     settings.watching.chunk_size = PAGE_ITEMS
     for resource in resources:

@@ -1,4 +1,4 @@
-"""Health and metrics over HTTP, for the kubelet and for Prometheus, on a leader and on those that wait."""
+"""Health and metrics over HTTP, for the kubelet and for Prometheus, on the leader and on standby operators."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from aiohttp import web
 from tinsmith_operator.metrics import CONTENT_TYPE
 
 Check = Callable[[], str | None]
-"""None when all is well, else what is missing."""
+"""Returns what is missing; None if all is well."""
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HealthServer:
-    """Serves from `async with` on. Ports are as given, or as found when 0 was asked for."""
+    """Serves inside `async with`. Port 0 becomes a free port."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class HealthServer:
         *,
         remarks: Callable[[], list[str]] = list,
     ) -> None:
-        """remarks: what who reads `/readyz` should know although the operator is ready."""
+        """Prepare the server. remarks: lines that `/readyz` shows although the operator is ready."""
         self.health_port = health_port
         self.metrics_port = metrics_port
         self._health = web.Application()
@@ -58,7 +58,7 @@ class HealthServer:
 
 
 def _listen(port: int) -> socket.socket:
-    """Of both families: asyncio would make two sockets, and find a free port for each."""
+    """Return one socket for IPv4 and IPv6: asyncio would open two, each with its own free port."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))

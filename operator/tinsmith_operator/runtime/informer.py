@@ -1,14 +1,13 @@
-"""Keeps the cache complete across the gaps in a watch, and knows where it is.
+"""Keeps the cache complete across gaps in a watch, and knows which parts of the scope are complete.
 
-A watch that was away for too long begins anew with a list (410 Gone), and Kopf tells each object of that list, but not
-which ones have vanished meanwhile. So the answer that Kopf is given is read here as well, once for each list: what it
-lacks is gone, and what goes later is told by the watch.
+A watch that was interrupted for too long starts again with a list (410 Gone). Kopf reports the objects of the list, but
+not those that have vanished. So this module reads the same answer: objects that the list lacks are gone.
 
-Each part of the scope stands for itself. Where the API server forbids the watch (no such namespace, or no rights in it)
-nothing is known and nothing done, and the others do not wait for it.
+Parts of the scope are independent. Where the API server forbids the watch (the namespace does not exist, or the
+operator has no rights in it), the operator does nothing, and the other parts do not wait.
 
-The CRD of either kind of owner may be missing, or be deleted. There are no objects of that kind then, and the other
-kind is served.
+The CRD of either kind may be missing or be deleted. There are no objects of that kind then, and the other kind is
+served.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ LOOK_FOR_KIND_SECONDS = 10.0
 _CURE = "Install the CRD: `kubectl apply -f crds/`, or the chart with `crds.install: true`."
 
 Part = str | None
-"""A namespace, or None for all of them at once."""
+"""A namespace, or None for all namespaces at once."""
 
 Place = tuple[Part, str]
-"""A kind, by its plural, in a part of the scope."""
+"""A part of the scope, and the plural of a kind."""
 
 log = get_logger(__name__)
 
@@ -49,9 +48,9 @@ class State(Enum):
 
 
 class Informer:
-    """`complete` is set once it is known of every part what is in it, or that this is forbidden.
+    """The state of each kind in each part. `complete` is set once every part is listed or forbidden.
 
-    entered: hears of each part that is known from now on. resources: the kinds of one watch.
+    entered: called for each part that has become known. resources: the kinds of one watch.
     """
 
     def __init__(
@@ -75,41 +74,41 @@ class Informer:
 
     @property
     def missing(self) -> list[str]:
-        """Kinds that no watch has listed yet, and where."""
+        """The kinds that no watch has listed yet, with their namespaces."""
         waiting = [place for place, state in self._states.items() if state is State.WAITS]
         return sorted(f"{plural} in {words_for(part)}" for part, plural in waiting)
 
     @property
     def refused(self) -> list[str]:
-        """A sentence for each part that is not looked after."""
+        """A sentence for each part that the operator may not list."""
         by_part: dict[Part, list[str]] = {}
         for (part, plural), state in self._states.items():
             if state is State.REFUSED:
                 by_part.setdefault(part, []).append(plural)
         return [
-            f"Nothing is done in {words_for(part)}: this operator may not list {', '.join(sorted(plurals))} there. "
-            "Create the namespace, and give the operator its Role in it."
+            f"The operator does nothing in {words_for(part)}, because it may not list "
+            f"{', '.join(sorted(plurals))} there. Create the namespace, and bind the operator's Role in it."
             for part, plurals in by_part.items()
         ]
 
     @property
     def unknown(self) -> list[str]:
-        """A sentence for each kind that the cluster does not know."""
+        """A sentence for each kind whose CRD is missing."""
         plurals = sorted({plural for (_, plural), state in self._states.items() if state is State.UNKNOWN})
-        return [f"{_unknown_words(self._resources[plural])} {_CURE} The operator serves it then." for plural in plurals]
+        return [f"{_unknown_words(self._resources[plural])} {_CURE} The operator then serves it." for plural in plurals]
 
     def knows(self, namespace: str) -> bool:
-        """Whether all that is in this namespace is in the cache."""
+        """Return whether the cache has all objects of this namespace."""
         return self._is_known(self._scope.part_of(namespace))
 
     def is_refused(self, part: Part) -> bool:
-        """Whether something in it may not be listed."""
+        """Return whether a kind may not be listed in this part."""
         return any(self._states.get((part, plural)) is State.REFUSED for plural in self._resources)
 
     async def check_kinds(self) -> tuple[Resource, ...]:
-        """Return the kinds to watch: Kopf looks for them once, and never watches one that comes later.
+        """Return the kinds to watch. Kopf looks for kinds once, so later ones need a watch of their own.
 
-        Waits while no part of the scope can be read. Raises OperatorError when the CRDs of both kinds are missing.
+        Waits while no part of the scope can be read. Raises OperatorError if the CRDs of both kinds are missing.
         """
         while True:
             unknown: set[Resource] = set()
@@ -117,7 +116,7 @@ class Informer:
             if unknown == set(OWNERS):
                 raise OperatorError(" ".join([*map(_unknown_words, OWNERS), _CURE]))
             known = tuple(resource for resource in self._resources.values() if resource not in unknown)
-            if any(readable) and await self._are_told([resource for resource in OWNERS if resource in known]):
+            if any(readable) and await self._are_discovered([resource for resource in OWNERS if resource in known]):
                 for resource in unknown:
                     self._lose(resource)
                 return known
@@ -125,11 +124,11 @@ class Informer:
 
     async def wait_for_kind(self, resource: Resource) -> None:
         """Return when a kind that was missing can be watched."""
-        while not (await self._is_installed(resource) and await self._are_told([resource])):
+        while not (await self._is_installed(resource) and await self._are_discovered([resource])):
             await asyncio.sleep(LOOK_FOR_KIND_SECONDS)
 
     def heard(self, namespace: Part, plural: str, code: str, answer: Manifest | None, is_first: bool = True) -> None:
-        """A watch of this kind begins anew: a page of its list was answered with this status."""
+        """Take a page of a list with which a watch of this kind starts. code: the status of the answer."""
         place = (namespace, plural)
         if place not in self._states:
             return
@@ -141,7 +140,7 @@ class Informer:
             self._take_page(place, answer, is_first=is_first)
 
     def _take_page(self, place: Place, answer: Manifest, *, is_first: bool) -> None:
-        """Nothing is kept of a page but which objects were in it: what the last one lacks as well is gone."""
+        """Note the objects of a page. After the last page, objects that were on no page are gone."""
         resource = self._resources[place[1]]
         items, version = read_list(resource, answer)
         listed = set() if is_first else self._listed.get(place, set())
@@ -152,7 +151,7 @@ class Informer:
             self._accept(place)
 
     async def _can_read(self, part: Part, unknown: set[Resource]) -> bool:
-        """Whether the owners in a part can be listed; adds the kinds that the cluster does not know."""
+        """Return whether sessions and pools can be listed in a part; add kinds without a CRD to `unknown`."""
         for resource in OWNERS:
             try:
                 await self._cluster.try_list(resource, part)
@@ -167,7 +166,7 @@ class Informer:
         return True
 
     async def _is_installed(self, resource: Resource) -> bool:
-        """A part that may not be listed says so only where the kind is known."""
+        """Return whether the kind exists: a list is only forbidden if the kind is known."""
         try:
             await self._cluster.try_list(resource, self._scope.parts[0])
         except Refused:
@@ -176,25 +175,25 @@ class Informer:
             return False
         return True
 
-    async def _are_told(self, resources: Sequence[Resource]) -> bool:
-        """A kind that is new can be listed a moment before the API server tells of it, and Kopf asks what it tells."""
+    async def _are_discovered(self, resources: Sequence[Resource]) -> bool:
+        """Return whether discovery, which Kopf uses, has the kinds: a new kind can be listed a moment earlier."""
         try:
-            told = await self._cluster.kinds_of(API_VERSION)
+            plurals = await self._cluster.kinds_of(API_VERSION)
         except (NotFound, Unavailable) as error:
-            log.warning("waiting for the API server to tell of the kinds", error=str(error))
+            log.warning("waiting for the API server's discovery", error=str(error))
             return False
-        return all(resource.plural in told for resource in resources)
+        return all(resource.plural in plurals for resource in resources)
 
     def _lose(self, resource: Resource) -> None:
         for part in self._scope.parts:
             self._lose_in((part, resource.plural))
 
     def _lose_in(self, place: Place) -> None:
-        """The kind is unknown, so there is no object of it."""
+        """Note that the kind is unknown, so that there are no objects of it."""
         part, plural = place
         resource, was_known = self._resources[plural], self._is_known(part)
         if self._states[place] is not State.UNKNOWN:
-            log.error("kind unknown", problem=_unknown_words(resource), cure=_CURE, where=words_for(part))
+            log.error("CRD missing", problem=_unknown_words(resource), cure=_CURE, where=words_for(part))
             self._states[place] = State.UNKNOWN
             self._cache.drop_kind(resource, part)
         if not was_known and self._is_known(part):
@@ -212,12 +211,12 @@ class Informer:
     def _refuse(self, place: Place) -> None:
         part, plural = place
         if self._states[place] is not State.REFUSED:
-            log.error("forbidden, so nothing is done there", resource=plural, where=words_for(part))
+            log.error("list forbidden", resource=plural, where=words_for(part))
         self._states[place] = State.REFUSED
         self._settle()
 
     def _settle(self) -> None:
-        """A part with one kind that is forbidden is settled: what is in it cannot be known."""
+        """Set `complete` when every part is known or forbidden, and at least one is known."""
         settled = all(self._is_known(part) or self.is_refused(part) for part in self._scope.parts)
         if settled and any(self._is_known(part) for part in self._scope.parts):
             self.complete.set()
@@ -227,7 +226,7 @@ class Informer:
 
 
 def _unknown_words(resource: Resource) -> str:
-    return f"The cluster does not know {resource.plural}.{resource.group}."
+    return f"The CRD {resource.plural}.{resource.group} is not installed."
 
 
 def words_for(part: Part) -> str:

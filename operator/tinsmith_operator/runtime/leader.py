@@ -1,11 +1,12 @@
-"""The Lease that makes one operator act while the others wait.
+"""Leader election by a Lease: one operator acts while the others wait.
 
-A leader that cannot renew stops acting before anybody else may begin: it counts from the moment it *sent* its last
-successful renewal and stops after two thirds of the lease; others count the whole lease from the moment they *saw* that
-renewal, which is later. Both use monotonic clocks of their own; the times inside the Lease are for people.
+A leader that cannot renew the Lease stops acting before another operator may start. It counts from the time at which it
+*sent* its last successful renewal, and stops after two thirds of the Lease's duration. The others count the whole
+duration from the time at which they *saw* that renewal, which is later. Each uses its own monotonic clock; the times
+inside the Lease are for people.
 
-A process that was frozen between its check and its write is not stopped by this. That its write then does no harm is
-due to what every write carries (`kube/client.py`).
+This does not stop a process that was frozen between its check and its write. Its write does no harm, because it names
+the version of the object (`kube/client.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tinsmith_operator.logs import get_logger
 
 ACTING_SHARE = 2 / 3
 RENEW_SHARE = 1 / 5
-# Those who wait count from when they saw the last renewal: the later they look, the longer nobody leads.
+# Waiting operators count from when they saw the last renewal, so rare looks delay the next leader.
 LOOK_SHARE = 1 / 10
 
 WriteLease = Callable[[Manifest, float], Awaitable[Manifest]]
@@ -32,9 +33,9 @@ log = get_logger(__name__)
 
 
 class Leader:
-    """Takes part in one election. `changed` hears when this operator begins and ends to lead.
+    """Takes part in one election. `changed` is called when this operator starts or stops leading.
 
-    renew_seconds: between two renewals; None is a fifth of the lease.
+    renew_seconds: between two renewals; None: a fifth of the Lease's duration.
     """
 
     def __init__(
@@ -68,13 +69,13 @@ class Leader:
         return _now() < self._renewed_at + self._lease_seconds * ACTING_SHARE
 
     def permit(self) -> float:
-        """The seconds that a write may still take. Raises NotLeading."""
+        """Return the seconds that a write may still take. Raises NotLeading."""
         if not self.is_leading:
-            raise NotLeading(f"This operator does not hold the lease {self._namespace}/{self._name} any more.")
+            raise NotLeading(f"This operator has lost the Lease {self._namespace}/{self._name}.")
         return self._renewed_at + self._lease_seconds - _now()
 
     async def run(self) -> None:
-        """Takes the lease when it is free, and keeps it, until cancelled."""
+        """Take the Lease when it is free, and keep it, until cancelled."""
         while True:
             try:
                 await self._step()
@@ -84,7 +85,7 @@ class Leader:
             await asyncio.sleep(self._seconds_to_next_step())
 
     async def release(self) -> None:
-        """Lets the next one begin at once. Call it after the last write."""
+        """Free the Lease, so that another operator starts at once. Call it after the last write."""
         held, self._held, self._renewed_at = self._held, None, float("-inf")
         self._announce()
         if held is None:
@@ -93,7 +94,7 @@ class Leader:
         try:
             await self._write(free, self._lease_seconds * ACTING_SHARE)
         except ClusterError as error:
-            log.warning("lease not released; it ends by itself", lease=self._name, error=str(error))
+            log.warning("lease not released; it expires by itself", lease=self._name, error=str(error))
 
     async def _step(self) -> None:
         try:
@@ -102,7 +103,7 @@ class Leader:
             else:
                 await self._try_to_take()
         except (Conflict, AlreadyExists, NotFound):
-            # Somebody wrote it in between; what they wrote is read at the next step.
+            # Another operator wrote the Lease meanwhile; the next step reads it.
             self._held = None
 
     async def _try_to_take(self) -> None:
@@ -115,7 +116,7 @@ class Leader:
             await self._hold(self._taken(lease))
 
     def _seconds_to_next_step(self) -> float:
-        """Who waits looks at the moment at which the lease ends: nobody leads from then on."""
+        """Return the seconds to the next step. A waiting operator looks at the moment at which the Lease expires."""
         if self._held is not None:
             return self._renew_seconds
         look = self._lease_seconds * LOOK_SHARE
@@ -123,7 +124,7 @@ class Leader:
         return left if 0 < left < look else look
 
     def _is_free(self, lease: Manifest) -> bool:
-        """Whether its holder is nobody, an earlier run of ourselves, or has not been heard of for a whole lease."""
+        """Return whether the Lease has no holder, has this identity, or was not renewed for its whole duration."""
         spec = lease.get("spec") or {}
         record = (spec.get("holderIdentity"), spec.get("renewTime"), lease["metadata"]["uid"])
         if record != self._seen:
@@ -137,7 +138,7 @@ class Leader:
         self._renewed_at = sent_at
 
     def _taken(self, lease: Manifest | None) -> Manifest:
-        """The lease as ours."""
+        """Return the Lease with this operator as its holder."""
         metadata = lease["metadata"] if lease else {"name": self._name, "namespace": self._namespace}
         transitions = (lease.get("spec") or {}).get("leaseTransitions", 0) + 1 if lease else 0
         spec = {
@@ -157,7 +158,6 @@ class Leader:
 
 
 def _now() -> float:
-    """Monotonic."""
     return asyncio.get_running_loop().time()
 
 

@@ -1,4 +1,4 @@
-"""Reads what lies under an owner's names: from the cache, so without a request."""
+"""Reads the observed state of sessions and pools from the cache, without a request."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from tinsmith_operator.logs import get_logger
 log = get_logger(__name__)
 
 RAY_LABEL = "ray.io/cluster"
-"""On every pod that KubeRay makes, with the name of its RayCluster."""
+"""The label with the name of the RayCluster, on each pod that KubeRay creates."""
 
 
 class _Reading:
-    """From now on a change at any place that it reads enqueues the owner."""
+    """Reads of one owner. A later change of anything that was read enqueues the owner."""
 
     def __init__(self, cache: Cache, reader: Key, owner: Owner) -> None:
         self._cache = cache
@@ -68,21 +68,21 @@ class _Reading:
         )
 
     def labelled(self, resource: Resource) -> list[Manifest]:
-        """All with the owner's label."""
+        """Return all objects with the owner's label."""
         owner = self._owner
         return self._cache.read_group(Group(resource.kind, owner.namespace, owner.LABEL, owner.name), self._reader)
 
     def with_journal_on(self, claim: str, resource: Resource) -> list[Manifest]:
-        """The sessions that name it for their journal, the owner among them; or the pods that have one on it."""
+        """Return the sessions that name the claim for their journal, or the pods that have a journal on it."""
         return self._cache.read_group(Group(resource.kind, self._owner.namespace, JOURNAL_CLAIM, claim), self._reader)
 
     def with_model_on(self, claim: str) -> list[Manifest]:
-        """The sessions and pools that name this claim for their model, the owner among them."""
+        """Return the sessions and pools that name this claim for their model."""
         groups = (Group(kind.kind, self._owner.namespace, MODEL_CLAIM, claim) for kind in OWNERS)
         return [each for group in groups for each in self._cache.read_group(group, self._reader)]
 
     def journal_for_a_model(self) -> ReadJournal | None:
-        """Of another: a session may have its model on the volume of its own journal."""
+        """Return the first claim for the owner's model that is another session's journal."""
         for field, claim in self._owner.spec.model_claims.items():
             users = self.with_journal_on(claim, SESSIONS)
             holder = journal_of_another(self._owner, self.one(CLAIMS, claim), users)
@@ -92,7 +92,7 @@ class _Reading:
 
 
 def observe_session(cache: Cache, reader: Key, session: TrainingSession, authority_fingerprint: str | None) -> Observed:
-    """Whatever has the names of the session's children."""
+    """Return the objects that have the names of the session's children."""
     reading, name = _Reading(cache, reader, session), session.workload_name
     secret = reading.one(SECRETS, certificate_secret_name(name))
     claim = reading.one(CLAIMS, session.claim_name)
@@ -125,7 +125,7 @@ def observe_session(cache: Cache, reader: Key, session: TrainingSession, authori
 
 
 def observe_pool(cache: Cache, reader: Key, pool: SamplerPool, authority_fingerprint: str | None) -> ObservedPool:
-    """Whatever has the names of the pool's children, and the pods of its Deployment."""
+    """Return the objects that have the names of the pool's children, and the pods of its Deployment."""
     reading, name = _Reading(cache, reader, pool), pool.workload_name
     secret = reading.one(SECRETS, certificate_secret_name(name))
     return ObservedPool(
@@ -143,12 +143,12 @@ def observe_pool(cache: Cache, reader: Key, pool: SamplerPool, authority_fingerp
 
 
 def certificate_at(cache: Cache, secret: Ref) -> CertificateFacts | None:
-    """Parsed once for each version of the Secret, and not at every scrape."""
+    """Return the certificate's facts, parsed once for each version of the Secret, not at every scrape."""
     return cache.derive(secret, _facts_of)
 
 
 def _facts_of(secret: Manifest) -> CertificateFacts | None:
-    """None where it is odd, which the log says once: what it is a metric of, or who could be asked, is not known."""
+    """Return the facts; None if the certificate cannot be read, which is logged once."""
     try:
         return parse_facts(secret)
     except CertificateUnreadable as error:
@@ -157,12 +157,15 @@ def _facts_of(secret: Manifest) -> CertificateFacts | None:
 
 
 def _pods_of_a_group(session: TrainingSession, labelled: list[Manifest]) -> list[Manifest]:
-    """Those of a RayCluster of the session's name, or that KubeRay made and that have no owner any more."""
+    """Return the pods of a RayCluster of the session's name, also those whose RayCluster is gone."""
     return [pod for pod in labelled if RAY_LABEL in labels_of(pod) and not has_foreign_owner(session, pod)]
 
 
 def _worker_pod(session: TrainingSession, numbered: Manifest | None, group: list[Manifest]) -> Manifest | None:
-    """numbered: as a StatefulSet names it. The pod of the other kind counts while it is there: it may still write."""
+    """Return the worker's pod, also of an earlier kind of workload: it may still write to the volume.
+
+    numbered: the pod with a StatefulSet's name.
+    """
     heads = [pod for pod in group if not _is_member(pod)]
     if not session.spec.is_group:
         return numbered or next(iter(heads), None)
@@ -175,12 +178,12 @@ def _is_member(pod: Manifest) -> bool:
 
 
 def _pods_of_a_job(labelled: list[Manifest], job_name: str, application: str) -> tuple[Manifest, ...]:
-    """The pods of the session's Job of that name, or of one before it that was just deleted."""
+    """Return the pods of the session's Job of that name, also of an earlier Job that was just deleted."""
     made_for = [pod for pod in labelled if labels_of(pod).get("app.kubernetes.io/name") == application]
     return tuple(pod for pod in made_for if (controller_of(pod) or {}).get("name") == job_name)
 
 
 def _is_made_for(deployment_name: str, pod: Manifest) -> bool:
-    """By the name of its ReplicaSet, which ends with a hash: those are not watched."""
+    """Return whether the pod is of the Deployment, by the name of its ReplicaSet: ReplicaSets are not watched."""
     controller = controller_of(pod)
     return controller is not None and controller["name"].rpartition("-")[0] == deployment_name

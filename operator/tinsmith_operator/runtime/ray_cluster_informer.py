@@ -1,6 +1,6 @@
-"""Watches RayClusters, which a cluster need not know: once a session needs them, and as soon as KubeRay is there.
+"""The watch of RayClusters, an optional kind: it starts when a session needs them and KubeRay is installed.
 
-Nothing is asked for before that, so installations without sessions of several nodes need neither KubeRay nor rights on
+It sends no request before that, so installations without sessions of several nodes need neither KubeRay nor rights on
 its kind.
 """
 
@@ -20,24 +20,26 @@ from tinsmith_operator.kube.resources import RAY_CLUSTERS
 from tinsmith_operator.logs import get_logger
 from tinsmith_operator.runtime.informer import RETRY_SECONDS, Informer, words_for
 
-# A kind that is new can be listed a moment before the API server tells of it to those who ask which kinds there are.
+# A new kind can be listed a moment before the API server's discovery, which Kopf uses, has it.
 LISTED_WITHIN_SECONDS = 10.0
-UNKNOWN_KIND = "The cluster does not know this kind."
+UNKNOWN_KIND = "The cluster has no RayClusters: KubeRay is not installed."
 
 log = get_logger(__name__)
 
 
 class Watching(Protocol):
     async def run(self) -> None:
-        """Until `stop`. Raises OperatorError when it cannot go on."""
+        """Watch until `stop`. Raises OperatorError if the watch fails."""
 
     async def stop(self) -> None:
-        """Returns when nothing is heard any more."""
+        """Return when the watch has stopped."""
 
 
 class RayClusterInformer:
-    """changed: hears whenever a namespace may have become known, or why it is not.
-    open_watch: makes a watch of RayClusters alone, which tells each list that it begins with.
+    """The state of the watch of RayClusters.
+
+    changed: called when a namespace may have become known or forbidden.
+    open_watch: opens a watch of RayClusters alone; its argument is called for each page of its lists.
     """
 
     def __init__(
@@ -62,22 +64,22 @@ class RayClusterInformer:
         self._problem: str | None = None
 
     def enable(self) -> None:
-        """From now on they are looked for."""
+        """Start to look for RayClusters."""
         self._enabled.set()
 
     def knows(self, namespace: str) -> bool:
-        """Whether all that are in this namespace are in the cache."""
+        """Return whether the cache has all RayClusters of this namespace."""
         return self._informer.knows(namespace)
 
     def problem(self, namespace: str) -> str | None:
-        """Why there can be none in this namespace, as a sentence. None while that is not known yet."""
+        """Return why there can be no RayCluster in this namespace, as a sentence; None if that is not known yet."""
         if self._problem is not None:
             return self._problem
         part = self._scope.part_of(namespace)
         return _forbidden(part) if self._informer.is_refused(part) else None
 
     async def run(self) -> None:
-        """Never ends. When the watch does, as when KubeRay is taken away, its kind is looked for again."""
+        """Watch for ever. When the watch ends, for example because KubeRay was removed, look for the kind again."""
         await self._enabled.wait()
         while True:
             self._set_problem(await self._look())
@@ -86,7 +88,7 @@ class RayClusterInformer:
             await asyncio.sleep(self._look_again_seconds)
 
     async def _look(self) -> str | None:
-        """Why no watch could begin. It must not begin without the kind: it would wait in vain, and not say so."""
+        """Return why no watch can start: without the kind, a watch would wait without an error."""
         while True:
             try:
                 return await self._look_once()
@@ -108,7 +110,7 @@ class RayClusterInformer:
         return refused
 
     async def _watch(self) -> None:
-        """Until the watch ends. One that has not listed anything soon never will: it looked for the kind too early."""
+        """Watch until the watch ends. A watch without a list after a while looked for the kind too early."""
         self._informer, self._heard = self._new_informer(), asyncio.Event()
         watch = self._open_watch(self._on_page)
         running = asyncio.create_task(watch.run(), name="watch RayClusters")
@@ -143,4 +145,4 @@ class RayClusterInformer:
 
 
 def _forbidden(part: str | None) -> str:
-    return f"This operator may not list rayclusters.ray.io in {words_for(part)}: its Role lacks that right."
+    return f"The operator may not list rayclusters.ray.io in {words_for(part)}: its Role lacks that right."

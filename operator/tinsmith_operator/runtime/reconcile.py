@@ -1,4 +1,4 @@
-"""One reconcile: read what is there, decide, act. What differs between sessions and pools is in their kinds."""
+"""One reconcile of a session or pool: observe, decide, act."""
 
 from __future__ import annotations
 
@@ -37,24 +37,27 @@ from tinsmith_operator.session.decision import decide
 
 
 class Kind(Protocol):
-    """How one kind of owner is read, observed and decided about."""
+    """The part of a reconcile that differs between sessions and pools."""
 
     async def decide(self, key: Key, body: Manifest) -> tuple[Owner, Decision]:
-        """What is to be done about it now. Raises Unreadable and ClusterError."""
+        """Return the owner, and what to do about it now. Raises Unreadable and ClusterError."""
         ...
 
     def carried_out(self, key: Key, decision: Decision) -> None:
-        """What was decided about it is done, and its status says so."""
+        """Note that the actions of the decision are done."""
         ...
 
     def forget(self, key: Key) -> None:
-        """It is gone."""
+        """Forget an owner that is gone."""
         ...
 
 
 @dataclass(frozen=True)
 class ReconcileResult:
-    """acted: something was done, so look again. requeue_after_seconds: look again by then in any case."""
+    """The result of a reconcile.
+
+    acted: there were actions, so reconcile again. requeue_after_seconds: reconcile again by then in any case.
+    """
 
     acted: bool
     requeue_after_seconds: float | None = None
@@ -62,15 +65,16 @@ class ReconcileResult:
 
 @dataclass(frozen=True)
 class Reconciler:
-    """One of a key at a time. kinds: by the kind of a key."""
+    """Reconciles one key at a time. kinds: by the kind of a key."""
 
     cache: Cache
     actor: Actor
     kinds: Mapping[str, Kind]
 
     def requested_state(self, key: Key) -> object:
-        """What its user wants of it, to be compared with what was wanted before: a change of the spec moves the
-        generation. None when it is gone.
+        """Return what the user wants, to be compared with an earlier value; None if the owner is gone.
+
+        A change of the spec changes the generation.
         """
         body = self.cache.peek(Ref(key.kind, key.namespace, key.name))
         if body is None:
@@ -81,13 +85,13 @@ class Reconciler:
         return metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp"), requests
 
     def identify(self, key: Key) -> dict[str, object]:
-        """Which object it is now, for the log; nothing when it is gone."""
+        """Return the UID and generation of the present object, for the log."""
         body = self.cache.peek(Ref(key.kind, key.namespace, key.name))
-        said = body["metadata"] if body is not None else {}
-        return {name: said[name] for name in ("uid", "generation") if name in said}
+        metadata = body["metadata"] if body is not None else {}
+        return {name: metadata[name] for name in ("uid", "generation") if name in metadata}
 
     async def reconcile(self, key: Key) -> ReconcileResult:
-        """Raises ClusterError, NotLeading and Unreadable."""
+        """Reconcile the key. Raises ClusterError, NotLeading and Unreadable."""
         kind = self.kinds[key.kind]
         body = self.cache.peek(Ref(key.kind, key.namespace, key.name))
         if body is None:
@@ -122,12 +126,12 @@ class SessionKind:
         return session, decide(observed, self.installation, self.clock())
 
     def carried_out(self, key: Key, decision: Decision) -> None:
-        # Only now: the status of two would say that it is their turn if the next one were told before.
+        # After the write of the status: otherwise two sessions could have a status that says it is their turn.
         if decision.wants_turn is not None:
             self.turns.note(key, wants=decision.wants_turn)
 
     def _is_seen(self, session: TrainingSession) -> bool:
-        """Whether its RayCluster has been listed, or why it cannot be; when it is, the session is reconciled again."""
+        """Return whether RayClusters are listed or cannot be. The session is reconciled again when they are."""
         if not session.spec.is_group:
             return True
         self.ray_clusters.enable()
@@ -140,7 +144,7 @@ class SessionKind:
 
     async def _observe(self, key: Key, session: TrainingSession) -> Observed:
         children = observe_session(self.cache, key, session, self.issuer.known_fingerprint)
-        # A session that is being deleted waits until its worker says that it holds no adapter.
+        # A deleted session waits until its worker reports that it holds no adapter.
         worker = worker_of(children)
         self.reports.follow(key, worker, closely=session.is_being_deleted)
         self.snapshots.request(key, worker, snapshot_request(session))
@@ -157,7 +161,7 @@ class SessionKind:
         )
 
     async def _warnings(self, observed: Observed) -> tuple[KubernetesWarning, ...]:
-        """Only while they could explain something: a session at rest costs no request."""
+        """Return the warnings if they could explain something: a session at rest costs no request."""
         ready = observed.session.status.condition("Ready")
         is_ready = ready is not None and ready.status == "True" and observed.image_pull is None
         at_rest = observed.session.spec.suspend or is_ready
@@ -166,7 +170,7 @@ class SessionKind:
 
 
 def worker_of(observed: Observed) -> Target | None:
-    """Whom to ask: the worker of the session's pod, once it has started."""
+    """Return the worker of the session's pod, once it has started."""
     session, pod, claim = observed.session, observed.pod, observed.claim
     if pod is None or claim is None or not _has_started(pod):
         return None
@@ -175,7 +179,7 @@ def worker_of(observed: Observed) -> Target | None:
 
 
 def _has_started(pod: Manifest) -> bool:
-    """Not "is ready": a worker that hangs is not ready, and is asked all the same."""
+    """Return whether the container has started. A hung worker is not ready, and is called all the same."""
     containers = (pod.get("status") or {}).get("containerStatuses") or []
     return any(container["name"] == WORKER_CONTAINER and container.get("started") for container in containers)
 
@@ -202,13 +206,13 @@ class PoolKind:
         return pool, decide_pool(observed, self.installation, self.clock())
 
     def carried_out(self, key: Key, decision: Decision) -> None:
-        """Nothing is kept of a pool."""
+        """Do nothing: the operator keeps no state of pools."""
 
     def forget(self, key: Key) -> None:
-        """Nothing is kept of a pool."""
+        """Do nothing: the operator keeps no state of pools."""
 
     async def _warnings(self, observed: ObservedPool) -> tuple[KubernetesWarning, ...]:
-        """Only while they could explain something: a pool at rest costs no request."""
+        """Return the warnings if they could explain something: a pool at rest costs no request."""
         wanted, deployment = observed.pool.spec.replicas, observed.workload
         at_rest = deployment is None or wanted == 0 or read_rollout(Workload(deployment)).is_done(wanted)
         return () if at_rest else await self.events.warnings(observed.pool)

@@ -1,4 +1,4 @@
-"""One operator, from its settings to its end: what it is made of, in which order it begins and stops."""
+"""One operator: its parts, and the order in which they start and stop."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from tinsmith_operator.runtime.worker_client import (
 from tinsmith_operator.runtime.workqueue import WorkQueue
 from tinsmith_operator.settings import Settings
 
-# Of the 30 s that a pod has for its end.
+# Out of the 30 s that a pod has to terminate.
 FINISH_SECONDS = 20.0
 ISSUER_RETRY_SECONDS = 5.0
 UNWATCHED_LOOK_SECONDS = 60.0
@@ -64,10 +64,10 @@ log = get_logger(__name__)
 
 
 class Operator:
-    """`run` it once.
+    """One operator. Call `run` once.
 
-    around_permit: a test's way between two writes; it gets the lease's permit and gives the one that writes ask.
-    describe, snapshot: how workers are asked; by default over gRPC.
+    around_permit: lets a test act between two writes: it wraps the permit that each write asks for.
+    describe, snapshot: calls of workers; by default over gRPC.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Operator:
         return self._server.metrics_port
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set. Raises what ended it otherwise."""
+        """Run until `stop` is set. Raises the error that ended it otherwise."""
         async with self._server:
             tasks = [asyncio.create_task(job) for job in self._jobs()]
             try:
@@ -147,10 +147,10 @@ class Operator:
         for task in tasks:
             if task.done():
                 task.result()
-                raise OperatorError("A part of the operator ended that should not.")
+                raise OperatorError("A task of the operator ended unexpectedly.")
 
     async def _stop(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Takes no more keys, finishes what runs, and only then lets another operator begin."""
+        """Take no more keys, finish the running reconciles, and only then free the Lease."""
         log.info("stopping", running=self._queue.running)
         self._acts.clear()
         try:
@@ -261,9 +261,9 @@ class Operator:
         )
 
     async def _ensure_certificates(self) -> None:
-        """While leading: certificates first, sessions after; then whenever a Secret of ours changes, or is due.
+        """Keep the certificates while leading: before the first reconcile, and when a Secret changes or is due.
 
-        What is wrong with them stops no session: each says so, and goes on with the certificate that it has.
+        A problem with the certificates stops no session: each reports it, and keeps the certificate that it has.
         """
         while True:
             await self._leading.wait()
@@ -273,7 +273,7 @@ class Operator:
             try:
                 seconds = await self._issuer.refresh()
             except OperatorError as error:
-                log.error("certificates not kept", error=str(error))
+                log.error("certificates not issued or stored", error=str(error))
                 seconds = ISSUER_RETRY_SECONDS
             if self._issuer.is_known:
                 await self._begin_acting(anew=(self._issuer.known_fingerprint, self._issuer.problem) != before)
@@ -284,23 +284,23 @@ class Operator:
                 pass
 
     def _longest_pause_seconds(self) -> float:
-        """Between two looks at the installation's Secrets: no event tells of them where nobody watches."""
+        """Return the longest pause between reads of the installation's Secrets, whose namespace may not be watched."""
         is_watched = self._informer.knows(self._settings.namespace)
         return LOOK_AGAIN_SECONDS if is_watched else UNWATCHED_LOOK_SECONDS
 
     async def _ensure_first_key(self) -> float:
-        """Returns the seconds after which to try again. Without a key the API server waits, and nobody else."""
+        """Create the first key, and return the seconds to the next try. Only the API server waits for it."""
         try:
             await self._first_api_key.ensure()
         except OperatorError as error:
-            log.error("first API key not made", error=str(error))
+            log.error("first API key not created", error=str(error))
             return ISSUER_RETRY_SECONDS
         return LOOK_AGAIN_SECONDS
 
     async def _begin_acting(self, *, anew: bool) -> None:
         await self._informer.complete.wait()
-        # Not `is_leading`: a renewal that is slow ends it for a moment and begins no new term, so nothing would call
-        # this again. Each write asks for a permit, and waits where there is none.
+        # Not `is_leading`: a slow renewal ends that for a moment without a new term, so nothing would call this again.
+        # Each write asks for a permit anyway.
         if not self._leading.is_set():
             return
         if anew or not self._acts.is_set():
@@ -313,7 +313,7 @@ class Operator:
             self._enqueue_all()
 
     def _enqueue(self, key: Key) -> None:
-        """But for those of a namespace that is not known yet: when it is, all of them are enqueued."""
+        """Enqueue a key, unless its namespace is not known yet: all its keys are enqueued when it is."""
         if self._informer.knows(key.namespace):
             self._controller.enqueue(key)
 
@@ -332,7 +332,7 @@ class Operator:
                 background.end()
 
     def _take(self, resource: Resource, event_type: str | None, manifest: Manifest) -> None:
-        """What a watch showed."""
+        """Store an object that a watch showed."""
         ref = ref_of(manifest)
         if event_type == "DELETED":
             self._cache.note_end(ref, manifest["metadata"]["uid"], version_of(manifest))
@@ -352,7 +352,7 @@ class Operator:
         if self._informer.complete.is_set():
             return None
         missing = self._informer.missing
-        return "\n".join([*([f"not yet listed: {', '.join(missing)}"] if missing else []), *self._informer.refused])
+        return "\n".join([*([f"not listed yet: {', '.join(missing)}"] if missing else []), *self._informer.refused])
 
     def _remarks(self) -> list[str]:
         clock = self._clock.problem
@@ -370,7 +370,7 @@ class Operator:
         return [(f"{ref.namespace}/{ref.name}", facts.authority_fingerprint) for ref, facts in known if facts]
 
     def _certificates(self) -> Iterable[tuple[str, str, datetime]]:
-        """Who lost the lead does not look at the installation's own any more, and what it knew of them grows old."""
+        """Yield the namespace, name and end of each certificate; of the installation's own only while leading."""
         if self._leader.is_leading:
             for name, end in self._issuer.ends.items():
                 yield self._settings.namespace, name, end

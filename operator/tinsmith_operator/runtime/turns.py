@@ -1,8 +1,8 @@
-"""Whose turn it is to restart for what nobody asked: at most so many sessions at the same time as the policy says.
+"""The turns of automatic restarts: only as many sessions as the policy allows restart at the same time.
 
-A session has its turn from when it gets it until it serves again with what it restarted for. One that does not come
-back keeps it, so that what broke one worker does not go on to break the others. Turns are also in the sessions' status:
-who leads next reads there who has begun.
+A session has its turn until it serves again with the new image or settings. A session that does not come back keeps its
+turn, so that what broke one worker does not break the others. The status of a session also names its turn, so that the
+next leader knows it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = get_logger(__name__)
 
 
 class Turns:
-    """enqueue: hears of who has just got one."""
+    """The sessions that have or await a turn. enqueue: called for each session that gets one."""
 
     def __init__(
         self, policy: RestartPolicy, cache: Cache, enqueue: Callable[[Key], None], clock: Callable[[], datetime]
@@ -38,7 +38,7 @@ class Turns:
         return key in self._holders()
 
     def note(self, key: Key, *, wants: bool) -> None:
-        """What was just decided about this one."""
+        """Note whether the session wants a turn now."""
         holders = self._holders()
         if not wants:
             self._waiting.pop(key, None)
@@ -48,11 +48,11 @@ class Turns:
         self._pass_on()
 
     def forget(self, key: Key) -> None:
-        """It is gone."""
+        """Free the turn of a session that is gone."""
         self.note(key, wants=False)
 
     def end(self) -> None:
-        """Somebody else gives them now."""
+        """Forget all turns: another operator leads now."""
         self._taken = None
         self._waiting.clear()
 
@@ -64,23 +64,23 @@ class Turns:
             key = next(iter(self._waiting))
             del self._waiting[key]
             holders.add(key)
-            log.info("turn to restart", turn_of=f"{key.namespace}/{key.name}", turns=len(holders))
+            log.info("automatic restart", turn_of=f"{key.namespace}/{key.name}", turns=len(holders))
             self._enqueue(key)
 
     def _holders(self) -> set[Key]:
-        """At first those of whoever led before."""
+        """Return the sessions that have a turn; at first those of the earlier leader."""
         if self._taken is None:
-            self._taken = {_key(session) for session in self._cache.of_kind(SESSIONS.kind) if _says_so(session)}
+            self._taken = {_key(session) for session in self._cache.of_kind(SESSIONS.kind) if _has_turn(session)}
         return self._taken
 
     def _running(self) -> int:
         return sum(not session["spec"].get("suspend") for session in self._cache.of_kind(SESSIONS.kind))
 
 
-def _says_so(session: Manifest) -> bool:
+def _has_turn(session: Manifest) -> bool:
     conditions = (session.get("status") or {}).get("conditions") or ()
-    said = {each["type"]: each["reason"] for each in conditions}
-    return said.get(ConditionType.UPGRADE_AVAILABLE) == Reason.TAKING_ITS_TURN
+    reasons = {each["type"]: each["reason"] for each in conditions}
+    return reasons.get(ConditionType.UPGRADE_AVAILABLE) == Reason.TAKING_ITS_TURN
 
 
 def _key(session: Manifest) -> Key:

@@ -21,11 +21,11 @@ from tinsmith_operator.kube.resources import Key
 from tinsmith_operator.logs import get_logger, outside_of_reconciles
 
 DESCRIBE_TIMEOUT_SECONDS = 10.0
-# It waits for the turn that runs.
+# A snapshot waits for the operation that runs.
 SNAPSHOT_TIMEOUT_SECONDS = 600.0
-# How a worker answers that does not know the call, or not from us.
+# The answers of a worker that does not know the call, or does not admit the operator to it.
 NEVER = frozenset({grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED})
-# While somebody waits for an answer.
+# While a deletion waits for a report.
 CLOSE_PERIOD_SECONDS = 3.0
 SNAPSHOT_RETRY_SECONDS = 5.0
 
@@ -37,7 +37,7 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True)
 class Target:
-    """A worker to ask: which pod it is, where it serves, and which worker its certificate must name."""
+    """A worker to call: its pod, its address, and the worker that its certificate must name."""
 
     pod_uid: str
     address: str
@@ -49,14 +49,14 @@ class Silent(Exception):
 
 
 class CannotSnapshot(Exception):
-    """The worker will never do it, as a sentence that says why, and what helps."""
+    """The worker cannot take a snapshot on request. The message says why, and what to do."""
 
 
 Describe = Callable[[Target], Awaitable[WorkerReport]]
-"""Raises Silent."""
+"""Returns the worker's report. Raises Silent."""
 
 TakeSnapshot = Callable[[Target], Awaitable[datetime]]
-"""When everything was on disk. Raises Silent, and CannotSnapshot."""
+"""Returns when everything was on disk. Raises Silent and CannotSnapshot."""
 
 
 class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
@@ -208,7 +208,7 @@ class Snapshots(WorkerCalls[str, SnapshotAnswer]):
 
 
 def open_channel(leaf: Leaf, target: Target) -> grpc.aio.Channel:
-    """To this worker and no other, as the one that the leaf is for."""
+    """Open a channel to this worker alone, with the operator's certificate."""
     credentials = grpc.ssl_channel_credentials(leaf.authority, leaf.key, leaf.certificate)
     options = [
         ("grpc.ssl_target_name_override", worker_dns_name(target.worker_id)),
@@ -218,7 +218,7 @@ def open_channel(leaf: Leaf, target: Target) -> grpc.aio.Channel:
 
 
 class GrpcDescriber:
-    """Describe as gRPC, with the operator's own certificate, renewed by whoever gives the leaf."""
+    """Calls Describe over gRPC with the operator's certificate."""
 
     def __init__(self, leaf: Callable[[], Leaf]) -> None:
         self._leaf = leaf
@@ -234,14 +234,14 @@ class GrpcDescriber:
 
 
 class GrpcSnapshots:
-    """Snapshot as gRPC, with the operator's own certificate."""
+    """Calls Snapshot over gRPC with the operator's certificate."""
 
     def __init__(self, leaf: Callable[[], Leaf], clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._leaf = leaf
         self._clock = clock
 
     async def __call__(self, target: Target) -> datetime:
-        """At least what the worker had accepted when it was asked is on disk, even where nothing had to be written."""
+        """Return when everything was on disk that the worker had accepted before the call."""
         asked_at = self._clock()
         async with open_channel(self._leaf(), target) as channel:
             stub = worker_pb2_grpc.WorkerStub(channel)
@@ -250,15 +250,15 @@ class GrpcSnapshots:
             except grpc.aio.AioRpcError as error:
                 if error.code() in NEVER:
                     raise CannotSnapshot(
-                        "the worker's image is older than snapshots on request. A restart of the session takes one, "
-                        "and brings the image of today"
+                        "the worker's image cannot take a snapshot on request. A restart of the session takes one, and "
+                        "updates the image"
                     ) from error
                 raise Silent(f"{error.code().name}: {error.details()}") from error
         return max(asked_at, datetime.fromtimestamp(reply.last_snapshot_time, UTC))
 
 
 def parse_reply(reply: worker_pb2.DescribeReply, pod_uid: str, received_at: datetime) -> WorkerReport:
-    """The message as `decide` reads it."""
+    """Return the report in a message."""
     snapshot = reply.last_snapshot_time
     return WorkerReport(
         pod_uid=pod_uid,

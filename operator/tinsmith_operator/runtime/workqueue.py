@@ -1,4 +1,4 @@
-"""Which keys are to be worked on: each once however often it was asked for, and never twice at the same time."""
+"""A queue of keys to reconcile: each key once, however often it was added, and never twice at the same time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 300.0
-# Retries of many keys that failed together must not come back together.
+# Keys that failed at the same time must not be retried at the same time.
 JITTER = 0.25
 
 
 class WorkQueue(Generic[KeyT]):
-    """A key is waiting, running, both (it was asked for again while it ran), or due at some later time. One that is
-    held is due at its time, and no sooner.
+    """A key is waiting, running, both (it was added again while it ran), or due later.
 
-    Used from one event loop; its clock is the loop's.
+    A held key is due at its time, and not before. Use it from one event loop, whose clock it uses.
     """
 
     def __init__(self, chance: random.Random | None = None) -> None:
@@ -33,7 +32,7 @@ class WorkQueue(Generic[KeyT]):
 
     @property
     def depth(self) -> int:
-        """Keys that wait for their turn now."""
+        """The number of waiting keys."""
         return len(self._waiting)
 
     @property
@@ -41,7 +40,7 @@ class WorkQueue(Generic[KeyT]):
         return len(self._running)
 
     def add(self, key: KeyT) -> None:
-        """As soon as possible. A key that is running runs once more afterwards."""
+        """Add a key that is due now. A running key runs once more afterwards."""
         if key in self._held:
             return
         self._cancel_timer(key)
@@ -49,7 +48,7 @@ class WorkQueue(Generic[KeyT]):
         self._changed.set()
 
     def add_after(self, key: KeyT, seconds: float) -> None:
-        """No later than this. An earlier time that was asked for stays."""
+        """Add a key that is due after these seconds, unless it is due earlier already."""
         if key in self._waiting or key in self._held:
             return
         loop = asyncio.get_running_loop()
@@ -60,13 +59,13 @@ class WorkQueue(Generic[KeyT]):
         self._timers[key] = loop.call_later(seconds, self.add, key)
 
     def retry(self, key: KeyT, at_least_seconds: float = 0.0) -> float:
-        """After a failure: later each time, with jitter. Returns the seconds until then."""
+        """Add a failed key with a growing delay and jitter. Return the delay in seconds."""
         seconds = max(self._next_pause(key), at_least_seconds)
         self.add_after(key, seconds)
         return seconds
 
     def hold(self, key: KeyT) -> float:
-        """As after a failure, but not before then, whoever asked for it meanwhile or does: until `release`."""
+        """Add a key as after a failure, but not before its time, whatever adds it meanwhile, until `release`."""
         seconds = self._next_pause(key)
         self._waiting.pop(key, None)
         self._cancel_timer(key)
@@ -75,21 +74,21 @@ class WorkQueue(Generic[KeyT]):
         return seconds
 
     def release(self, key: KeyT) -> None:
-        """A key that is held is due now; nothing happens to another."""
+        """Make a held key due now."""
         if key in self._held:
             self._held.discard(key)
             self.add(key)
 
     def settle(self, key: KeyT) -> None:
-        """After a success: the next failure counts as the first."""
+        """Reset the failures of a key after a success."""
         self._failures.pop(key, None)
 
     def failures(self, key: KeyT) -> int:
-        """In a row, up to now."""
+        """Return the number of failures in a row."""
         return self._failures.get(key, 0)
 
     async def take(self) -> KeyT:
-        """The key that waits longest of those that do not run; it runs until `done`."""
+        """Return the key that has waited longest and does not run. It runs until `done`."""
         while (key := self._next()) is None:
             await self._change()
         del self._waiting[key]
@@ -101,7 +100,7 @@ class WorkQueue(Generic[KeyT]):
         self._changed.set()
 
     async def join(self) -> None:
-        """Returns when nothing runs."""
+        """Wait until no key runs."""
         while self._running:
             await self._change()
 

@@ -1,1 +1,1 @@
-"""Pure: decides about a TrainingSession, from what is observed of it. The entry is `decision`."""
+"""Pure decisions about a TrainingSession. The entry is `decision`."""

@@ -20,7 +20,9 @@ FIXED_FIELDS = ("accessModes", "storageClassName", "volumeMode")
 
 @dataclass(frozen=True)
 class ClaimPlan:
-    """usable: the claim that is there, if the session may use it.
+    """The claim as it is, and as it should be.
+
+    usable: the claim that is there, if the session may use it.
     desired: the claim as it should be; of a claim that a user made, only what the operator writes on it.
     unused: the session's claim, if it never had a volume and differs from the spec: it has to be made anew.
     mismatch: the field in which the session's claim differs from the spec, and cannot be changed.
@@ -44,7 +46,7 @@ class ClaimPlan:
 
 
 def plan_claim(observed: Observed, owned: OwnedObjects, annotations: Mapping[str, str]) -> ClaimPlan:
-    """annotations: what the operator writes on the claim."""
+    """Return the plan. annotations: what the operator writes on the claim."""
     session = observed.session
     desired = build_claim(session, annotations) or build_claim_annotations(session, annotations)
     mismatch = _mismatch(session, owned.claim) if owned.claim is not None else None
@@ -96,11 +98,11 @@ def size_of(claim: Manifest) -> str:
 
 
 def _delete(claim: Manifest) -> tuple[Delete, ...]:
-    """Delete that very version: once the claim has a volume, it stays."""
+    """Delete this version of the claim: a claim that has got a volume meanwhile stays."""
     metadata = claim["metadata"]
     if "deletionTimestamp" in metadata:
         return ()
-    why = "it never had a volume, and the spec asks for another one"
+    why = "it never had a volume, and the spec asks for another claim"
     return (
         Delete(claim["kind"], metadata["name"], metadata["uid"], why, resource_version=metadata["resourceVersion"]),
     )
@@ -111,11 +113,10 @@ def with_size(claim: Manifest, size: str) -> Manifest:
 
 
 def _as_it_is(wanted: Manifest, live: Manifest) -> Manifest:
-    """With what is ours of the live claim and cannot be changed any more. What an apply of ours leaves out that an
-    earlier one named would be taken away, and the API server refuses that: a storage class that the spec names no more.
+    """Return the desired claim with the operator's fields of the live claim that cannot be changed.
 
-    Nothing of others': a default class that we named would be ours, and an operator from before a rollback, which does
-    not name it, would be refused.
+    An apply removes fields that an earlier apply named, and the API server refuses that for a storage class. A class
+    that the cluster chose is not named: it would become the operator's field.
     """
     named = wanted["spec"].keys() | own_spec_fields(live)
     fixed = {name: live["spec"][name] for name in FIXED_FIELDS if name in live["spec"] and name in named}
@@ -123,8 +124,8 @@ def _as_it_is(wanted: Manifest, live: Manifest) -> Manifest:
 
 
 def _annotate(observed: Observed, live: Manifest, wanted: Manifest) -> tuple[Apply, ...]:
-    said = live["metadata"].get("annotations") or {}
-    outdated = {name for name in PIN_ANNOTATIONS & said.keys() if name not in wanted["metadata"]["annotations"]}
+    present = live["metadata"].get("annotations") or {}
+    outdated = {name for name in PIN_ANNOTATIONS & present.keys() if name not in wanted["metadata"]["annotations"]}
     return (apply_to(live, wanted),) if outdated or not is_in_place(observed, live, wanted) else ()
 
 

@@ -1,4 +1,4 @@
-"""decide: from what is observed of a TrainingSession to the actions that reconcile it. The parts are its neighbours."""
+"""The decision about a TrainingSession: from its observed state to the actions that reconcile it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tinsmith_operator.session.workload import (
 
 
 def decide(observed: Observed, installation: Installation, now: datetime) -> Decision:
-    """What is to be done about one session now. Pure: the same input, the same answer; no clock and no chance in it.
+    """Return what to do about one session now. Pure: the same input gives the same decision.
 
-    Doing what it says, and deciding again from what is there then, ends where nothing is to be done.
+    Carrying out decisions one after the other comes to an end, where there is nothing left to do.
     """
     situation = assess(observed, installation, now)
     if observed.session.is_being_deleted:
@@ -41,14 +41,17 @@ def decide(observed: Observed, installation: Installation, now: datetime) -> Dec
     children = ensure_children(situation)
     diagnosis = diagnose(situation, refusal(still_refused(observed.refusals, children)))
     conditions = wanted_conditions(situation, diagnosis, acts=bool(children))
-    # The status comes first: what the API server refuses below must not keep it from being said.
+    # The status comes first, so that it is written even if the API server refuses an action after it.
     actions = (*write_status(situation, conditions), *(children or retry_refused_pods(situation)))
     return Decision(actions, seconds_until_next_look(situation, diagnosis), wants_turn(situation, diagnosis))
 
 
 def ensure_children(situation: Situation) -> tuple[Action, ...]:
-    """In the order in which they need each other: the claim names the worker, the pod mounts the certificate, and its
-    model is converted before. A pod is replaced only once its workload would start the right one."""
+    """Return the actions on the children, in the order of their dependencies.
+
+    The claim's UID names the worker, the pod mounts the certificate, and its model is converted before it starts. A pod
+    is replaced only when its workload has the desired template.
+    """
     if situation.blocking_reason is not None:
         return stop_all(situation)
     observed, claim_plan = situation.observed, situation.claim_plan

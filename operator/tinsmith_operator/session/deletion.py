@@ -1,7 +1,8 @@
-"""A session that is being deleted.
+"""The deletion of a session.
 
-With Retain there is nothing to do: its children go with it, by their owner, and its claim stays. With Delete a
-finalizer holds it until its adapters are saved elsewhere, its worker has stopped, and its claim is deleted.
+With `whenDeleted: Retain` there is nothing to do: the children are deleted with their owner, and the claim stays. With
+`Delete`, a finalizer keeps the session until its adapters are saved to the checkpoint root, its worker has stopped, and
+its claim is deleted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LOOK_AGAIN_SECONDS = 10.0
 
 
 def ensure_finalizer(situation: Situation) -> tuple[AddFinalizer | RemoveFinalizer, ...]:
-    """On a living session: there only where its claim is to go with it."""
+    """Add the finalizer if the claim is to be deleted with the session, and remove it otherwise."""
     session = situation.session
     if session.spec.storage.deletes_claim == session.has_finalizer:
         return ()
@@ -36,7 +37,7 @@ def ensure_finalizer(situation: Situation) -> tuple[AddFinalizer | RemoveFinaliz
 
 
 def decide_deletion(situation: Situation) -> Decision:
-    """It gives its turn to restart to another session: it may wait for its node for good."""
+    """Return the next step. The session gives its turn to restart back, since it may wait for its node for good."""
     return replace(_next_step(situation), wants_turn=False)
 
 
@@ -51,7 +52,7 @@ def _next_step(situation: Situation) -> Decision:
         return Decision(ended)
     if waits_for_checkpoints(situation):
         return _report(situation, wake(situation), waits=True)
-    # The pods go with their workload, and take their time for a snapshot; those that lost it are deleted one by one.
+    # Pods are deleted with their workload, after a snapshot. Pods without a workload are deleted one by one.
     steps = stop_orphans(situation) or delete_workload(situation.owned.workload, why)
     if steps or situation.owned.writer is not None:
         return _report(situation, steps, waits=False)
@@ -59,12 +60,12 @@ def _next_step(situation: Situation) -> Decision:
 
 
 def _report(situation: Situation, actions: tuple[Action, ...], *, waits: bool) -> Decision:
-    """waits: for checkpoints, before anything is stopped."""
+    """Return the actions with the status. waits: whether the deletion still waits for checkpoints."""
     deleting = found(Reason.DELETING, "The worker stops; then its volume is deleted.")
     finding = _waiting_words(situation) if waits else situation.lost_node or deleting
     standard = standard_conditions(finding, finding, situation.lost_node)
     if waits and _waiting_since(situation) is None:
-        # From now on the grace is counted, so it must be said although the session was not ready for other reasons.
+        # The grace period starts now, so the condition must have a new time even if its status does not change.
         standard = tuple(replace(each, begins=each.type is ConditionType.RECONCILING) for each in standard)
     slots = found(Reason.NOT_REPORTED, "The session is being deleted.") if waits else deleting
     no_slots = ConditionState(ConditionType.SLOTS_AVAILABLE, Truth.UNKNOWN, slots)
@@ -76,13 +77,16 @@ def _waiting_words(situation: Situation) -> Finding:
     seconds = situation.installation.delete_grace_seconds
     return found(
         Reason.WAITING_FOR_CHECKPOINTS,
-        f"Before the volume is deleted, adapters are saved to the checkpoint root, for at most {seconds:g} s.",
+        f"Saving adapters to the checkpoint root before the volume is deleted, for at most {seconds:g} s.",
     )
 
 
 def _release_claim(situation: Situation) -> tuple[Action, ...]:
-    """The claim goes if the session could use it. One from before that it could not is as much its user's as ever, and
-    from one that may have no worker nothing was saved."""
+    """Remove the finalizer, and delete the claim if the session could use it.
+
+    A claim of an earlier session that did not fit stays. So does the claim of a session that must have no worker, since
+    its adapters were not saved.
+    """
     claim = situation.claim
     release = RemoveFinalizer(CLAIM_FINALIZER)
     if claim is None or situation.claim_plan.is_terminating or situation.owned.claim is None:
@@ -95,8 +99,11 @@ def _release_claim(situation: Situation) -> tuple[Action, ...]:
 
 
 def waits_for_checkpoints(situation: Situation) -> bool:
-    """While a worker is there, comes back or can be woken that has not said, since we wait, that it holds no adapter;
-    but not for ever, not where there is nothing to save, and not for one that has been told to stop."""
+    """Return whether a worker may still hold adapters that are not saved.
+
+    That is over when the worker has reported no adapters since the wait began, when the grace period has passed, and
+    when the worker has been stopped.
+    """
     session, pod = situation.session, situation.owned.writer
     if _is_stopping(session) or _grace_is_over(situation) or not _may_hold_adapters(situation):
         return False
@@ -105,12 +112,11 @@ def waits_for_checkpoints(situation: Situation) -> bool:
 
 
 def wake(situation: Situation) -> tuple[Action, ...]:
-    """Of a session that waits: starts a worker where none is wanted, or none was made yet. The deletion came after a
-    suspension, and is the stronger wish. What an earlier worker reported says nothing of what it took on after that."""
+    """Start a worker to save the adapters of a session that was suspended before it was deleted."""
     session, observed, worker = situation.session, situation.observed, situation.worker
     if worker is None or not _can_wake(situation) or _is_under_way(situation):
         return ()
-    # The image that the volume knows: another one may refuse what is still to be replayed.
+    # The image that the volume knows: another image may refuse to replay its journal.
     image = situation.pins.image if situation.pins is not None else worker.image
     woken = replace(worker, image=image, replicas=1)
     wanted = build_workload(session, situation.installation, woken)
@@ -118,7 +124,7 @@ def wake(situation: Situation) -> tuple[Action, ...]:
 
 
 def _is_under_way(situation: Situation) -> bool:
-    """Whether a worker is wanted already. Whatever pod is there has the volume until it is gone."""
+    """Return whether a worker is wanted already, or a pod still has the volume."""
     observed = situation.observed
     if observed.workload is None:
         return observed.pod is not None
@@ -126,19 +132,19 @@ def _is_under_way(situation: Situation) -> bool:
 
 
 def _is_stopping(session: TrainingSession) -> bool:
-    """Whether its end was decided. `Ready` may name a lost node instead."""
-    return any(said.reason == Reason.DELETING for said in session.status.conditions)
+    """Return whether the worker was stopped. `Ready` may name a lost node instead."""
+    return any(condition.reason == Reason.DELETING for condition in session.status.conditions)
 
 
 def _waiting_since(situation: Situation) -> datetime | None:
-    """Return when the operator said that the deletion waits for checkpoints.
+    """Return when the wait for checkpoints began, by the operator's clock.
 
-    That is by its own clock: the API server's, which dates the deletion, need not agree.
+    The API server's clock, which dates the deletion, may differ.
     """
-    said = situation.session.status.condition(ConditionType.RECONCILING)
-    if said is None or said.reason != Reason.WAITING_FOR_CHECKPOINTS:
+    reconciling = situation.session.status.condition(ConditionType.RECONCILING)
+    if reconciling is None or reconciling.reason != Reason.WAITING_FOR_CHECKPOINTS:
         return None
-    return said.last_transition_time
+    return reconciling.last_transition_time
 
 
 def _grace_is_over(situation: Situation) -> bool:
@@ -147,7 +153,7 @@ def _grace_is_over(situation: Situation) -> bool:
 
 
 def _is_saved(situation: Situation) -> bool:
-    """By the word of the worker that is there."""
+    """Return whether the present worker has reported, since the wait began, that it holds no adapters."""
     since, pod, report = _waiting_since(situation), situation.owned.writer, situation.observed.report
     if since is None or pod is None or report is None or report.pod_uid != pod.uid:
         return False
@@ -155,10 +161,7 @@ def _is_saved(situation: Situation) -> bool:
 
 
 def _may_hold_adapters(situation: Situation) -> bool:
-    """Whether a worker has ever been ready to acknowledge anything on this volume, of this session or of one before.
-
-    The status says it, whatever operator wrote it: those of before `firstReadyTime` noted what the worker reported.
-    """
+    """Return whether a worker was ever ready on this volume, of this session or of an earlier one."""
     session, pod, claim = situation.session, situation.owned.writer, situation.claim
     noted = session.status.first_ready_time is not None or session.status.epoch is not None
     if noted or situation.observed.report is not None or (pod is not None and pod.is_ready):
@@ -167,19 +170,19 @@ def _may_hold_adapters(situation: Situation) -> bool:
 
 
 def _was_made_for(session: TrainingSession, claim: Manifest) -> bool:
-    """Not left by an earlier session of its name."""
+    """Return whether the claim is not older than the session."""
     made_at = parse_time(claim["metadata"].get("creationTimestamp"))
     return made_at is not None and session.creation_time is not None and made_at >= session.creation_time
 
 
 def _comes_back(situation: Situation) -> bool:
-    """A pod that was evicted, or whose node went, is made again while its workload wants one."""
+    """Return whether the workload creates the pod again after an eviction or the loss of its node."""
     workload = situation.owned.workload
     return workload is not None and workload.wants_pods and not workload.is_terminating
 
 
 def _can_wake(situation: Situation) -> bool:
-    """Whether the volume is this session's and stays for as long as a worker needs it, and pods can and may be made."""
+    """Return whether the session may use its volume, and pods may be created."""
     if situation.claim is None or situation.claim_plan.is_terminating or situation.blocking_reason is not None:
         return False
     return not situation.session.spec.is_group or situation.observed.no_groups is None

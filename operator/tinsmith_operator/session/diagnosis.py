@@ -1,6 +1,6 @@
-"""Why the session is not ready: one reason, and one sentence with the cure.
+"""The reason why a session is not ready, and a sentence with the cure.
 
-Each function looks at one thing, and finds nothing or the matter. The first that finds something wins.
+Each function checks one thing. The first finding is reported.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ from tinsmith_operator.session.situation import Situation
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found about a session, each thing looked for once.
-
-    trouble: why it is not ready, or will not stay so; None of one that is and does.
-    """
+    """The findings about a session. trouble: why it is not ready, or will not stay ready."""
 
     is_ready: bool
     trouble: Finding | None
@@ -51,8 +48,10 @@ class Diagnosis:
 
 
 def diagnose(situation: Situation, refusal: Finding | None) -> Diagnosis:
-    """Ready: the worker serves, and it is ours alone that answers under its name, from behind its policy and on its
-    volume."""
+    """Return the findings. refusal: the API server's refusal of an object that is still wanted.
+
+    A session is ready if its worker serves, and if no foreign object has the name of one of its children.
+    """
     observed, pod, plan = situation.observed, situation.pod, situation.image_plan
     conflict = common.name_conflict(situation.session, situation.owned.foreign)
     is_ready = observed.claim_holder is None and pod is not None and pod.is_ready and conflict is None
@@ -79,12 +78,12 @@ def diagnose(situation: Situation, refusal: Finding | None) -> Diagnosis:
 
 
 def _full_volume(situation: Situation) -> Finding | None:
-    """As last reported of this volume: a worker that has only just started has the same one."""
-    report, said = situation.report, situation.session.status.condition(ConditionType.DEGRADED)
-    was_full = said is not None and said.reason == Reason.VOLUME_FULL and situation.pod is not None
+    """Return the latest state of the volume: a worker that has just started has the same volume as the one before."""
+    report, degraded = situation.report, situation.session.status.condition(ConditionType.DEGRADED)
+    was_full = degraded is not None and degraded.reason == Reason.VOLUME_FULL and situation.pod is not None
     if not (report.volume_full if report is not None else was_full):
         return None
-    return found(Reason.VOLUME_FULL, "The journal's volume is full: the worker accepts no training, and programs wait.")
+    return found(Reason.VOLUME_FULL, "The journal's volume is full: the worker accepts no training, and clients wait.")
 
 
 def _why_not_ready(situation: Situation, refusal: Finding | None) -> Finding:
@@ -105,7 +104,7 @@ def _why_not_ready(situation: Situation, refusal: Finding | None) -> Finding:
 
 
 def _why_pods_are_not_ready(situation: Situation) -> Finding:
-    """The worker's own trouble first: while it has none it waits for the others."""
+    """Return the worker's own reason first: a worker without one waits for the other pods."""
     finding = why_pod_is_not_ready(situation.pod, situation.evidence)
     if not situation.session.spec.is_group or finding.reason is not Reason.LOADING_MODEL:
         return finding
@@ -129,7 +128,7 @@ def _terminating_claim(situation: Situation) -> Finding | None:
     if not situation.claim_plan.is_terminating:
         return None
     name = situation.session.claim_name
-    return found(Reason.CLAIM_TERMINATING, f"{CLAIM} {name} is being deleted, and with it everything on the volume.")
+    return found(Reason.CLAIM_TERMINATING, f"{CLAIM} {name} is being deleted, with all data on its volume.")
 
 
 def _claim_trouble(situation: Situation, refusal: Finding | None) -> Finding | None:
@@ -137,16 +136,18 @@ def _claim_trouble(situation: Situation, refusal: Finding | None) -> Finding | N
     if (holder := situation.observed.claim_holder) is not None:
         return found(
             Reason.CLAIM_IN_USE,
-            f"{CLAIM} {session.claim_name} is in use by session {holder}: one worker writes to a volume.",
+            f"{CLAIM} {session.claim_name} is in use by session {holder}, and only one worker may write to a volume.",
         )
     if claim is None:
         if session.spec.storage.existing_claim is None:
-            return refusal or found(Reason.CREATING_OBJECTS, "The volume's claim is being created.")
-        return found(Reason.CLAIM_MISSING, f"{CLAIM} {session.claim_name} (spec.storage.existingClaim) is not there.")
+            return refusal or found(Reason.CREATING_OBJECTS, "The claim of the journal's volume is being created.")
+        return found(Reason.CLAIM_MISSING, f"{CLAIM} {session.claim_name} (spec.storage.existingClaim) does not exist.")
     if situation.claim_plan.unused is not None:
-        return found(Reason.CREATING_OBJECTS, "The claim never had a volume, and is made anew as the spec says now.")
+        return found(
+            Reason.CREATING_OBJECTS, "The claim never had a volume. It is being created again with the new spec."
+        )
     if (mismatch := situation.claim_plan.mismatch) is not None:
-        return found(Reason.CLAIM_MISMATCH, f"{CLAIM} {session.claim_name} from before has {mismatch}.")
+        return found(Reason.CLAIM_MISMATCH, f"{CLAIM} {session.claim_name} of an earlier session has {mismatch}.")
     return _terminating_claim(situation) if situation.pod is None else None
 
 
@@ -154,10 +155,10 @@ def _suspension(situation: Situation) -> Finding | None:
     if not situation.session.spec.suspend:
         return None
     if situation.observed.pod is not None or situation.observed.members:
-        return found(Reason.SUSPENDING, "The worker takes a snapshot and stops.")
+        return found(Reason.SUSPENDING, "The worker saves a snapshot and stops.")
     if any(not pod.has_ended for pod in situation.owned.converters):
-        return found(Reason.SUSPENDING, "The conversion of the model stops.")
-    return found(Reason.SUSPENDED, "The worker is stopped, and its volume keeps everything.")
+        return found(Reason.SUSPENDING, "The Job that converts the model is being stopped.")
+    return found(Reason.SUSPENDED, "The worker is stopped. Its volume keeps everything.")
 
 
 def _queue(situation: Situation) -> Finding | None:
@@ -171,7 +172,7 @@ def _no_groups(situation: Situation) -> Finding | None:
     problem = situation.observed.no_groups
     if problem is None or not situation.session.spec.is_group:
         return None
-    return found(Reason.KUBERAY_MISSING, f"A session of several nodes is a RayCluster. {problem}")
+    return found(Reason.KUBERAY_MISSING, f"A session of several nodes needs a RayCluster. {problem}")
 
 
 def _upgrade(situation: Situation) -> Finding | None:
@@ -188,30 +189,35 @@ def _refused_image(situation: Situation) -> Finding | None:
     plan = situation.image_plan
     if not plan.gave_up:
         return None
-    return found(Reason.IMAGE_REFUSED, f"{plan.requested} refused the volume twice; {plan.pins.image.reference} runs.")
+    return found(
+        Reason.IMAGE_REFUSED, f"Image {plan.requested} refused the volume twice, and {plan.pins.image.reference} runs."
+    )
 
 
 def _replacement(situation: Situation) -> Finding | None:
     if situation.is_hung:
-        return found(Reason.WORKER_HUNG, "One operation ran longer than the hang timeout, so the worker is replaced.")
+        return found(
+            Reason.WORKER_HUNG, "One operation took longer than the hang timeout, so the operator replaces the worker."
+        )
     if situation.restart.must_restart:
-        return found(Reason.RESTARTING, "The worker stops with a snapshot, to start as the spec says now.")
+        return found(Reason.RESTARTING, "The worker saves a snapshot and restarts with the new spec.")
     return None
 
 
 def _replay(situation: Situation, finding: Finding) -> Finding:
-    """While the old image makes its way, that it does so says more than how far it has come."""
+    """Report the replay on the old image in place of its progress, which says less."""
     plan = situation.image_plan
     if not plan.replays_on_old_image or finding.reason.progress is not Progress.MOVING:
         return finding
     return found(
         Reason.REPLAYING_ON_OLD_IMAGE,
-        f"{plan.requested} cannot replay what ran on {plan.pins.image.reference}, which therefore runs once more.",
+        f"Image {plan.requested} cannot replay the journal of {plan.pins.image.reference}, "
+        "which runs until it has replayed it.",
     )
 
 
 def why_not_converted(situation: Situation) -> Finding | None:
-    """Nothing where the worker does not wait for it."""
+    """Return None if the worker does not wait for the conversion."""
     if not situation.awaits_conversion:
         return None
     job = situation.owned.conversion
@@ -219,7 +225,7 @@ def why_not_converted(situation: Situation) -> Finding | None:
         return found(Reason.CREATING_OBJECTS, "The Job that converts the model is being created.")
     if (gave_up := job.failure) is not None:
         words = next((_how_it_ended(each) for each in reversed(job.tries) if each.has_failed), quoted(gave_up))
-        return found(Reason.CONVERSION_FAILED, f"{_name(job)} gave up: {words}.")
+        return found(Reason.CONVERSION_FAILED, f"{_name(job)} failed too often. Its last try: {words}.")
     return _why_try_not_done(job, situation)
 
 
@@ -234,8 +240,8 @@ def _why_try_not_done(job: Job, situation: Situation) -> Finding:
     assert pod.running_since is not None
     if before is not None and situation.now < pod.running_since + FRESH_RUN:
         return before
-    where = f"{_name(job)} brings the model into the model cache, on node {pod.node_name}"
-    return found(Reason.CONVERTING_MODEL, f"{where}; the worker starts when it is done.")
+    where = f"{_name(job)} converts the model into the model cache on node {pod.node_name}"
+    return found(Reason.CONVERTING_MODEL, f"{where}. The worker starts when the Job is complete.")
 
 
 def _why_try_has_no_pod(job: Job, situation: Situation) -> Finding:
@@ -246,20 +252,21 @@ def _why_try_has_no_pod(job: Job, situation: Situation) -> Finding:
 
 
 def _failed_try(job: Job, failed: Sequence[Pod]) -> Finding:
-    """The next one follows by itself."""
     latest = failed[-1]
     record = latest.latest_ending.record if latest.latest_ending is not None else None
     reason = WORKER_REASONS.get(record.reason) if record is not None else None
-    said = f"Try {len(failed)} of {_name(job)} failed, and another one follows: {_how_it_ended(latest)}."
-    return found_by_worker(reason or Reason.CONVERTING_MODEL, said, is_quoted=latest.is_vouched_for)
+    what = (
+        f"Try {len(failed)} of {_name(job)} failed, and the Job tries again. The failed try: {_how_it_ended(latest)}."
+    )
+    return found_by_worker(reason or Reason.CONVERTING_MODEL, what, is_quoted=latest.is_vouched_for)
 
 
 def _how_it_ended(pod: Pod) -> str:
     ending = pod.latest_ending
     if ending is None:
-        return f"pod {pod.name} was ended from outside"
+        return f"pod {pod.name} was removed from outside"
     if ending.out_of_memory and ending.record is None:
-        return "it was killed for want of memory; it gets as much as spec.resources says of each of the session's pods"
+        return "it was killed because it used more memory than spec.resources gives to each pod of the session"
     words = ending.last_words
     if words is None:
         return f"it ended with status {ending.exit_code}; {log_hint(pod)}"
@@ -271,18 +278,18 @@ def _name(job: Job) -> str:
 
 
 def why_not_pulled(situation: Situation) -> Finding | None:
-    """Return None where no image is awaited."""
+    """Return None if the worker waits for no image."""
     plan, job = situation.image_plan, situation.owned.image_pull
     if plan.pulls_on is None:
         return None
-    runs = f"{plan.pins.image.reference} runs meanwhile"
-    pulling = found(Reason.PULLING_IMAGE, f"Node {plan.pulls_on} pulls {plan.requested}, and {runs}.")
+    runs = f"Meanwhile the worker runs {plan.pins.image.reference}"
+    pulling = found(Reason.PULLING_IMAGE, f"Node {plan.pulls_on} pulls {plan.requested}. {runs}.")
     if job is None or job.is_terminating or not pulls_image(job, plan.requested, plan.pulls_on):
         return pulling
     if job.failure is not None:
         failed = f"Job {job.name} with {plan.requested} failed on node {plan.pulls_on}: {_why_pull_failed(job)}"
-        cure = "name an image that runs, or delete the Job to have it tried again"
-        return Finding(Reason.CANNOT_START, f"{failed}; {runs}; {cure}.")
+        cure = "Name an image that runs, or delete the Job to try again"
+        return Finding(Reason.CANNOT_START, f"{failed}. {runs}. {cure}.")
     trouble = _pull_trouble(job, situation)
     if trouble is None or trouble.reason in (Reason.PREPARING_POD, Reason.CREATING_OBJECTS):
         return pulling
@@ -290,10 +297,10 @@ def why_not_pulled(situation: Situation) -> Finding | None:
 
 
 def _why_pull_failed(job: Job) -> str:
-    """Quote the node where it ended the pod, as for want of disk: that says nothing about the image."""
+    """Return the node's words if the node ended the pod, for example for lack of disk."""
     latest = next((each for each in reversed(job.tries) if each.has_failed), None)
     if latest is None or not latest.status_reason:
-        return "the image was pulled and does not run Python"
+        return "the image was pulled, but it does not run Python"
     return quoted(": ".join(part for part in (latest.status_reason, latest.status_message) if part))
 
 

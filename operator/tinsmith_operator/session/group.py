@@ -1,8 +1,8 @@
-"""The pods of a session of several, as one group: they begin together, and none outlives the others' run.
+"""The pods of a session of several nodes, as one group: they start together, and none outlives the run of the others.
 
-When a rank is lost, the worker ends itself, and its container begins anew in place: a new run of the group. The members
-of the run before have lost their head, with what they computed for it, and are replaced. A run is known by the head's
-pod and how often its container was started in it; the status says which members belong to it. No clock is compared.
+When a rank is lost, the worker ends itself, and its container restarts in place: that is a new run of the group. The
+members of the earlier run have lost their head and their results, so they are replaced. A run is identified by the
+head's pod and the number of restarts of its container; the status names its members. No clocks are compared.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.session.situation import Situation
 
 LEFT_BEHIND_GRACE_SECONDS = 5
-"""Nothing waits for a member whose run has ended; what it would wait for, its head's end, was before."""
+"""Short, since nothing waits for a member whose run has ended."""
 
 
 def stop_left_behind(situation: Situation) -> tuple[Delete, ...]:
-    """Members of a run that has ended."""
-    why = "the run of the group that it belongs to has ended"
+    """Stop the members of a run that has ended."""
+    why = "its run of the group has ended"
     return tuple(
         Delete("Pod", member.name, member.uid, why, LEFT_BEHIND_GRACE_SECONDS)
         for member in left_behind(situation)
@@ -42,7 +42,7 @@ def left_behind(situation: Situation) -> tuple[Pod, ...]:
 
 
 def group_run(situation: Situation) -> GroupRun | None:
-    """The run as the status should name it: the next one only when nobody is left of the one before."""
+    """Return the run for the status: a new run only when no member of the earlier run is left."""
     before, head = situation.session.status.group, situation.pod
     if not situation.session.spec.is_group or head is None or left_behind(situation):
         return before
@@ -51,15 +51,15 @@ def group_run(situation: Situation) -> GroupRun | None:
 
 
 def waiting_for_members(situation: Situation) -> Finding | None:
-    """While the head waits for pods that are not there, or do not run: which, and why."""
+    """Return which pods the head waits for, and why; None when all of them run."""
     wanted = situation.session.spec.divided.nodes
     running = [member for member in situation.members if member.is_ready]
     if len(running) == wanted - 1:
         return None
-    count = f"{len(running) + 1} of {wanted} pods run"
+    count = f"{len(running) + 1} of {wanted} pods are running"
     if trouble := _trouble_of_a_member(situation):
         return Finding(trouble.reason, f"{count}. {trouble.message}")
-    return found(Reason.WAITING_FOR_MEMBERS, f"{count}; the model is loaded when all of them do.")
+    return found(Reason.WAITING_FOR_MEMBERS, f"{count}. The model is loaded when all of them run.")
 
 
 def _trouble_of_a_member(situation: Situation) -> Finding | None:
@@ -72,7 +72,7 @@ def _trouble_of_a_member(situation: Situation) -> Finding | None:
 
 
 def _is_more_specific(reason: Reason) -> bool:
-    """Than that a pod is on its way."""
+    """Return whether the reason tells more than that a pod is starting."""
     return reason.progress is Progress.STUCK or reason is Reason.UNSCHEDULABLE
 
 

@@ -17,7 +17,7 @@ def ensure_conversion(situation: Situation) -> tuple[Action, ...]:
     if worker is None:
         return ()
     if observed.conversion is None:
-        # Nothing that takes long is begun for a session that could not run then.
+        # A conversion takes long, so it does not start for a session that could not run after it.
         begins = situation.awaits_conversion and observed.no_groups is None
         return (Create(build_conversion(situation.session, situation.installation, worker)),) if begins else ()
     if job is None:
@@ -27,23 +27,23 @@ def ensure_conversion(situation: Situation) -> tuple[Action, ...]:
 
 
 def end_conversion(situation: Situation, why: str) -> tuple[Delete, ...]:
-    """Of a session that is being deleted, or must have no pods."""
+    """Delete the conversion of a session that is being deleted, or must have no pods."""
     job = situation.owned.conversion
     return _delete(job, why) if job is not None else ()
 
 
 def _why_delete(job: Job, situation: Situation, worker: WorkerPlan) -> str | None:
     if not situation.session.spec.is_converted_once:
-        return "its session has no model cache any more"
+        return "its session has no model cache now"
     if not converts_now(job, situation.session, worker):
-        return "it converts another model, for another place or with another image"
+        return "it converts another model, into another cache, or with another image"
     if job.is_complete:
         return None
     if not situation.awaits_conversion:
         return "nothing waits for it now"
     change = change_of(job.template, situation.session, situation.installation, worker)
     if calls_for_restart(change, job.tries, has_turn=True):
-        return "it was begun with something else than is wanted now"
+        return "the session's spec or settings have changed since it started"
     return None
 
 
@@ -52,10 +52,10 @@ def _delete(job: Job, why: str) -> tuple[Delete, ...]:
 
 
 def ensure_image_pull(situation: Situation) -> tuple[Action, ...]:
-    """The Job is made while the image is wanted, and deleted with its pod once the worker stops or wants another."""
+    """Create the Job while the image is wanted, and delete it when the worker stops or wants another image."""
     plan, job = situation.image_plan, situation.owned.image_pull
     if plan.pulls_on is None:
-        return end_image_pull(situation, "nothing waits for its image")
+        return end_image_pull(situation, "nothing waits for its image now")
     if situation.observed.image_pull is None:
         return (Create(build_image_pull(situation.session, situation.installation, plan.requested, plan.pulls_on)),)
     if job is not None and not pulls_image(job, plan.requested, plan.pulls_on):
@@ -69,5 +69,5 @@ def end_image_pull(situation: Situation, why: str) -> tuple[Delete, ...]:
 
 
 def pulls_image(job: Job, image: str, node: str) -> bool:
-    is_adopted = controller_of(job.manifest) is not None  # one that an earlier session left behind is made anew
+    is_adopted = controller_of(job.manifest) is not None  # a Job of an earlier session is created again
     return is_adopted and job.annotation(IMAGE_PULL_ANNOTATION) == image_pull_digest(image, node)

@@ -22,7 +22,7 @@ from tinsmith_operator.installation import Installation
 
 
 class Change(Enum):
-    """The part of a pod's inputs that has changed since it started."""
+    """The part of a pod's inputs that has changed since the pod started."""
 
     NONE = auto()
     PULL_ONLY = auto()
@@ -46,7 +46,7 @@ def change_of(live: Manifest, session: TrainingSession, installation: Installati
 
 
 def calls_for_restart(change: Change, pods: Iterable[Pod], *, has_turn: bool) -> bool:
-    """Return whether the change is a reason to restart these pods. has_turn: automatic restarts are its turn now."""
+    """Return whether the change is a reason to restart these pods. has_turn: the session may restart automatically."""
     match change:
         case Change.NONE:
             return False
@@ -60,7 +60,9 @@ def calls_for_restart(change: Change, pods: Iterable[Pod], *, has_turn: bool) ->
 
 @dataclass(frozen=True)
 class RestartPlan:
-    """must_restart: the pod runs with something else than is wanted, and that is a reason to restart it now.
+    """Whether the pods of a session must restart.
+
+    must_restart: the pod's inputs have changed, and that is a reason to restart it now.
     must_requeue: as `must_restart`, for the template of a workload that belongs to a queue.
     settings_differ: only the installation's settings have changed since the pod started.
     """
@@ -73,7 +75,7 @@ class RestartPlan:
 def plan_restart(
     observed: Observed, owned: OwnedObjects, installation: Installation, worker: WorkerPlan | None, *, pulls: bool
 ) -> RestartPlan:
-    """pulls: whether another image is being pulled; then one restart for both waits for that."""
+    """Return the plan. pulls: another image is being pulled, so one restart for both waits for that."""
 
     def change(live: Manifest | None) -> Change:
         return change_of(live, observed.session, installation, worker) if live and worker else Change.NONE

@@ -1,4 +1,4 @@
-"""Everything that decisions and conditions of a session need to know, computed once from what was observed."""
+"""The facts that the decisions and conditions of a session need, computed once from its observed state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status of a session as it should read now."""
+"""The status of a session, with its conditions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SNAPSHOT_TIME_MAY_LAG = timedelta(minutes=10)
 
 
 def write_status(situation: Situation, conditions: tuple[ConditionState, ...]) -> tuple[Action, ...]:
-    """Nothing when it reads so already, or when the time of a snapshot is all that is new and it may still lag."""
+    """Return no action if the status is up to date, or if only the time of a snapshot is new and may still lag."""
     after = build_status(situation, conditions)
     if _only_the_snapshot_is_new(situation.session.status, after):
         return ()
@@ -48,12 +48,12 @@ def _replaced_journal(
     """Return the Event about a claim that replaced another, since conditions soon report the new worker as ready."""
     if before.worker_id in (None, after.worker_id) or before.first_ready_time is None:
         return ()
-    said = (
-        f"{CLAIM} {situation.session.claim_name} is not the one that the worker had before. If it is a new one, its "
-        "journal is empty, and every adapter that was not saved is lost: resume programs from their checkpoints. "
+    message = (
+        f"{CLAIM} {situation.session.claim_name} is not the claim that the worker had before. If it is new, its "
+        "journal is empty, and adapters that were not saved are lost: resume clients from their checkpoints. "
         "Before you delete a claim, save the adapters."
     )
-    return (Emit(EventType.WARNING, "JournalReplaced", said),)
+    return (Emit(EventType.WARNING, "JournalReplaced", message),)
 
 
 def _only_the_snapshot_is_new(before: TrainingSessionStatus, after: TrainingSessionStatus) -> bool:
@@ -90,7 +90,7 @@ def build_status(situation: Situation, conditions: tuple[ConditionState, ...]) -
 
 
 def _first_ready_time(situation: Situation, conditions: tuple[Condition, ...]) -> datetime | None:
-    """Never changed again: before it, no worker of this session has acknowledged anything."""
+    """Return when the session was first ready. No worker of it accepted a call before that time."""
     before, pod = situation.session.status.first_ready_time, situation.pod
     if before is not None or pod is None or not pod.is_ready:
         return before
@@ -99,8 +99,9 @@ def _first_ready_time(situation: Situation, conditions: tuple[Condition, ...]) -
 
 
 def _snapshot_time(situation: Situation) -> datetime | None:
-    """To the minute; to the second, rounded up, for a snapshot that was asked for: the client waits for a time that is
-    not before its request.
+    """Return the time of the latest snapshot, to the minute.
+
+    The time of a requested snapshot is to the second, rounded up: the client waits for a time after its request.
     """
     before, report, answer = situation.session.status.last_snapshot_time, situation.report, situation.snapshot
     if answer is not None and answer.at is not None and answer.request == snapshot_request(situation.session):
@@ -118,7 +119,7 @@ def _up_to_the_second(moment: datetime) -> datetime:
 
 
 def _steadied(before: int | None, report: WorkerReport | None) -> int | None:
-    """Grows at once and shrinks by halves: it changes the StatefulSet."""
+    """Return the measured seconds. They rise at once and fall only by half: each change changes the StatefulSet."""
     if report is None or report.snapshot_seconds <= 0:
         return before
     measured = math.ceil(report.snapshot_seconds)
@@ -126,7 +127,7 @@ def _steadied(before: int | None, report: WorkerReport | None) -> int | None:
 
 
 def _image_digest(situation: Situation) -> str | None:
-    """The pinned one; of an image that came from no registry, what the node calls it."""
+    """Return the pinned digest; for an image that came from no registry, the node's ID of it."""
     image, pod, before = situation.image_plan.pins.image, situation.pod, situation.session.status
     if image.digest is not None:
         return image.digest
@@ -136,7 +137,7 @@ def _image_digest(situation: Situation) -> str | None:
 
 
 def count_restarts(before: Restarts, pod: Pod | None, *, is_hung: bool) -> Restarts:
-    """Adds what has happened to this pod since it was last counted. Counting twice what is there adds it once."""
+    """Return the counts with the restarts of this pod since the last count. A second count of the same adds nothing."""
     if pod is None:
         return before
     counted = (
@@ -159,7 +160,7 @@ def count_restarts(before: Restarts, pod: Pod | None, *, is_hung: bool) -> Resta
 
 
 def wanted_conditions(situation: Situation, diagnosis: Diagnosis, *, acts: bool) -> tuple[ConditionState, ...]:
-    """acts: whether this decision changes an object, so that the next one finds something else."""
+    """Return the conditions of a session. acts: whether this decision changes an object."""
     serves = found(Reason.WORKER_READY, f"The worker serves {situation.session.spec.model.name}.")
     readiness = serves if diagnosis.is_ready else diagnosis.trouble or serves
     progress = _progress_of_a_ready_session(diagnosis, acts=acts) if diagnosis.is_ready else readiness
@@ -170,11 +171,11 @@ def wanted_conditions(situation: Situation, diagnosis: Diagnosis, *, acts: bool)
 
 
 def wants_turn(situation: Situation, diagnosis: Diagnosis) -> bool:
-    """Whether it would restart for what nobody asked of it; and once its turn has come, until it serves again."""
+    """Return whether the session waits for an automatic restart, or has its turn and does not serve again yet."""
     if situation.session.spec.suspend or situation.blocking_reason is not None:
         return False
     is_on_its_way = diagnosis.trouble is not None or diagnosis.image_pull is not None
-    # A restart would bring something that its user did not ask for.
+    # A restart would bring another default image, or other settings of the installation.
     upgrade_waits = situation.image_plan.available is not None or situation.restart.settings_differ
     return upgrade_waits or (situation.observed.has_turn and is_on_its_way)
 
@@ -185,24 +186,24 @@ def upgrade_state(situation: Situation, image_pull: Finding | None) -> Condition
     if image_pull is not None:
         return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.TRUE, image_pull)
     if situation.pod is None or not runs(situation.pod, plan.pins.image) or plan.stop_first:
-        starts = found(Reason.IMAGE_CURRENT, f"It starts with {plan.requested}.")
+        starts = found(Reason.IMAGE_CURRENT, f"The next start uses {plan.requested}.")
         return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.FALSE, starts)
     if plan.available is None and situation.restart.settings_differ:
-        settings = found(Reason.NEW_SETTINGS, "It runs with what the installation said of pods before.")
+        settings = found(Reason.NEW_SETTINGS, "The worker runs with older settings of the installation.")
         return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.TRUE, settings)
     return upgrade_available(plan.pins.image.reference, plan.available or plan.pins.image.reference)
 
 
 def taking_turn() -> ConditionState:
-    """Also read back, by an operator that takes over: whose turn it is stands nowhere else."""
+    """Return the condition of a session that has its turn. An operator that takes over reads the turns back from it."""
     turn = found(
-        Reason.TAKING_ITS_TURN, "Its turn has come: it restarts, and the next one waits until it serves again."
+        Reason.TAKING_ITS_TURN, "It is this session's turn to restart. The next session waits until it serves again."
     )
     return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.TRUE, turn)
 
 
 def _progress_of_a_ready_session(diagnosis: Diagnosis, *, acts: bool) -> Finding:
-    """It may be ready and yet not what the spec asks for."""
+    """Return what is under way: a ready session can still differ from its spec."""
     trouble = diagnosis.refusal or diagnosis.refused_image or diagnosis.image_pull or diagnosis.trouble
     return trouble or (BRINGING if acts else AS_WANTED)
 
@@ -226,7 +227,7 @@ def _volume_on_lost_node(diagnosis: Diagnosis) -> Finding | None:
 
 def _slots(adapters: AdapterUsage | None) -> ConditionState:
     if adapters is None:
-        unknown = found(Reason.NOT_REPORTED, "The worker has not said how many places are taken.")
+        unknown = found(Reason.NOT_REPORTED, "The worker has not reported yet how many places are taken.")
         return ConditionState(ConditionType.SLOTS_AVAILABLE, Truth.UNKNOWN, unknown)
     if adapters.used < adapters.capacity:
         free = found(Reason.SLOTS_FREE, f"{adapters.capacity - adapters.used} of {adapters.capacity} places are free.")

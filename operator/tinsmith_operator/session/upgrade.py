@@ -1,12 +1,12 @@
-"""Which image the worker runs.
+"""The image of a worker, and its upgrades.
 
-What ran on one image is replayed on the same one, so the image is pinned on the claim, beside the journal: as it was
-asked for, and, once known, by digest. Another image is pulled onto the worker's node first, while the old one runs. It
-gets the volume only after the old one has stopped with a snapshot. If it finds that it has not, it refuses; the old
-image then runs until it is ready, which means replayed, and the upgrade is tried once more.
+A journal is replayed by the image that wrote it, so annotations of the claim pin the image: as it was requested, and by
+digest once that is known. Another image is first pulled onto the worker's node, while the old image runs. It gets the
+volume only after the old image has stopped with a snapshot. If there is no snapshot, the new image refuses the volume;
+the old image then runs until it has replayed the journal, and the upgrade is tried once more.
 
-Another default of the installation stops nobody: a worker goes on with its image until it is stopped for a reason of
-its own, or has its turn to take the default. What the spec names is wanted at once.
+A new default of the installation stops no worker: it keeps its image until it is stopped for another reason, or until
+its turn of an automatic restart. An image that the spec names is taken at once.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ from tinsmith_operator.policy import Policy, repository_of
 from tinsmith_operator.session.restart import calls_for_restart, change_of
 
 MOST_REFUSALS = 2
-"""By the second one the old image was ready, and stopped without a snapshot all the same: more tries change nothing."""
+"""After the second refusal, the old image was ready and still stopped without a snapshot: more tries change nothing."""
 
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """requested: what should run in the end. pulls_on: the node on which it is pulled, while the old image runs.
-    stop_first: nothing may run until the worker's pod is gone.
-    available: the installation's default, where another image goes on running until the next clean restart.
+    """The image to run now, and the image to run in the end.
+
+    requested: the image to run in the end. pulls_on: the node that pulls it while the old image runs.
+    stop_first: no worker may run until the present pod is gone.
+    available: the installation's default, if the worker keeps another image until its next restart.
     """
 
     pins: Pins
@@ -70,7 +72,7 @@ class ImagePlan:
 def plan_image(
     pins: Pins | None, observed: Observed, owned: OwnedObjects, installation: Installation, restart: str | None
 ) -> ImagePlan:
-    """pins: of the claim that is there. restart: the latest request to start anew."""
+    """Return the plan. pins: of the present claim. restart: the latest request for a restart."""
     pod, named = owned.pod, observed.session.spec.pod.image
     if pins is None:
         return _first_plan(named, installation, pod)
@@ -83,7 +85,7 @@ def plan_image(
 
 
 def _first_plan(named: str | None, installation: Installation, pod: Pod | None) -> ImagePlan:
-    """Nothing is pinned. If a worker runs all the same, somebody took the annotations away: its image stays."""
+    """Return the plan for a claim without pins. A worker that runs keeps its image: its annotations were removed."""
     running = pod.journal_image if pod is not None else None
     image = named or running or installation.trainer_image
     return ImagePlan(Pins(PinnedImage(image, None), named is not None), image)
@@ -113,9 +115,11 @@ def _plan_for(requested: str, by_session: bool, pins: Pins, observed: Observed, 
 
 
 def _node_to_pull_on(requested: str, pins: Pins, observed: Observed, owned: OwnedObjects) -> str | None:
-    """The worker's node, as long as it is to keep running until the image is there. A worker that does not serve has
-    nothing to lose, and an image that refused the volume was pulled then. A node or quota without room for the Job's
-    pod, as a node that is cordoned or not among those that the spec names now, says nothing about the image.
+    """Return the worker's node while the worker must run until the image is there.
+
+    A worker that does not serve stops at once, and an image that refused the volume has been pulled already. If the
+    Job's pod finds no room on the node or in the quota, the worker stops without waiting: that says nothing about the
+    image.
     """
     if observed.session.spec.suspend or observed.session.is_being_deleted or _is_being_stopped(owned.workload):
         return None
@@ -133,15 +137,17 @@ def _node_to_pull_on(requested: str, pins: Pins, observed: Observed, owned: Owne
 
 
 def _node_that_cannot_fetch(requested: str, job: Job) -> str | None:
-    """The node that has tried to pull this very image. A worker that crashes or is evicted meanwhile comes back on the
-    old one."""
+    """Return the node that failed to pull this image.
+
+    A worker that crashes or is evicted meanwhile starts again on the old image.
+    """
     nodes = (each.node_name for each in job.tries if each.cannot_pull and each.node_name is not None)
     wanted = job.annotation(IMAGE_PULL_ANNOTATION)
     return next((node for node in nodes if image_pull_digest(requested, node) == wanted), None)
 
 
 def _has_run(puller: Pod) -> bool:
-    """Return whether its own container has ended well. With the sidecar of a mesh, the pod and its Job never end."""
+    """Return whether the pod's own container has succeeded. With the sidecar of a mesh, the pod never ends."""
     return puller.latest_ending is not None and puller.latest_ending.exit_code == 0
 
 
@@ -155,8 +161,9 @@ def _has_no_room(job: Job, warnings: Sequence[KubernetesWarning]) -> bool:
 def _stays_on_image(
     pins: Pins, observed: Observed, owned: OwnedObjects, installation: Installation, restart: str | None
 ) -> bool:
-    """Whether only the installation's default is another one, and nothing stops the worker for a reason of its own.
-    An upgrade that has begun, and was refused once, goes on.
+    """Return whether only the installation's default has changed, and nothing else stops the worker.
+
+    An upgrade that was refused once continues.
     """
     if pins.by_session or installation.trainer_image in (pins.image.reference, pins.refused) or observed.has_turn:
         return False
@@ -166,20 +173,20 @@ def _stays_on_image(
 
 
 def _is_new(observed: Observed, pins: Pins) -> bool:
-    """A session that has not run yet, on a volume that another one left."""
+    """Return whether the session has not run yet, on a volume of an earlier session."""
     return observed.workload is None and observed.pod is None and observed.session.status.image != pins.image.reference
 
 
 def _is_being_stopped(workload: Workload | None) -> bool:
-    """Until it runs again."""
     return workload is not None and not workload.wants_pods
 
 
 def _restarts_anyway(
     pins: Pins, observed: Observed, owned: OwnedObjects, installation: Installation, restart: str | None
 ) -> bool:
-    """Because of what its user said: the spec, or that it shall start anew. Without a pod, the template of the next one
-    says with what it would start; without that, the status says what has been answered.
+    """Return whether the worker restarts for a change of its spec or a request of its user.
+
+    Without a pod, the template of the next pod is compared; without that, the status names the answered request.
     """
     template = owned.workload.template if owned.workload is not None else None
     live = owned.pod.manifest if owned.pod is not None else template
@@ -192,12 +199,12 @@ def _restarts_anyway(
 
 
 def has_stopped(observed: Observed, owned: OwnedObjects) -> bool:
-    """No pod is there, and our StatefulSet or RayCluster, if there is one, has understood that there shall be none."""
+    """Return whether there is no pod, and the controller of the workload knows that there must be none."""
     return observed.pod is None and (owned.workload is None or owned.workload.has_stopped)
 
 
 def _after_refusal(pins: Pins, pod: Pod | None, installation: Installation) -> Pins | None:
-    """The pins with the image that the journal needs in front, when the pinned one has just refused it."""
+    """Return pins with the image that the journal needs, if the pinned image has just refused the journal."""
     ending = pod.latest_ending if pod is not None else None
     record = ending.record if ending is not None else None
     if pod is None or pod.is_ready or record is None or record.reason != "ImageChanged" or record.image is None:
@@ -217,31 +224,30 @@ def _after_refusal(pins: Pins, pod: Pod | None, installation: Installation) -> P
 
 
 def _is_believed(image: str, pins: Pins, pod: Pod, policy: Policy) -> bool:
-    """Whatever runs in the pod says it, and could say anything: what it names is pulled, and shown in the status."""
+    """Return whether an image that the pod names may be trusted: it would be pulled, and shown in the status."""
     is_known = pins.previous is not None and pins.previous.reference == image
     return is_known or policy.vouches_for(image) or (pod.is_vouched_for and policy.allows_image(image))
 
 
 def runs(pod: Pod, image: PinnedImage) -> bool:
-    """By the worker's arguments. Pods ask for an image as somebody wrote it, later by digest, and behind a webhook
-    for mirrors by another name."""
+    """Return whether the pod runs this image, by the worker's arguments: its spec may name a digest or a mirror."""
     return pod.journal_image == image.reference
 
 
 def _must_run_on(pins: Pins, pod: Pod | None, workload: Workload | None) -> bool:
-    """Whether the old image has still to replay, or stays for good. Once it is being stopped, it has replayed."""
+    """Return whether the old image must still replay, or stays for good. A worker that is stopping has replayed."""
     if pins.refusals >= MOST_REFUSALS:
         return True
     return not _is_being_stopped(workload) and not (pod is not None and runs(pod, pins.image) and pod.is_ready)
 
 
 def _arrived(pins: Pins, pod: Pod | None) -> Pins:
-    """Once it is ready the journal is this image's, and what came before is history."""
+    """Return the pins without earlier images once the pinned image is ready: it has taken over the journal."""
     return Pins(pins.image, pins.by_session) if pod is not None and pod.is_ready and runs(pod, pins.image) else pins
 
 
 def _with_digest(pins: Pins, pod: Pod | None) -> Pins:
-    """With what the tag meant when it first ran. A digest of another repository cannot be pulled and is no pin."""
+    """Return the pins with the digest of the image when it first ran. A mirror's digest cannot be pulled elsewhere."""
     if pins.image.digest is not None or pod is None or pod.image != pins.image.reference or pod.image_id is None:
         return pins
     repository, _, digest = pod.image_id.partition("@")
@@ -255,7 +261,10 @@ CHOSEN_BY_SESSION = "session"
 
 @dataclass(frozen=True)
 class Pins:
-    """The annotations of the claim. by_session: the spec named the image; else it was the installation's default."""
+    """The images that a volume knows: annotations of its claim.
+
+    by_session: the spec named the image. Otherwise it was the installation's default.
+    """
 
     image: PinnedImage
     by_session: bool = False
@@ -290,7 +299,7 @@ PIN_ANNOTATIONS = frozenset(
 
 
 def read_pins(claim: Manifest | None) -> Pins | None:
-    """None when nothing has run on this volume yet."""
+    """Return the pins; None if no worker has run on this volume."""
     said = (claim["metadata"].get("annotations") or {}) if claim is not None else {}
     if IMAGE_ANNOTATION not in said:
         return None

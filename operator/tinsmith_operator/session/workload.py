@@ -1,4 +1,4 @@
-"""Ensures the StatefulSet or RayCluster with its Service, NetworkPolicy and certificate, and replaces its pods."""
+"""The StatefulSet or RayCluster of a session, its Service, NetworkPolicy and certificate, and its pods."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tinsmith_operator.session.situation import Situation
 
 
 def ensure_workload(situation: Situation) -> tuple[Action, ...]:
-    """Needs a claim that stays, since the worker is named after it; and a model that is converted."""
+    """Create or update the workload, once there is a claim, which names the worker, and the model is converted."""
     observed, owned, desired = situation.observed, situation.owned, situation.desired
     if observed.claim_holder is not None:
-        # Of two that started within a moment, before either was seen by the other, one may have to stop again.
+        # Two sessions that started at the same moment did not see each other, so one has to stop again.
         return delete_workload(owned.workload, "its claim is in use by another session")
     if desired is None:
         return ()
@@ -36,17 +36,19 @@ def _begin(situation: Situation, desired: Manifest) -> tuple[Action, ...]:
     observed = situation.observed
     if situation.awaits_conversion or situation.owned.has_pod_of_another_kind or certificate_is_foreign(observed):
         return ()
-    # Never suspended from the start: a queue would take it, and start it. What shall not run is not there.
+    # A workload that must not run is not created: a queue would admit and start a suspended one.
     runs = situation.worker is not None and situation.worker.replicas > 0
     return ensure_child(situation.observed, None, desired) if runs or not situation.session.spec.is_group else ()
 
 
 def _ensure_held(situation: Situation, live: Workload, desired: Manifest) -> tuple[Action, ...]:
-    """What a queue has admitted, or is about to, is not changed under it: what is to run otherwise queues anew."""
+    """Delete a queue's workload that must change: it is created again and queues again."""
     if situation.worker is None or situation.worker.replicas == 0:
-        return delete_workload(live, f"it shall not run, and whether it does is up to {holder_name(live.manifest)}")
+        return delete_workload(
+            live, f"the session must stay stopped, and {holder_name(live.manifest)} controls spec.suspend"
+        )
     if situation.restart.must_requeue:
-        return delete_workload(live, "it is to run with something else, for which it has to queue anew")
+        return delete_workload(live, "its inputs have changed, so it has to queue again")
     return ensure_child(situation.observed, live.manifest, keep_queue_fields(live.manifest, desired))
 
 
@@ -70,7 +72,7 @@ def retry_refused_pods(situation: Situation) -> tuple[Annotate, ...]:
 
 
 def stop_all(situation: Situation) -> tuple[Delete, ...]:
-    """Of a session that must have no pods: they stop in their own time, with a snapshot."""
+    """Stop all pods of a session that must have none; the worker saves a snapshot."""
     why = "the session must have no pods"
     return (
         *end_conversion(situation, why),
@@ -87,7 +89,7 @@ def delete_workload(workload: Workload | None, why: str) -> tuple[Delete, ...]:
 
 
 def replace_pod(situation: Situation) -> tuple[Delete, ...]:
-    """A clean stop, which snapshots; the workload starts the next one. Only once it would start the right one.
+    """Stop the pod, which saves a snapshot, once the workload has the desired template for the next pod.
 
     Members stop with it, and stay until it is gone.
     """
@@ -107,7 +109,7 @@ def replace_pod(situation: Situation) -> tuple[Delete, ...]:
 
 
 def stop_unadopted(situation: Situation) -> tuple[Delete, ...]:
-    """A StatefulSet that is made anew adopts the pod of its name, as it runs."""
+    """Stop the pods that no workload will adopt. A new StatefulSet adopts the running pod of its name."""
     session = situation.session
     adopted = None if session.spec.is_group else pod_name(session.name)
     return tuple(stop for stop in stop_orphans(situation) if stop.name != adopted)
@@ -116,7 +118,7 @@ def stop_unadopted(situation: Situation) -> tuple[Delete, ...]:
 def stop_orphans(situation: Situation) -> tuple[Delete, ...]:
     grace = grace_seconds(situation.session)
     return tuple(
-        Delete("Pod", orphan.name, orphan.uid, "its workload is gone, and nothing else would stop it", grace)
+        Delete("Pod", orphan.name, orphan.uid, "its workload is gone, so only the operator stops it", grace)
         for orphan in situation.owned.orphans
         if not orphan.is_terminating
     )
@@ -124,7 +126,7 @@ def stop_orphans(situation: Situation) -> tuple[Delete, ...]:
 
 def _why_replace(situation: Situation) -> str | None:
     if situation.restart.must_restart:
-        return "it was started with something else than the spec says now"
+        return "its spec or settings have changed since it started"
     if situation.is_hung:
-        return "one operation ran longer than the hang timeout"
+        return "one operation took longer than the hang timeout"
     return None

@@ -87,8 +87,8 @@ async def test_several_namespaces_are_looked_after_and_one_that_is_forbidden_hol
         await comes_to_rest(hands, "WorkerReady")
         status, text = await readiness(settings)
         assert status == 200
-        assert f"Nothing is done in namespace {elsewhere}:" in text
-        assert "Nothing is done in namespace not-there:" in text
+        assert f"The operator does nothing in namespace {elsewhere}," in text
+        assert "The operator does nothing in namespace not-there," in text
         assert await others.all(SERVICES) == []
         grant(api_cluster, later)
         await comes_to_rest(others, "WorkerReady", seconds=ENTERED_SECONDS)

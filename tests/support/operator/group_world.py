@@ -36,7 +36,7 @@ class GroupWorld(World):
         self._numbers = itertools.count(1)
 
     def observe(self) -> Observed:
-        problem = None if self.kuberay else "The cluster does not know this kind."
+        problem = None if self.kuberay else "The cluster has no RayClusters: KubeRay is not installed."
         return replace(super().observe(), members=tuple(copy.deepcopy(self.members())), no_groups=problem)
 
     def members(self) -> list[Manifest]:

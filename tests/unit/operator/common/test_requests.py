@@ -63,7 +63,7 @@ def test_a_restart_is_a_clean_stop_and_is_done_once() -> None:
     world.settle()
     assert restarts(world) == 1
     assert status(world)["requests"] == {"restart": FIRST}
-    assert told(world, "Restarted") == [f"The worker was started anew, as was asked for at {FIRST}."]
+    assert told(world, "Restarted") == [f"The worker was restarted, as requested at {FIRST}."]
 
 
 def test_taking_the_annotation_away_restarts_nothing_and_nor_does_its_return() -> None:
@@ -177,7 +177,7 @@ def test_what_is_no_time_is_told_once_and_does_nothing(annotation: str, said: st
     assert pending(world) is None
     [message] = told(world, "RequestUnreadable")
     assert annotation in message
-    assert "like 2026-01-31T12:00:00Z" in message
+    assert "such as 2026-01-31T12:00:00Z" in message
 
 
 @given(st.datetimes(timezones=st.just(UTC)))

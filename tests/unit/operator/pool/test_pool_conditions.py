@@ -60,7 +60,7 @@ def test_while_replicas_are_added_the_pool_is_ready_and_says_how_many_are_missin
     world.operate()
     assert said(world)["Ready"] == ("True", "ReplicasReady")
     assert said(world)["Reconciling"] == said(world)["Degraded"] == ("True", "WaitingForScheduler")
-    assert message(world, "Degraded").startswith("1 of 3 replicas are ready, and 2 run as the spec says; pod qwen-")
+    assert message(world, "Degraded").startswith("1 of 3 replicas are ready, and 2 are up to date; pod qwen-")
     assert [each.type for each in world.events if each.reason == "WaitingForScheduler"][-1] is EventType.NORMAL
 
 

@@ -135,7 +135,7 @@ def test_a_restart_is_done_once_for_each_request_and_told_when_all_replicas_are_
     assert not set(before) & set(after)
     assert status(world)["requests"] == {"restart": ASKED}
     assert [each.message for each in world.events if each.reason == "Restarted"] == [
-        f"Every replica was started anew, as was asked for at {ASKED}."
+        f"Every replica was restarted, as requested at {ASKED}."
     ]
     world.user_annotates(RESTART_REQUEST_ANNOTATION, None)
     world.settle()

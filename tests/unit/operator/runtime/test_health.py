@@ -14,21 +14,21 @@ async def get(port: int, path: str) -> tuple[int, str]:
 
 
 async def test_health_says_what_is_missing() -> None:
-    state: dict[str, str | None] = {"dead": None, "missing": "not yet listed: pods"}
+    state: dict[str, str | None] = {"dead": None, "missing": "not listed yet: pods"}
     server = HealthServer(0, 0, lambda: state["dead"], lambda: state["missing"], lambda: b"")
     async with server:
         assert await get(server.health_port, "/healthz") == (200, "ok")
-        assert await get(server.health_port, "/readyz") == (503, "not yet listed: pods")
+        assert await get(server.health_port, "/readyz") == (503, "not listed yet: pods")
         state.update(dead="the watch has ended", missing=None)
         assert await get(server.health_port, "/healthz") == (503, "the watch has ended")
         assert await get(server.health_port, "/readyz") == (200, "ok")
 
 
 async def test_who_is_ready_still_tells_what_it_may_not_do() -> None:
-    forbidden = ["Nothing is done in namespace b."]
+    forbidden = ["The operator does nothing in namespace b."]
     server = HealthServer(0, 0, lambda: None, lambda: None, lambda: b"", remarks=lambda: forbidden)
     async with server:
-        assert await get(server.health_port, "/readyz") == (200, "ok\nNothing is done in namespace b.")
+        assert await get(server.health_port, "/readyz") == (200, "ok\nThe operator does nothing in namespace b.")
         assert await get(server.health_port, "/healthz") == (200, "ok")
 
 

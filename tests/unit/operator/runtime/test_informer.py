@@ -127,7 +127,7 @@ async def test_an_operator_that_starts_without_one_crd_watches_everything_else_a
     assert house.informer.missing == []
     assert house.informer.knows("a")
     [sentence] = house.informer.unknown
-    assert f"does not know {resource.plural}.tinsmith.dev. Install the CRD" in sentence
+    assert f"{resource.plural}.tinsmith.dev is not installed. Install the CRD" in sentence
 
 
 @CRD
@@ -204,7 +204,7 @@ async def test_a_namespace_that_is_forbidden_is_named_and_holds_up_no_other() ->
     assert house.informer.complete.is_set()
     assert (house.informer.knows("a"), house.informer.knows("b")) == (True, False)
     [sentence] = house.informer.refused
-    assert sentence.startswith("Nothing is done in namespace b: this operator may not list")
+    assert sentence.startswith("The operator does nothing in namespace b, because it may not list")
     assert "give the operator its Role" in sentence
 
 

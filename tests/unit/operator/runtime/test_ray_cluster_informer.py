@@ -115,7 +115,7 @@ async def test_a_cluster_without_kuberay_is_said_once_and_looked_at_again_until_
     async with house.running():
         house.rays.enable()
         await asyncio.sleep(10 * LOOK_SECONDS + 0.1)
-        assert house.rays.problem("tin") == "The cluster does not know this kind."
+        assert house.rays.problem("tin") == "The cluster has no RayClusters: KubeRay is not installed."
         assert not house.rays.knows("tin")
         assert (house.open, house.changes) == ([], 1)
         house.cluster.failures["list"].clear()

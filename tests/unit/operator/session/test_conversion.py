@@ -165,7 +165,9 @@ def test_a_job_that_gave_up_is_told_with_its_last_words_and_tried_again_when_tha
         world.job_controller_works()
     reason, message = said(world)
     assert reason == "ConversionFailed"
-    assert message.startswith("Job qwen-conversion gave up: config.json is not there; change what the message names")
+    assert message.startswith(
+        "Job qwen-conversion failed too often. Its last try: config.json is not there. Correct what the message names"
+    )
     before = uid_of(world)
     world.user_annotates(RESTART_REQUEST_ANNOTATION, "2026-01-31T12:00:00Z")
     world.settle()
@@ -178,13 +180,13 @@ def test_a_try_that_failed_is_told_while_another_follows() -> None:
     world.conversion_ends("Failed", exitCode=1, message=json.dumps({"reason": "CannotStart", "message": "no room."}))
     assert said(world) == (
         "ConvertingModel",
-        "Try 1 of Job qwen-conversion failed, and another one follows: no room.",
+        "Try 1 of Job qwen-conversion failed, and the Job tries again. The failed try: no room.",
     )
     world.job_controller_works()
     runs(world)
     assert "no room" in said(world)[1]
     world.time_passes(timedelta(seconds=61))
-    assert "brings the model into the model cache, on node node-1" in said(world)[1]
+    assert "converts the model into the model cache on node node-1" in said(world)[1]
 
 
 def test_a_model_that_is_not_there_is_told_as_a_worker_would_tell_it() -> None:
@@ -199,7 +201,10 @@ def test_a_model_that_is_not_there_is_told_as_a_worker_would_tell_it() -> None:
 @pytest.mark.parametrize(
     ("terminated", "says"),
     [
-        ({"exitCode": 137, "reason": "OOMKilled"}, "killed for want of memory; it gets as much as spec.resources says"),
+        (
+            {"exitCode": 137, "reason": "OOMKilled"},
+            "it was killed because it used more memory than spec.resources gives",
+        ),
         ({"exitCode": 3}, "ended with status 3; read kubectl logs qwen-conversion"),
         ({"exitCode": 3, "message": "[" * 4000}, "ended with status 3 and said: [[[["),
     ],

@@ -35,7 +35,7 @@ from tinsmith_operator.session.decision import decide
         (unscheduled('persistentvolumeclaim "models" not found'), "ClaimMissing", '"models"'),
         (unscheduled('persistentvolumeclaim "qwen-journal" is being deleted'), "ClaimTerminating", "being deleted"),
         (unscheduled("pod has unbound immediate PersistentVolumeClaims"), "ClaimUnbound", "unbound"),
-        ({}, "WaitingForScheduler", "waits for the scheduler"),
+        ({}, "WaitingForScheduler", "is waiting for the scheduler"),
         (waiting("ContainerCreating"), "PreparingPod", "node-1"),
         (waiting("ImagePullBackOff", "Back-off pulling image"), "ImagePullFailed", "Back-off pulling image"),
         (waiting("ErrImagePull", "not found"), "ImagePullFailed", "tinsmith.local/tinsmith/trainer:0.1.0"),
@@ -130,7 +130,7 @@ def test_a_volume_on_a_lost_node_is_told_apart(message: str) -> None:
     found = conditions(starting_world(unscheduled(message)))
     assert found["Ready"].reason == found["Degraded"].reason == "VolumeOnLostNode"
     assert found["Degraded"].status == "True"
-    assert "last checkpoints" in found["Ready"].message
+    assert "latest checkpoints" in found["Ready"].message
 
 
 @pytest.mark.parametrize("others", ["1 Insufficient cpu", "1 Insufficient cpu, 1 node(s) had untolerated taint(s)"])

@@ -106,7 +106,7 @@ def test_while_pods_are_missing_it_says_how_many_run(world: GroupWorld) -> None:
     world.time_passes(timedelta(minutes=5))
     world.operate()
     assert ready(world)["reason"] == "WaitingForMembers"
-    assert "2 of 3 pods run" in ready(world)["message"]
+    assert "2 of 3 pods are running" in ready(world)["message"]
 
 
 def test_a_member_for_which_there_is_no_room_says_what_the_scheduler_says(world: GroupWorld) -> None:
@@ -118,7 +118,7 @@ def test_a_member_for_which_there_is_no_room_says_what_the_scheduler_says(world:
     world._set_container(world.objects["Pod", HEAD], {"running": {"startedAt": "2026-01-02T03:04:05Z"}}, ready=False)
     world.operate()
     assert ready(world)["reason"] == "Unschedulable"
-    assert "2 of 3 pods run" in ready(world)["message"]
+    assert "2 of 3 pods are running" in ready(world)["message"]
     assert "Insufficient nvidia.com/gpu" in ready(world)["message"]
 
 

@@ -69,7 +69,7 @@ def test_an_image_that_cannot_be_pulled_leaves_the_worker_running_and_says_why(a
     stalled = condition(world, "Stalled")
     assert (stalled["status"], stalled["reason"]) == ("True", "ImagePullFailed")
     assert BAD in stalled["message"]
-    assert f"{IMAGE} runs meanwhile" in stalled["message"]
+    assert f"Meanwhile the worker runs {IMAGE}" in stalled["message"]
     assert condition(world, "UpgradeAvailable")["status"] == "True"
 
 
