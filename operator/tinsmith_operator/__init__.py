@@ -1,1 +1,1 @@
-"""The Kubernetes operator: TrainingSessions and SamplerPools in, workloads, services, secrets and policies out."""
+"""The Kubernetes operator, which creates workloads, Services, Secrets and policies for sessions and pools."""

@@ -1,4 +1,4 @@
-"""`python3 -m tinsmith_operator`: one operator, configured by its environment, until SIGTERM."""
+"""The program `python3 -m tinsmith_operator`: one operator, configured by its environment, until SIGTERM."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def main() -> int:
         return 2
     configure_logs(settings.log_level)
     for name in unknown_variables():
-        log.warning("this variable sets nothing", name=name)
+        log.warning("unknown variable, without effect", name=name)
     try:
         asyncio.run(operate(settings))
     except OperatorError as error:
-        log.error("the operator ends", error=str(error))
+        log.error("the operator exits", error=str(error))
         return 1
     return 0
 
 
 def dying_before(write: int, permit: Permit) -> Permit:
-    """The permit, for all but the n-th write (from 1), at which the process ends by SIGKILL. 0 never dies."""
+    """Return a permit that kills the process at the n-th write, counted from 1; 0: never."""
     if write == 0:
         return permit
     left = write

@@ -1,36 +1,36 @@
-"""What can go wrong for the operator. `kube/client.py` turns the Kubernetes client's errors into these."""
+"""The errors of the operator. `kube/client.py` raises them for errors of the Kubernetes API."""
 
 from __future__ import annotations
 
 
 class OperatorError(Exception):
-    """Anything that stops what the operator was doing; the message says what to do."""
+    """An error that stops what the operator was doing. The message says what to do."""
 
 
 class ClusterError(OperatorError):
-    """A request to the Kubernetes API did not do what was asked."""
+    """A failed request to the Kubernetes API."""
 
 
 class NotFound(ClusterError):
-    """The object is not there."""
+    """The object does not exist."""
 
 
 class AlreadyExists(ClusterError):
-    """An object of this name is there already, whosever it is."""
+    """An object of this name exists already."""
 
 
 class Conflict(ClusterError):
-    """The object is another one, or another version of it, than the request was meant for."""
+    """The object, or its version, is not the one that the request names."""
 
 
 class Refused(ClusterError):
-    """The API server will not do this, now or later, until somebody changes something: 400, 403, 422 and the like."""
+    """A request that the API server refuses until something is changed: status 400, 403, 422 and similar."""
 
 
 class Unavailable(ClusterError):
-    """The API server could not be asked, or failed. What was asked may have been done or not.
+    """The API server did not answer, or failed. The request may have been carried out.
 
-    retry_after_seconds: when it said so.
+    retry_after_seconds: as the API server asked.
     """
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
@@ -39,20 +39,20 @@ class Unavailable(ClusterError):
 
 
 class Throttled(Unavailable):
-    """The API server asks for less. Nothing was done."""
+    """The API server asks for fewer requests. The request was not carried out."""
 
 
 class NotLeading(OperatorError):
-    """Another operator may be at work, so this one must not write."""
+    """A write without the Lease: another operator may be leading."""
 
 
 class SecretTaken(OperatorError):
-    """A Secret of the installation's has a name that somebody else's Secret has already."""
+    """A foreign Secret has the name of a Secret of the installation."""
 
 
 class AuthorityInvalid(OperatorError):
-    """The Secret of the certificate authority holds something else than a certificate and its key."""
+    """The Secret of the certificate authority does not hold a certificate and its key."""
 
 
 class CertificateUnreadable(OperatorError):
-    """A Secret of the operator's holds something else than a certificate, its key and its authority."""
+    """A Secret of the operator does not hold a certificate, its key and its authority."""

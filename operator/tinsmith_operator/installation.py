@@ -1,4 +1,4 @@
-"""What the builders and decisions must know of the installation they work for."""
+"""The facts about the installation that builders and decisions need, and the namespaces that the operator watches."""
 
 from __future__ import annotations
 
@@ -20,38 +20,41 @@ OPERATOR_LABELS: Mapping[str, str] = {
 
 
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-"""By which a store other than Amazon's is reached, as botocore reads them: the first one that is set."""
+"""The variables with the URL of an object store other than Amazon's. As in botocore, the first one that is set
+counts."""
 
 HTTP_PORT = 80
 HTTPS_PORT = 443
 
 
 def remote_port(environment: Mapping[str, str]) -> int:
-    """Of the object store that these variables name. Raises ValueError when they name none that could be reached."""
+    """Return the port of the object store that these variables name. Raises ValueError for an invalid URL."""
     endpoint = next((environment[name] for name in ENDPOINT_VARIABLES if environment.get(name)), None)
     if endpoint is None:
         return HTTPS_PORT
     parts = urlsplit(endpoint)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError(f"{endpoint} is not the URL of a store: write it like https://store.example.com:9000")
+        raise ValueError(
+            f"{endpoint} is not the URL of an object store: use one such as https://store.example.com:9000"
+        )
     return parts.port or (HTTP_PORT if parts.scheme == "http" else HTTPS_PORT)
 
 
 @dataclass(frozen=True)
 class Installation:
-    """Made by the settings; the same for every session.
+    """The settings that are the same for all sessions and pools.
 
-    namespace: of the release, where API server and operator run.
-    checkpoint_root: the URL that workers write checkpoints to; `file://…` lies on `checkpoint_claim`.
-    checkpoint_environment: variables by which workers reach a remote root, such as AWS_ENDPOINT_URL_S3.
-    checkpoint_secret: a Secret beside each worker whose keys are such variables too: the credentials.
-    ray_version: in the images of sessions of several pods, as KubeRay is told it; None: that of the project's own.
-    ray_cluster_labels: on their RayClusters, by which KubeRay knows what starts all pods together.
-    hang_timeout_seconds: how long one operation may run before its worker is taken for hung.
-    delete_grace_seconds: how long a deletion waits for the adapters of a session to be saved elsewhere.
-    reserved: names of the installation's own, which sessions and pools may not use.
-    allowed_images, allowed_secrets: what they may name, as patterns.
-    client_labels: pods of the release's namespace with one of these label sets may speak to workers.
+    namespace: of the release, where the API server and the operator run.
+    checkpoint_root: the URL that workers write checkpoints to; `file://…` is on `checkpoint_claim`.
+    checkpoint_environment: the workers' variables for a remote root, such as AWS_ENDPOINT_URL_S3.
+    checkpoint_secret: a Secret in each worker's namespace with further such variables: the credentials.
+    ray_version: the version in the images of sessions of several nodes; None: of the project's own images.
+    ray_cluster_labels: labels on their RayClusters, by which KubeRay starts all pods together.
+    hang_timeout_seconds: how long one operation may take until its worker counts as hung.
+    delete_grace_seconds: how long a deletion waits until the adapters are saved to the checkpoint root.
+    reserved: names of the installation's own objects, which sessions and pools may not use.
+    allowed_images, allowed_secrets: patterns of what sessions and pools may name.
+    client_labels: pods in the release's namespace with one of these label sets may call workers.
     """
 
     namespace: str
@@ -77,12 +80,12 @@ class Installation:
 
     @property
     def checkpoint_port(self) -> int | None:
-        """Where a remote checkpoint root is reached; None for a local one."""
+        """The port of a remote checkpoint root; None for a local one."""
         return remote_port(self.checkpoint_environment) if self.checkpoint_root_is_remote else None
 
     @property
     def checkpoint_identity_is_the_pods(self) -> bool:
-        """Whether a remote root is reached by what the node or the ServiceAccount is allowed: no Secret has keys."""
+        """Whether pods reach a remote root with the identity of their node or ServiceAccount, without a Secret."""
         return self.checkpoint_root_is_remote and self.checkpoint_secret is None
 
     @property
@@ -97,7 +100,7 @@ NAMESPACE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Scope:
-    """namespaces: exactly these; None is the whole cluster, which takes cluster-wide rights."""
+    """The namespaces that an operator watches; None: the whole cluster, which needs cluster-wide rights."""
 
     namespaces: tuple[str, ...] | None
 
@@ -107,23 +110,23 @@ class Scope:
 
     @property
     def parts(self) -> tuple[str | None, ...]:
-        """What is listed and watched, each by itself; None is all namespaces at once."""
+        """The namespaces that are listed and watched one by one; None stands for all at once."""
         return (None,) if self.namespaces is None else self.namespaces
 
     def part_of(self, namespace: str) -> str | None:
-        """In which of the parts a namespace lies."""
+        """Return the part that a namespace is in."""
         return None if self.is_cluster else namespace
 
 
 def parse_scope(text: str, own: str) -> Scope:
-    """`*` is the cluster, `a,b` are these two, nothing is the release's own. Raises ValueError."""
+    """Read a scope: `*` is the cluster, `a,b` two namespaces, an empty text the release's own. Raises ValueError."""
     if text.strip() == CLUSTER:
         return Scope(None)
     names = [name.strip() for name in text.split(",") if name.strip()] or [own]
     for name in names:
         if not NAMESPACE_NAME.fullmatch(name):
             raise ValueError(
-                f"{name!r} is not the name of a namespace: write names with commas between them, `*` alone for the "
-                "whole cluster, or nothing for the release's own"
+                f"{name!r} is not the name of a namespace: separate names by commas, or use `*` alone for the whole "
+                "cluster, or an empty text for the release's own namespace"
             )
     return Scope(tuple(dict.fromkeys(names)))

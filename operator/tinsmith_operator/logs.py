@@ -1,4 +1,4 @@
-"""Structured logs on standard error, one JSON object a line."""
+"""Structured logs on standard error, one JSON object on each line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import structlog
 
 
 def configure_logs(level: str) -> None:
-    """Sends structlog and the standard library's loggers through the same renderer."""
+    """Send structlog and the standard library's loggers through the same renderer."""
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -41,23 +41,23 @@ def configure_logs(level: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    # Libraries' steps are not ours; at `debug` the client's would name users and tokens' places.
+    # At `debug`, the Kubernetes client would log users and the paths of tokens.
     for library in ("aiohttp", "asyncio", "kopf", "kubernetes"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    # It warns that signals are not its own in a thread, which is why it has one.
+    # Kopf warns that it handles no signals in a thread, which is intended.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
 
 
 @contextmanager
 def in_reconcile(namespace: str, kind: str, name: str, **more: object) -> Iterator[None]:
-    """Every line until the end of the block says of whom it is, and of which reconcile, whoever writes it."""
+    """Add the object and the reconcile's ID to each log line of the block."""
     which = {"namespace": namespace, "kind": kind, "name": name, **more, "reconcile": secrets.token_hex(6)}
     with structlog.contextvars.bound_contextvars(**which):
         yield
 
 
 def outside_of_reconciles() -> Context:
-    """For a task that a reconcile begins and that outlives it: its lines are of no reconcile."""
+    """Return a context for a task that a reconcile starts and that outlives it."""
     return Context()
 
 

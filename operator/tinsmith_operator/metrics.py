@@ -1,4 +1,4 @@
-"""Prometheus metrics of the operator itself, and of what it looks after as it last saw it."""
+"""Prometheus metrics of the operator, and of the sessions and pools as it last saw them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ from tinsmith_operator.kube.resources import ApiCall
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "tinsmith_operator"
 
-# A second series for each one, with the time of its first use.
+# Off: they would be a second series for each counter.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """One registry per operator, so that two in one process do not add up."""
+    """The metrics of one operator. Each has its own registry, so that two operators in a process do not add up."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._reconciles = Counter(
-            f"{PREFIX}_reconciles", "Reconciles, by how they ended.", ["result"], registry=self.registry
-        )
+        self._reconciles = Counter(f"{PREFIX}_reconciles", "Reconciles, by result.", ["result"], registry=self.registry)
         self._seconds = Histogram(
-            f"{PREFIX}_reconcile_seconds", "Seconds that a reconcile took.", registry=self.registry
+            f"{PREFIX}_reconcile_seconds", "Duration of reconciles in seconds.", registry=self.registry
         )
         self._retries = Counter(
             f"{PREFIX}_retries", "Sessions and pools requeued after a failure.", registry=self.registry
@@ -65,9 +63,11 @@ class Metrics:
         unknown_kinds: Callable[[], int],
         clock_offset_seconds: Callable[[], float],
     ) -> None:
-        """`certificates` names each one's namespace, Secret and end; `are_kept` is whether new ones can be issued;
-        `forbidden` counts the namespaces that may not be listed, `unknown_kinds` the CRDs that are missing;
-        `clock_offset_seconds` is by how much the API server's clock is ahead.
+        """Register the values that are read at each scrape.
+
+        certificates: the namespace, Secret and end of each certificate. are_kept: whether certificates can be issued.
+        forbidden: the number of namespaces that may not be listed. unknown_kinds: the number of missing CRDs.
+        clock_offset_seconds: the seconds by which the API server's clock is ahead.
         """
         self.registry.register(
             StateCollector(
@@ -87,7 +87,7 @@ class Metrics:
 
 
 class StateCollector(Collector):
-    """Looked at when somebody scrapes."""
+    """The values that are read at each scrape."""
 
     def __init__(
         self,
@@ -113,33 +113,33 @@ class StateCollector(Collector):
     @override
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | Metric]:
         yield GaugeMetricFamily(
-            f"{PREFIX}_queue_depth", "Sessions and pools that wait for a reconcile.", value=self._queue_depth()
+            f"{PREFIX}_queue_depth", "Sessions and pools that wait to be reconciled.", value=self._queue_depth()
         )
         yield GaugeMetricFamily(
-            f"{PREFIX}_leader", "1 on the operator that acts, 0 on those that wait.", value=float(self._is_leading())
+            f"{PREFIX}_leader", "1 on the leader, 0 on standby operators.", value=float(self._is_leading())
         )
         yield self._conditions()
         yield self._replicas()
         yield self._certificate_ends()
         yield GaugeMetricFamily(
             f"{PREFIX}_certificates_kept",
-            "0 on the leader while certificates cannot be issued or kept; "
+            "0 on the leader while certificates cannot be issued or stored; "
             "the conditions of sessions and pools say why.",
             value=float(self._are_kept()),
         )
         yield GaugeMetricFamily(
             f"{PREFIX}_namespaces_forbidden",
-            "Namespaces that this operator is told to look after and may not list; `/readyz` names them.",
+            "Namespaces in the operator's scope that it may not list; `/readyz` names them.",
             value=self._forbidden(),
         )
         yield GaugeMetricFamily(
             f"{PREFIX}_kinds_unknown",
-            "CRDs of the operator that are not installed; `/readyz` names them, and the other kind is served.",
+            "CRDs of the operator that are not installed; `/readyz` names them. The other kind is served.",
             value=self._unknown_kinds(),
         )
         yield GaugeMetricFamily(
             f"{PREFIX}_clock_offset_seconds",
-            "By how much the API server's clock is ahead of this operator's, as far as its answers prove it.",
+            "Seconds by which the API server's clock is provably ahead of the operator's.",
             value=self._clock_offset_seconds(),
         )
 
@@ -151,7 +151,7 @@ class StateCollector(Collector):
         )
         family = GaugeMetricFamily(
             f"{PREFIX}_conditions",
-            "TrainingSessions and SamplerPools by what their conditions say.",
+            "TrainingSessions and SamplerPools, by condition.",
             labels=["kind", "namespace", "condition", "status", "reason"],
         )
         for labels, count in sorted(tally.items()):
@@ -161,7 +161,7 @@ class StateCollector(Collector):
     def _replicas(self) -> Metric:
         family = GaugeMetricFamily(
             f"{PREFIX}_pool_replicas",
-            "Replicas of a sampler pool: wanted by its spec, and ready.",
+            "Replicas of a sampler pool: wanted by its spec, or ready.",
             labels=["namespace", "pool", "state"],
         )
         for pool in (owner for owner in self._owners() if owner["kind"] == POOL_KIND):
@@ -173,7 +173,7 @@ class StateCollector(Collector):
     def _certificate_ends(self) -> Metric:
         family = GaugeMetricFamily(
             f"{PREFIX}_certificate_expiry_timestamp_seconds",
-            "When a certificate that the operator issued ends, in Unix time.",
+            "End of each certificate that the operator issued, in Unix time.",
             labels=["namespace", "secret"],
         )
         for namespace, secret, not_after in self._certificates():

@@ -1,7 +1,8 @@
-"""What a session or pool may name: nothing of the installation's own, and of the rest what the platform team allows.
+"""The names that sessions and pools may use: none of the installation's own, and others as the platform team allows.
 
-Whoever may write a session reads what its pods are given. The same is said by the CRDs, for names that are known before
-there is an installation, and by the chart's ValidatingAdmissionPolicy; here it holds for what was stored before these.
+A user who may write a session can read everything that its pods get. The CRDs have the same rules for names that are
+known before an installation, and the chart's ValidatingAdmissionPolicy for all. The rules here hold for objects that
+were stored before those.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from tinsmith_operator.api.references import Reference, ReferenceKind
 ANY = "*"
 
 SECRET_PATTERN = re.compile(r".*-tls|sh\.helm\.release\..*|tinsmith-(ca|api-key|given-key)")
-"""The certificates that the operator issues, by the end of their names; Helm's record of a release, with its values;
-and what an installation of the default name has. The CRDs refuse the same."""
+"""The Secrets of issued certificates, of Helm's releases with their values, and of an installation with the default
+name. The CRDs refuse the same names."""
 CLAIM_PATTERN = re.compile(r".*-api-server-data|tinsmith-checkpoints")
-"""The store's volume, and the checkpoints of an installation of the default name."""
+"""The claims of the store's volume, and of the checkpoints of an installation with the default name."""
 
 LOADER_VARIABLES = (
     r"(PYTHON|LD_|BASH_|PERL5|VLLM_|SGLANG_|SGL_|RAY_|TORCH|TRITON_|GCONV_|GLIBC_|OPENSSL_|OMP_TOOL|CUDA_INJECTION"
     r"|CUDA_CACHE|NVTX_INJECTION|NCCL_CONF|NCCL_[A-Z_]*PLUGIN|UCX_MODULE_DIR|FI_PROVIDER_PATH|XDG_|FLASHINFER_|DG_JIT_"
     r"|NUMBA_CACHE|TVM_LIBRARY)[A-Za-z0-9_]*|ENV|PATH|CC|CXX|HF_ENDPOINT"
 )
-"""Variables by which interpreters, loaders and servers find code, compiled kernels among it: a model's claim may hold
-some. The chart's policy has the same words."""
+"""The variables by which interpreters, loaders and servers find code or compiled kernels, which a model's claim may
+hold. The chart's policy has the same pattern."""
 SERVER_ARGUMENTS = (
     r"--(gpu[-_]memory[-_]utilization|mem[-_]fraction[-_]static|max[-_]num[-_]seqs|max[-_]num[-_]batched[-_]tokens"
     r"|max[-_]model[-_]len|max[-_]running[-_]requests|max[-_]total[-_]tokens|max[-_]prefill[-_]tokens"
@@ -40,13 +41,13 @@ SERVER_ARGUMENTS = (
     r"|disable[-_]radix[-_]cache|disable[-_]overlap[-_]schedule|disable[-_]custom[-_]all[-_]reduce"
     r"|enable[-_]deterministic[-_]inference|disable[-_]log[-_]stats|log[-_]level)(=.*)?|[^-].*|-[0-9.]+"
 )
-"""Words for vLLM and SGLang that load no code: flags of memory, batches and kernels, and values. So has the chart's."""
+"""The arguments of vLLM and SGLang that load no code. The chart's policy has the same pattern."""
 
 TAG_OR_DIGEST = r"(:[A-Za-z0-9_.-]+)?(@[a-z0-9]+:[0-9a-f]+)?"
 
 
 class Objection(NamedTuple):
-    """Why there must be no pods, as the beginning of a sentence that a reason's cure ends."""
+    """The reason why there must be no pods, with a sentence without its full stop."""
 
     reason: Reason
     words: str
@@ -54,9 +55,9 @@ class Objection(NamedTuple):
 
 @dataclass(frozen=True)
 class Reserved:
-    """Names of the installation's own Secrets, claims and ServiceAccounts.
+    """The names of the installation's own Secrets, claims and ServiceAccounts.
 
-    pull_secrets: sessions may pull images with them, and read none.
+    pull_secrets: sessions may pull images with them, but not read them.
     """
 
     secrets: frozenset[str] = frozenset()
@@ -67,8 +68,10 @@ class Reserved:
 
 @dataclass(frozen=True)
 class Policy:
-    """own_image: of workers whose session names none; all of its repository may run.
-    allowed_images, allowed_secrets: patterns, in which `*` stands for any text; a lone one allows all.
+    """The platform team's rules for names.
+
+    own_image: the default image; all images of its repository may run.
+    allowed_images, allowed_secrets: patterns, in which `*` stands for any text. A lone `*` allows all.
     """
 
     own_image: str
@@ -77,14 +80,14 @@ class Policy:
     allowed_secrets: tuple[str, ...] = (ANY,)
 
     def objection(self, references: Iterable[Reference]) -> Objection | None:
-        """To the first that must not be."""
+        """Return the objection to the first reference that is not allowed."""
         return next((found for each in references if (found := self._objection_to(each)) is not None), None)
 
     def allows_image(self, image: str) -> bool:
         return self._is_own(image) or _matches(image, self.allowed_images, TAG_OR_DIGEST)
 
     def vouches_for(self, image: str) -> bool:
-        """Whether somebody of the platform has named it: then what runs in it is what they chose to run."""
+        """Return whether the platform team chose the image: it is the default, or on the list."""
         listed = (pattern for pattern in self.allowed_images if pattern != ANY)
         return self._is_own(image) or _matches(image, listed, TAG_OR_DIGEST)
 
@@ -95,7 +98,7 @@ class Policy:
         if what is ReferenceKind.IMAGE and not self.allows_image(name):
             return Objection(Reason.IMAGE_NOT_ALLOWED, f"Image {name} ({field}) is not allowed here")
         if self._loads_code(what, name):
-            words = f"{what.value.capitalize()} {name} ({field}) could load code that is not of the image"
+            words = f"{what.value.capitalize()} {name} ({field}) could load code from outside the image"
             return Objection(Reason.CODE_NOT_ALLOWED, words)
         if what in (ReferenceKind.READ_SECRET, ReferenceKind.PULL_SECRET) and not _matches(name, self.allowed_secrets):
             return Objection(Reason.SECRET_NOT_ALLOWED, f"{what.value} {name} ({field}) is not allowed here")
@@ -117,7 +120,7 @@ class Policy:
                 return False
 
     def _loads_code(self, what: ReferenceKind, name: str) -> bool:
-        """Whether it could undo a list of images."""
+        """Return whether a variable or argument could load code, where images are limited to a list."""
         if ANY in self.allowed_images:
             return False
         if what is ReferenceKind.VARIABLE:
@@ -125,7 +128,7 @@ class Policy:
         return what is ReferenceKind.ARGUMENT and re.fullmatch(SERVER_ARGUMENTS, name) is None
 
     def _is_own(self, image: str) -> bool:
-        """However its repository is written, with a known tag or another, or by digest."""
+        """Return whether the image is of the default image's repository, with any tag or digest."""
         plain = re.fullmatch(re.escape(as_written(image)) + TAG_OR_DIGEST, image)
         return plain is not None and repository_of(image) == repository_of(self.own_image)
 
@@ -135,7 +138,7 @@ def _matches(name: str, patterns: Iterable[str], ending: str = "") -> bool:
 
 
 def repository_of(reference: str) -> str:
-    """Without tag and digest, in full: `team/trainer:1` is `docker.io/team/trainer`."""
+    """Return the full repository without tag and digest: `team/trainer:1` is of `docker.io/team/trainer`."""
     name = as_written(reference)
     first, slash, rest = name.partition("/")
     is_host = bool(slash) and ("." in first or ":" in first or first == "localhost")
@@ -146,7 +149,7 @@ def repository_of(reference: str) -> str:
 
 
 def as_written(reference: str) -> str:
-    """The repository, without tag and digest, and otherwise as somebody wrote it."""
+    """Return the repository without tag and digest, otherwise as it is written."""
     name = reference.partition("@")[0]
     head, slash, last = name.rpartition("/")
     return f"{head}{slash}{last.partition(':')[0]}"

@@ -1,6 +1,7 @@
-"""When sessions may restart for what nobody asked of them: another default image, other settings of the installation.
+"""Maintenance windows and the budget of automatic restarts.
 
-Off by default. When it is on, a few at a time, and only within a window where there is one.
+Sessions restart automatically for another default image or other settings of the installation. That is off by default.
+When it is on, only as many sessions as the budget allows restart at the same time, and only within the window.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ _WINDOW = re.compile(rf"(?:(?P<days>[A-Z][a-z]{{2}}(?:,[A-Z][a-z]{{2}})*) )?(?P<
 
 @dataclass(frozen=True)
 class Window:
-    """In UTC. days: on which it opens. One that ends before it begins goes on into the next day."""
+    """A daily window in UTC. days: when it opens, Monday is 0. opens, closes: minutes of the day.
+
+    A window that closes before it opens lasts into the next day.
+    """
 
     days: frozenset[int]
     opens: int
@@ -34,14 +38,17 @@ class Window:
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """automatic: whether anything restarts unasked. budget: how many at the same time, `2` or `10%`; one at least."""
+    """The policy of automatic restarts.
+
+    automatic: whether they are on. budget: how many sessions at the same time, `2` or `10%`; at least one.
+    """
 
     automatic: bool = False
     budget: str = "1"
     window: Window | None = None
 
     def most(self, sessions: int) -> int:
-        """sessions: that want to run."""
+        """Return the most sessions that may restart at the same time. sessions: the number that want to run."""
         count, percent = _read_budget(self.budget)
         return max(1, floor(sessions * count / 100)) if percent else count
 
@@ -50,7 +57,7 @@ class RestartPolicy:
 
 
 def parse_policy(*, automatic: bool, budget: str, window: str) -> RestartPolicy:
-    """Raises ValueError."""
+    """Read the policy. Raises ValueError."""
     _read_budget(budget)
     return RestartPolicy(automatic, budget, parse_window(window) if window else None)
 
@@ -58,21 +65,21 @@ def parse_policy(*, automatic: bool, budget: str, window: str) -> RestartPolicy:
 def _read_budget(budget: str) -> tuple[int, bool]:
     match = _BUDGET.fullmatch(budget)
     if match is None or (match[2] and int(match[1]) > 100):
-        raise ValueError(f"{budget!r} is no budget of restarts: write a number from 1 on, or a share such as 10%")
+        raise ValueError(f"{budget!r} is not a budget of restarts: use a number of at least 1, or a share such as 10%")
     return int(match[1]), bool(match[2])
 
 
 def parse_window(text: str) -> Window:
-    """`02:00-05:00` each day, `Sat,Sun 22:00-04:00` on some. Raises ValueError."""
+    """Read a window: `02:00-05:00` each day, or `Sat,Sun 22:00-04:00`. Raises ValueError."""
     match = _WINDOW.fullmatch(text)
     days = match["days"].split(",") if match is not None and match["days"] else list(DAYS)
     if match is None or not set(days) <= set(DAYS):
         raise ValueError(
-            f"{text!r} is no window for restarts: write it in UTC like 02:00-05:00, or Sat,Sun 22:00-04:00"
+            f"{text!r} is not a window for restarts: write it in UTC, such as 02:00-05:00 or Sat,Sun 22:00-04:00"
         )
     opens, closes = _minute(match["from"]), _minute(match["to"])
     if opens == closes:
-        raise ValueError(f"the window for restarts {text!r} ends when it begins: leave it empty for any time")
+        raise ValueError(f"the window for restarts {text!r} closes when it opens: leave it empty for any time")
     return Window(frozenset(DAYS.index(day) for day in days), opens, closes)
 
 

@@ -17,19 +17,19 @@ from tinsmith_operator.installation import Installation, Scope, parse_scope, rem
 from tinsmith_operator.policy import ANY, Reserved
 from tinsmith_operator.restarts import RestartPolicy, parse_policy
 
-# What an environment can hold, whoever reads it.
+# The names that an environment can hold.
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 Seconds = Annotated[float, Field(gt=0)]
 
 
 def unique_identity() -> str:
-    """Of this process: another run of the same pod is somebody else, who may still be writing."""
+    """Return an identity of this process: an earlier run of the same pod may still be writing."""
     return f"{socket.gethostname()}_{secrets.token_hex(4)}"
 
 
 class InstallationNames(BaseModel):
-    """As the chart writes them, the one place that knows them all."""
+    """The names of the installation's own objects, as the chart writes them."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True)
 
@@ -40,21 +40,20 @@ class InstallationNames(BaseModel):
 
 
 class Settings(BaseSettings):
-    """Every field does something."""
+    """The settings of the operator."""
 
     model_config = SettingsConfigDict(env_prefix="TINSMITH_OPERATOR_", extra="forbid", frozen=True)
 
-    namespace: str = Field(description="Namespace of the release, where this operator and its certificates are.")
-    release: str = Field("tinsmith", description="Name of the release; the defaults of other names begin with it.")
+    namespace: str = Field(description="Namespace of the release, with the operator and its certificates.")
+    release: str = Field("tinsmith", description="Name of the release. Other names start with it by default.")
     watch_namespaces: str = Field(
         "",
-        description="Namespaces that are watched, with commas between them; empty: the release's own; `*`: the "
-        "whole cluster.",
+        description="Watched namespaces, separated by commas; empty: the release's own; `*`: the whole cluster.",
     )
 
-    trainer_image: str = Field(description="Image of workers whose session names none.")
+    trainer_image: str = Field(description="Default image of workers.")
     trainer_image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
-        "IfNotPresent", description="Pull policy of workers whose session names none."
+        "IfNotPresent", description="Default pull policy of workers."
     )
     checkpoint_root: str = Field(description="URL that workers write checkpoints to.")
     checkpoint_claim: str | None = Field(
@@ -62,106 +61,104 @@ class Settings(BaseSettings):
     )
     checkpoint_environment: dict[str, str] = Field(
         default_factory=dict,
-        description="Variables for workers by which they reach a remote checkpoint root, as a JSON object.",
+        description="Variables of workers for a remote checkpoint root, as a JSON object.",
     )
     checkpoint_secret: str | None = Field(
         None,
-        description="Secret in each worker's namespace, whose keys are such variables too; none: there is none.",
+        description="Secret in each worker's namespace with further such variables; default: none.",
     )
 
     installation_names: InstallationNames = Field(
         default_factory=InstallationNames,
-        description="Names of the installation's own Secrets, claims and ServiceAccounts, beside those of other "
-        "settings, as a JSON object of the lists `secrets`, `pullSecrets`, `claims` and `accounts`; sessions and pools "
-        "may not name them, but for pulling images with `pullSecrets`.",
+        description="Names of the installation's own Secrets, claims and ServiceAccounts that no other setting names, "
+        "as a JSON object of the lists `secrets`, `pullSecrets`, `claims` and `accounts`. Sessions and pools may not "
+        "use them; they may only pull images with `pullSecrets`.",
     )
     allowed_images: list[str] = Field(
         [ANY],
-        description="Images that sessions and pools may name beside those of the trainer image's repository, as a JSON "
-        "list of patterns in which `*` stands for any text; one without a tag is for all tags and digests.",
+        description="Images that sessions and pools may use in addition to the trainer image's repository, as a JSON "
+        "list of patterns in which `*` stands for any text. A pattern without a tag allows all tags and digests.",
     )
     allowed_secrets: list[str] = Field(
         [ANY],
-        description="Secrets that sessions and pools may name, as a JSON list of such patterns; the installation's own "
-        "never.",
+        description="Secrets that sessions and pools may use, as a JSON list of such patterns. The installation's own "
+        "are never allowed.",
     )
 
     ray_version: str | None = Field(
         None,
-        description="Version of Ray in the images of sessions of several nodes, for KubeRay; none: that of the "
-        "project's own images.",
+        description="Version of Ray in the images of sessions of several nodes; default: that of the project's images.",
     )
     ray_cluster_labels: dict[str, str] = Field(
         default_factory=dict,
-        description="Labels on the RayClusters of such sessions, as a JSON object, such as those by which KubeRay asks "
-        "the cluster's scheduler to start all pods of one together.",
+        description="Labels on the RayClusters of such sessions, as a JSON object. By them, for example, a scheduler "
+        "starts all pods of a RayCluster together.",
     )
     discovery_seconds: Seconds = Field(
-        30, description="How often the cluster is asked for KubeRay's kind, while a session waits for it."
+        30, description="Seconds between two looks for KubeRay while a session waits for it."
     )
 
     ca_secret: str = Field("", description="Secret of the certificate authority; empty: `<release>-ca`.")
     ca_pause_seconds: float = Field(
         300,
         ge=0,
-        description="While one authority takes over from another: how long after the last Secret was written every "
-        "process has surely read its files. The kubelet takes up to two minutes.",
+        description="Seconds between the last written Secret and the next step of a rotation of the authority. All "
+        "processes must have read their files by then; the kubelet takes up to two minutes.",
     )
     api_server_tls_secret: str = Field(
         "", description="Secret with the API server's client certificate; empty: `<release>-api-server-tls`."
     )
     first_key_secret: str | None = Field(
         None,
-        description="Secret that gets the API server's first key, where it is not there yet; none: no key is made.",
+        description="Secret for the API server's first key, created if it does not exist; default: no key is created.",
     )
 
     hang_timeout_seconds: Seconds = Field(
-        1800, description="A worker that is at one microbatch, or one step or save, for longer is restarted."
+        1800, description="A worker is restarted if one microbatch, step or save takes longer than these seconds."
     )
     delete_grace_seconds: Seconds = Field(
-        600, description="How long a deletion waits for the session's adapters to be saved elsewhere."
+        600, description="Seconds for which a deletion waits until the session's adapters are saved."
     )
     resync_seconds: Seconds = Field(
-        600, description="Every session is reconciled at least this often; costs no request."
+        600, description="Most seconds between two reconciles of a session; they cost no request."
     )
-    describe_seconds: float = Field(60, ge=1, description="How often a worker is asked for its state (`Describe`).")
+    describe_seconds: float = Field(60, ge=1, description="Seconds between two calls of `Describe` to a worker.")
     concurrent_reconciles: int = Field(4, ge=1, description="Sessions and pools reconciled at the same time.")
 
     restart_automatically: bool = Field(
         False,
-        description="Whether sessions restart, in turn, for what nobody asked of them: another default image, other "
-        "settings for checkpoints.",
+        description="Whether sessions restart automatically, in turn, for another default image or other settings of "
+        "the installation.",
     )
     restart_budget: str = Field(
         "1",
-        description="How many sessions do so at the same time: a number, or a share of those that run such as `10%`.",
+        description="How many sessions restart automatically at the same time: a number, or a share such as `10%`.",
     )
     restart_window: str = Field(
         "",
-        description="When such restarts begin, in UTC: `02:00-05:00`, or on some days `Sat,Sun 22:00-04:00`; empty: "
-        "at any time.",
+        description="When automatic restarts start, in UTC: `02:00-05:00` or `Sat,Sun 22:00-04:00`; empty: any time.",
     )
 
     lease_name: str = Field("", description="Lease for leader election; empty: `<release>-operator`.")
-    lease_seconds: int = Field(15, ge=3, description="How long after its leader's death another operator begins.")
+    lease_seconds: int = Field(15, ge=3, description="Seconds after its leader's death until another operator acts.")
     lease_renew_seconds: float | None = Field(
         None,
         gt=0,
-        description="How often the leader renews the lease, at most a third of its duration; none: a fifth.",
+        description="Seconds between two renewals of the lease, at most a third of its duration; default: a fifth.",
     )
     identity: str = Field(
         default_factory=unique_identity,
-        description="Name in the lease, other than of any process that may run beside this one; default: a fresh one.",
+        description="Name in the lease, unique to this process; default: a random one.",
     )
 
     max_requests_per_second: float = Field(
-        10, gt=0, description="Requests to the Kubernetes API per second, on average; watches and the Lease are none."
+        10, gt=0, description="Requests to the Kubernetes API per second, on average, without watches and the Lease."
     )
     burst: int = Field(50, ge=1, description="Requests to the Kubernetes API in a burst.")
 
     health_port: int = Field(8080, ge=0, le=65535, description="Port of `/healthz` and `/readyz`; 0 takes a free one.")
     metrics_port: int = Field(9090, ge=0, le=65535, description="Port of `/metrics`; 0 takes a free one.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
 
     failpoint: int = Field(0, ge=0, description="For tests: the process kills itself before its n-th write; 0: never.")
 
@@ -169,8 +166,8 @@ class Settings(BaseSettings):
     def _a_local_root_needs_a_claim(self) -> Self:
         if not self.installation().checkpoint_root_is_remote and self.checkpoint_claim is None:
             raise ValueError(
-                f"checkpoint_root {self.checkpoint_root} is a directory in the workers' pods: name the claim that "
-                "holds it as checkpoint_claim, or use a remote root such as s3://bucket/checkpoints"
+                f"checkpoint_root {self.checkpoint_root} is a directory in the workers' pods: set checkpoint_claim to "
+                "the claim that holds it, or use a remote root such as s3://bucket/checkpoints"
             )
         return self
 
@@ -179,8 +176,8 @@ class Settings(BaseSettings):
         renew = self.lease_renew_seconds
         if renew is not None and renew * 3 > self.lease_seconds:
             raise ValueError(
-                f"lease_renew_seconds is {renew:g}, and lease_seconds {self.lease_seconds}: a leader that cannot renew "
-                "for two thirds of the lease stops acting, so renew it at least three times in its duration"
+                f"lease_renew_seconds is {renew:g}, and lease_seconds {self.lease_seconds}: set lease_renew_seconds to "
+                "at most a third of it, since a leader stops acting two thirds of the lease after its last renewal"
             )
         return self
 
@@ -199,9 +196,7 @@ class Settings(BaseSettings):
     def _variables_can_be_set(cls, environment: dict[str, str]) -> dict[str, str]:
         for name in environment:
             if name in OWN_VARIABLES or not VARIABLE_NAME.fullmatch(name):
-                raise ValueError(
-                    f"{name!r} cannot be set for workers: it is no variable's name, or set by the operator"
-                )
+                raise ValueError(f"{name!r} cannot be set for workers: it is not a valid name, or the operator sets it")
         remote_port(environment)
         return environment
 
@@ -228,7 +223,7 @@ class Settings(BaseSettings):
         return self.lease_name or f"{self.release}-operator"
 
     def installation(self) -> Installation:
-        """What decisions need to know."""
+        """Return the settings that decisions need."""
         return Installation(
             namespace=self.namespace,
             release=self.release,
@@ -248,19 +243,19 @@ class Settings(BaseSettings):
         )
 
     def _reserved(self) -> Reserved:
-        """Those that are told, and those that other settings name."""
-        told = self.installation_names
+        """Return the names in `installation_names` and in other settings."""
+        names = self.installation_names
         keys = (self.ca_secret_name, self.api_server_tls_secret_name, self.first_key_secret, self.checkpoint_secret)
         return Reserved(
-            secrets=frozenset({*told.secrets, *(name for name in keys if name)}),
-            pull_secrets=frozenset(told.pull_secrets),
-            claims=frozenset({*told.claims, *([self.checkpoint_claim] if self.checkpoint_claim else [])}),
-            accounts=frozenset(told.accounts),
+            secrets=frozenset({*names.secrets, *(name for name in keys if name)}),
+            pull_secrets=frozenset(names.pull_secrets),
+            claims=frozenset({*names.claims, *([self.checkpoint_claim] if self.checkpoint_claim else [])}),
+            accounts=frozenset(names.accounts),
         )
 
 
 def unknown_variables() -> list[str]:
-    """In the environment, with our prefix, that set nothing."""
+    """Return the variables with the operator's prefix that are not settings."""
     prefix = str(Settings.model_config["env_prefix"])
     known = {f"{prefix}{name.upper()}" for name in Settings.model_fields}
     return sorted(name for name in os.environ if name.startswith(prefix) and name not in known)

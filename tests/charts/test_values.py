@@ -314,18 +314,18 @@ CLAIM_OF_OURS = {"storage": {"existingClaim": "ours"}}
         ),
         pytest.param(
             at("operator.lease", {"durationSeconds": 12, "renewSeconds": 5}),
-            "operator.lease.renewSeconds is 5, and durationSeconds 12: a leader that cannot renew for two thirds of "
-            "the lease stops acting, so renew it at least three times in its duration",
+            "operator.lease.renewSeconds is 5, and durationSeconds 12: set renewSeconds to at most a third "
+            "of it, since a leader stops acting two thirds of the lease after its last renewal",
             id="a lease that is renewed too late",
         ),
         pytest.param(
             at("operator.restarts.window", "Sat 02:00-02:00"),
-            'operator.restarts.window is "Sat 02:00-02:00", which ends when it begins',
+            'operator.restarts.window is "Sat 02:00-02:00", which closes when it opens',
             id="a window that is never open",
         ),
         pytest.param(
             at("models", [{"name": "tiny", "spec": SPEC}] * 2),
-            'two entries of models are called "tiny"',
+            'two entries of models have the name "tiny"',
             id="entries of one name",
         ),
         pytest.param(
@@ -335,25 +335,25 @@ CLAIM_OF_OURS = {"storage": {"existingClaim": "ours"}}
         ),
         pytest.param(
             at("apiServer.replicas", 2),
-            "apiServer.replicas is 2, but the store is a SQLite file that one server at a time can use: put the URL of "
-            "a PostgreSQL into a Secret and name it as apiServer.database.existingSecret.name, or keep one replica",
+            "apiServer.replicas is 2, but the store is a SQLite file, which only one server can use: put the URL of a "
+            "PostgreSQL into a Secret and set apiServer.database.existingSecret.name to it, or keep one replica",
             id="several servers on SQLite",
         ),
         pytest.param(
             merged(DATABASE, {"apiServer": CLAIM_OF_OURS}),
-            "the store is a database, or a SQLite file on that claim",
+            "choose a database, or a SQLite file on that claim",
             id="a database and a claim",
         ),
         pytest.param(
             merged(REMOTE, {"checkpoints": CLAIM_OF_OURS}),
-            "checkpoints live in an object store, or on that claim",
+            "choose an object store, or that claim",
             id="an object store and a claim",
         ),
         pytest.param(
-            at("checkpoints.remote.secretName", "login"), "and no url: say where", id="a login to no object store"
+            at("checkpoints.remote.secretName", "login"), "but no url: set url", id="a login to no object store"
         ),
         pytest.param(
-            at("checkpoints.remote.environment", {"AWS_REGION": "x"}), "and no url: say where", id="variables for none"
+            at("checkpoints.remote.environment", {"AWS_REGION": "x"}), "but no url: set url", id="variables for none"
         ),
         pytest.param(
             merged(REMOTE, at("scope", {"cluster": True, "namespaces": ["a"]})),
@@ -369,16 +369,16 @@ CLAIM_OF_OURS = {"storage": {"existingClaim": "ours"}}
         ),
         pytest.param(
             at("apiServer.ingress", {"enabled": True, "tls": {"enabled": True}}),
-            "give apiServer.ingress.host",
+            "set apiServer.ingress.host",
             id="TLS without a host",
         ),
         pytest.param(
-            at("apiServer.httpRoute.enabled", True), "name the Gateway that it belongs to", id="a route of no Gateway"
+            at("apiServer.httpRoute.enabled", True), "name the Gateway of the route", id="a route of no Gateway"
         ),
         pytest.param(
             merged(ROUTE, at("apiServer.httpRoute.timeouts.backendRequestSeconds", 34)),
             "apiServer.httpRoute.timeouts.backendRequestSeconds is 34, but polls are held for up to "
-            "apiServer.settings.pollHoldSeconds: give 35 or more, or 0 to leave it to the Gateway",
+            "apiServer.settings.pollHoldSeconds: set it to at least 35, or to 0 for the Gateway's default",
             id="a timeout that ends polls",
         ),
         pytest.param(
@@ -386,13 +386,13 @@ CLAIM_OF_OURS = {"storage": {"existingClaim": "ours"}}
                 at("apiServer.settings.pollHoldSeconds", 35.5),
                 at("apiServer.httpRoute.timeouts.requestSeconds", 45),
             ),
-            "give 46 or more",
+            "set it to at least 46",
             id="a timeout that ends long polls",
         ),
         pytest.param(
             merged(ROUTE, at("apiServer.httpRoute.timeouts.requestSeconds", 60)),
-            "apiServer.httpRoute.timeouts.backendRequestSeconds is 3600, and requestSeconds 60: the part that the API "
-            "server has cannot take longer than the whole",
+            "apiServer.httpRoute.timeouts.backendRequestSeconds is 3600, and requestSeconds 60: set requestSeconds "
+            "to at least as much",
             id="a part that is longer than the whole",
         ),
         pytest.param(
@@ -443,7 +443,7 @@ def test_a_volume_that_every_namespace_has_under_one_name_serves_them_all() -> N
 
 @pytest.mark.parametrize("release", ["1st", "a-name-that-is-longer-than-forty-characters"])
 def test_a_release_name_that_cannot_name_a_service_is_refused(release: str) -> None:
-    assert f'the release name "{release}" does not fit' in refusal({}, release)
+    assert f'the release name "{release}" is not valid' in refusal({}, release)
 
 
 def test_values_shared_with_other_charts_are_let_through() -> None:

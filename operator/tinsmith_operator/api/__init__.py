@@ -1,1 +1,1 @@
-"""What a TrainingSession or SamplerPool says and shows: spec, status, conditions and their reasons, typed."""
+"""The typed spec, status and conditions of TrainingSessions and SamplerPools."""

@@ -1,4 +1,4 @@
-"""How the cluster's values become ours, and back: camelCase, times, quantities."""
+"""Conversions of Kubernetes' values: camelCase, times and quantities."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pydantic.alias_generators import to_camel
 
 
 def format_time(moment: datetime) -> str:
-    """As Kubernetes writes a time: UTC, whole seconds."""
+    """Write a time as Kubernetes does: in UTC, with whole seconds."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """As Kubernetes writes a time; None where it writes none."""
+    """Read a time of Kubernetes; None without a text."""
     return datetime.fromisoformat(text) if text else None
 
 
 Time = Annotated[datetime, PlainSerializer(format_time, return_type=str)]
 
 Manifest = dict[str, Any]
-"""A Kubernetes object, or a part of one, as the API server speaks it."""
+"""A Kubernetes object, or a part of one, as JSON."""
 
 
 @dataclass(frozen=True)
 class LiveObject:
-    """A Kubernetes object as the API server last showed it."""
+    """A Kubernetes object as the API server last returned it."""
 
     manifest: Manifest
 
@@ -48,27 +48,24 @@ class LiveObject:
 
 
 class Resource(BaseModel):
-    """A part of a custom resource.
-
-    Unknown fields are ignored: the API server has checked them, and a newer CRD may know more than we do.
-    """
+    """A part of a custom resource. Unknown fields are ignored, since a newer CRD may have more."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
 
     def to_manifest(self) -> Manifest:
-        """As the API server speaks it, without what is unset."""
+        """Return the JSON form, without unset fields."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 _FORM = re.compile(r"^([+-]?[0-9.]+)(?:([eE][+-]?[0-9]+)|([numkMGTPE]?|[KMGTPE]i))$")
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _LARGEST = Decimal(2**63 - 1)
-"""Kubernetes reads every larger quantity as this one."""
+"""Kubernetes reads larger quantities as this one."""
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 
 
 def parse_quantity(quantity: int | float | str) -> Decimal:
-    """Raises ValueError when it is none."""
+    """Return the value of a quantity. Raises ValueError."""
     match = _FORM.match(str(quantity))
     try:
         if match is not None:

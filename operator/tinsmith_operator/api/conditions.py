@@ -1,4 +1,4 @@
-"""Conditions: their types, and how they move."""
+"""The types of conditions, and their transitions."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class ConditionType(StrEnum):
         member.meaning = meaning
         return member
 
-    READY = "Ready", "Clients can train and sample on this session, or sample from this pool, now."
-    RECONCILING = "Reconciling", "The operator or the cluster is at work; waiting is enough."
-    STALLED = "Stalled", "It goes no further until a person does what the message says."
-    SLOTS_AVAILABLE = "SlotsAvailable", "Another adapter fits on the worker. Of sessions alone."
-    DEGRADED = "Degraded", "It is threatened or runs otherwise than the spec says, whether it is ready or not."
+    READY = "Ready", "Clients can train and sample on this session, or sample from this pool."
+    RECONCILING = "Reconciling", "The operator or the cluster is working on it. Waiting is enough."
+    STALLED = "Stalled", "Nothing continues until a person does what the message says."
+    SLOTS_AVAILABLE = "SlotsAvailable", "The worker has room for another adapter. Only sessions have this condition."
+    DEGRADED = "Degraded", "It is at risk, or differs from its spec, whether it is ready or not."
     UPGRADE_AVAILABLE = (
         "UpgradeAvailable",
-        "A restart would bring another image: the default of the installation has changed.",
+        "A restart would update it to the installation's default image or settings.",
     )
 
 
@@ -41,7 +41,7 @@ class Truth(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What is the matter, in one sentence that ends with the cure where there is one."""
+    """A reason, and a message that says what happened and ends with the cure, if there is one."""
 
     reason: Reason
     message: str
@@ -49,9 +49,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class ConditionState:
-    """A condition as it should read now; when it began to is not its business.
+    """A desired condition, without its transition time.
 
-    begins: but that something new begins with it, although its status may be what it was.
+    begins: the condition gets a new transition time even if its status does not change.
     """
 
     type: ConditionType
@@ -63,7 +63,7 @@ class ConditionState:
 def move_conditions(
     before: Iterable[Condition], wanted: Iterable[ConditionState], *, generation: int, now: datetime
 ) -> tuple[Condition, ...]:
-    """The wanted conditions; a transition time moves only when the status does, or something begins."""
+    """Return the desired conditions. A transition time changes only with the status, or if the condition begins."""
     old = {condition.type: condition for condition in before}
     return tuple(_move(old.get(state.type), state, generation, now) for state in wanted)
 

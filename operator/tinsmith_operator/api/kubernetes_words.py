@@ -1,7 +1,7 @@
-"""The words of Kubernetes about a pod or another object, and which of our reasons they are.
+"""The messages of Kubernetes about pods and other objects, and the reasons that they stand for.
 
-The words are those of Kubernetes' own sources, from the API server's admission, the scheduler and the kubelet. What is
-in no table here is quoted under a general reason.
+They are from the sources of the API server's admission, the scheduler and the kubelet. A message in no table here is
+quoted under a general reason.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from tinsmith_operator.api.reasons import Reason
 
 ADMISSION: tuple[tuple[re.Pattern[str], Reason], ...] = (
-    # A webhook's own words may read like one of those below, so its frame comes first.
+    # A webhook's own message may look like one below, so the frame around it comes first.
     (re.compile(r"failed calling webhook|failed to call webhook"), Reason.WEBHOOK_UNREACHABLE),
     (re.compile(r"admission webhook \"[^\"]*\" denied the request|denied request: "), Reason.ADMISSION_DENIED),
     (re.compile(r"violates PodSecurity "), Reason.ADMISSION_DENIED),
@@ -21,7 +21,7 @@ ADMISSION: tuple[tuple[re.Pattern[str], Reason], ...] = (
     (re.compile(r"(?:minimum|maximum) \S+ usage per |max limit to request ratio per "), Reason.RESOURCES_REFUSED),
     (re.compile(r"because it is being terminated"), Reason.NAMESPACE_TERMINATING),
 )
-"""Words of the API server about an object that it does not admit, from any sender."""
+"""Messages of the API server about objects that it does not admit."""
 
 SCHEDULER: Mapping[str, Reason] = {
     "Unschedulable": Reason.UNSCHEDULABLE,
@@ -31,16 +31,16 @@ SCHEDULER: Mapping[str, Reason] = {
 """Reasons of the condition PodScheduled while it is False."""
 
 QUEUE_GATES = "kueue.x-k8s.io/"
-"""The prefix of Kueue's gates: a pod that has one waits in a queue."""
+"""The prefix of Kueue's scheduling gates: a pod with one waits in a queue."""
 
 DISRUPTIONS: Mapping[str, tuple[Reason, str]] = {
-    "PreemptionByScheduler": (Reason.PREEMPTED, "makes room for a pod of higher priority"),
-    "TerminationByKubelet": (Reason.EVICTED, "is ended by its node"),
-    "EvictionByEvictionAPI": (Reason.RESTARTING, "was evicted, as when a node is drained"),
-    "DeletionByTaintManager": (Reason.RESTARTING, "does not tolerate a taint that its node has got"),
+    "PreemptionByScheduler": (Reason.PREEMPTED, "was preempted by a pod of higher priority"),
+    "TerminationByKubelet": (Reason.EVICTED, "was terminated by its node"),
+    "EvictionByEvictionAPI": (Reason.RESTARTING, "was evicted, for example because its node is being drained"),
+    "DeletionByTaintManager": (Reason.RESTARTING, "does not tolerate a new taint of its node"),
     "DeletionByPodGC": (Reason.RESTARTING, "was on a node that is gone"),
 }
-"""Reasons of the condition DisruptionTarget, of a pod that is on its way out."""
+"""Reasons of the condition DisruptionTarget of a terminating pod."""
 
 ENDINGS: Mapping[str, Reason] = {
     "Evicted": Reason.EVICTED,
@@ -49,7 +49,7 @@ ENDINGS: Mapping[str, Reason] = {
     "Preempting": Reason.PREEMPTED,
     "Preempted": Reason.PREEMPTED,
 }
-"""Reasons of a failed pod's status. All others say why its node did not admit it: UnexpectedAdmissionError, OutOfcpu,
+"""Reasons of a failed pod's status. With all others its node did not admit it: UnexpectedAdmissionError, OutOfcpu,
 OutOfnvidia.com/gpu, TopologyAffinityError, VolumeAttachmentLimitExceeded and more."""
 
 IMAGES = frozenset(
@@ -76,7 +76,7 @@ MOUNT_EVENTS = frozenset(
 SANDBOX_EVENTS = frozenset(
     {"FailedCreatePodSandBox", "NetworkNotReady", "FailedPrepareDynamicResources", "FailedValidation", "FailedSync"}
 )
-"""Events of a pod that its node cannot set up: its network, its runtime, its devices."""
+"""Events about a pod whose network, runtime or devices its node cannot set up."""
 PROVISIONING_EVENTS = frozenset({"ProvisioningFailed"})
 CREATION_EVENTS = frozenset(
     {
@@ -91,7 +91,7 @@ CREATION_EVENTS = frozenset(
 
 
 def why_not_admitted(message: str) -> Reason | None:
-    """Return the reason for an admission message; None for words that no table has, such as those about a field."""
+    """Return the reason for an admission message; None for a message in no table, such as one about a field."""
     return next((reason for words, reason in ADMISSION if words.search(message)), None)
 
 

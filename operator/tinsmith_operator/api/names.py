@@ -1,4 +1,4 @@
-"""Names that are written into the cluster, and that others may therefore rely on."""
+"""The names that the operator writes into the cluster, on which others may rely."""
 
 from __future__ import annotations
 
@@ -18,71 +18,72 @@ SESSION_LABEL = f"{GROUP}/session"
 POOL_LABEL = f"{GROUP}/pool"
 
 CLAIM_FINALIZER = f"{GROUP}/claim"
-"""On a session whose claim is to be deleted with it, and on no other."""
+"""On a session whose claim is to be deleted with it."""
 
 IMAGE_ANNOTATION = f"{GROUP}/image"
-"""On the claim: the image, as somebody asked for it, that may write to this volume."""
+"""On the claim: the image that may write to this volume, as it was requested."""
 
 IMAGE_DIGEST_ANNOTATION = f"{GROUP}/image-digest"
-"""On the claim: what that image was when it first ran, as repository@digest."""
+"""On the claim: the digest of that image when it first ran, as repository@digest."""
 
 PREVIOUS_IMAGE_ANNOTATION = f"{GROUP}/previous-image"
 PREVIOUS_IMAGE_DIGEST_ANNOTATION = f"{GROUP}/previous-image-digest"
-"""On the claim: the image before, for the case that the journal needs it once more."""
+"""On the claim: the previous image, in case the journal needs it again."""
 
 IMAGE_CHOICE_ANNOTATION = f"{GROUP}/image-chosen-by"
-"""On the claim: `session` where the session's spec names the image; else the installation's default was taken."""
+"""On the claim: `session` if the session's spec names the image; otherwise it was the installation's default."""
 
 IMAGE_REFUSED_ANNOTATION = f"{GROUP}/image-refused"
-"""On the claim: an image that refused this volume because another one has not replayed its journal."""
+"""On the claim: an image that refused this volume, because an earlier image has not replayed its journal."""
 
 IMAGE_REFUSALS_ANNOTATION = f"{GROUP}/image-refusals"
-"""On the claim: how often it did."""
+"""On the claim: the number of these refusals."""
 
 CONFIGURATION_ANNOTATION = f"{GROUP}/configuration"
-"""On every child: a hash of what the operator wants of it, so that a field taken away is noticed."""
+"""On each child: a hash of the desired object, so that a removed field is noticed."""
 
 INPUTS_ANNOTATION = f"{GROUP}/inputs"
-"""On the pod: a hash of what its user said of it. Another hash means that the worker must be restarted."""
+"""On the pod: a hash of its inputs. With another hash, the worker must be restarted."""
 
 SPEC_ANNOTATION = f"{GROUP}/asked"
-"""On the worker's pod: a hash of what its own user said of it. With another one in `inputs` alone, the installation's
-settings have changed."""
+"""On the worker's pod: a hash of the inputs of the session's own spec. If only `inputs` has changed, the installation's
+settings have."""
 
 RESTART_REQUEST_ANNOTATION = f"{GROUP}/restart-requested-at"
-"""By users, on a session or pool: a time. Once for each, what runs is started anew, cleanly."""
+"""Set by users on a session or pool: a time. The pods restart cleanly once for each new time."""
 
 SNAPSHOT_REQUEST_ANNOTATION = f"{GROUP}/snapshot-requested-at"
-"""By users, on a session: a time. Once for each, the worker writes a snapshot."""
+"""Set by users on a session: a time. The worker writes a snapshot once for each new time."""
 
 POD_RETRY_ANNOTATION = f"{GROUP}/pods-retried-at"
-"""On a workload: when its controller was last asked to create refused pods again."""
+"""On a workload: when the operator last asked its controller to create refused pods again."""
 
 CONVERSION_ANNOTATION = f"{GROUP}/conversion"
-"""On the Job that converts a model: a hash of what decides its result. Another hash means another conversion."""
+"""On the Job that converts a model: a hash of what decides its result."""
 
 IMAGE_PULL_ANNOTATION = f"{GROUP}/image-pull"
-"""On the Job that pulls an image: a hash of which image it pulls, and on which node."""
+"""On the Job that pulls an image: a hash of the image and the node."""
 
 WORKER_APPLICATION = "tinsmith-worker"
-"""As `app.kubernetes.io/name` of a session's pod that holds its worker."""
+"""The label `app.kubernetes.io/name` of the worker's pod."""
 
 SAMPLER_APPLICATION = "tinsmith-sampler"
-"""As `app.kubernetes.io/name` of a pool's pods."""
+"""The label `app.kubernetes.io/name` of a pool's pods."""
 
 MEMBER_APPLICATION = "tinsmith-worker-member"
-"""As `app.kubernetes.io/name` of the pods of a session of several, but for the one with its worker."""
+"""The label `app.kubernetes.io/name` of the other pods of a session of several nodes."""
 
 CONVERSION_APPLICATION = "tinsmith-conversion"
-"""As `app.kubernetes.io/name` of the pods of the Job that converts a session's model."""
+"""The label `app.kubernetes.io/name` of the pods of the Job that converts a session's model."""
 
 IMAGE_PULL_APPLICATION = "tinsmith-image-pull"
 """The label `app.kubernetes.io/name` of the pods that pull an image onto a worker's node."""
 
 JOURNAL_VOLUME = "journal"
-"""Of the worker's pod: by it a pod is known to write to a claim, whoever may still mount it."""
+"""The volume of the worker's pod by which a pod is known to write to a claim."""
+
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""Kueue's, on whatever a queue of its decides about: from then on whether that runs is the queue's to say."""
+"""Kueue's label on a workload that belongs to a queue, which then decides when it runs."""
 
 RPC_PORT = 7443
 HEALTH_PORT = 7080
@@ -117,9 +118,9 @@ def endpoint(session_name: str, namespace: str) -> str:
 
 
 def worker_dns_name(worker_id: str) -> str:
-    """The name in a worker's certificate; a client that expects this worker checks it."""
+    """Return the name in a worker's certificate, which clients check."""
     return f"{worker_id}.worker.tinsmith.internal"
 
 
 SAMPLER_DNS_NAME = "sampler.tinsmith.internal"
-"""In the certificate of a pool's samplers, beside their own: by it workers give them saves, as clients."""
+"""A further name in the certificate of a pool's samplers, by which workers admit them as clients that fetch saves."""

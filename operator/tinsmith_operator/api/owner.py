@@ -1,4 +1,4 @@
-"""What a TrainingSession and a SamplerPool have in common: each owns the objects that the operator makes for it."""
+"""The common part of TrainingSessions and SamplerPools: each owns the objects that the operator creates for it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from tinsmith_operator.api.status import OwnerStatus
 
 
 class Unreadable(ValueError):
-    """The object is not what our CRD describes: the cluster has another version of the CRD."""
+    """An object that does not match the operator's CRD: the cluster has another version of it."""
 
 
 @dataclass(frozen=True)
 class Owner(ABC):
-    """NOUN: what messages call it.
-    LABEL: on everything that is made for it, with its name; APPLICATION and COMPONENT are beside it.
+    """A TrainingSession or SamplerPool.
+
+    NOUN: its name in messages. LABEL: the label with its name on each child. APPLICATION, COMPONENT: further labels.
     """
 
     KIND: ClassVar[str]
@@ -47,7 +48,7 @@ class Owner(ABC):
     @property
     @abstractmethod
     def workload_name(self) -> str:
-        """Of its workload, and of the Service and the NetworkPolicy beside it."""
+        """The name of its workload, Service and NetworkPolicy."""
 
     @property
     def is_being_deleted(self) -> bool:
@@ -55,7 +56,7 @@ class Owner(ABC):
 
     @property
     def owner_reference(self) -> Manifest:
-        """For children: they are ours by it, and go when their owner goes."""
+        """The owner reference of its children, which are deleted with it."""
         return {
             "apiVersion": API_VERSION,
             "kind": self.KIND,
@@ -67,7 +68,7 @@ class Owner(ABC):
 
 
 def identity_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an owner that are in its metadata."""
+    """Return the fields of an owner that are in its metadata."""
     metadata = body["metadata"]
     return {
         "name": metadata["name"],
@@ -83,7 +84,7 @@ def identity_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unreadable(kind: str, body: Mapping[str, Any], error: ValidationError) -> Unreadable:
-    """In a sentence that names the field."""
+    """Return an error that names the field."""
     metadata, first = body["metadata"], error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     return Unreadable(

@@ -1,4 +1,4 @@
-"""References of a spec: Secrets, claims, a ServiceAccount, an image, variables, words for a server."""
+"""The references of a spec: Secrets, claims, a ServiceAccount, an image, variables and server arguments."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from tinsmith_operator.api.training_session import TrainingSession
 
 
 class ReferenceKind(StrEnum):
-    """What a name is of. READ_SECRET: what runs in the pod reads it. PULL_SECRET: the node alone does.
-    OWN_SECRET: made for the session or pool, under a name that follows from its own.
+    """The kind of a reference.
+
+    READ_SECRET: the pod's processes read it. PULL_SECRET: only the node reads it.
+    OWN_SECRET: created for the session or pool, with a name that follows from its own.
     """
 
     READ_SECRET = "Secret"
@@ -29,7 +31,7 @@ class ReferenceKind(StrEnum):
 
 
 class Reference(NamedTuple):
-    """field: where it is said."""
+    """A name in a spec. field: the field that has it."""
 
     field: str
     what: ReferenceKind
@@ -37,7 +39,7 @@ class Reference(NamedTuple):
 
 
 def references_of(owner: Owner) -> Iterator[Reference]:
-    """All of them: what is not here, a session or pool cannot name."""
+    """Yield all names that a session or pool uses."""
     yield Reference("metadata.name", ReferenceKind.OWN_SECRET, certificate_secret_name(owner.workload_name))
     if isinstance(owner, TrainingSession):
         field = "spec.storage.existingClaim" if owner.spec.storage.existing_claim is not None else "metadata.name"

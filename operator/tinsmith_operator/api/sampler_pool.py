@@ -1,4 +1,4 @@
-"""A SamplerPool as the rest of the operator sees it, and its spec, for which the CRD is the authority."""
+"""The SamplerPool and its spec, for which the CRD is the authority."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SamplerEngine(StrEnum):
 
 
 class LoadedAdapters(Resource):
-    """Of each replica. `max_rank` is what the first CRD filled in, as a session's."""
+    """The adapters of each replica. The default of `max_rank` is not the CRD's: see a session's `Adapters`."""
 
     max_loaded: int = 64
     max_rank: int = 64
@@ -44,12 +44,12 @@ class SamplerPoolSpec(ServingSpec):
 
     @property
     def runs_a_server(self) -> bool:
-        """Whether each replica samples by a server of another maker, on GPUs."""
+        """Whether each replica samples by a third-party server, on GPUs."""
         return self.engine is not SamplerEngine.BUILTIN
 
     @property
     def gpus(self) -> int:
-        """Of each replica. The CRD lets whole ones pass only, and demands one of those that run a server."""
+        """The GPUs of each replica. The CRD admits whole numbers, and requires one for a server."""
         return int(parse_quantity(self.resources.limits.get(GPU, 0)))
 
 
@@ -67,12 +67,12 @@ class SamplerPool(Owner):
     @property
     @override
     def workload_name(self) -> str:
-        """Other than a session's of the same name, which may be there for the same model."""
+        """The name of its workload, which differs from that of a session with the same name."""
         return f"{self.name}-sampler"
 
 
 def parse_pool(body: Mapping[str, Any]) -> SamplerPool:
-    """Raises Unreadable, which names the field."""
+    """Return the pool. Raises Unreadable, which names the field."""
     try:
         return SamplerPool(
             **identity_of(body),

@@ -1,7 +1,7 @@
-"""What is said of a process that serves a base model, in the specs of TrainingSessions and SamplerPools alike.
+"""The common part of the specs of TrainingSessions and SamplerPools.
 
-The CRDs are the authority: they have the bounds, the defaults and the words. The defaults here are the same (a test
-compares them), for objects that were stored before a field had its default.
+The CRDs are the authority: they have the bounds, the defaults and the descriptions. A test keeps the defaults here
+equal to theirs; they are for objects that were stored before a field had its default.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import Field
 from tinsmith_operator.api.base import Manifest, Resource
 
 GPU = "nvidia.com/gpu"
-"""The resource by which a session or pool asks for GPUs: whole ones."""
+"""The resource of whole GPUs."""
 
 Quantity = int | str
 
@@ -40,7 +40,7 @@ class HubSource(Resource):
 
 
 class ModelSource(Resource):
-    """Exactly the member that `type` names is there."""
+    """The place of a model. Only the member that `type` names is set."""
 
     type: SourceType
     persistent_volume_claim: ClaimSource | None = None
@@ -58,7 +58,7 @@ class Resources(Resource):
 
 
 class PodOverrides(Resource):
-    """What a user may say of the pod; each field goes into the pod as it is."""
+    """The fields of the pod that a user may set. They go into the pod as they are."""
 
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
@@ -79,7 +79,7 @@ class PodOverrides(Resource):
 
 
 class ServingSpec(Resource):
-    """What is said of a process that serves a base model, whether it trains or only samples."""
+    """The spec of a process that serves a base model, for training or only for sampling."""
 
     model: Model
     max_sequence_length: int | None = None
@@ -88,6 +88,6 @@ class ServingSpec(Resource):
 
     @property
     def model_claims(self) -> dict[str, str]:
-        """Those that its pods mount for the model, by the field that names each."""
+        """The claims that its pods mount for the model, by the field that names them."""
         claim = self.model.source.persistent_volume_claim
         return {"spec.model.source.persistentVolumeClaim.claimName": claim.claim_name} if claim is not None else {}

@@ -1,4 +1,4 @@
-"""The status of a TrainingSession or SamplerPool: what the operator has seen, never what it wants."""
+"""The status of a TrainingSession or SamplerPool: the observed state, never the desired one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from tinsmith_operator.api.base import Resource, Time
 
 
 class Condition(Resource):
-    """One of `api.conditions.ConditionType`; its reason is an `api.reasons.Reason`."""
+    """A condition. type: an `api.conditions.ConditionType`. reason: an `api.reasons.Reason`."""
 
     type: str
     status: str
     reason: str
     message: str
     last_transition_time: Time
-    observed_generation: int | None = None  # others may leave it out
+    observed_generation: int | None = None  # other writers may leave it out
 
 
 class AdapterUsage(Resource):
@@ -25,7 +25,7 @@ class AdapterUsage(Resource):
 
 
 class CountedPod(Resource):
-    """Up to where restarts have been counted, so that each is counted once whoever counts."""
+    """The restarts of a pod that have been counted, so that each operator counts each restart once."""
 
     uid: str
     container_restarts: int = 0
@@ -40,7 +40,7 @@ class Restarts(Resource):
 
 
 class GroupRun(Resource):
-    """Which members belong to which run of the head: its pod's UID, and the restarts of its container before it."""
+    """A run of a group: the UID of the head's pod, the restarts of its container, and the UIDs of the members."""
 
     head: str
     restarts: int = 0
@@ -48,7 +48,7 @@ class GroupRun(Resource):
 
 
 class PoolRequests(Resource):
-    """The latest request by annotation that is done with, as it was written."""
+    """The latest request by annotation that is done, as it was written."""
 
     restart: str | None = None
 
@@ -84,7 +84,7 @@ class TrainingSessionStatus(OwnerStatus):
 
 
 class SamplerPoolStatus(OwnerStatus):
-    """The numbers are of replicas, and always there: autoscalers read them."""
+    """The status of a pool. Its numbers of replicas are always set: autoscalers read them."""
 
     replicas: int = 0
     ready_replicas: int = 0

@@ -1,4 +1,4 @@
-"""A TrainingSession: its spec, for which the CRD is the authority, and what the operator sees of it."""
+"""The TrainingSession and its spec, for which the CRD is the authority."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from tinsmith_operator.api.status import TrainingSessionStatus
 
 
 class Parallelism(Resource):
-    """nodes: pods. The others count the ranks that share matrices, layers, sequences and experts."""
+    """The division of a model. nodes: pods.
+
+    The others count the ranks that share matrices, layers, sequences, experts.
+    """
 
     nodes: int = 1
     tensor: int = 1
@@ -28,7 +31,7 @@ class Parallelism(Resource):
 
 
 ALONE = Parallelism()
-"""Of a session that does not say how its model is divided."""
+"""The parallelism of a session whose spec names none."""
 
 
 class Engine(StrEnum):
@@ -38,7 +41,7 @@ class Engine(StrEnum):
 
     @property
     def divides(self) -> bool:
-        """Whether it divides its model among ranks, which may be in several pods."""
+        """Whether the engine divides its model among ranks, which may be in several pods."""
         return self is not Engine.PEFT
 
 
@@ -63,8 +66,10 @@ class WhenDeleted(StrEnum):
 
 
 class Adapters(Resource):
-    """The CRD fills in another `max_rank`, which the API server keeps in every resource. This one is what the first
-    CRD filled in: hashes leave it out, and with another here every worker that was made then would restart."""
+    """The limits of adapters. The CRD fills in another `max_rank`.
+
+    Hashes of pods leave this default out, so another value here would restart workers whose specs have it.
+    """
 
     slots: int = 8
     model_places: int | None = None
@@ -88,7 +93,7 @@ class Storage(Resource):
 
     @property
     def deletes_claim(self) -> bool:
-        """Whether the claim goes with the session. A claim that somebody else made never does."""
+        """Whether the claim is deleted with the session. A claim that a user made never is."""
         return self.retention_policy.when_deleted is WhenDeleted.DELETE and self.existing_claim is None
 
 
@@ -114,23 +119,22 @@ class TrainingSessionSpec(ServingSpec):
 
     @property
     def is_group(self) -> bool:
-        """Whether it runs in several pods."""
+        """Whether the session runs in several pods."""
         return self.divided.nodes > 1
 
     @property
     def is_converted_once(self) -> bool:
-        """Whether a Job brings its model to where ranks look for it, for every later start: there is a place for it.
-        Ranks of Miles read the files as they were published, so there is nothing to bring."""
+        """Whether a Job converts the model once, into the model cache. Miles reads the published files instead."""
         return self.engine is Engine.NEMO_RL and self.model_cache is not None
 
     @property
     def gpus_per_node(self) -> int:
-        """0: it computes on the CPU. The CRD lets whole ones pass only."""
+        """The GPUs of each pod, a whole number; 0: the engine computes on the CPU."""
         return int(parse_quantity(self.resources.limits.get(GPU, 0))) if self.engine.divides else 0
 
     @property
     def ranks_per_node(self) -> int:
-        """Processes that hold a part of the model: one for each GPU; without GPUs those of one copy of the model."""
+        """The processes with a part of the model: one for each GPU; without GPUs, those of one copy of the model."""
         return self.gpus_per_node or self.divided.tensor * self.divided.pipeline
 
     @property
@@ -139,7 +143,7 @@ class TrainingSessionSpec(ServingSpec):
 
     @property
     def uses_ray(self) -> bool:
-        """Whether ranks are processes of their own: one rank on the CPU is the worker's process itself."""
+        """Whether ranks are processes of their own. A single rank on the CPU is the worker's process itself."""
         return self.engine.divides and (self.gpus_per_node > 0 or self.ranks > 1)
 
 
@@ -165,12 +169,12 @@ class TrainingSession(Owner):
 
     @property
     def claim_name(self) -> str:
-        """Of the volume with the worker's journal."""
+        """The name of the claim with the worker's journal."""
         return self.spec.storage.existing_claim or claim_name(self.name)
 
 
 def parse_session(body: Mapping[str, Any]) -> TrainingSession:
-    """Raises Unreadable, which names the field."""
+    """Return the session. Raises Unreadable, which names the field."""
     try:
         return TrainingSession(
             **identity_of(body),

@@ -1,7 +1,7 @@
-"""The certificate authority of an installation, and the leaves it signs. Pure but for chance and the clock.
+"""The certificate authority of an installation, and the certificates (leaves) that it signs.
 
-The authority's key never leaves the Secret it was made in and this process. A session's worker cannot act as a client,
-nor the API server as a worker; a pool's samplers are both, since workers give them saves.
+The authority's key exists only in its Secret and in this process. A worker cannot act as a client, nor the API server
+as a worker. A pool's samplers are both, since they fetch saves from workers.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tinsmith_operator.errors import AuthorityInvalid, CertificateUnreadable
 
 AUTHORITY_LIFETIME = timedelta(days=3650)
 LEAF_LIFETIME = timedelta(days=30)
-# Clocks of nodes differ.
+# The clocks of nodes differ.
 BACKDATED = timedelta(minutes=5)
-# In bytes of PEM. One of an elliptic curve has a few hundred; an RSA key of 8192 bits takes 4 s to check, in which the
-# operator does nothing else.
+# In bytes of PEM. A key of an elliptic curve has a few hundred. The check of an RSA key of 8192 bits would block the
+# operator for 4 s.
 LONGEST_KEY = 1024
 LONGEST_CERTIFICATE = 65536
 
@@ -35,7 +35,7 @@ API_SERVER_NAME = "api-server.tinsmith.internal"
 OPERATOR_NAME = "operator.tinsmith.internal"
 
 SecretData = dict[str, str]
-"""The `data` of a Secret: base64."""
+"""The `data` of a Secret, in base64."""
 
 
 class Use(Enum):
@@ -46,7 +46,7 @@ class Use(Enum):
 
 @dataclass(frozen=True)
 class Leaf:
-    """PEM."""
+    """A certificate with its key, and the authorities that its holder trusts, in PEM."""
 
     certificate: bytes
     key: bytes
@@ -59,7 +59,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Authority:
-    """others: that are trusted beside it while one takes over from another."""
+    """A certificate authority. others: the authorities that are also trusted during a rotation."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
@@ -67,7 +67,7 @@ class Authority:
 
     @property
     def fingerprint(self) -> str:
-        """Of itself and whom its leaves trust beside it: with another one, a leaf is to be issued anew."""
+        """A fingerprint of all trusted authorities. A leaf with another one has to be issued again."""
         return trust_fingerprint((self.certificate, *self.others))
 
     @property
@@ -76,25 +76,25 @@ class Authority:
 
     @property
     def bundle(self) -> bytes:
-        """Whom the holders of its leaves trust."""
+        """The authorities that the holders of its leaves trust."""
         return b"".join(map(certificate_pem, (self.certificate, *self.others)))
 
     def secret_data(self) -> SecretData:
         return encoded({"tls.crt": self.pem, "tls.key": key_pem(self.key)})
 
     def check(self, now: datetime) -> None:
-        """Raises AuthorityInvalid when its time has passed."""
+        """Raise AuthorityInvalid if the authority has expired."""
         end = self.certificate.not_valid_after_utc
         if now >= end:
             raise AuthorityInvalid(
-                f"The certificate authority ended at {format_time(end)}. Put another one into its Secret; or delete "
-                "that, and the operator makes a new authority and new certificates for every worker."
+                f"The certificate authority expired at {format_time(end)}. Put another one into its Secret; or delete "
+                "the Secret, and the operator creates a new authority and new certificates for all workers."
             )
 
     def issue(self, dns_names: tuple[str, ...], use: Use, now: datetime) -> Leaf:
-        """A key and a certificate for these names, never longer than the authority's own.
+        """Issue a key and a certificate for these names, valid at most as long as the authority.
 
-        Raises AuthorityInvalid when that has ended.
+        Raises AuthorityInvalid if the authority has expired.
         """
         self.check(now)
         key = ec.generate_private_key(ec.SECP256R1())
@@ -126,24 +126,24 @@ def new_authority(release: str, now: datetime) -> Authority:
 
 
 def read_authority(secret: Manifest, files: str = "tls") -> Authority:
-    """files: how those with its certificate and key are called. Raises AuthorityInvalid."""
+    """Return the authority in a Secret. files: the name of its files without the suffix. Raises AuthorityInvalid."""
     try:
         certificate, key = read_certificate(secret, f"{files}.crt"), _key(secret, f"{files}.key")
         if key.public_key() != certificate.public_key():
             raise ValueError("its key does not belong to its certificate")
         if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
             raise ValueError("its certificate is not an authority's")
-        _ = certificate.subject, certificate.not_valid_after_utc  # read when asked for: each leaf is made with them
+        _ = certificate.subject, certificate.not_valid_after_utc  # these are parsed on access, and each leaf needs them
     except Exception as error:  # see _why_not
         raise AuthorityInvalid(
-            f"The Secret {_place(secret)} holds no certificate authority ({_why_not(error)}). Put back its backup; or "
-            "delete it, and the operator makes a new authority and new certificates for every worker."
+            f"The Secret {_place(secret)} holds no certificate authority ({_why_not(error)}). Restore a backup; or "
+            "delete it, and the operator creates a new authority and new certificates for all workers."
         ) from error
     return Authority(certificate, key)
 
 
 def read_facts(secret: Manifest) -> CertificateFacts | None:
-    """None where `parse_facts` raises."""
+    """Return the facts; None where `parse_facts` raises."""
     try:
         return parse_facts(secret)
     except CertificateUnreadable:
@@ -151,9 +151,9 @@ def read_facts(secret: Manifest) -> CertificateFacts | None:
 
 
 def parse_facts(secret: Manifest) -> CertificateFacts:
-    """Of the leaf in a Secret. Raises CertificateUnreadable when there is none, or its key is another one's.
+    """Return the facts about the leaf in a Secret. Raises CertificateUnreadable.
 
-    authority_fingerprint: of the `ca.crt` beside it, and empty when the first one there did not sign the leaf.
+    Their authority_fingerprint is of `ca.crt`, and empty if the first certificate there did not sign the leaf.
     """
     try:
         leaf, key = read_certificate(secret, "tls.crt"), _key(secret, "tls.key")
@@ -171,13 +171,13 @@ def parse_facts(secret: Manifest) -> CertificateFacts:
         )
     except Exception as error:  # see _why_not
         raise CertificateUnreadable(
-            f"The Secret {_place(secret)} holds no certificate of the operator's ({_why_not(error)}). If it belongs to "
-            f"a session or pool, it is issued anew; if not, take its label {MANAGED_BY_LABEL} away."
+            f"The Secret {_place(secret)} holds no certificate of the operator ({_why_not(error)}). If it belongs to a "
+            f"session or pool, it is issued again; otherwise remove its label {MANAGED_BY_LABEL}."
         ) from error
 
 
 def read_certificate(secret: Manifest, name: str) -> x509.Certificate:
-    """Raises all sorts of things: see `_why_not`."""
+    """Return the certificate in a file of a Secret. It can raise any exception: see `_why_not`."""
     return x509.load_pem_x509_certificate(_decoded(secret, name, LONGEST_CERTIFICATE))
 
 
@@ -189,8 +189,11 @@ def _key(secret: Manifest, name: str) -> ec.EllipticCurvePrivateKey:
 
 
 def _why_not(error: Exception) -> str:
-    """A reader of certificates raises what it likes. Beside ValueError it has a dozen exceptions without a common base:
-    for a curve that it does not know, an extension that is there twice, a version that was never defined."""
+    """Return the message of an exception.
+
+    The parser of certificates raises ValueError and a dozen exceptions without a common base: for unknown curves,
+    repeated extensions, undefined versions.
+    """
     return str(error) or type(error).__name__
 
 
@@ -203,14 +206,14 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def trust_fingerprint(trusted: Sequence[x509.Certificate]) -> str:
-    """Of who signs, first, and whoever is trusted beside it."""
+    """Return the fingerprints of the signing authority and of the others that are trusted."""
     return "+".join(map(fingerprint, trusted))
 
 
 def _signed(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
     try:
         leaf.verify_directly_issued_by(authority)
-    except Exception:  # an InvalidSignature, a ValueError or a TypeError: any of them says no
+    except Exception:  # an InvalidSignature, a ValueError or a TypeError
         return False
     return True
 
@@ -230,7 +233,7 @@ def _draft(
 
 
 def _name(common_name: str) -> x509.Name:
-    # X.520 ends a common name at 64 characters; the names that count are the alternative ones.
+    # X.520 limits a common name to 64 characters. Clients check the alternative names.
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
 
 
@@ -263,7 +266,7 @@ def encoded(data: Mapping[str, bytes]) -> SecretData:
 
 
 def _decoded(secret: Manifest, name: str, longest: int) -> bytes:
-    """Raises ValueError."""
+    """Return a file of a Secret. Raises ValueError."""
     text = (secret.get("data") or {}).get(name)
     if not text:
         raise ValueError(f"it has no {name}")

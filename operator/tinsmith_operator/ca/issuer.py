@@ -1,8 +1,8 @@
 """The certificates of an installation, issued by its certificate authority and stored in Secrets of its namespace.
 
-The authority is made once, by a POST that only one operator can win: whoever loses reads what is there. Before its end,
-or when somebody asks for it, another one takes over (`rotation.py`). Where somebody puts another one in its place (a
-backup), that one is adopted, and every leaf follows at once.
+The authority is created once, by a POST that only one operator can win; the others read the result. Before it expires,
+or on request, another authority takes over (`rotation.py`). If an administrator replaces the authority, for example by
+a backup, the operator adopts it and issues all leaves again.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from tinsmith_operator.kube.client import Cluster
 from tinsmith_operator.kube.resources import SECRETS, labels_of
 from tinsmith_operator.logs import get_logger
 
-# The longest time between two looks. It also bounds what a machine that slept, or a clock that was set, can hide.
+# The longest time between two checks, also after a suspend of the machine or a change of its clock.
 LOOK_AGAIN_SECONDS = 3600.0
 
-# While one authority takes over from another.
+# The interval of checks during a rotation.
 ROTATION_LOOK_SECONDS = 10.0
 MOST_NAMED = 5
 NOT_LISTED = "the certificates of namespaces that may not be listed; see /readyz"
@@ -54,9 +54,9 @@ log = get_logger(__name__)
 
 
 class Issuer:
-    """What certifies API server, workers and operator to each other.
+    """Issues the certificates of the API server, the workers and the operator.
 
-    problem: why certificates cannot be issued or stored, until somebody does something; None when they can.
+    problem: why certificates cannot be issued or stored until a person acts; None if they can.
     """
 
     def __init__(
@@ -71,8 +71,10 @@ class Issuer:
         pause_seconds: float = 300.0,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """leaves: of all sessions and pools, whose and whom each trusts; None while they are not known.
-        pause_seconds: in which every process has surely read its files anew.
+        """Prepare the issuer.
+
+        leaves: the owner of each leaf of sessions and pools, and the authorities that it trusts; None while not known.
+        pause_seconds: the time in which all processes have read their files again.
         """
         self._cluster = cluster
         self._namespace = namespace
@@ -97,7 +99,7 @@ class Issuer:
 
     @property
     def authority(self) -> Authority:
-        """Raises OperatorError when none has been read, or it has ended."""
+        """The valid authority. Raises OperatorError if none has been read, or if it has expired."""
         if self._authority is None:
             raise OperatorError(self.problem or "The certificate authority has not been read yet.")
         self._authority.check(self._clock())
@@ -105,7 +107,7 @@ class Issuer:
 
     @property
     def known_fingerprint(self) -> str | None:
-        """Of the authority that can issue; None when there is none."""
+        """The fingerprint of the valid authority; None without one."""
         try:
             return self.authority.fingerprint
         except OperatorError:
@@ -113,14 +115,14 @@ class Issuer:
 
     @property
     def is_known(self) -> bool:
-        """Whether it has been found out how things are, be it well or not."""
+        """Whether the authority has been read, or a problem with it is known."""
         return self._authority is not None or self.problem is not None
 
     async def refresh(self) -> float:
-        """Both Secrets as they should be. Returns the seconds after which to look again.
+        """Bring both Secrets up to date. Return the seconds to the next check.
 
-        Raises AuthorityInvalid, SecretTaken, ClusterError. An authority that was read before stays in use until its
-        end.
+        Raises AuthorityInvalid, SecretTaken and ClusterError. An authority that was read earlier stays in use until it
+        expires.
         """
         try:
             seconds = await self._refresh()
@@ -148,7 +150,7 @@ class Issuer:
         return min(LOOK_AGAIN_SECONDS, max(60.0, seconds))
 
     def operator_leaf(self) -> Leaf:
-        """A client certificate of our own, in memory only."""
+        """Return the operator's own client certificate, which is only in memory."""
         now = self._clock()
         leaf, authority = self._leaf, self.authority
         if leaf is None or leaf.authority != authority.bundle or now >= leaf.not_after - RENEWAL:
@@ -156,7 +158,7 @@ class Issuer:
         return leaf
 
     def issue_for_worker(self, dns_names: tuple[str, ...]) -> Leaf:
-        """For its port; with a sampler's name also to call workers."""
+        """Issue a worker's certificate; with a sampler's name also for calls to workers."""
         use = Use.BOTH if SAMPLER_DNS_NAME in dns_names else Use.SERVER
         return self.authority.issue(dns_names, use, self._clock())
 
@@ -164,7 +166,7 @@ class Issuer:
         try:
             return await self._rotated(await self._get_authority())
         except NotFound:
-            # One that was deleted under us comes back as it was, so that no worker loses its certificate.
+            # A deleted authority is restored as it was, so that no worker loses its certificate.
             stored = self._stored or Stored(new_authority(self._release, self._clock()))
             secret = {**self._secret(self._authority_secret), "type": "kubernetes.io/tls"}
             try:
@@ -177,7 +179,7 @@ class Issuer:
         return await self._cluster.get(SECRETS, self._namespace, self._authority_secret)
 
     async def _rotated(self, secret: Manifest) -> Stored:
-        """One state further, where that is due."""
+        """Take the next step of a rotation, if it is due, and return the authority."""
         stored = read_stored(secret)
         if stored.state is State.AT_REST:
             if not is_requested(secret, stored.current, self._clock()):
@@ -192,7 +194,7 @@ class Issuer:
         return after
 
     def _all_leaves_follow(self, stored: Stored) -> bool:
-        """Whether every leaf has been as it should be in this state for long enough. Who leads anew counts anew."""
+        """Return whether all leaves have been up to date for long enough. A new leader starts to count again."""
         trust, leaves = stored.current.fingerprint, self._leaves()
         late = outdated_leaves(trust, leaves) if leaves is not None else [NOT_LISTED]
         if late or trust != self._client_trusts:
@@ -208,7 +210,7 @@ class Issuer:
         return now >= self._followed[1] + self._pause_seconds
 
     async def _ensure_api_server_certificate(self, authority: Authority) -> CertificateFacts:
-        """Returns what is in the Secret then. Raises SecretTaken."""
+        """Issue the API server's certificate if needed, and return its facts. Raises SecretTaken."""
         names = (API_SERVER_NAME,)
         try:
             live = await self._cluster.get(SECRETS, self._namespace, self._api_server_secret)
@@ -234,9 +236,9 @@ class Issuer:
         if not ours.items() <= labels_of(live).items():
             labels = " ".join(f"{name}={value}" for name, value in ours.items())
             raise SecretTaken(
-                f"The Secret {metadata['namespace']}/{metadata['name']} is somebody else's, and is left alone; but the "
-                "API server's certificate belongs there. Delete it, and let its writer choose another name; or, if it "
-                f"is this installation's, give it its labels back: {labels}."
+                f"The Secret {metadata['namespace']}/{metadata['name']} does not belong to this installation, but the "
+                "API server's certificate needs its name. Delete it, so that its owner chooses another name; or, if it "
+                f"does belong to this installation, restore its labels: {labels}."
             )
         guard = {name: live["metadata"][name] for name in ("uid", "resourceVersion")}
         await self._cluster.apply(SECRETS, {**wanted, "metadata": {**metadata, **guard}})

@@ -1,15 +1,15 @@
-"""How one certificate authority takes over from another without anybody noticing. Pure but for chance.
+"""The rotation of the certificate authority, without interruption.
 
-Three states, and the Secret of the authority says which: everybody must trust the next one before it issues anything,
-and the one before is trusted until nothing that it issued is in use.
+The Secret of the authority shows the state. All processes must trust the next authority before it issues certificates,
+and the previous authority is trusted until none of its certificates is in use.
 
-| State | In the Secret, beside `tls.crt` and `tls.key` | Leaves are issued by | and trust |
+| State | In the Secret, in addition to `tls.crt` and `tls.key` | Leaves are issued by | and trust |
 |---|---|---|---|
-| at rest | | it | it |
-| trusting | `next.crt`, `next.key` | it | it and the next |
-| issuing | `previous.crt` | it, which was the next | it and the one before |
+| at rest | | the authority | it |
+| trusting | `next.crt`, `next.key` | the authority | it and the next |
+| issuing | `previous.crt` | the authority, which was the next | it and the previous |
 
-A state ends when every leaf is as it should be in it, and has been for so long that each process has read its files.
+A state ends when all leaves have been up to date for so long that each process has read its files.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from tinsmith_operator.ca.certificates import (
 from tinsmith_operator.errors import AuthorityInvalid
 
 ROTATE_ANNOTATION = f"{GROUP}/rotate"
-"""By an administrator, on the Secret of the authority: any word. Once for each, another authority takes over."""
+"""Set by an administrator on the Secret of the authority: any word. The authority is rotated once for each new word."""
 ROTATED_ANNOTATION = f"{GROUP}/rotated"
-"""Beside it: for which word that has begun."""
+"""On the same Secret: the word of the latest rotation."""
 
 BEFORE_ITS_END = timedelta(days=90)
-"""Or a third of its life: leaves must not end with it, and a rotation that does not go on must be noticed."""
+"""When to rotate, or a third of its life before its end: leaves must not expire with it, and there must be time for
+repairs."""
 
 
 class State(Enum):
@@ -51,7 +52,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Stored:
-    """What the Secret holds. current: with whom its leaves trust beside it."""
+    """The content of the Secret. current: with the other trusted authorities."""
 
     current: Authority
     following: Authority | None = None
@@ -74,7 +75,7 @@ class Stored:
 
 
 def read_stored(secret: Manifest) -> Stored:
-    """Raises AuthorityInvalid."""
+    """Return the content of the Secret. Raises AuthorityInvalid."""
     current, held = read_authority(secret), secret.get("data") or {}
     if "next.crt" in held:
         following = read_authority(secret, "next")
@@ -83,22 +84,22 @@ def read_stored(secret: Manifest) -> Stored:
         return Stored(current)
     try:
         previous = read_certificate(secret, "previous.crt")
-    except Exception as error:  # readers of certificates raise what they like
+    except Exception as error:  # the parser of certificates can raise any exception
         raise AuthorityInvalid(
-            f"The previous.crt in the Secret {secret['metadata']['name']} is no certificate: take it out, and the "
-            "authority before this one is trusted no more."
+            f"The previous.crt in the Secret {secret['metadata']['name']} is not a certificate. Remove it: the "
+            "previous authority is then no longer trusted."
         ) from error
     return Stored(replace(current, others=(previous,)), previous=previous)
 
 
 def is_requested(secret: Manifest, current: Authority, now: datetime) -> bool:
-    """By a word of an administrator, or by its end that comes near. Only of an authority that the operator keeps."""
+    """Return whether to rotate: on an administrator's request, or before the end of an authority of the operator."""
     metadata = secret["metadata"]
-    said = metadata.get("annotations") or {}
+    annotations = metadata.get("annotations") or {}
     if (metadata.get("labels") or {}).get(MANAGED_BY_LABEL) != MANAGER:
         return False
-    word = said.get(ROTATE_ANNOTATION)
-    return (word is not None and word != said.get(ROTATED_ANNOTATION)) or is_due(current, now)
+    word = annotations.get(ROTATE_ANNOTATION)
+    return (word is not None and word != annotations.get(ROTATED_ANNOTATION)) or is_due(current, now)
 
 
 def is_due(current: Authority, now: datetime) -> bool:
@@ -107,14 +108,14 @@ def is_due(current: Authority, now: datetime) -> bool:
 
 
 def begin_rotation(secret: Manifest, stored: Stored, following: Authority) -> Manifest:
-    """A change of the Secret: from now on the next one is trusted."""
+    """Return the change of the Secret with which the next authority is trusted."""
     word = (secret["metadata"].get("annotations") or {}).get(ROTATE_ANNOTATION)
     noted = {"metadata": {"annotations": {ROTATED_ANNOTATION: word}}} if word is not None else {}
     return {**noted, "data": replace(stored, following=following).data}
 
 
 def continue_rotation(stored: Stored) -> Manifest:
-    """A change of the Secret, to the state after this one."""
+    """Return the change of the Secret to the next state."""
     if stored.following is None:
         return {"data": {"previous.crt": None}}
     after = Stored(stored.following, previous=stored.current.certificate)
@@ -122,5 +123,5 @@ def continue_rotation(stored: Stored) -> Manifest:
 
 
 def outdated_leaves(trust: str, leaves: Iterable[tuple[str, str]]) -> list[str]:
-    """Who has no leaf yet as it should be now. leaves: whose, and the fingerprint of whom it trusts."""
+    """Return the owners of outdated leaves. leaves: owners, with the fingerprint of what each trusts."""
     return [name for name, known in leaves if known != trust]

@@ -45,7 +45,7 @@ def test_it_looks_after_its_own_namespace_unless_it_is_told_others(said: str, na
 
 @pytest.mark.parametrize("said", ["a,*", "Research", "a b", "-a", "team-*", "a" * 64])
 def test_what_is_no_namespace_is_refused_with_the_ways_to_say_it(said: str) -> None:
-    with pytest.raises(ValidationError, match=r"is not the name of a namespace: write names with commas.*`\*` alone"):
+    with pytest.raises(ValidationError, match=r"is not the name of a namespace: separate names by commas.*`\*` alone"):
         make(watch_namespaces=said)
 
 
@@ -99,14 +99,17 @@ def test_the_program_names_what_is_missing_and_ends() -> None:
 
 @pytest.mark.parametrize(("lease", "renew"), [(15, 5.1), (3, 2)])
 def test_a_lease_that_would_be_renewed_too_late_is_refused(lease: int, renew: float) -> None:
-    with pytest.raises(ValidationError, match="renew it at least three times in its duration"):
+    with pytest.raises(ValidationError, match="at most a third of it"):
         make(lease_seconds=lease, lease_renew_seconds=renew)
     assert make(lease_seconds=15, lease_renew_seconds=5).lease_renew_seconds == 5
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"restart_budget": "0"}, "no budget of restarts"), ({"restart_window": "nights"}, "no window for restarts")],
+    [
+        ({"restart_budget": "0"}, "not a budget of restarts"),
+        ({"restart_window": "nights"}, "not a window for restarts"),
+    ],
 )
 def test_restarts_that_cannot_be_paced_are_refused(changes: dict[str, str], words: str) -> None:
     with pytest.raises(ValidationError, match=words):

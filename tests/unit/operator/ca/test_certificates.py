@@ -163,7 +163,7 @@ def test_a_leaf_of_a_clock_that_was_set_back_since_is_not_fresh(authority: Autho
 
 
 def test_an_authority_that_has_ended_issues_nothing_and_says_so(authority: Authority) -> None:
-    with pytest.raises(AuthorityInvalid, match=r"ended at 20.*Put another one"):
+    with pytest.raises(AuthorityInvalid, match=r"expired at 20.*Put another one"):
         authority.issue(NAMES, Use.SERVER, authority.certificate.not_valid_after_utc)
 
 

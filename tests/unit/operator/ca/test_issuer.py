@@ -183,7 +183,7 @@ async def test_a_foreign_secret_in_the_clients_place_is_told_and_left_alone(
         await issuer.refresh()
     assert cluster.objects[CLIENT] == foreign
     assert issuer.problem is not None
-    assert "tin/tinsmith-api-server-tls is somebody else's" in issuer.problem
+    assert "tin/tinsmith-api-server-tls does not belong to this installation" in issuer.problem
     assert issuer.known_fingerprint is not None, "workers get their certificates all the same"
     del cluster.objects[CLIENT]
     await issuer.refresh()

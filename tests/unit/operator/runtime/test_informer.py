@@ -205,7 +205,7 @@ async def test_a_namespace_that_is_forbidden_is_named_and_holds_up_no_other() ->
     assert (house.informer.knows("a"), house.informer.knows("b")) == (True, False)
     [sentence] = house.informer.refused
     assert sentence.startswith("The operator does nothing in namespace b, because it may not list")
-    assert "give the operator its Role" in sentence
+    assert "bind the operator's Role" in sentence
 
 
 @simulated_time

@@ -298,7 +298,7 @@ async def test_an_image_without_the_call_is_named_with_what_helps(
     authority: Authority, worker: Savable, address: str, code: grpc.StatusCode
 ) -> None:
     worker.fails = code
-    with pytest.raises(CannotSnapshot, match=r"image is older than snapshots on request.*restart"):
+    with pytest.raises(CannotSnapshot, match=r"image cannot take a snapshot on request.*restart"):
         await snapshots(authority)(Target("pod-1", address, "claim-1"))
 
 

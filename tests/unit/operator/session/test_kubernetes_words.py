@@ -155,9 +155,9 @@ def test_a_pod_that_made_room_for_another_is_preempted_until_its_successor_has_a
 @pytest.mark.parametrize(
     ("why", "reason", "says"),
     [
-        ("TerminationByKubelet", "Evicted", "is ended by its node"),
-        ("EvictionByEvictionAPI", "Restarting", "a node is drained"),
-        ("DeletionByTaintManager", "Restarting", "does not tolerate a taint"),
+        ("TerminationByKubelet", "Evicted", "was terminated by its node"),
+        ("EvictionByEvictionAPI", "Restarting", "its node is being drained"),
+        ("DeletionByTaintManager", "Restarting", "does not tolerate a new taint"),
         ("DeletionByPodGC", "Restarting", "was on a node that is gone"),
     ],
 )
