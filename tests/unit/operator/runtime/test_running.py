@@ -237,7 +237,7 @@ def test_metrics_go_on_beside_an_odd_secret_which_the_log_names_once(
         assert [len(each) for each in scrapes] == [3, 3, 3], "its own two, and the good one"
         said = [str(entry["error"]) for entry in logs if entry["event"] == "certificate not read"]
         assert sorted(sentence.split()[2] for sentence in said) == sorted(f"tin/{name}" for name in odd)
-        assert all("take its label app.kubernetes.io/managed-by away" in sentence for sentence in said)
+        assert all("remove its label app.kubernetes.io/managed-by" in sentence for sentence in said)
 
     live()
 

@@ -128,5 +128,5 @@ def test_what_is_no_window_is_said_with_what_would_be_one(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "101%", "0%", "ten", ""])
 def test_what_is_no_budget_is_said_with_what_would_be_one(text: str) -> None:
-    with pytest.raises(ValueError, match="write a number from 1 on, or a share such as 10%"):
+    with pytest.raises(ValueError, match="use a number of at least 1, or a share such as 10%"):
         parse_policy(automatic=False, budget=text, window="")
