@@ -40,7 +40,6 @@ CHOICE = "a package's public choice, which its __init__ exports"
 
 WHY_SHORT = {
     "client/tinsmith/__main__.py": PROGRAM,
-    "operator/tinsmith_operator/common/certificate.py": SHARED,
     "operator/tinsmith_operator/errors.py": SHARED,
     "operator/tinsmith_operator/kube/depth.py": SHARED,
     "dev/testcluster/testcluster/commands.py": SHARED,
