@@ -31,5 +31,5 @@ def test_two_gpus_of_miles_agree_with_the_peft_engine_on_the_cpu(flags: str) -> 
 
 
 def test_the_same_steps_on_a_gpu_of_miles_are_the_same_bits() -> None:
-    """What a replay after a crash stands on: no kernel that sums in another order each time."""
+    """A replay after a crash depends on it: no kernel may sum in another order each time."""
     parity("miles:ranks=1,gpus-per-node=1", "miles:ranks=1,gpus-per-node=1", steps=6, atol=0.0)

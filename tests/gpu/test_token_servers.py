@@ -27,7 +27,7 @@ PROMPT = prompt_of(24)
 
 @pytest.fixture(scope="module")
 def model() -> TorchModel:
-    """On the CPU in float32, to compare with."""
+    """Return the model on the CPU in float32, for comparison."""
     return tiny_model(shape=SHAPE)
 
 

@@ -15,7 +15,7 @@ VERSIONS = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())
 
 @pytest.fixture(scope="session", autouse=True)
 def _ray() -> None:
-    """Before Ray is imported, which reads it."""
+    """Set the variables before Ray is imported, which reads them."""
     from tinsmith_trainer.engines.megatron.ray_cluster import prepare_for_ray
 
     prepare_for_ray()

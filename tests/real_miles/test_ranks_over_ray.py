@@ -34,7 +34,7 @@ from tinsmith_trainer.torch_model.tiny_model import Family
 
 @contextmanager
 def real_ranks(model: TorchModel, parallelism: Parallelism, settings: MegatronSettings) -> Iterator[RayRanks]:
-    """As the worker makes them where there are GPUs, on a Ray that is told that there are."""
+    """Start ranks as the worker does where there are GPUs, on a Ray that is told there are."""
     wanted = RanksWanted(parallelism, in_process=False, nodes=1, gpus_per_node=parallelism.world_size, ray_address=None)
     made, _ = start_miles_ranks(RanksRequest(model.directory, model.info, wanted, settings))
     try:
@@ -44,7 +44,7 @@ def real_ranks(model: TorchModel, parallelism: Parallelism, settings: MegatronSe
 
 
 def in_bfloat16(model: TorchModel, folder: Path) -> TorchModel:
-    """The same model where its configuration says that it is to be computed in bfloat16; loaded here in float32."""
+    """Return the same model with a configuration in bfloat16; loaded here in float32."""
     copied = shutil.copytree(model.directory, folder / "bfloat16")
     config = copied / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": "bfloat16"}))
@@ -57,7 +57,7 @@ MAX_RANK = 8
 SETTINGS = MegatronSettings(max_rank=MAX_RANK, token_budget=64)
 FLOAT32 = Apart(logprob=1e-5, norm=1e-4, weight=1e-5)
 BFLOAT16 = Apart(logprob=5e-2, norm=5e-2, weight=5e-3)
-"""From the PEFT engine in float32: what a base in bfloat16 rounds, which is what GPUs have."""
+"""The difference from the PEFT engine in float32: the rounding of a base in bfloat16, which GPUs have."""
 
 
 def divided(world_size: int, **dimensions: int) -> Parallelism:

@@ -1,4 +1,4 @@
-"""What Tinsmith and the stand-in of Miles take Miles to have, it has, by these names and parameters."""
+"""The names and parameters that Tinsmith and the stand-in expect of Miles, checked against Miles."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_miles_has_what_is_assumed_of_it(module: str, name: str) -> None:
 
 @pytest.mark.parametrize(("module", "name"), CALLED)
 def test_the_stand_in_is_called_as_miles_is(module: str, name: str) -> None:
-    """It takes what Miles' takes, by these names, and Miles' asks for nothing beside."""
+    """Its parameters are those of Miles', which asks for no other."""
     miles, stand_in = of_miles(module, name), of_stand_in(module, name)
     assert stand_in <= {parameter.name for parameter in miles}
     asked_for = {

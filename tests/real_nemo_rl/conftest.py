@@ -16,7 +16,10 @@ VERSIONS = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())
 
 @pytest.fixture(scope="session", autouse=True)
 def _image(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What NeMo RL's image sets, and models converted once for all tests. Before Ray is imported, which reads it."""
+    """Set what NeMo RL's image sets, before Ray is imported, which reads it.
+
+    Models are converted once for all tests.
+    """
     from support.nemo_rl.real_workers import environment_of_image
     from tinsmith_trainer.engines.megatron.ray_cluster import prepare_for_ray
 

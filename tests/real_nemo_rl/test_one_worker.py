@@ -61,7 +61,7 @@ def test_a_worker_trains_two_adapters_as_the_peft_engine_does_and_takes_a_state_
 
 
 def _converted(folder: Path) -> dict[str, Tensor]:
-    """A checkpoint of Megatron's, whose layers are stacked. Names of what is no tensor are left out."""
+    """Return a checkpoint of Megatron's, whose layers are stacked, without names of what is no tensor."""
     from torch.distributed.checkpoint import FileSystemReader, load
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -76,8 +76,10 @@ def _converted(folder: Path) -> dict[str, Tensor]:
 
 
 def _wanted(directory: Path) -> dict[str, Tensor]:
-    """What our own reader of transformers checkpoints makes of the model for Megatron's layers, stacked as above, and
-    a layer's experts once more."""
+    """Return the tensors of our own reader of transformers checkpoints.
+
+    Layers are stacked as above, and a layer's experts once more.
+    """
     architecture = read_architecture(directory, AutoConfig.from_pretrained(directory))
     with Checkpoint(directory) as checkpoint:
         makers = Loader(checkpoint, architecture, Part(0, 1))._makers(range(architecture.layers))
@@ -96,12 +98,12 @@ def _stacked(name: str, parts: list[Tensor], layers: int) -> Tensor:
 
 
 def _of_heads(name: str) -> bool:
-    """Whether it is a norm of queries or keys."""
+    """Return true for a norm of queries or keys."""
     return ".q_layernorm." in name or ".k_layernorm." in name
 
 
 def _as_saved(name: str) -> str:
-    """Without the numbers of layer and expert."""
+    """Return the name without the numbers of layer and expert."""
     saved = re.sub(r"\.layers\.\d+\.", ".layers.", name)
     saved = re.sub(r"\.local_experts\.\d+\.", ".experts.", saved)
     for own, fused in AS_SAVED.items():

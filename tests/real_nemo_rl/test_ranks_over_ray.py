@@ -22,7 +22,7 @@ MAX_RANK = 8
 SETTINGS = MegatronSettings(max_rank=MAX_RANK, token_budget=64)
 FLOAT32 = Apart(logprob=1e-5, norm=1e-4, weight=1e-5)
 BFLOAT16 = Apart(logprob=5e-2, norm=5e-2, weight=5e-3)
-"""From the PEFT engine in float32: what a base in bfloat16 rounds, which is what GPUs have."""
+"""The difference from the PEFT engine in float32: the rounding of a base in bfloat16, which GPUs have."""
 
 
 class Layout(NamedTuple):

@@ -1,4 +1,4 @@
-"""What stands for TransformerEngine's grouped layers is what Megatron asks for, and has each expert's product."""
+"""The stand-ins for TransformerEngine's grouped layers: what Megatron asks for, with each expert's product."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from support.requirements import InstalledBy, require
 
 @pytest.fixture(scope="session")
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    """With the models of the programs that this run has, and LLAMA for the tests that have no program."""
+    """Return a runner with the models of this run's programs, and LLAMA for the tests without a program."""
     for package in ("tinker_cookbook", "pyarrow"):
         found = importlib.util.find_spec(package) is not None
         require(found, f"{package}, which the recipes import, is not installed", InstalledBy.VENV)

@@ -70,7 +70,7 @@ ServeOn = Callable[[str, str], Runner]
 
 @pytest.fixture
 def serve_on(runner: Runner, tmp_path: Path) -> Iterator[ServeOn]:
-    """A server of one model, whose worker has ranks as these flags say."""
+    """Start a server of one model, whose worker has ranks as these flags say."""
     with ExitStack() as stack:
 
         def start(model: str, flags: str) -> Runner:

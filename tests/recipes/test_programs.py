@@ -43,7 +43,7 @@ def test_a_program_that_takes_too_long_is_ended_with_all_that_it_started(
 
 
 def runs(pid: int) -> bool:
-    """Neither gone nor left to be collected by whoever collects orphans."""
+    """Return true if the process runs: it is neither gone nor an uncollected zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -45,13 +45,16 @@ SAMPLED_TOKENS = 16
 ROUNDS = 8
 DATUMS = 16
 DATUM_TOKENS = 64
-"""Of a round. A tenant may be 1,280 tokens and a turn ahead of another: shares are of some times as much."""
+"""The tokens of a round.
+
+A tenant may be 1,280 tokens and a turn ahead of another: shares are of several times as much.
+"""
 BODY_BYTES = 100 * 2**20
 BODIES = 3
 MIB = 2**20
 ANSWER_SECONDS = 900.0
 LEAST_SHARE = 0.5
-"""Of what the tenant that had most has had, when it had all."""
+"""The share of the tenant that had most, when it had all."""
 SETTINGS = {
     "max_body_bytes": str(128 * MIB),
     "connections_per_address": "4000",
@@ -59,14 +62,14 @@ SETTINGS = {
     "adapter_slots": str(TENANTS),
 }
 SERVERS_OWN = ("max_body_bytes", "connections_per_address", "session_timeout_seconds")
-"""In a cluster, sessions say the rest."""
+"""The settings of a server. In a cluster, sessions state the rest."""
 KEPT_MIB = 64
-"""That a part may leave behind: arenas of the allocator, and caches with limits of their own."""
+"""The memory that a part may leave behind: arenas of the allocator, and caches with limits of their own."""
 
 
 @dataclass
 class Part:
-    """What one part came to. `most_mib`: what the server may take for it beside what it had before."""
+    """The result of one part. `most_mib`: the additional memory that the server may take for it."""
 
     name: str
     most_mib: int
@@ -79,7 +82,7 @@ class Part:
     share: float | None = None
 
     def verdict(self) -> list[str]:
-        """Nothing, or what is wrong."""
+        """Return the failure, or None."""
         wrong = [f"{self.name}: {error}" for error in self.errors[:5]]
         if self.peak_mib - self.before_mib > self.most_mib:
             wrong.append(f"{self.name}: took {self.peak_mib - self.before_mib:.0f} MiB, of {self.most_mib}")
@@ -158,10 +161,10 @@ class Tenant:
     session_id: str
     model_id: str
     resent: Counter[str]
-    """Why, of all tenants."""
+    """The reasons of all tenants."""
 
     async def post(self, path: str, body: dict[str, Any] | bytes) -> httpx.Response:
-        """As SDKs do it: what finds no room is sent again, and so is what a connection has lost."""
+        """Post as SDKs do: a request without room, or with a lost connection, is sent again."""
         content: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
         until = time.monotonic() + ANSWER_SECONDS
         while True:
@@ -179,7 +182,7 @@ class Tenant:
         return str((await self.post(path, body)).raise_for_status().json()["request_id"])
 
     async def result(self, request_id: str) -> httpx.Response:
-        """Polled until it is there."""
+        """Poll until the result exists."""
         until = time.monotonic() + ANSWER_SECONDS
         while (answer := await self.poll(request_id)).status_code == 408 and time.monotonic() < until:
             pass
@@ -196,7 +199,7 @@ class Tenant:
         return await self.begun("/optim_step", {"model_id": self.model_id, "seq_id": number})
 
     async def computed(self, operation: str, latest: int) -> list[int]:
-        """When each of the latest operations of that name had been computed, in microseconds, in order."""
+        """Return when each of the latest operations of that name was computed, in microseconds, in order."""
         link = (await self.client.get(f"/sessions/{self.session_id}/trace_export")).raise_for_status().json()["url"]
         events = (await self.client.get(link)).raise_for_status().json()["traceEvents"]
         ends = [event["ts"] + event["dur"] for event in events if event["name"] == operation]
@@ -204,7 +207,7 @@ class Tenant:
 
 
 async def held_polls(tenants: Sequence[Tenant], part: Part) -> None:
-    """For operations that wait for a number that comes at the end of a hold: each tenant has one, and many polls."""
+    """Hold polls for operations that wait for a number until the end of a hold: many polls for each tenant."""
     waiting = [await tenant.forward_backward(2, 8) for tenant in tenants]
     polls = [tenants[at % len(tenants)].poll(waiting[at % len(tenants)]) for at in range(POLLS)]
     answers = await asyncio.gather(*polls, return_exceptions=True)
@@ -216,7 +219,7 @@ async def held_polls(tenants: Sequence[Tenant], part: Part) -> None:
 
 
 async def sessions(tenants: Sequence[Tenant], part: Part) -> None:
-    """A thousand that beat, and end."""
+    """Run a thousand sessions that beat, and end."""
 
     async def live(tenant: Tenant) -> None:
         made = await tenant.post("/create_session", {"tags": []})
@@ -252,7 +255,7 @@ async def samples(tenants: Sequence[Tenant], part: Part) -> None:
 
 
 async def training(tenants: Sequence[Tenant], part: Part) -> None:
-    """As much of each at once: what waits for a tenant's first number is there before it comes.
+    """Train equally much for each tenant at once: the work exists before the first number arrives.
 
     Shares are what each had been computed when the first had all, as the workers' traces have it: answers come to the
     clients of one process in any order.
@@ -378,7 +381,7 @@ def table_of(servers: int, parts: Sequence[Part]) -> Table:
 
 @contextmanager
 def one_server(folder: Path, model: Path) -> Iterator[tuple[Sequence[ServedInstallation], str]]:
-    """With a worker of its own, on SQLite. Yields its store's URL, too."""
+    """Start a server with a worker of its own, on SQLite. Yields its store's URL, too."""
     server = ServedInstallation(folder / "data", {MODEL: model}, SETTINGS)
     server.data.mkdir()
     store_url = Settings(data=server.data).store_url
@@ -390,7 +393,7 @@ def one_server(folder: Path, model: Path) -> Iterator[tuple[Sequence[ServedInsta
 
 @contextmanager
 def two_servers(folder: Path, model: Path) -> Iterator[tuple[Sequence[ServedInstallation], str]]:
-    """On one PostgreSQL and one session of a Kubernetes API, whose worker is a process behind mutual TLS."""
+    """Start two servers on one PostgreSQL and one session of a Kubernetes API, with a worker behind mutual TLS."""
     os.environ.update({f"TINSMITH_{name.upper()}": value for name, value in SETTINGS.items() if name in SERVERS_OWN})
     with cluster_of_a_run("api", nodes=0) as cluster, postgres_server() as postgres:
         os.environ["KUBECONFIG"] = str(cluster.kubeconfig)

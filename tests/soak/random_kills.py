@@ -1,6 +1,6 @@
 """Random kills under four programs of two tenants, who share two slots: `make soak`.
 
-Each program trains a model of its own, and now and then samples it, through the real SDK, and is told nothing of the
+Each program trains a model of its own, and now and then samples it, through the real SDK, unaware of the
 kills. Which process is killed next, and after how many more answers, is drawn from a seed, as the programs' data are.
 In the end the same programs run undisturbed in a new installation, for as many rounds: every answer and every tensor
 must be the same, bit for bit. `--seed` and `--kills` play it again; what was killed when is printed as it happens.
@@ -46,7 +46,7 @@ SETTINGS = {
 
 @dataclass
 class Progress:
-    """How many rounds were answered in all; whoever kills waits for it to move."""
+    """The number of answered rounds, for which the killing thread waits."""
 
     answered: int = 0
     failed: BaseException | None = None
@@ -71,7 +71,7 @@ class Progress:
 
 @dataclass
 class Ending:
-    """What one program was told, and what it left."""
+    """The answers to a program, and its results."""
 
     rounds: int = 0
     answers: list[str] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Program:
-    """Trains until it is told to stop, or for `rounds`; round by round the same, whoever runs it."""
+    """A program that trains until it is stopped, or for `rounds`; each round is the same in every run."""
 
     name: str
     seed: int
@@ -128,7 +128,7 @@ class Program:
         return model.forward_backward(self._data(number), "cross_entropy"), model.optim_step(adam(1e-3))
 
     def _data(self, number: int) -> list[types.Datum]:
-        """Of many lengths, so that an operation takes several microbatches, and may have to give way in its middle."""
+        """Return data of many lengths, so that an operation takes several microbatches, and may be preempted."""
         draw = random.Random(f"{self.seed} {self.name} {number}")
         lengths = [draw.choice((4, 9, 18, 40, 70)) for _ in range(draw.choice((1, 6, 24)))]
         return [next_token_datum([draw.randrange(16) for _ in range(length)]) for length in lengths]
@@ -221,7 +221,7 @@ def _new_key(data: Path) -> str:
 
 
 def differences(disturbed: Mapping[str, Ending], undisturbed: Mapping[str, Ending]) -> list[str]:
-    """One sentence for each program that was told, or left, something else."""
+    """Return a sentence for each program with other answers or results."""
     found = []
     for name, one in disturbed.items():
         other = undisturbed[name]

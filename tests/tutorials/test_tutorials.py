@@ -21,7 +21,7 @@ from support.tutorials import (
 from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 
 MODEL = "demo/tiny"
-"""Its name and, where a notebook runs, its directory: so the SDK finds the tokenizer."""
+"""The model's name and, where a notebook runs, its directory: so the SDK finds the tokenizer."""
 FOR_READERS = ("**Time and cost**", "**For a GPU**")
 
 
