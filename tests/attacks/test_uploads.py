@@ -63,6 +63,6 @@ def test_it_is_refused_before_it_is_read(server: ServedInstallation, weights: by
     before = highest_bytes(pid)
     refused = refusal(server, CONFIG, weights)
     assert "adapter_model.safetensors has" in refused
-    assert "at most" in refused
+    assert "the limit" in refused
     assert server.worker_pids() == [pid]
     assert highest_bytes(pid) - before < MOST_MORE_BYTES

@@ -121,7 +121,7 @@ async def test_a_model_with_numbers_takes_nothing_without_one(server: TestedServ
     model_id = await server.model()
     await server.forward_backward(model_id, 1)
     refused = await server.post("/optim_step", {"model_id": model_id})
-    assert (refused.status_code, "came with a seq_id" in refused.json()["detail"]) == (422, True)
+    assert (refused.status_code, "have a seq_id" in refused.json()["detail"]) == (422, True)
 
 
 @one_server
