@@ -85,7 +85,7 @@ class Installation:
 
     @property
     def checkpoint_identity_is_the_pods(self) -> bool:
-        """Whether pods reach a remote root with the identity of their node or ServiceAccount, without a Secret."""
+        """True if pods reach a remote root with the identity of their node or ServiceAccount, without a Secret."""
         return self.checkpoint_root_is_remote and self.checkpoint_secret is None
 
     @property

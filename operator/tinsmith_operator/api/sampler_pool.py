@@ -44,7 +44,7 @@ class SamplerPoolSpec(ServingSpec):
 
     @property
     def runs_a_server(self) -> bool:
-        """Whether each replica samples by a third-party server, on GPUs."""
+        """True if each replica samples by a third-party server, on GPUs."""
         return self.engine is not SamplerEngine.BUILTIN
 
     @property

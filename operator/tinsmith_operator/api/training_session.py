@@ -41,7 +41,7 @@ class Engine(StrEnum):
 
     @property
     def divides(self) -> bool:
-        """Whether the engine divides its model among ranks, which may be in several pods."""
+        """True if the engine divides its model among ranks, which may be in several pods."""
         return self is not Engine.PEFT
 
 
@@ -93,7 +93,7 @@ class Storage(Resource):
 
     @property
     def deletes_claim(self) -> bool:
-        """Whether the claim is deleted with the session. A claim that a user made never is."""
+        """True if the claim is deleted with the session. A claim that a user made never is."""
         return self.retention_policy.when_deleted is WhenDeleted.DELETE and self.existing_claim is None
 
 
@@ -119,12 +119,12 @@ class TrainingSessionSpec(ServingSpec):
 
     @property
     def is_group(self) -> bool:
-        """Whether the session runs in several pods."""
+        """True if the session runs in several pods."""
         return self.divided.nodes > 1
 
     @property
     def is_converted_once(self) -> bool:
-        """Whether a Job converts the model once, into the model cache. Miles reads the published files instead."""
+        """True if a Job converts the model once, into the model cache. Miles reads the published files instead."""
         return self.engine is Engine.NEMO_RL and self.model_cache is not None
 
     @property
@@ -143,7 +143,7 @@ class TrainingSessionSpec(ServingSpec):
 
     @property
     def uses_ray(self) -> bool:
-        """Whether ranks are processes of their own. A single rank on the CPU is the worker's process itself."""
+        """True if ranks are processes of their own. A single rank on the CPU is the worker's process itself."""
         return self.engine.divides and (self.gpus_per_node > 0 or self.ranks > 1)
 
 

@@ -50,7 +50,7 @@ class PinnedImage:
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """How to start the worker. restart: the latest request for a restart; a pod without it is restarted."""
+    """The plan by which the worker starts. restart: the latest request for a restart; a pod without it is restarted."""
 
     worker_id: str
     image: PinnedImage

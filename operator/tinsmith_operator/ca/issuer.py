@@ -115,7 +115,7 @@ class Issuer:
 
     @property
     def is_known(self) -> bool:
-        """Whether the authority has been read, or a problem with it is known."""
+        """True if the authority has been read, or a problem with it is known."""
         return self._authority is not None or self.problem is not None
 
     async def refresh(self) -> float:

@@ -91,7 +91,7 @@ class ReadJournal:
 
 @dataclass(frozen=True)
 class Stored:
-    """What the API server stored for a request.
+    """The object that the API server stored for a request.
 
     asked: the hash of the request. content: the hash of the object after it, without the fields of other managers.
     """

@@ -32,7 +32,7 @@ class TerminationRecord:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run of the worker's container ended.
+    """The end of a run of the worker's container.
 
     last_words: the container's own words, redacted; None if there are none, or if they may not be quoted.
     """
@@ -60,17 +60,17 @@ class Pod(LiveObject):
 
     @property
     def deletion_time(self) -> datetime | None:
-        """When the pod should be gone, grace period included."""
+        """The time at which the pod should be gone, grace period included."""
         return parse_time(self.manifest["metadata"].get("deletionTimestamp"))
 
     @property
     def has_ended(self) -> bool:
-        """Whether the pod has ended for good, for example by an eviction: none of its containers starts again."""
+        """True if the pod has ended for good, for example by an eviction: none of its containers starts again."""
         return self.manifest.get("status", {}).get("phase") in {"Failed", "Succeeded"}
 
     @property
     def has_failed(self) -> bool:
-        """Whether the pod has ended for good, and not as it should."""
+        """True if the pod has ended for good, and not as it should."""
         return bool(self.manifest.get("status", {}).get("phase") == "Failed")
 
     @property
@@ -117,7 +117,7 @@ class Pod(LiveObject):
 
     @property
     def cannot_pull(self) -> bool:
-        """Whether the image cannot be pulled. Then nothing runs in the pod, and only a restart can change that."""
+        """True if the image cannot be pulled. Then nothing runs in the pod, and only a restart can change that."""
         return (self.waiting or {}).get("reason") in IMAGES
 
     @property
@@ -141,7 +141,7 @@ class Pod(LiveObject):
 
     @property
     def is_unschedulable(self) -> bool:
-        """Whether the scheduler finds no node for the pod."""
+        """True if the scheduler finds no node for the pod."""
         return self.node_name is None and self.condition("PodScheduled").get("reason") == "Unschedulable"
 
     @property
@@ -154,7 +154,7 @@ class Pod(LiveObject):
 
     @property
     def has_started(self) -> bool:
-        """Whether its container has run, so that its volumes were mounted."""
+        """True if its container has run, so that its volumes were mounted."""
         return self.running_since is not None or self.latest_ending is not None
 
     @cached_property

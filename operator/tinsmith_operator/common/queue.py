@@ -64,8 +64,10 @@ def keep_queue_fields(live: Manifest, wanted: Manifest) -> Manifest:
 
 
 def _keep(theirs: Manifest, ours: Manifest, fields: tuple[str, ...]) -> None:
-    """Copy fields of the live object. In a map the desired value wins; a list is taken whole, since it has the desired
-    items."""
+    """Copy fields of the live object.
+
+    In a map the desired value wins. A list is taken whole, since it has the desired items.
+    """
     for name in fields:
         live = theirs.get(name)
         if isinstance(live, dict):

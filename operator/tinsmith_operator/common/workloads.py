@@ -36,17 +36,17 @@ class Workload(LiveObject):
 
     @property
     def is_held(self) -> bool:
-        """Whether another manager, such as a queue, decides when it runs."""
+        """True if another manager, such as a queue, decides when it runs."""
         return self.kind == RAY_CLUSTER and is_held(self.manifest)
 
     @property
     def is_suspended(self) -> bool:
-        """Whether a RayCluster is suspended, by any manager."""
+        """True if a RayCluster is suspended, by any manager."""
         return bool(self.manifest["spec"].get("suspend", False))
 
     @property
     def wants_pods(self) -> bool:
-        """Whether the operator wants pods, also while a queue has suspended the workload."""
+        """True if the operator wants pods, also while a queue has suspended the workload."""
         spec = self.manifest["spec"]
         if self.kind == RAY_CLUSTER:
             return self.is_held or not self.is_suspended
@@ -54,7 +54,7 @@ class Workload(LiveObject):
 
     @property
     def is_observed(self) -> bool:
-        """Whether its controller has seen this version. Before, it could start a pod from the old template.
+        """True if its controller has seen this version. Before, it could start a pod from the old template.
 
         KubeRay does not report that. A pod that it starts from an old template is replaced once more.
         """
@@ -64,7 +64,7 @@ class Workload(LiveObject):
 
     @property
     def has_stopped(self) -> bool:
-        """Whether its controller knows that there must be no pod, and sees none."""
+        """True if its controller knows that there must be no pod, and sees none."""
         if self.wants_pods:
             return False
         if self.kind == RAY_CLUSTER:

@@ -117,7 +117,7 @@ def is_of_an_owner(manifest: dict[str, Any]) -> bool:
 
 
 class Group(NamedTuple):
-    """All objects of a kind in a namespace with this label, which is one of `OWNER_LABELS` or names a claim."""
+    """The objects of a kind in a namespace with this label, which is one of `OWNER_LABELS` or names a claim."""
 
     kind: str
     namespace: str

@@ -58,7 +58,7 @@ def read_rollout(deployment: Workload) -> Rollout:
 
 @dataclass(frozen=True)
 class PoolSituation:
-    """One pool at one moment: what was observed, what is wanted, and how the two differ.
+    """The situation of a pool at one moment: what was observed, what is wanted, and how the two differ.
 
     foreign: a foreign object with the name of one of its children.
     next_template: the template that a restart of the pods would use. template: of the Deployment.

@@ -72,7 +72,7 @@ class Controller:
         self._queue.add(key)
 
     async def run(self) -> None:
-        """Reconcile keys for ever. Several of these run at the same time, never two on one key."""
+        """Reconcile keys until cancelled. Several of these run at the same time, never two on one key."""
         while True:
             await self._acts.wait()
             key = await self._queue.take()
@@ -97,7 +97,7 @@ class Controller:
         try:
             return self._settle(key, await self._reconcile(key))
         except NotLeading:
-            # The next leader reconciles all keys. But after a slow renewal this operator goes on without a new term.
+            # The next leader reconciles all keys. But after a slow renewal this operator continues without a new term.
             self._queue.add_after(key, NOT_LEADING_SECONDS)
             return "not_leading"
         except Unreadable as error:

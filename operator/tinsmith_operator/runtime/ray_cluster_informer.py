@@ -79,7 +79,7 @@ class RayClusterInformer:
         return _forbidden(part) if self._informer.is_refused(part) else None
 
     async def run(self) -> None:
-        """Watch for ever. When the watch ends, for example because KubeRay was removed, look for the kind again."""
+        """Watch until cancelled. When the watch ends, for example without KubeRay, look for the kind again."""
         await self._enabled.wait()
         while True:
             self._set_problem(await self._look())

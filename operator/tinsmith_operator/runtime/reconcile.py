@@ -1,4 +1,4 @@
-"""One reconcile of a session or pool: observe, decide, act."""
+"""The reconcile of a session or pool: observe, decide, act."""
 
 from __future__ import annotations
 

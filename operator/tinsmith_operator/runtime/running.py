@@ -1,4 +1,4 @@
-"""One operator: its parts, and the order in which they start and stop."""
+"""The operator: its parts, and the order in which they start and stop."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ log = get_logger(__name__)
 
 
 class Operator:
-    """One operator. Call `run` once.
+    """The whole operator. Call `run` once.
 
     around_permit: lets a test act between two writes: it wraps the permit that each write asks for.
     describe, snapshot: calls of workers; by default over gRPC.

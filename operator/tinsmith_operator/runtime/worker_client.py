@@ -74,7 +74,7 @@ class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
 
     @abstractmethod
     async def _call(self, key: Key, target: Target, detail: DetailT) -> AnswerT:
-        """Raises Silent and OperatorError."""
+        """Call the worker once. Raises Silent and OperatorError."""
 
     @abstractmethod
     def _pause_seconds(self, detail: DetailT, *, answered: bool) -> float | None:

@@ -35,7 +35,7 @@ class ClaimPlan:
 
     @property
     def is_terminating(self) -> bool:
-        """Whether the claim was deleted: it vanishes when no pod uses it."""
+        """True if the claim was deleted: it vanishes when no pod uses it."""
         return self.usable is not None and "deletionTimestamp" in self.usable["metadata"]
 
     @property

@@ -1,4 +1,4 @@
-"""How what runs differs from what is wanted, and whether that is a reason to restart it.
+"""The differences between the running and the desired pods, and whether they call for a restart.
 
 A change of the session's own spec restarts the worker at once. A change of the installation's settings for pods waits
 for the session's turn, as another default image does (`upgrade.py`). Another way to pull the same image is no reason,
@@ -60,7 +60,7 @@ def calls_for_restart(change: Change, pods: Iterable[Pod], *, has_turn: bool) ->
 
 @dataclass(frozen=True)
 class RestartPlan:
-    """Whether the pods of a session must restart.
+    """The restarts that a session needs.
 
     must_restart: the pod's inputs have changed, and that is a reason to restart it now.
     must_requeue: as `must_restart`, for the template of a workload that belongs to a queue.

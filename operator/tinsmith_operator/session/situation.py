@@ -29,7 +29,7 @@ from tinsmith_operator.session.upgrade import ImagePlan, Pins, plan_image, read_
 
 @dataclass(frozen=True)
 class Situation:
-    """One session at one moment: what was observed, what is wanted, and how the two differ.
+    """The situation of a session at one moment: what was observed, what is wanted, and how the two differ.
 
     pins: the images that the volume knows. image_plan: the images that it should know, and the one to run.
     worker: how the worker should be started; None until there is a claim.
