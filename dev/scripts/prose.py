@@ -14,8 +14,8 @@ from collections.abc import Iterator
 # Words that open a fragment. A docstring opens with an imperative verb or a noun phrase.
 OPENING = re.compile(
     r"(?:Each of|One of|Some of|Any of|"
-    r"Also|And|Anything|As|Behind|Beside|Both|But|By (?!default)|Either|Else|Everybody|Everything|From|How|Like|Nobody|Nor|"
-    r"Not|Nothing|Of|Or|Since|So|Somebody|That|This|Those|Though|To|Together|Under|Unless|What|Whatever|Whenever|"
+    r"Also|And|Anything|As|Behind|Beside|Both|But|By (?!default)|Either|Else|Everybody|Everything|From|How|Like|Nobody|"
+    r"Nor|Not|Nothing|Of|Or|Since|So|Somebody|That|This|Those|Though|To|Together|Under|Unless|What|Whatever|Whenever|"
     r"Where|Wherever|Whether|Which|Who|Whoever|Whom|Whose|Why|Within"
     r")\b"
 )

@@ -21,7 +21,7 @@ SOURCE = Source("nemo-rl", "NEMO_RL")
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """With one commit."""
+    """Return a checkout with one commit."""
     as_somebody = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
     for command in (["init", "--quiet"], [*as_somebody, "commit", "--quiet", "--allow-empty", "--message=one"]):
         subprocess.run(["git", "-C", str(tmp_path), *command], check=True)

@@ -21,7 +21,7 @@ CRD = yaml.safe_load((ROOT / "crds" / "tinsmith.dev_trainingsessions.yaml").read
 
 
 def spec_of(field: str) -> dict[str, Any]:
-    """The schema of a field of TrainingSession's spec, by its path; without one, of all of it."""
+    """Return the schema of a field of TrainingSession's spec by its path, or of the whole spec."""
     found = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     for name in filter(None, field.split(".")):
         found = found["properties"][name]

@@ -1,4 +1,4 @@
-"""What `make demo-cluster` makes of the cluster and the images that it finds."""
+"""The actions of `make demo-cluster` on the cluster and the images that it finds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ esac
 
 @pytest.fixture(autouse=True)
 def out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where the demo's own files go: not into a checkout."""
+    """Return the folder of the demo's own files, outside of the checkout."""
     monkeypatch.setattr(demo_cluster, "OUT", tmp_path / "out")
     return tmp_path / "out"
 

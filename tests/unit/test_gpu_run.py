@@ -51,7 +51,7 @@ def result(test: str, outcome: Outcome, reason: str = "") -> Result:
 
 
 def outcomes_of(folder: Path, *arguments: str) -> list[Result]:
-    """What pytest with the plugin writes of the folder's tests."""
+    """Return what pytest with the plugin records of the folder's tests."""
     results = folder / "results"
     scripts = str(Path(run_results.__file__).parent)
     plugins = ["-p", "outcomes", "-p", "no:cacheprovider", "--continue-on-collection-errors"]

@@ -58,7 +58,7 @@ def test_a_copy_is_never_laid_out_as_the_workers_would_refuse_it() -> None:
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
 def test_the_examples_models_fit_where_the_examples_put_them(file: Path) -> None:
-    """By the formula: on 80 GiB of each GPU, and all slots in the memory of a node."""
+    """The formula puts them on 80 GiB of each GPU, with all slots in the memory of a node."""
     spec = yaml.safe_load(file.read_text())["spec"]
     [sizes] = [sizes for sizes in MODELS if sizes.name in spec["model"]["name"]]
     divided = spec["parallelism"]

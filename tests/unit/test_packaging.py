@@ -54,7 +54,7 @@ def conflicts(extra: str) -> Iterator[str]:
 
 
 def test_all_extras_but_cookbook_resolve_without_overrides() -> None:
-    """So that pip installs the server, the trainer, the client and the library together."""
+    """With pip, the server, the trainer, the client and the library therefore install together."""
     found = {extra: set(conflicts(extra)) for extra in ON_A_SINGLE_MACHINE - {"cookbook"}}
     assert found == {extra: set() for extra in found}
 

@@ -1,4 +1,4 @@
-"""What the end of a test run says when one of its halves failed."""
+"""The end of a test run's output when one of its halves failed."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ NOT_OF_A_SESSION = {"replicas", "serverArguments", "engine: sglang", "config.jso
 
 
 def cells(section: str, column: int) -> Iterator[str]:
-    """What is in backticks in a column of a section's table."""
+    """Yield the code words in a column of a section's table."""
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")]
     for row in rows[1:]:
         yield from re.findall(r"`([^`]+)`", row[column])

@@ -71,7 +71,7 @@ def loss_of(result: bytes) -> float:
 
 
 def result_of(future: dict) -> bytes:
-    """Polls until it is there; says each new reason why it is not."""
+    """Poll until the result arrives, and print each new reason for the wait."""
     said = None
     while time.monotonic() < DEADLINE:
         try:

@@ -1,4 +1,4 @@
-"""What can be read of the images in their Dockerfiles; tests/cluster/images/ asks the images themselves."""
+"""Promises of the images that their Dockerfiles show; tests/cluster/images/ runs the images themselves."""
 
 from __future__ import annotations
 

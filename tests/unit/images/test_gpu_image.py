@@ -1,4 +1,4 @@
-"""What can be read of the image for GPUs on vLLM's or SGLang's, whose bases of tens of gigabytes no test has."""
+"""Promises of the image on vLLM's or SGLang's that its Dockerfile shows; its base is too large for a test."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ FROM_DEBIAN = {"numpy", "torch"}
 
 
 def locked(name: str) -> dict[str, str]:
-    """The versions that Python 3.13 on Linux gets."""
+    """Return the versions for Python 3.13 on Linux."""
     text = (ROOT / "dev" / "requirements" / name).read_text()
     entries = [Requirement(line.removesuffix("\\")) for line in re.findall(r"^\w.*", text, re.MULTILINE)]
     return {

@@ -1,5 +1,7 @@
-"""What the image over Miles asks of its base, run against stand-ins of one; test_rank_images.py has what it shares with
-the one over NeMo RL."""
+"""The requirements of the Miles image on its base, run against stand-ins of one.
+
+test_rank_images.py has what it shares with the image of NeMo RL.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,10 @@ esac"""
 def check_of(
     base: Path, trees: dict[str, str], *, ray: str = RAY, bridge: str = BRIDGE, flash_attention: str = "None"
 ) -> subprocess.CompletedProcess[str]:
-    """The first RUN, where git tells these trees' commits, Python has these packages, and whatever would change is
-    noted."""
+    """Run the first RUN of the Dockerfile on a stand-in of the base.
+
+    Git reports these trees' commits, Python has these packages, and every change is recorded.
+    """
     heads = "".join(f'[ "$2" = {tree} ] && echo {commit} && exit\n' for tree, commit in trees.items())
     programs = {
         "git": f'{heads}echo "fatal: cannot change to $2" >&2; exit 128',

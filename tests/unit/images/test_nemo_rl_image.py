@@ -1,4 +1,4 @@
-"""What the image over NeMo RL asks of its base; test_rank_images.py has what it shares with the one over Miles."""
+"""The requirements of the NeMo RL image on its base; test_rank_images.py has what it shares with Miles."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_build_that_failed_says_so_and_leaves_nothing_to_find(
 
 @pytest.fixture
 def stubbed(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
-    """A program with a stub for one of the two packages of a module, which is read-only as in Go's module cache."""
+    """Return a program with a stub for one package of a module, which is read-only as in Go's module cache."""
     module = tmp_path / "modules" / "example.com" / "clouds"
     for file in ("go.mod", "heavy/heavy.go", "heavy/sdk.go", "light/light.go"):
         (module / file).parent.mkdir(parents=True, exist_ok=True)
@@ -113,5 +113,5 @@ def test_what_a_node_of_kinds_runs_is_of_the_versions_that_our_own_nodes_run() -
 
 
 def pinned(module: str) -> dict[str, str]:
-    """The versions in a go.mod; a replacement goes before what is required."""
+    """Return the versions in a go.mod; a replacement takes precedence."""
     return dict(re.findall(r"^\t?(?:require )?(\S+)(?: => \S+)? (v\S+)", module, flags=re.MULTILINE))

@@ -23,7 +23,7 @@ def test_keys_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
 def test_a_client_that_reads_a_kubeconfig_leaves_no_copies_of_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that is killed would, since it removes them at its end."""
+    """A killed client would leave them, since it removes them at its end."""
     authority = create_authority(tmp_path / "certificates")
     kubeconfig = authority.kubeconfig(tmp_path / "kubeconfig", "https://10.0.0.1:6443", authority.issue("a", "a"))
     temporary = tmp_path / "temporary"

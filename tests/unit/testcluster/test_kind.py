@@ -23,7 +23,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where programs write their calls down. Only those are found that the test installs, beside the system's `env`."""
+    """Return the log of program calls. Only the test's programs and the system's `env` are on the PATH."""
     (tmp_path / "bin").mkdir()
     for program in ("sh", "env"):
         (tmp_path / "bin" / program).symlink_to(f"/usr/bin/{program}")

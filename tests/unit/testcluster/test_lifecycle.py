@@ -1,4 +1,4 @@
-"""What `up`, `down` and `status` make of what they find."""
+"""The results of `up`, `down` and `status` in each state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def up_already() -> Iterator[Places]:
-    """A cluster of one process, as far as anyone can tell."""
+    """Yield a cluster of one process that looks as if it were up."""
     places = Places("unit")
     ProcessTable(places).start("etcd", SLEEP)
     started = ProcessTable(places).running("etcd")

@@ -25,7 +25,7 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """In a folder whose name a shell must not see bare."""
+    """Return an archive in a folder whose name a shell must not see unquoted."""
     folder = tmp_path / "my images"
     folder.mkdir()
     program = folder / "hello"
@@ -35,7 +35,7 @@ def archive(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where a program called `bring` writes down its arguments, one a line."""
+    """Return the file in which a program called `bring` records its arguments, one a line."""
     program, file = tmp_path / "bring", tmp_path / "calls"
     program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {file}\n')
     program.chmod(0o755)

@@ -115,7 +115,7 @@ def passes(chains: dict[str, list[str]], sender: str, receiver: str, protocol: s
 
 
 def returns(chain: list[str], packet: dict[str, str], protocol: str, number: int) -> bool:
-    """Whether the packet comes back from the chain, rather than being refused at its end."""
+    """Return whether the packet leaves the chain instead of being refused at its end."""
     *rules, refusal = chain
     assert refusal.startswith("reject")
     return any(matches(rule.removesuffix("return").strip(), packet, protocol, number) for rule in rules)
@@ -265,7 +265,7 @@ def put() -> list[str]:
 
 @pytest.fixture
 def enforcer(put: list[str]) -> Enforcer:
-    """Of a cluster with nothing in it."""
+    """Return an enforcer of an empty cluster."""
     enforcer = Enforcer(put.append)
     for kind in KINDS:
         enforcer.listed(kind, [{"metadata": {"uid": "n", "name": "a"}}] if kind == NAMESPACES else [])

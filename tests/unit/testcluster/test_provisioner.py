@@ -1,4 +1,4 @@
-"""Which volume a claim gets, when it grows, and when it goes."""
+"""The volume of each claim, its growth and its removal."""
 
 from __future__ import annotations
 
