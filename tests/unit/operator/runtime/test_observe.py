@@ -117,7 +117,7 @@ def test_of_the_sessions_that_name_one_claim_the_first_holds_it(
 
 
 def test_a_session_whose_worker_has_the_claim_keeps_it(cache: Cache) -> None:
-    """Of two sessions created in the same second, the later one may have the smaller UID."""
+    """The later of two sessions created in the same second may have the smaller UID."""
     cache.note(manifest(CLAIMS, "qwen-journal", "uid-claim"))
     now = "2026-01-02T00:00:00Z"
     for session in (by_default(now), using("qwen-journal", "zoe", now) | {"status": {"workerId": "uid-claim"}}):
