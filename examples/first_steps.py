@@ -63,7 +63,7 @@ def main() -> None:
         chapter(f"3. The same question again: {QUESTION}")
         console.print(f"   {ask(client, tokenizer, QUESTION)!r}")
 
-        chapter("4. Save, and go on from what was saved")
+        chapter("4. Save a checkpoint, and resume from it")
         resumed = resume(service, client, tokenizer)
 
         chapter(f"5. {RL_STEPS} steps of reinforcement learning: {DRINK_QUESTION} {WANTED_DRINK}, please")

@@ -29,7 +29,7 @@ SUBMITS_PER_BLOCK = 20
 FUTURES_PER_BLOCK = 100
 IN_FLIGHT = 32
 POLLS = 1000
-# Whoever answers a thousand polls must not be cut off by the client meanwhile.
+# Long enough that the client does not cut off a server that answers a thousand polls.
 CLIENT_TIMEOUT = aiohttp.ClientTimeout(total=300)
 
 PERCENT = 100

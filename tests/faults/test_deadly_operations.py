@@ -322,7 +322,7 @@ async def test_an_operation_that_hung_when_the_stop_came_is_given_up(deadly: Pat
         await asyncio.sleep(0.02)
         await told_and_killed(lives)
         await lives.run([train(1)])
-        sign = r"\(the last sign: it was still running after \d+ s, when the worker was told to stop\)"
+        sign = r"\(the last sign: it was still running after \d+ s, when the worker was asked to stop\)"
         assert re.search(sign, lives.failure(1, MODEL))
 
 

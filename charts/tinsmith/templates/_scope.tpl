@@ -11,7 +11,7 @@
 {{- .Values.scope.cluster | ternary "*" (join "," .Values.scope.namespaces) }}
 {{- end }}
 
-{{/* Where the API server makes sessions of the catalogue: beside itself, else in the first one that is served. */}}
+{{/* The namespace for sessions of the catalogue: that of the release if Tinsmith serves it, otherwise the first one that it serves. */}}
 {{- define "tinsmith.catalogueNamespace" -}}
 {{- $names := (include "tinsmith.namespaces" . | fromJson).names }}
 {{- if or (not $names) (has .Release.Namespace $names) }}{{ .Release.Namespace }}

@@ -1,4 +1,4 @@
-"""An RL environment of several turns: the model guesses a number and is told "Higher." or "Lower." after each guess.
+"""An RL environment of several turns: the model guesses a number, and gets "Higher." or "Lower." after each guess.
 
 tinsmith train rl --config run.yaml --environment guessing:environment
 """

@@ -232,9 +232,9 @@ class Issuer:
             await self._cluster.create(SECRETS, wanted)
             return
         metadata = wanted["metadata"]
-        ours = {name: metadata["labels"][name] for name in (INSTANCE_LABEL, MANAGED_BY_LABEL)}
-        if not ours.items() <= labels_of(live).items():
-            labels = " ".join(f"{name}={value}" for name, value in ours.items())
+        expected = {name: metadata["labels"][name] for name in (INSTANCE_LABEL, MANAGED_BY_LABEL)}
+        if not expected.items() <= labels_of(live).items():
+            labels = " ".join(f"{name}={value}" for name, value in expected.items())
             raise SecretTaken(
                 f"The Secret {metadata['namespace']}/{metadata['name']} does not belong to this installation, but the "
                 "API server's certificate needs its name. Delete it, so that its owner chooses another name; or, if it "

@@ -57,8 +57,8 @@ def status_changes(before: OwnerStatus, after: OwnerStatus) -> tuple[Action, ...
 
 def _with_own_conditions(before: OwnerStatus, after: OwnerStatus) -> OwnerStatus:
     """Return the status with only the operator's own conditions, in its order: others may have added theirs."""
-    ours = (before.condition(condition.type) for condition in after.conditions)
-    return before.model_copy(update={"conditions": tuple(condition for condition in ours if condition is not None)})
+    own = (before.condition(condition.type) for condition in after.conditions)
+    return before.model_copy(update={"conditions": tuple(condition for condition in own if condition is not None)})
 
 
 def _events(before: OwnerStatus, after: OwnerStatus) -> tuple[Emit, ...]:

@@ -86,12 +86,12 @@ def own_managed_fields(manifest: Manifest) -> list[Manifest]:
             mine = _with_fields({**own, "operation": "Apply"}, own.get("fieldsV1", {}), mine)
             continue
         fields = entry.get("fieldsV1", {})
-        theirs = {name: tree for name, tree in fields.items() if name in CONTENT}
-        if not (takes_content and _is_foreign_entry(entry) and theirs):
+        content = {name: tree for name, tree in fields.items() if name in CONTENT}
+        if not (takes_content and _is_foreign_entry(entry) and content):
             rest.append(entry)
             continue
-        mine = _with_fields(mine or {**entry, "manager": MANAGER, "operation": "Apply"}, theirs, mine)
-        if left := {name: tree for name, tree in fields.items() if name not in theirs}:
+        mine = _with_fields(mine or {**entry, "manager": MANAGER, "operation": "Apply"}, content, mine)
+        if left := {name: tree for name, tree in fields.items() if name not in content}:
             rest.append({**entry, "fieldsV1": left})
     return rest if mine is None else [mine, *rest]
 

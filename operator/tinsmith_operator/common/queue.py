@@ -57,23 +57,23 @@ def keep_queue_fields(live: Manifest, wanted: Manifest) -> Manifest:
     """Return the desired RayCluster with the fields that its queue has written."""
     held = copy.deepcopy(wanted)
     held["spec"].pop("suspend", None)
-    for theirs, ours in zip(_templates(live), _templates(held), strict=False):
-        _keep(theirs.get("metadata") or {}, ours["metadata"], MARKS)
-        _keep(theirs.get("spec") or {}, ours["spec"], PLACEMENT)
+    for live_fields, held_fields in zip(_templates(live), _templates(held), strict=False):
+        _keep(live_fields.get("metadata") or {}, held_fields["metadata"], MARKS)
+        _keep(live_fields.get("spec") or {}, held_fields["spec"], PLACEMENT)
     return held
 
 
-def _keep(theirs: Manifest, ours: Manifest, fields: tuple[str, ...]) -> None:
+def _keep(live_fields: Manifest, held_fields: Manifest, fields: tuple[str, ...]) -> None:
     """Copy fields of the live object.
 
     In a map the desired value wins. A list is taken whole, since it has the desired items.
     """
     for name in fields:
-        live = theirs.get(name)
+        live = live_fields.get(name)
         if isinstance(live, dict):
-            ours[name] = {**live, **ours.get(name, {})}
+            held_fields[name] = {**live, **held_fields.get(name, {})}
         elif live:
-            ours[name] = live
+            held_fields[name] = live
 
 
 def _templates(cluster: Manifest) -> Iterator[Manifest]:

@@ -210,10 +210,10 @@ def _name_alone(manifest: Manifest) -> Manifest:
     """Return the metadata, with the operator's annotations: a session may use any claim, and pins its image there."""
     metadata = _without(manifest["metadata"], LARGE_METADATA)
     annotations = manifest["metadata"].get("annotations") or {}
-    ours = {name: text for name, text in annotations.items() if name.startswith(f"{GROUP}/")}
+    own_annotations = {name: text for name, text in annotations.items() if name.startswith(f"{GROUP}/")}
     managed = manifest["metadata"].get("managedFields") or ()
     own = [entry for entry in managed if entry.get("manager") == MANAGER]
-    kept = {**({"annotations": ours} if ours else {}), **({"managedFields": own} if own else {})}
+    kept = {**({"annotations": own_annotations} if own_annotations else {}), **({"managedFields": own} if own else {})}
     said = {name: value for name, value in manifest.items() if name in ("apiVersion", "kind")}
     return {**said, "metadata": {**metadata, **kept}}
 
@@ -221,13 +221,13 @@ def _name_alone(manifest: Manifest) -> Manifest:
 def _pod(manifest: Manifest) -> Manifest:
     metadata = _without(manifest["metadata"], LARGE_METADATA)
     annotations = manifest["metadata"].get("annotations") or {}
-    ours = {name: text for name, text in annotations.items() if name.startswith(f"{GROUP}/")}
+    own_annotations = {name: text for name, text in annotations.items() if name.startswith(f"{GROUP}/")}
     spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
     mounted = [volume for volume in spec.get("volumes") or () if "persistentVolumeClaim" in volume]
     return {
         "apiVersion": manifest.get("apiVersion", PODS.api_version),
         "kind": manifest["kind"],
-        "metadata": {**metadata, **({"annotations": ours} if annotations else {})},
+        "metadata": {**metadata, **({"annotations": own_annotations} if annotations else {})},
         "spec": {
             **_only(spec, POD_SPEC),
             **({"containers": [_container(each) for each in spec["containers"]]} if "containers" in spec else {}),

@@ -83,7 +83,7 @@ class Watch:
         try:
             await asyncio.shield(self._ended)
         except Exception as error:
-            raise OperatorError(f"The watch of the cluster cannot go on: {error!r}. Start anew.") from error
+            raise OperatorError(f"The watch of the cluster failed: {error!r}. Restart the operator.") from error
 
     async def stop(self) -> None:
         """Return when the thread has ended, or takes too long: the process can end without it."""

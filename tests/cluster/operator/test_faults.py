@@ -220,7 +220,7 @@ async def test_an_operator_that_can_watch_no_more_ends_and_says_why(hands: Kubec
         proxy.fault = lambda call: 409 if (call.verb, call.resource) == ("watch", "services") else None
         proxy.cut_watches()
         assert await program.ended() == 1
-    assert "The watch of the cluster cannot go on" in program.log
+    assert "The watch of the cluster failed" in program.log
 
 
 async def seen(proxy: ApiProxy, verb: str, resource: str) -> bool:

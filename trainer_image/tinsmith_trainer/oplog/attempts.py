@@ -31,8 +31,8 @@ ADVICE = {
 class AttemptPolicy:
     """The limits of attempts.
 
-    limit: how many processes may end at the same work before it is tried no more. hang_seconds: a call that has run for
-    so long when the worker is told to stop counts as the reason of the stop.
+    limit: how many processes may end at the same work before it is not retried. hang_seconds: a call that has run for
+    this long when the worker receives the signal to stop counts as the reason of the stop.
     """
 
     limit: int = 3

@@ -188,7 +188,7 @@ def corrupt_model(db: Database, model_id: str, reason: str, now: float) -> None:
 
 
 def save_and_release(db: Database, model_id: str, payload: bytes, now: float) -> None:
-    """Open a corrupted model again for a release that saves first. Clients were told that the model has ended."""
+    """Open a corrupted model again for a release that saves first. Its clients got the error that it has ended."""
     set_model_phase(db, model_id, "live")
     note_damage(db, model_id, None)
     db.execute("UPDATE models SET corrupted_at = NULL WHERE model_id = ?", (model_id,))

@@ -198,7 +198,7 @@ class EngineCall:
         seconds = max(self.running_seconds(), background_seconds)
         hangs = seconds >= hang_seconds
         self.marker.stop(
-            f"it was still running after {seconds:.0f} s, when the worker was told to stop" if hangs else ""
+            f"it was still running after {seconds:.0f} s, when the worker was asked to stop" if hangs else ""
         )
         return not hangs
 

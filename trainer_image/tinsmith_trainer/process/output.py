@@ -15,7 +15,7 @@ import structlog
 from rich.console import Console
 
 # `__main__` is the conversion program.
-OURS = ("tinsmith_trainer", "__main__")
+LOGGERS = ("tinsmith_trainer", "__main__")
 
 
 def configure_logs(log_format: str, level: str) -> None:
@@ -40,7 +40,7 @@ def configure_logs(log_format: str, level: str) -> None:
     least = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger().handlers = [_handler(log_format, shared)]
     logging.getLogger().setLevel(max(least, logging.WARNING))
-    for name in OURS:
+    for name in LOGGERS:
         logging.getLogger(name).setLevel(least)
     logging.captureWarnings(True)
 

@@ -149,7 +149,7 @@ def damage_reason(model_id: str, error: SnapshotDamaged) -> str:
 def recover_corrupted(journal: Journal, folder: SnapshotFolder, now: float) -> None:
     """Save each corrupted model whose snapshot is sound after all, for example because the file was restored.
 
-    Its clients were told that the model has ended, so it is saved and released, and they resume from the checkpoint.
+    Its clients got the error that the model has ended, so it is saved and released: they resume from the checkpoint.
     Raises JournalFull.
     """
     for model in journal.read(journal_tables.read_models).result():

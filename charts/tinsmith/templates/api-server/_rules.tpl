@@ -7,7 +7,7 @@
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [list, watch]
-# A worker is its volume: models whose volume is gone are lost, and their owners are told.
+# The state of a worker is on its volume. A model whose volume is gone is lost, and its clients get an error that says so.
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [list]

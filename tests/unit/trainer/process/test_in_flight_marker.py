@@ -71,7 +71,7 @@ def test_a_stop_because_of_a_hang_blames_the_call_that_hangs_until_it_returns(tm
         assert not call.prepare_stop(hang_seconds=0)
         left = left_in(tmp_path / "running")
         assert left is not None
-        assert left.last_sign == "it was still running after 0 s, when the worker was told to stop"
+        assert left.last_sign == "it was still running after 0 s, when the worker was asked to stop"
     assert left_in(tmp_path / "running") is None
 
 
