@@ -60,7 +60,7 @@ async def test_another_tenants_requests_wait_for_a_few_of_them(
         await few_are_answered_meanwhile(floods, partial(installation.client.get, f"/sessions/{mine}"))
 
 
-async def test_requests_that_wait_for_nothing_keep_nobody_waiting(installation: TestedServer) -> None:
+async def test_requests_that_need_no_wait_do_not_delay_other_tenants(installation: TestedServer) -> None:
     """Each would be done in one step, so that all that are there would come between two steps of another one's."""
     mine = await installation.model()
     about_mine = partial(installation.client.post, "/get_info", json={"model_id": mine})

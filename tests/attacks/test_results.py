@@ -108,7 +108,7 @@ async def readers(
 
 
 @pytest.mark.parametrize(("accept", "run_in_transaction"), [(b"application/x-protobuf", 15), (b"application/json", 2)])
-async def test_what_nobody_reads_is_held_within_the_budget_and_all_are_answered_in_the_end(
+async def test_unread_results_stay_within_the_budget_and_every_reader_gets_an_answer(
     small: TestedServer, accept: bytes, run_in_transaction: int
 ) -> None:
     """In JSON a result counts as what it and its text take, until the text is there."""

@@ -114,7 +114,7 @@ def test_a_budget_lets_a_single_replica_be_drained() -> None:
     assert budgets(merged(DATABASE, at("apiServer.replicas", 2))) == {API_SERVER}
 
 
-def test_labels_of_ours_win_over_labels_of_values() -> None:
+def test_labels_of_the_chart_win_over_labels_of_values() -> None:
     """Otherwise the Deployment would not find its pods, and the workers' policies not their clients."""
     labels = named(render(EVERYTHING), "Deployment", "tinsmith-operator")["spec"]["template"]["metadata"]["labels"]
     assert labels["team"] == "platform"

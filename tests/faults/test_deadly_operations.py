@@ -130,7 +130,7 @@ async def test_each_kind_of_operation_is_given_up_and_its_model_goes_on(
         assert lives.ended == 1
 
 
-async def test_a_body_whose_call_has_failed_is_not_read_again(tmp_path: Path) -> None:
+async def test_the_body_of_a_failed_call_is_not_read_again(tmp_path: Path) -> None:
     """A check of the old body must not take more than the call itself, which fitted."""
     async with worker(tmp_path) as lives:
         forward = train(2, (REFUSED, 2), forward_only=True)
@@ -141,7 +141,7 @@ async def test_a_body_whose_call_has_failed_is_not_read_again(tmp_path: Path) ->
         assert "forward_backward 4 failed" in lives.failure(5, MODEL)
 
 
-async def test_a_model_whose_create_is_given_up_leaves_its_place_to_the_next(tmp_path: Path) -> None:
+async def test_a_failed_create_leaves_its_place_to_the_next_model(tmp_path: Path) -> None:
     async with worker(tmp_path, ONE_ATTEMPT, "--adapter-slots=1", "--model-places=1") as lives:
         await lives.run([create(seed=DEADLY_SEED), create(model_id=OTHER)])
         assert lives.failure(0, MODEL).startswith("create_model 0 was given up")
@@ -257,7 +257,7 @@ async def test_a_snapshot_that_the_disk_does_not_keep_loses_nothing_and_leaves_n
         assert await lives.saved_files(MODEL) == expected_files
 
 
-async def test_an_operation_whose_snapshot_no_process_can_keep_fails_with_the_reason_and_its_model_goes_on(
+async def test_an_operation_fails_with_the_reason_when_no_process_can_keep_its_snapshot_and_its_model_continues(
     deadly: Path, tmp_path: Path
 ) -> None:
     async with worker(tmp_path, **{FOLDER_VARIABLE: str(deadly)}) as lives:

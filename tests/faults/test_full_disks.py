@@ -231,7 +231,7 @@ async def refusals(worker: Worker, calls: Sequence[Call]) -> list[Call]:
     return [call for call, outcome in zip(calls, outcomes, strict=True) if outcome is not None]
 
 
-def test_a_tenant_whose_operations_wait_leaves_room_to_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tenant_with_waiting_operations_leaves_room_to_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "BACKLOG_DELAY_SECONDS", 0.0)
 
     async def scenario(disk: SmallDisk) -> None:

@@ -35,7 +35,7 @@ def names(server: ServedInstallation, run: str) -> list[str]:
     return [checkpoint["checkpoint_id"] for checkpoint in listed]
 
 
-def test_a_checkpoint_is_listed_though_nobody_asked_for_its_result(reference_server: ServedInstallation) -> None:
+def test_a_checkpoint_is_listed_although_no_client_fetched_its_result(reference_server: ServedInstallation) -> None:
     server = reference_server
     run = new_model(server)
     server.post("/api/v1/save_weights", {"model_id": run, "path": "a", "seq_id": 1, "overwrite": False})

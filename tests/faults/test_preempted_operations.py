@@ -82,7 +82,7 @@ async def test_a_death_while_an_operation_is_preempted_changes_nothing(
         assert lives.ended == 1, "the place was never reached: this case proves nothing"
 
 
-async def test_who_kills_the_worker_is_blamed_and_not_whom_it_has_preempted(
+async def test_the_operation_that_kills_the_worker_is_blamed_and_not_the_preempted_one(
     undisturbed: Ending, tmp_path: Path
 ) -> None:
     async with lives_of_a_worker(tmp_path, ONE_ATTEMPT) as lives:

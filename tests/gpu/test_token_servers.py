@@ -100,9 +100,7 @@ def test_the_likeliest_tokens_are_those_of_the_model(sampler: Sampler, model: To
     np.testing.assert_allclose(sequence.topk_logprobs.logprobs, expected[len(PROMPT) - 1 :, :3], atol=ATOL)
 
 
-def test_named_tokens_have_the_logprobs_of_the_model_whatever_else_is_in_the_batch(
-    sampler: Sampler, model: TorchModel
-) -> None:
+def test_named_tokens_have_the_logprobs_of_the_model_in_any_batch(sampler: Sampler, model: TorchModel) -> None:
     targets = np.random.default_rng(1).integers(0, 512, (len(PROMPT) - 1, 3))
     asked = job(PROMPT, max_tokens=1, targets=targets)
     company = [job(PROMPT, max_tokens=64, topk_sample=4), job(PROMPT, max_tokens=64, prompt_logprobs=True)]

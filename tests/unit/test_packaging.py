@@ -85,14 +85,14 @@ def test_no_text_installs_tinsmith_from_a_package_index() -> None:
     assert [name for name, text in texts() if from_an_index.search(text)] == []
 
 
-def test_no_image_of_ours_is_named_in_a_public_registry() -> None:
+def test_no_tinsmith_image_is_named_in_a_public_registry() -> None:
     """The name is registered nowhere, so that a node may pull an image of somebody else."""
     public = re.compile(r"\b(docker\.io|ghcr\.io|quay\.io)/tinsmith/")
     history = ("tests/fixtures/stored/", "tests/support/operator/stored_objects.py")
     assert [name for name, text in texts() if public.search(text) and not name.startswith(history)] == []
 
 
-def test_the_metadata_says_who_made_it_for_whom_and_under_which_licence() -> None:
+def test_the_metadata_names_authors_audience_and_licence() -> None:
     project = PYPROJECT["project"]
     assert {"authors", "classifiers", "description", "keywords", "license", "license-files", "readme"} <= project.keys()
     supported = {name.rpartition(" ")[2] for name in project["classifiers"] if re.search(r":: 3\.\d+$", name)}

@@ -140,7 +140,7 @@ ON_GPUS = {"engine": "vllm", "pod": {"image": "vllm:1"}, "resources": {"limits":
 
 @pytest.mark.parametrize("status", [{}, {"readyReplicas": 0}], ids=["no status yet", "no replica is ready"])
 @pytest.mark.parametrize("change", [ON_GPUS, {"model": {"name": "another"}}], ids=str)
-def test_a_mistake_in_a_pool_that_serves_nobody_can_be_corrected(
+def test_a_mistake_in_a_pool_that_does_not_serve_can_be_corrected(
     change: Manifest, status: Manifest, api: ApiNamespace
 ) -> None:
     with api.holding(pool(**EVERYTHING_OF_A_POOL)) as stored:

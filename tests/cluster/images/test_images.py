@@ -63,7 +63,7 @@ def shell(name: str, command: str) -> str:
     return finished.stdout
 
 
-def test_it_runs_as_nobody_in_particular_and_writes_to_tmp_and_home_alone(name: str) -> None:
+def test_it_runs_as_any_user_and_writes_only_to_tmp_and_home(name: str) -> None:
     program = """
 import json, os, pathlib
 def writable(place):

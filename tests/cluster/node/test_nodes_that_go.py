@@ -151,12 +151,14 @@ def test_a_worker_that_is_drained_goes_on_elsewhere_with_what_it_saved(
     assert drained_and_back == undisturbed
 
 
-def test_a_worker_whose_node_was_cut_off_for_a_while_goes_on(cut_off_and_back: Ending, undisturbed: Ending) -> None:
+def test_a_worker_continues_after_its_node_was_cut_off_for_a_while(
+    cut_off_and_back: Ending, undisturbed: Ending
+) -> None:
     assert cut_off_and_back.ran_each_step_once()
     assert cut_off_and_back == undisturbed
 
 
-def test_a_worker_whose_node_is_dead_starts_on_another_once_somebody_says_so(
+def test_a_worker_of_a_dead_node_starts_on_another_once_an_administrator_marks_the_node(
     node_lost: Ending, undisturbed: Ending
 ) -> None:
     assert node_lost.ran_each_step_once()

@@ -111,7 +111,7 @@ def test_a_pools_sampler_reaches_the_workers_of_its_namespace_by_their_port_for_
     assert strangers[SAMPLER].reaches(targets) == OPEN_TO_ALL | OUTSIDE | undefended | {"the worker's RPC"}
 
 
-def test_a_worker_reaches_nobody(installation: Installation, targets: dict[str, str]) -> None:
+def test_a_worker_reaches_no_other_pod(installation: Installation, targets: dict[str, str]) -> None:
     others = {name: target for name, target in targets.items() if not name.startswith("the worker's")}
     assert reached_by(installation, f"{SESSION}-0", others) == set()
 

@@ -95,7 +95,7 @@ async def test_reads_and_watches_that_fail_change_nothing_in_the_end(
     await a_life(hands)
 
 
-async def test_writes_whose_answer_is_lost_are_not_done_twice(
+async def test_writes_are_not_repeated_when_their_answers_are_lost(
     hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy
 ) -> None:
     chance = random.Random(2)

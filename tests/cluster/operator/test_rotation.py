@@ -31,7 +31,7 @@ async def trusted(hands: KubectlUser) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.timeout(300)
-async def test_everybody_trusts_the_next_authority_before_it_issues_and_the_last_one_until_its_leaves_are_gone(
+async def test_all_pods_trust_the_next_authority_before_it_issues_and_the_last_one_until_its_leaves_are_gone(
     api_cluster: Cluster, hands: KubectlUser, kubelet: Kubelet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grant(api_cluster, rights_of(hands.namespace))

@@ -64,7 +64,7 @@ async def test_a_session_with_any_text_in_it_is_changed_and_suspended(hands: Kub
 
 
 @pytest.mark.parametrize("resource", [SESSIONS, POOLS], ids=["session", "pool"])
-async def test_a_crash_loop_is_reported_whatever_the_last_words_hold(
+async def test_a_crash_loop_is_reported_with_any_termination_message(
     hands: KubectlUser, kubelet: Kubelet, resource: Resource
 ) -> None:
     ready, manifest = (

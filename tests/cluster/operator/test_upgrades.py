@@ -45,7 +45,7 @@ async def upgrade_condition(hands: KubectlUser, status: str) -> dict[str, Any]:
     return found
 
 
-async def test_a_newer_operator_with_a_newer_image_restarts_nobody_and_neither_does_the_way_back(
+async def test_neither_an_upgrade_nor_a_downgrade_of_operator_and_image_restarts_a_worker(
     hands: KubectlUser, kubelet: Kubelet, old: Settings, new: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(old):

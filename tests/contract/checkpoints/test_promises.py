@@ -76,7 +76,7 @@ def test_a_save_that_is_repeated_finds_its_own_manifest_and_writes_nothing(root:
     assert write(root, seq_id=1, epoch=2) == first
 
 
-def test_an_encrypted_checkpoint_is_read_by_its_recipients_and_by_nobody_else(root: str) -> None:
+def test_only_its_recipients_can_read_an_encrypted_checkpoint(root: str) -> None:
     identity, other = (pyrage.x25519.Identity.generate() for _ in range(2))
     recipients = [str(each.to_public()) for each in (identity, other)]
     plain = write(root, seq_id=1)

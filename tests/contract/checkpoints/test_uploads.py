@@ -57,7 +57,7 @@ def test_an_uploaded_file_is_on_the_disk_before_it_has_its_name(
     assert done[:2] == ["sync", "rename"]
 
 
-def test_an_upload_whose_time_is_over_is_swept_and_others_stay(files: UploadFiles, directory: str) -> None:
+def test_expired_uploads_are_swept_and_others_stay(files: UploadFiles, directory: str) -> None:
     living = files.new_directory("tenant", LATER + timedelta(hours=1))
     for one in (directory, living):
         send(files, one, [b"weights"])

@@ -177,7 +177,7 @@ def test_an_image_that_is_cut_off_fails_its_call_for_the_user_and_leaves_no_grad
     assert engine.optim_step("a", PARAMS)["grad_norm"] == 0.0
 
 
-def test_the_vision_tower_is_frozen_whatever_is_trained() -> None:
+def test_the_vision_tower_is_always_frozen() -> None:
     names = group(new_engine("qwen3-vl").state("a"), "weights")
     assert all(name.startswith(("model.language_model.", "lm_head.")) for name in names)
 

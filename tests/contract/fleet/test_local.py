@@ -67,9 +67,7 @@ def variable_of(pid: int, name: str) -> str | None:
     return dict(one.split("=", maxsplit=1) for one in environment if "=" in one).get(name)
 
 
-async def test_nobody_is_started_to_hear_of_a_sample_that_is_cancelled(
-    settings_with_sampler: Settings, store: Store
-) -> None:
+async def test_no_sampler_is_started_to_cancel_a_sample(settings_with_sampler: Settings, store: Store) -> None:
     """It was given by an earlier server, whose samplers ended with it."""
     fleet = LocalFleet(settings_with_sampler)
     await fleet.open(store)
@@ -150,7 +148,7 @@ async def preloaded(settings: Settings, store: Store) -> tuple[LocalFleet, list[
     return fleet, told
 
 
-async def test_models_are_loaded_before_anybody_asks_for_them_and_a_person_hears_how_far_that_is(
+async def test_models_are_loaded_before_the_first_request_and_the_progress_is_reported(
     settings: Settings, store: Store
 ) -> None:
     fleet, told = await preloaded(settings, store)
@@ -178,7 +176,7 @@ async def test_a_model_loads_before_there_is_a_store_and_is_ready_once_there_is(
     await fleet.close()
 
 
-async def test_a_sampler_beside_a_worker_is_there_before_anybody_asks_and_ends_with_the_server(
+async def test_a_sampler_for_a_worker_starts_before_the_first_request_and_ends_with_the_server(
     settings_with_sampler: Settings, store: Store
 ) -> None:
     fleet, told = await preloaded(settings_with_sampler, store)

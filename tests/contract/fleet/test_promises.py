@@ -53,7 +53,9 @@ async def test_one_worker_trains_and_samples_what_is_served(installation: Instal
     assert fleet.problem is None
 
 
-async def test_a_model_that_nobody_serves_has_no_workers_and_a_cure(installation: Installation) -> None:
+async def test_a_model_that_is_not_served_has_no_workers_and_a_message_with_the_remedy(
+    installation: Installation,
+) -> None:
     fleet = installation.fleet
     assert fleet.model("org/none") is None
     assert list(fleet.trainers("org/none", rank=8)) == list(fleet.samplers("org/none")) == []
@@ -72,7 +74,7 @@ async def test_a_worker_that_may_come_back_is_not_lost_for_ever(installation: In
         assert await installation.fleet.permanently_lost_reason(await installation.store.get_worker(worker_id)) is None
 
 
-async def test_a_closed_fleet_speaks_to_nobody(installation: Installation) -> None:
+async def test_a_closed_fleet_calls_no_worker(installation: Installation) -> None:
     client = await installation.worker().connection(START_SECONDS)
     await installation.fleet.close()
     with pytest.raises(WorkerUnavailable):

@@ -43,7 +43,7 @@ async def test_a_sample_that_cannot_work_fails_and_is_not_pushed_back(sampling: 
         assert (failed["category"], "sampling_params.temperature" in failed["error"]) == ("user", True)
 
 
-async def test_a_sample_whose_process_has_died_is_gone_and_the_next_one_is_taken(
+async def test_a_sample_of_a_dead_process_is_gone_and_the_next_one_is_accepted(
     sampling: SamplingInstallation,
 ) -> None:
     async with sampling.serving() as server:

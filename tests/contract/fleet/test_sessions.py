@@ -107,7 +107,7 @@ async def test_sessions_that_were_there_before_the_server_are_known_when_it_has_
     await fleet.close()
 
 
-async def test_a_ready_session_is_connected_and_activated_before_anybody_asks_for_it(
+async def test_a_ready_session_is_connected_and_activated_before_the_first_request(
     cluster_fleet: KubernetesFleet, operator: StandInOperator, store: Store
 ) -> None:
     """A worker is ready when its model is loaded: so the first create finds it warm."""
@@ -165,7 +165,7 @@ async def test_a_suspended_session_gets_no_work_and_says_how_to_resume_it(
     assert worker.fake.epoch == 2
 
 
-async def test_a_deleted_session_whose_volume_stays_may_come_back_as_the_same_worker(
+async def test_a_deleted_session_may_come_back_as_the_same_worker_while_its_volume_stays(
     cluster_fleet: KubernetesFleet, operator: StandInOperator, store: Store
 ) -> None:
     worker = await running_session(cluster_fleet, operator, "tiny")
@@ -180,7 +180,7 @@ async def test_a_deleted_session_whose_volume_stays_may_come_back_as_the_same_wo
     assert again is worker
 
 
-async def test_a_worker_whose_volume_claim_is_gone_is_lost_for_ever(
+async def test_a_worker_without_its_volume_claim_is_permanently_lost(
     cluster_fleet: KubernetesFleet, operator: StandInOperator, store: Store
 ) -> None:
     worker = await running_session(cluster_fleet, operator, "tiny")

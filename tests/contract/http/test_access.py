@@ -37,7 +37,7 @@ async def test_a_revoked_key_is_401(tmp_path: Path, fleet: FakeFleet, monkeypatc
 
 
 @one_server
-async def test_a_worker_hears_for_whom_a_call_is(server: TestedServer) -> None:
+async def test_a_worker_gets_the_tenant_of_each_call(server: TestedServer) -> None:
     model_id, sampler = await server.model(), await server.sampler()
     await server.forward_backward(model_id, 1)
     await server.sample(sampler)

@@ -38,7 +38,7 @@ async def save_external(server: TestedServer, model_id: str, seq_id: int, name: 
 
 
 @pytest.mark.core("GET /api/v1/training_runs/{run_id}", "POST /api/v1/save_weights")
-async def test_whoever_has_seen_a_save_can_list_it(server: TestedServer) -> None:
+async def test_a_client_can_list_a_save_as_soon_as_it_has_the_result(server: TestedServer) -> None:
     model_id = await server.model()
     fields = {"ttl_seconds": HOUR, "user_metadata": {"step": "7"}}
     path = (await server.outcome(await server.save(model_id, 1, "ck", **fields)))["path"]

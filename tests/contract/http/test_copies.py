@@ -79,7 +79,7 @@ async def test_a_copy_that_was_deleted_is_not_made_again_by_its_old_request(serv
     assert kept(server) == []
 
 
-async def test_a_copy_whose_record_stands_keeps_its_files_although_the_store_failed_behind_it(
+async def test_a_copy_keeps_its_files_when_the_store_fails_after_the_commit(
     server: TestedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A database that restarts after the commit: the repeated request answers with a checkpoint that is whole."""

@@ -51,7 +51,7 @@ def test_pages_are_open_where_only_this_machine_can_reach_them(host: str, choice
         ("127.0.0.1", "127.0.0.1", {"host": "rebound.example"}),
     ],
 )
-async def test_pages_are_closed_to_others_where_settings_only_say_that_nobody_else_is_there(
+async def test_pages_are_closed_to_remote_peers_even_if_settings_say_that_the_server_is_local(
     tmp_path: Path, fleet: FakeFleet, address: str, peer: str, headers: dict[str, str]
 ) -> None:
     """Another command than `tinsmith serve` may have given the server another address, and a proxy may stand there."""

@@ -242,7 +242,7 @@ async def test_models_at_a_worker_that_will_be_taken_away_are_saved_and_released
     assert models_at(fleet, "w2") == [other]
 
 
-async def test_a_model_whose_session_ends_while_its_worker_is_suspended_is_released_when_that_is_back(
+async def test_a_model_of_an_ended_session_is_released_when_its_suspended_worker_is_back(
     server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile it keeps its slot, and others need not wait for it."""

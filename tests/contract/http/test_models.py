@@ -31,7 +31,7 @@ async def test_get_info_names_the_base_model_as_the_client_knows_it(server: Test
     }
 
 
-async def test_a_new_model_gets_the_servers_alpha_whatever_its_rank(server: TestedServer) -> None:
+async def test_a_new_model_of_any_rank_gets_the_servers_alpha(server: TestedServer) -> None:
     made = (await server.create_model(await server.session(), lora_config={"rank": 4, "seed": -7})).json()
     await server.result(made["request_id"])
     lora = worker_pb2.CreateModel.FromString(server.worker.payload(made["model_id"], 0)).lora
@@ -78,7 +78,7 @@ async def test_a_model_directory_that_cannot_be_loaded_fails_the_model_with_the_
     }
 
 
-async def test_a_model_whose_worker_lost_its_volume_is_corrupted_and_says_so(server: TestedServer) -> None:
+async def test_a_model_is_corrupted_and_says_so_when_its_worker_lost_its_volume(server: TestedServer) -> None:
     model_id = await server.model()
     server.worker.lose_volume()
     failed = await server.outcome(await server.forward_backward(model_id, 1))
@@ -145,7 +145,7 @@ async def test_a_large_result_is_announced_by_its_size_first(server: TestedServe
     assert len((await server.result(request_id)).content) == 100_000
 
 
-async def test_work_whose_number_no_operation_can_have_is_refused(server: TestedServer) -> None:
+async def test_operations_with_an_impossible_number_are_refused(server: TestedServer) -> None:
     model_id = await server.model()
     body = b"\x0a" + bytes([len(model_id)]) + model_id.encode() + b"\x10" + b"\xff" * 9 + b"\x7f"
     for response in (

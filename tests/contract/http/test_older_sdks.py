@@ -53,7 +53,7 @@ async def test_what_is_wrong_with_data_in_json_fails_its_future(server: TestedSe
 
 
 @pytest.mark.parametrize("body", [{}, {"seq_id": 1}, {"model_id": 1, "seq_id": 1}, {"model_id": "m", "seq_id": "1"}])
-async def test_a_body_that_does_not_say_whose_it_is_is_refused(server: TestedServer, body: dict[str, Any]) -> None:
+async def test_a_body_without_a_model_id_is_refused(server: TestedServer, body: dict[str, Any]) -> None:
     assert (await server.post("/forward_backward", body)).status_code == 422
 
 

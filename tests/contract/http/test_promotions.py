@@ -125,7 +125,7 @@ async def test_a_rollback_goes_back_one_and_another_one_further(server: TestedSe
     ]
 
 
-async def test_a_rollback_whose_answer_was_lost_is_asked_for_again_and_goes_back_once(server: TestedServer) -> None:
+async def test_a_rollback_that_is_repeated_after_a_lost_answer_rolls_back_once(server: TestedServer) -> None:
     paths = await saved(server, "one", "two", "three")
     for path in paths:
         await promoted(server, "prod", path)
@@ -190,7 +190,7 @@ async def test_a_sampler_that_ends_by_itself_is_not_promoted(server: TestedServe
     assert (await promoted(server, "prod", path)).status_code == 200
 
 
-async def test_a_name_whose_sampler_is_gone_all_the_same_says_so(server: TestedServer) -> None:
+async def test_a_name_says_so_when_its_sampler_is_gone(server: TestedServer) -> None:
     (path,) = await saved(server, "one")
     await promoted(server, "prod", path)
     run = path.split("/")[2]

@@ -104,7 +104,7 @@ async def test_samples_of_several_replicas_come_in_one_answer(server: TestedServ
     assert ids(await poll(server, sampler, answer["cursor"], timeout=0)) == set()
 
 
-async def test_a_replica_out_of_reach_keeps_nobody_from_hearing_of_the_others(
+async def test_an_unreachable_replica_does_not_delay_news_of_the_others(
     hasty_server: TestedServer, fleet: FakeFleet
 ) -> None:
     replica = FakeReplica("p1", "tiny-1")

@@ -80,7 +80,7 @@ async def test_a_sample_that_its_sampler_does_not_take_goes_on_to_the_next_at_on
     assert await taken_by(server, sampler, 2) == second
 
 
-async def test_a_sample_that_nobody_is_able_to_make_is_pushed_back_with_the_reason(
+async def test_a_sample_that_no_sampler_can_make_is_pushed_back_with_the_reason(
     server: TestedServer, fleet: FakeFleet
 ) -> None:
     """The sampling session's model may come back: a 422 would end the program."""
@@ -90,7 +90,7 @@ async def test_a_sample_that_nobody_is_able_to_make_is_pushed_back_with_the_reas
     assert (response.status_code, response.json()) == (429, {"detail": "this worker does not sample"})
 
 
-async def test_a_tenant_that_has_filled_its_share_of_every_replica_pushes_nobody_else_back(
+async def test_a_tenant_that_has_filled_its_share_of_every_replica_does_not_block_other_tenants(
     server: TestedServer, fleet: FakeFleet
 ) -> None:
     """Each replica knows how much of it is whose, so any number of servers keep the shares without a word."""
@@ -121,7 +121,7 @@ async def test_a_replica_that_terminates_takes_nothing_new_and_still_gives_its_r
     assert (await server.result(submitted)).status_code == 200
 
 
-async def test_a_sample_whose_replica_is_gone_is_gone_at_once(hasty_server: TestedServer, fleet: FakeFleet) -> None:
+async def test_a_sample_is_gone_as_soon_as_its_replica_is(hasty_server: TestedServer, fleet: FakeFleet) -> None:
     [replica] = await add_pool(fleet, "p1")
     replica.fake.withheld = {"never"}
     submitted = (await hasty_server.sample(await hasty_server.sampler())).json()["request_id"]
@@ -130,7 +130,7 @@ async def test_a_sample_whose_replica_is_gone_is_gone_at_once(hasty_server: Test
     assert (answer.status_code, "submit the sample again" in answer.json()["detail"]) == (410, True)
 
 
-async def test_a_sample_whose_replica_cannot_be_reached_just_now_is_waited_for(
+async def test_a_sample_is_waited_for_while_its_replica_is_unreachable(
     hasty_server: TestedServer, fleet: FakeFleet
 ) -> None:
     [replica] = await add_pool(fleet, "p1")

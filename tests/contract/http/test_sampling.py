@@ -109,7 +109,7 @@ async def test_a_sampler_on_saved_weights_samples_from_them(server: TestedServer
 
 
 @pytest.mark.core("durability 11")
-async def test_a_sampler_whose_weights_were_deleted_is_gone(server: TestedServer) -> None:
+async def test_a_sampler_is_gone_when_its_weights_were_deleted(server: TestedServer) -> None:
     model_id = await server.model()
     path = (await save_for_sampler(server, model_id, 1, path="s1"))["path"]
     body = {"session_id": await server.session(), "sampling_session_seq_id": 0, "model_path": path}

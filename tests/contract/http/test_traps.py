@@ -67,7 +67,7 @@ async def test_trap_01_an_error_inside_the_server_never_becomes_a_5xx_of_a_poll(
     assert response.status_code == 408
 
 
-async def test_trap_02_chunks_are_acknowledged_in_whatever_order_they_come(server: TestedServer) -> None:
+async def test_trap_02_chunks_are_acknowledged_in_any_order(server: TestedServer) -> None:
     model_id = await server.model()
     for seq_id in (2, 3, 4, 1):
         response = await server.forward_backward(model_id, seq_id)

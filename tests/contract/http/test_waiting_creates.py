@@ -109,7 +109,7 @@ async def test_the_turn_that_a_create_hears_moves_while_it_waits(tmp_path: Path,
         assert heard == "2nd of 2 waiting"
 
 
-async def test_a_create_whose_worker_loads_its_model_says_so(tmp_path: Path, fleet: FakeFleet) -> None:
+async def test_a_create_says_that_its_worker_loads_the_model(tmp_path: Path, fleet: FakeFleet) -> None:
     loading = "loading base model org/tiny, 12 s so far"
     fleet.handles["w1"].down = loading
     async with running_server(settings_for(tmp_path), fleet) as server:

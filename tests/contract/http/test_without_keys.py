@@ -33,9 +33,7 @@ def reach(
     ("host", "key"),
     [("127.0.0.1", None), ("127.0.0.1", "tml-anything"), ("localhost", None), ("::1", None), ("::ffff:7f00:1", None)],
 )
-async def test_whoever_is_on_this_machine_is_the_default_tenant(
-    server: TestedServer, host: str, key: str | None
-) -> None:
+async def test_a_local_client_is_the_default_tenant(server: TestedServer, host: str, key: str | None) -> None:
     async with reach(server, host, headers={"x-api-key": key} if key else None) as client:
         made = await client.post("/create_model", json={"base_model": BASE_MODEL})
     model = await server.services.models.owned("default", made.json()["model_id"])
@@ -69,7 +67,7 @@ async def test_whoever_is_on_this_machine_is_the_default_tenant(
         ("127.0.0.1", "127.0.0.1", {"sec-fetch-site": "cross-site"}, "a web page of another site"),
     ],
 )
-async def test_whatever_comes_from_elsewhere_or_may_is_refused_in_a_sentence(
+async def test_requests_that_may_be_remote_are_refused_in_a_sentence(
     server: TestedServer, host: str, peer: str, headers: dict[str, str], why: str
 ) -> None:
     async with reach(server, host, peer, {**headers, "x-api-key": "tml-anything"}) as client:

@@ -48,7 +48,7 @@ def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
 
 
 @pytest.mark.timeout(300)
-def test_adapters_whose_a_is_divided_too_train_as_on_the_peft_engine(sides: Sides) -> None:
+def test_adapters_with_a_divided_a_matrix_train_as_on_the_peft_engine(sides: Sides) -> None:
     """An adapter of a rank that tensor ranks do not share evenly; two in turn; clipped by the norm over all ranks."""
     engine, peft = sides
     for each in sides:

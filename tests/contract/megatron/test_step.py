@@ -124,7 +124,7 @@ def test_a_step_is_torchs_adamw_on_the_sum_of_gradients(ranks: LayoutRanks) -> N
         torch.testing.assert_close(dict(after.groups["weights"]), wanted, atol=1e-6, rtol=1e-5)
 
 
-def test_a_calls_gradient_is_the_same_whatever_came_before_and_calls_are_summed(ranks: LayoutRanks) -> None:
+def test_a_calls_gradient_does_not_depend_on_earlier_calls_and_calls_are_summed(ranks: LayoutRanks) -> None:
     call, other = Backward("a", (rows(4, 1),)), Backward("a", (rows(3, 2),))
     still = Step("a", AdamParams(learning_rate=0.0, grad_clip_norm=0.1))
     program = (Create("a"), call, Read("a"), still, call, Read("a"), call, Read("a"), still, other, Read("a"))
@@ -210,7 +210,7 @@ TURNS = st.lists(
 @pytest.mark.parametrize("layout", ["one"], indirect=True)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(TURNS)
-def test_whatever_turns_adapters_take_each_is_as_if_alone(
+def test_each_adapter_trains_as_if_alone_for_any_order_of_turns(
     layout: str, ranks: LayoutRanks, turns: list[tuple[str, str]]
 ) -> None:
     events = [(adapter, _turn(adapter, kind, number)) for number, (adapter, kind) in enumerate(turns)]

@@ -62,7 +62,7 @@ def test_steps_are_those_of_a_plain_peft_loop(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [LogitTransform(), LogitTransform(0.5, 3.0), LogitTransform(cap=3.1)])
-def test_an_architecture_whose_logits_change_in_another_way_is_refused(wrong: LogitTransform) -> None:
+def test_an_architecture_with_an_unknown_change_of_logits_is_refused(wrong: LogitTransform) -> None:
     model = load_torch_model(str(model_directory("gemma2")))
     check_architecture(model)
     model.logit_transform = wrong

@@ -45,7 +45,7 @@ async def test_a_key_works_everywhere_at_once_and_dies_everywhere_within_seconds
         assert (await server.client.get("/sessions", headers=headers)).status_code == 401
 
 
-async def test_models_that_wait_are_served_in_the_order_of_their_arrival_whoever_accepted_them(
+async def test_waiting_models_are_served_in_order_of_arrival_across_replicas(
     replicas: Replicas, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tinsmith_server.services.training.placement.RECHECK_SECONDS", 0.1)

@@ -43,7 +43,7 @@ async def test_signs_of_life_and_silence_are_counted_by_the_databases_clock(serv
     assert is_now_in_the_database(session.last_heartbeat_at)
 
 
-async def test_a_checkpoint_expires_by_the_databases_clock_whatever_its_workers_clock_says(
+async def test_a_checkpoint_expires_by_the_databases_clock_and_not_by_its_workers(
     server: TestedServer,
 ) -> None:
     model_id = await server.model()

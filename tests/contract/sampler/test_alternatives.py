@@ -150,7 +150,7 @@ def test_greedy_alternatives_are_the_likeliest_token_each_time(sampler: Sampler)
     assert outcome.prompt_alt_tokens.tokens.tolist() == outcome.topk_prompt_logprobs.token_ids[1:].repeat(2, 1).tolist()
 
 
-def test_a_seed_repeats_its_alternatives_whatever_else_is_asked(sampler: Sampler) -> None:
+def test_a_seed_repeats_its_alternatives_with_any_other_options(sampler: Sampler) -> None:
     plain = job(PROMPT, seed=5, alt_tokens=4)
     busy = job(PROMPT, seed=5, alt_tokens=4, num_samples=3, topk_prompt=2, prompt_logprobs=True, last_n=3)
     other = job(PROMPT, seed=6, alt_tokens=4)

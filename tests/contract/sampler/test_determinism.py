@@ -100,7 +100,7 @@ def test_more_samples_than_rows_are_the_samples_of_a_job_alone(cold: Sampler, cr
 
 
 @pytest.mark.parametrize("rows_worth", [0, 8, 20], ids="memory for {} rows".format)
-def test_scarce_memory_starves_nobody_and_changes_no_bit(model: TorchModel, rows_worth: int) -> None:
+def test_scarce_memory_starves_no_job_and_changes_no_bit(model: TorchModel, rows_worth: int) -> None:
     """Batches have fewer rows, and open and close one after the other."""
     bytes_per_row = 256 * 2 * 2 * 2 * 16 * 4
     scarce = new_sampler(model, kv_cache_bytes=max(1, bytes_per_row * rows_worth))

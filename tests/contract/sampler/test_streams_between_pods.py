@@ -162,7 +162,7 @@ async def test_a_save_of_a_worker_that_was_killed_or_started_anew_is_read_from_t
     assert await pods.ways() == ({"root": 2}, {"unreachable": 1, "not_kept": 1})
 
 
-async def test_a_sampler_whose_certificate_is_no_clients_reads_the_root(pods: Pods) -> None:
+async def test_a_sampler_without_a_client_certificate_reads_the_root(pods: Pods) -> None:
     """The operator of its pool may not have issued another certificate yet."""
     adapter, replica = await pods.saved(7), pods.replica
     mount_secret(replica.secret, replica.authority.leaf(replica.name, usages=(SERVER,)), replica.authority)

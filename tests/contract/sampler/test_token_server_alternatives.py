@@ -73,7 +73,7 @@ def test_the_whole_vocabulary_can_be_named(sampler: Sampler) -> None:
     np.testing.assert_allclose(np.exp(sequence.topk_logprobs.logprobs).sum(1), 1, atol=TOLERANCE)
 
 
-def test_the_likeliest_tokens_go_on_over_an_end_that_nobody_asked_for(sampler: Sampler, model: TorchModel) -> None:
+def test_the_likeliest_tokens_continue_past_an_end_that_was_not_requested(sampler: Sampler, model: TorchModel) -> None:
     asked = job(PROMPT, max_tokens=300, temperature=2.0, seed=11, topk_sample=2)
     [sequence] = ask(sampler, asked).sequences
     assert set(sequence.tokens) & set(model.eos_token_ids)

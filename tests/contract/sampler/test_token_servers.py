@@ -50,7 +50,7 @@ def hand(server: SharedServer) -> ServerHand:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 2.0])
-def test_logprobs_are_those_at_temperature_one_whatever_it_draws_at(
+def test_logprobs_are_those_at_temperature_one_for_any_sampling_temperature(
     sampler: Sampler, model: TorchModel, temperature: float
 ) -> None:
     sequence = ask(sampler, job(PROMPT, max_tokens=20, temperature=temperature, top_k=5, top_p=0.9)).sequences[0]
@@ -98,7 +98,7 @@ def test_adapters_of_jobs_at_the_same_time_do_not_mix(sampler: Sampler, model: T
         np.testing.assert_allclose(outcome.sequences[0].logprobs, expected, atol=TOLERANCE)
 
 
-def test_an_end_that_nobody_asked_for_is_gone_over(sampler: Sampler, model: TorchModel) -> None:
+def test_sampling_continues_past_an_end_that_was_not_requested(sampler: Sampler, model: TorchModel) -> None:
     """A list of stop tokens replaces the model's own, and the sequence has its logprobs all along."""
     rare = 500
     assert rare not in model.eos_token_ids
@@ -111,7 +111,7 @@ def test_an_end_that_nobody_asked_for_is_gone_over(sampler: Sampler, model: Torc
         np.testing.assert_allclose(sequence.logprobs, expected, atol=TOLERANCE)
 
 
-def test_a_stop_in_the_last_place_is_a_stop_whatever_the_server_calls_it(sampler: Sampler) -> None:
+def test_a_stop_in_the_last_place_is_a_stop_under_any_name_of_the_server(sampler: Sampler) -> None:
     said = ask(sampler, job(PROMPT, max_tokens=10, temperature=0.0)).sequences[0].tokens.tolist()
     place = next(place for place in range(9, -1, -1) if said.index(said[place]) == place)
     asked = job(PROMPT, max_tokens=place + 1, temperature=0.0, stop_tokens=(said[place],))
@@ -180,7 +180,7 @@ def test_what_the_server_refuses_to_load_is_the_users_error_in_its_words(sampler
     assert not sampler.has_adapter("wide")
 
 
-def test_an_adapter_whose_files_go_before_the_server_reads_them_is_no_fault_of_the_users_and_can_be_loaded_again(
+def test_an_adapter_can_be_loaded_again_after_its_files_were_lost_before_the_server_read_them(
     sampler: Sampler, model: TorchModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = AdapterFolders.write

@@ -186,7 +186,7 @@ async def test_ephemeral_checkpoints_outlive_their_session_for_a_while(store: St
     assert [(checkpoint.name, checkpoint.type) for checkpoint in found] == [("long ago", "ephemeral")]
 
 
-async def test_a_checkpoint_whose_time_was_prolonged_or_that_was_saved_again_does_not_expire(store: Store) -> None:
+async def test_a_checkpoint_that_was_prolonged_or_saved_again_does_not_expire(store: Store) -> None:
     """The replica that removes expired checkpoints may have been paused since it looked."""
     for name in ("prolonged", "saved again", "past"):
         await store.put_checkpoint(a_checkpoint(name, expires_at=later(1)))

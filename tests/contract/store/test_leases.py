@@ -69,12 +69,12 @@ async def test_renewing_and_giving_up_at_once_ends(replicas: tuple[Store, Store]
         )
 
 
-async def test_rounds_without_a_gap_go_back_to_the_first_whoever_makes_them(replicas: tuple[Store, Store]) -> None:
+async def test_rounds_of_any_replica_without_a_gap_go_back_to_the_first(replicas: tuple[Store, Store]) -> None:
     for number, seconds in enumerate((0, 30, 74, 119)):
         assert await replicas[number % 2].record_round("reaper", later(seconds), ABSENCE) == NOW
 
 
-async def test_a_replica_whose_clock_is_behind_makes_no_gap(store: Store) -> None:
+async def test_a_replica_with_a_late_clock_makes_no_gap(store: Store) -> None:
     await store.record_round("reaper", NOW, ABSENCE)
     for seconds in (40, -600, 80):
         assert await store.record_round("reaper", later(seconds), ABSENCE) == NOW

@@ -75,7 +75,7 @@ async def test_the_models_of_one_project_are_those_of_its_sessions_in_pages_and_
     assert (await store.list_models("ada", limit=2, offset=0)).total == 8
 
 
-async def test_a_model_whose_creation_failed_is_not_listed(store: Store) -> None:
+async def test_a_model_is_not_listed_when_its_creation_failed(store: Store) -> None:
     model = await store.add_model(a_model())
     await store.end_model(model.model_id, "failed", "no such base model")
 

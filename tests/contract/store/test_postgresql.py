@@ -64,7 +64,7 @@ async def test_what_is_written_is_durable_where_the_database_commits_later_by_de
     assert shown == used
 
 
-async def test_times_mean_the_same_moment_whatever_the_servers_time_zone(postgres_url: str) -> None:
+async def test_times_mean_the_same_moment_in_any_time_zone_of_the_server(postgres_url: str) -> None:
     store = await open_store(with_setting(postgres_url, "timezone=Asia/Tokyo"))
     try:
         stored = await store.create_session(a_session(), None)

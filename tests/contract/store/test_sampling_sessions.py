@@ -64,7 +64,7 @@ async def test_sampling_sessions_of_a_session_come_in_their_own_order(store: Sto
     assert found == [f"session-1:sample:{number}" for number in (2, 9, 10)]
 
 
-async def test_the_newest_inflight_save_is_the_clients_last_whatever_the_clocks_say(store: Store) -> None:
+async def test_the_newest_inflight_save_is_the_clients_last_regardless_of_clocks(store: Store) -> None:
     model_id = "session-1:train:0"
     for number, created_at in [(9, later(10)), (10, NOW)]:
         inflight = a_sampling_session(seq_id=number, model_id=model_id, inflight=True, created_at=created_at)

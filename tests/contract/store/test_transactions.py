@@ -36,7 +36,7 @@ async def test_a_reopened_store_finds_everything_again(store_url: str) -> None:
         await second.close()
 
 
-async def test_a_write_whose_caller_is_cancelled_runs_to_its_end(store_url: str) -> None:
+async def test_a_write_runs_to_its_end_when_its_caller_is_cancelled(store_url: str) -> None:
     first = await open_store(store_url)
     await cancelled(first.create_session(a_session(), None))
     await first.close()
@@ -46,7 +46,7 @@ async def test_a_write_whose_caller_is_cancelled_runs_to_its_end(store_url: str)
     await second.close()
 
 
-async def test_who_writes_again_and_again_comes_behind_whoever_waits(
+async def test_a_caller_that_writes_repeatedly_queues_behind_waiting_callers(
     store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pool of connections favours the caller that asks at the right moment, and others would starve."""

@@ -22,7 +22,7 @@ async def test_an_epoch_rises_from_the_expected_one_only(store: Store) -> None:
     assert await store.raise_epoch("worker-1", 1, "instance-b") == Worker("worker-1", 2, "instance-b", 0)
 
 
-async def test_an_epoch_alone_is_read_as_it_is_now_whoever_raised_it(replicas: tuple[Store, Store]) -> None:
+async def test_an_epoch_is_read_as_the_last_replica_raised_it(replicas: tuple[Store, Store]) -> None:
     reader, other = replicas
     assert await reader.epoch_of("worker-1") == 0
     for epoch in (0, 1, 2):

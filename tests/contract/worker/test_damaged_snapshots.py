@@ -197,7 +197,7 @@ async def corrupted(start: StartWorker, tmp_path: Path, monkeypatch: pytest.Monk
     return sound, expected
 
 
-async def test_a_corrupted_model_whose_snapshot_is_put_back_leaves_a_checkpoint_of_all_that_it_did(
+async def test_a_corrupted_model_with_a_restored_snapshot_leaves_a_checkpoint_of_all_its_work(
     start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sound, expected = await corrupted(start, tmp_path, monkeypatch)

@@ -211,7 +211,7 @@ async def test_a_release_waits_until_its_last_checkpoint_is_safe(
     ]
 
 
-async def test_a_worker_whose_engine_thread_fails_ends_rather_than_waits_for_ever(
+async def test_a_worker_ends_when_its_engine_thread_fails(
     worker: Worker, ended: Future[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(lines: ModelQueues) -> None:
@@ -222,7 +222,7 @@ async def test_a_worker_whose_engine_thread_fails_ends_rather_than_waits_for_eve
     assert await asyncio.wait_for(asyncio.wrap_future(ended), AWAIT_SECONDS) == 1
 
 
-async def test_a_worker_that_nobody_has_activated_forgets_nothing_yet(
+async def test_a_worker_forgets_nothing_before_its_first_activation(
     start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = await start()
@@ -271,7 +271,7 @@ async def test_a_worker_that_cannot_take_its_journal_over_ends_rather_than_refus
     await worker.service.drain()
 
 
-async def test_one_model_without_a_last_snapshot_leaves_the_others_theirs(
+async def test_a_failed_last_snapshot_of_one_model_does_not_affect_other_models(
     start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = await start()
@@ -303,7 +303,7 @@ async def cancelled_after(steps: int, call: Coroutine[Any, Any, object]) -> None
 
 
 @pytest.mark.parametrize("steps", range(6))
-async def test_calls_whose_clients_die_change_nothing_for_the_others(tmp_path: Path, steps: int) -> None:
+async def test_calls_of_clients_that_die_change_nothing_for_other_clients(tmp_path: Path, steps: int) -> None:
     worker = Worker(tmp_path)
     await cancelled_after(steps, worker.service.activate(1))
     await worker.service.activate(1)

@@ -179,7 +179,7 @@ async def test_a_call_for_a_model_that_was_just_forgotten_leaves_no_row(
     forget(gone)
 
 
-async def test_events_of_a_new_volume_come_after_the_servers_cursor_whatever_the_clock_says(tmp_path: Path) -> None:
+async def test_events_of_a_new_volume_come_after_the_servers_cursor_regardless_of_the_clock(tmp_path: Path) -> None:
     """A server reads what is behind its cursor alone: saves of a volume whose clock is behind would have no records."""
     cursor = 2**60
     worker = Worker(tmp_path / "new")

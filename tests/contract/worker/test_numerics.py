@@ -139,7 +139,7 @@ def test_every_flag_is_known_to_decide_bits_or_not_to() -> None:
 @pytest.mark.parametrize(
     ("name", "reported_mib"), [("H100", (81079, 81559)), ("H200", (143156, 143771)), ("L4", (22478, 22570))]
 )
-def test_a_gpu_is_the_same_whatever_its_driver_takes_of_its_memory(
+def test_a_gpu_counts_as_the_same_for_any_memory_use_of_its_driver(
     monkeypatch: pytest.MonkeyPatch, name: str, reported_mib: tuple[int, int]
 ) -> None:
     """Otherwise a node whose driver is replaced could not replay."""

@@ -202,7 +202,7 @@ async def test_where_one_cannot_be_saved_another_leaves(start: StartWorker, monk
         assert (await worker.finished(2, MODELS[number])).failure is None
 
 
-async def test_a_parked_model_whose_snapshot_is_damaged_waits_and_no_other(start: StartWorker, tmp_path: Path) -> None:
+async def test_only_the_parked_model_with_a_damaged_snapshot_waits(start: StartWorker, tmp_path: Path) -> None:
     worker = await start(slots=1, residency=AT_ONCE)
     await done(worker, *program(0)[:3], program(1)[0])
     [snapshot] = (tmp_path / "volume" / "snapshots").glob("sess.train.0.*")

@@ -66,7 +66,7 @@ async def test_a_model_that_is_not_there(pod: StartPod) -> None:
     }
 
 
-async def test_a_model_whose_forward_raises(pod: StartPod, tmp_path: Path) -> None:
+async def test_a_model_with_a_forward_that_raises(pod: StartPod, tmp_path: Path) -> None:
     """Its files are sound and its shapes are not: three key heads do not go into four."""
     model = make_tiny_model(tmp_path / "model", shape=TinyShape(kv_heads=3))
     record = await refusal(pod(flags={"--engine": "peft", "--model": str(model)}))
@@ -102,7 +102,7 @@ async def test_another_image_before_a_clean_stop(pod: StartPod) -> None:
     assert "tinsmith/trainer@sha256:two" in record["message"]
 
 
-async def test_something_that_nobody_thought_of(pod: StartPod) -> None:
+async def test_an_unexpected_error(pod: StartPod) -> None:
     worker = pod(flags={"--engine": "support.engine.wrong:finds_a_broken_device"})
     worker.start()
     code, errors = await worker.ended()

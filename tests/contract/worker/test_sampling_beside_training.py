@@ -54,7 +54,7 @@ async def test_a_stop_does_not_wait_for_samples_and_who_asks_for_them_submits_ag
     assert (await stub.AwaitSample(awaited("running"))).WhichOneof("state") == "not_found"
 
 
-async def test_the_sampler_hears_for_whom_a_sample_is_and_of_an_older_server_nothing(
+async def test_the_sampler_gets_the_tenant_of_a_sample_except_from_an_older_server(
     port: Port, sampler: ScriptedSampler
 ) -> None:
     stub = port.api_server()

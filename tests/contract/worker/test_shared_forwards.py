@@ -104,7 +104,7 @@ async def test_what_cannot_be_read_fails_by_itself_and_not_who_would_have_shared
     assert (await worker.finished(2, MODELS[0])).failure is None
 
 
-async def test_an_error_that_the_engine_keeps_to_nobody_makes_the_others_begin_again(
+async def test_an_error_that_belongs_to_no_call_makes_the_others_start_again(
     worker: Worker, forwards: Forwards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     advance, failed = ReferenceEngine.advance, list[str]()

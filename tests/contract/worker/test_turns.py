@@ -239,7 +239,7 @@ async def test_a_snapshot_within_an_operation_is_of_the_model_before_it(
     assert (await worker.finished(3)).failure is None
 
 
-async def test_whose_a_model_is_outlives_the_process(start: StartWorker) -> None:
+async def test_the_tenant_of_a_model_outlives_the_process(start: StartWorker) -> None:
     worker = await start()
     await worker.submit(create(), tenant="ada")
     await worker.finished(0)

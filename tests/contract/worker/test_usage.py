@@ -36,7 +36,7 @@ async def timeline(worker: Worker, session_id: str) -> list[worker_pb2.Span]:
 TRAINED = (MODEL, "alice", worker_pb2.TRAINING_TOKENS)
 
 
-async def test_a_replay_counts_nothing_and_a_clean_stop_leaves_what_nobody_took(start: StartWorker) -> None:
+async def test_a_replay_counts_no_usage_and_a_clean_stop_keeps_usage_that_was_not_collected(start: StartWorker) -> None:
     worker = await start()
     await worker.submit(create(), train(1), tenant="alice")
     await worker.finished(1)

@@ -48,7 +48,7 @@ def test_the_tags_of_its_bases_are_the_versions_that_the_assumptions_are_about()
     assert ROOT / "trainer_image" / VERSIONS["dockerfile"] == IMAGE.dockerfile
 
 
-def test_ours_is_on_the_path_of_the_bases_python() -> None:
+def test_tinsmith_is_on_the_path_of_the_bases_python() -> None:
     [folder] = {line.split()[-1].rpartition("/")[0] for line in lines("COPY") if "/tinsmith_" in line}
     assert environment()["PYTHONPATH"] == folder
     assert f"--target {folder} " in lines("RUN")[1]
@@ -64,7 +64,7 @@ def test_its_packages_are_those_of_the_workers_own_image_or_of_the_tests_by_the_
         assert set(entry.split()) == set(held.split())
 
 
-def test_all_that_is_imported_is_there_and_nothing_of_ours_hides_what_the_base_pins() -> None:
+def test_all_imported_packages_are_there_and_none_hides_a_package_that_the_base_pins() -> None:
     brought, installed = set(VERSIONS["brings"]), set(entries(REQUIREMENTS))
     missing = {name for name in imported_by_the_worker() - brought if PACKAGES.get(name, name) not in installed}
     assert missing == ANOTHER_IMAGES

@@ -8,7 +8,7 @@ NEMO_RL = OnABase("nemo-rl")
 PREBUILT = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
 
 
-def test_its_base_is_given_by_whoever_builds_it_and_has_to_be_the_commit_that_was_read() -> None:
+def test_its_base_is_an_argument_of_the_build_and_must_be_the_commit_that_was_read() -> None:
     commit = NEMO_RL.versions["commit"]
     assert NEMO_RL.lines("ARG") == ["BASE", f"NEMO_RL_COMMIT={commit}"]
     assert NEMO_RL.lines("FROM") == ["${BASE}"]

@@ -19,13 +19,13 @@ def base(request: pytest.FixtureRequest) -> OnABase:
     return OnABase(request.param)
 
 
-def test_ours_is_first_on_the_path_of_the_driver_and_of_its_ranks_alike(base: OnABase) -> None:
+def test_tinsmith_is_first_on_the_path_of_the_driver_and_of_its_ranks(base: OnABase) -> None:
     [folder] = {line.split()[-1].rpartition("/")[0] for line in base.lines("COPY") if "/tinsmith_" in line}
     assert base.environment()["PYTHONPATH"].split(":")[0] == folder
     assert f"--target {folder} " in base.lines("RUN")[1]
 
 
-def test_all_that_the_worker_imports_is_there_and_nothing_of_ours_hides_what_the_base_brings(base: OnABase) -> None:
+def test_all_imports_of_the_worker_are_there_and_none_hides_a_package_of_the_base(base: OnABase) -> None:
     missing = {
         name for name in imported_by_the_worker() - base.brought if MODULES.get(name, name) not in base.installed()
     }

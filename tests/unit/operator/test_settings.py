@@ -66,7 +66,7 @@ def test_a_variable_that_is_the_operators_or_none_at_all_is_refused(name: str) -
 
 
 @pytest.mark.parametrize("endpoint", ["minio:9000", "ftp://store", "https://", "https://store:port"])
-def test_an_endpoint_that_nobody_could_reach_is_refused(endpoint: str) -> None:
+def test_an_unreachable_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(ValidationError):
         make(checkpoint_environment={"AWS_ENDPOINT_URL_S3": endpoint})
 
@@ -116,6 +116,6 @@ def test_restarts_that_cannot_be_paced_are_refused(changes: dict[str, str], word
         make(**changes)
 
 
-def test_restarts_that_nobody_asked_for_are_off_until_they_are_turned_on() -> None:
+def test_automatic_restarts_are_off_by_default() -> None:
     assert not make().restart_policy.automatic
     assert make(restart_automatically=True, restart_budget="20%").restart_policy.most(30) == 6

@@ -147,7 +147,7 @@ def test_it_stops_at_the_first_datum_or_part_too_many(body: bytes, says: str) ->
         pytest.param(b"\x7b" * FEW_TAGS, id="open-groups"),
     ],
 )
-def test_whatever_a_tag_is_it_counts(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_tag_counts(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_bodies, "MAX_TAGS", FEW_TAGS - 1)
     with pytest.raises(BodyInvalid, match=f"more than {FEW_TAGS - 1} fields"):
         outline_of(body)

@@ -19,7 +19,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_its_names_set_what_ours_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_names_set_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     values = ("0.0.0.0", "9001", MODELS, "tml-secret", "/data/metadata", "WARN")
     for name, value in zip(SETTING_OF_NAME, values, strict=True):
         monkeypatch.setenv(name, value)
@@ -30,7 +30,7 @@ def test_its_names_set_what_ours_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (settings.data, settings.log_level) == (Path("/data/metadata"), "warning")
 
 
-def test_ours_go_before_them_and_the_note_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tinsmiths_names_take_precedence_and_the_note_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRAINING_HOST", "0.0.0.0")
     monkeypatch.setenv("TRAINING_PORT", "9001")
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")

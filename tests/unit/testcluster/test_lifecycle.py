@@ -42,7 +42,7 @@ def up_already() -> Iterator[Places]:
     end([started, *marked(places.directory)])
 
 
-def test_a_cluster_one_of_whose_processes_ended_is_not_up(
+def test_a_cluster_is_not_up_when_one_of_its_processes_ended(
     up_already: Places, capsys: pytest.CaptureFixture[str]
 ) -> None:
     end([ProcessTable(up_already).running("etcd")])

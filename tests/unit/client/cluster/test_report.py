@@ -144,7 +144,7 @@ PASSWORDS = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), mi
 
 
 @given(password=PASSWORDS, order=st.permutations(["spec", "log", "event"]))
-def test_a_password_of_one_part_is_taken_out_of_all_whatever_came_first(password: str, order: list[str]) -> None:
+def test_a_password_of_one_part_is_removed_from_all_parts_in_any_order(password: str, order: list[str]) -> None:
     parts: dict[str, Callable[[Bundle], None]] = {
         "spec": lambda bundle: bundle.add_object("a.json", {"env": [{"name": "DB_PASSWORD", "value": password}]}),
         "log": lambda bundle: bundle.add_text("b.log", f"said {password} aloud"),

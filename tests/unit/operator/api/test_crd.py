@@ -186,6 +186,6 @@ def test_every_rule_says_what_to_change(rule: dict[str, str]) -> None:
 
 
 @CRDS
-def test_a_message_of_ours_fits_into_a_condition(crd: Crd) -> None:
+def test_the_operators_longest_message_fits_into_a_condition(crd: Crd) -> None:
     conditions = root_schema(crd.file)["properties"]["status"]["properties"]["conditions"]["items"]["properties"]
     assert conditions["message"]["maxLength"] >= LONGEST_MESSAGE

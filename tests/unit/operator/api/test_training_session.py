@@ -19,7 +19,7 @@ def test_fields_of_a_newer_crd_are_left_alone() -> None:
     assert make_session(parallelism={"nodes": 2}).spec.adapters.slots == 8
 
 
-def test_a_condition_of_somebody_elses_need_not_say_what_ours_say() -> None:
+def test_a_foreign_condition_may_lack_fields_of_the_operators_conditions() -> None:
     theirs = {
         "type": "example.com/Approved",
         "status": "True",
@@ -37,7 +37,7 @@ def test_an_unreadable_session_is_named_with_its_field() -> None:
         parse_session(session_manifest(engine="abacus"))
 
 
-def test_a_claim_that_somebody_else_made_is_never_deleted_with_the_session() -> None:
+def test_an_existing_claim_is_never_deleted_with_the_session() -> None:
     storage = {"existingClaim": "mine", "retentionPolicy": {"whenDeleted": "Delete"}}
     assert make_session(storage=storage).spec.storage.deletes_claim is False
 

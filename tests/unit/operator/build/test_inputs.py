@@ -46,12 +46,12 @@ def test_no_operator_restarts_a_worker_because_it_hashes_otherwise(name: str, ex
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_whatever_an_administrator_says_of_the_checkpoint_root_restarts_the_workers(changes: dict[str, Any]) -> None:
+def test_every_change_of_the_checkpoint_root_restarts_the_workers(changes: dict[str, Any]) -> None:
     installation = replace(INSTALLATION, **changes)
     assert inputs_hash(make_session(), installation, PLAN) != inputs_hash(make_session(), INSTALLATION, PLAN)
 
 
-def test_what_only_the_operator_uses_restarts_nobody() -> None:
+def test_settings_of_the_operator_alone_restart_no_worker() -> None:
     installation = replace(INSTALLATION, trainer_image="other:2", hang_timeout_seconds=1, delete_grace_seconds=1)
     assert inputs_hash(make_session(), installation, PLAN) == inputs_hash(make_session(), INSTALLATION, PLAN)
 

@@ -70,7 +70,7 @@ def test_the_scripts_are_what_a_shell_can_read() -> None:
         subprocess.run([shell, "-n", "-c", script], check=True, timeout=10)
 
 
-def test_the_hook_ends_when_nobody_listens_where_the_head_was(tmp_path: Path) -> None:
+def test_the_hook_ends_when_the_heads_port_is_closed(tmp_path: Path) -> None:
     [shell, options, hook] = container_of(member_of(group()))["lifecycle"]["preStop"]["exec"]["command"]
     place = tmp_path / "head"
     place.write_text("127.0.0.1\n")

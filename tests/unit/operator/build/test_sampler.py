@@ -40,7 +40,7 @@ def test_a_sampler_reaches_the_workers_of_its_namespace_and_workers_reach_no_sam
 
 
 @pytest.mark.parametrize("field", sorted(EVERYTHING_OF_A_POOL["pod"]))
-def test_whatever_is_said_of_a_pod_changes_it(field: str) -> None:
+def test_every_field_of_the_pod_changes_the_template(field: str) -> None:
     said = make_pool(pod={field: EVERYTHING_OF_A_POOL["pod"][field]})
     plain, changed = (build_sampler_template(pool, INSTALLATION, None) for pool in (make_pool(), said))
     # The hash changes in any case, and is no effect.

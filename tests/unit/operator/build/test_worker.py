@@ -32,7 +32,7 @@ def measured(seconds: int | None, **spec: Any) -> TrainingSession:
     return replace(make_session(**spec), status=TrainingSessionStatus(snapshot_seconds=seconds))
 
 
-def test_a_worker_hears_of_places_only_where_somebody_said_how_many() -> None:
+def test_a_worker_gets_the_number_of_places_only_if_the_spec_sets_it() -> None:
     """The worker derives the number from its slots, and an earlier image would not know the flag."""
     assert not [word for word in worker(make_session())["args"] if word.startswith("--model-places")]
     assert "--model-places=24" in worker(make_session(adapters={"slots": 4, "modelPlaces": 24}))["args"]
@@ -103,7 +103,7 @@ def test_beside_api_server_and_operator_of_the_release_samplers_of_its_namespace
     + [{"pod": {name: value}} for name, value in EVERYTHING["pod"].items()],
     ids=lambda changed: ".".join([*changed, *changed.get("pod", ())][:2]),
 )
-def test_whatever_a_user_says_of_the_pod_restarts_it(changed: Manifest) -> None:
+def test_every_change_of_the_pod_by_a_user_restarts_it(changed: Manifest) -> None:
     assert inputs_hash(make_session(**changed), INSTALLATION, PLAN) != inputs_hash(make_session(), INSTALLATION, PLAN)
 
 

@@ -80,7 +80,7 @@ async def test_an_authority_that_is_deleted_comes_back_as_it_was(issuer: Issuer,
     assert cluster.objects[AUTHORITY]["data"] == before["data"]
 
 
-async def test_an_authority_that_somebody_put_there_is_adopted_and_the_client_follows(
+async def test_an_authority_of_an_administrator_is_adopted_and_the_client_follows(
     issuer: Issuer, cluster: FakeCluster
 ) -> None:
     await issuer.refresh()
@@ -134,7 +134,7 @@ async def test_what_is_wrong_is_known_until_it_is_mended(issuer: Issuer, cluster
     assert issuer.problem is None
 
 
-async def test_an_authority_whose_time_has_passed_is_a_problem_and_no_crash(
+async def test_an_expired_authority_is_a_problem_and_no_crash(
     issuer: Issuer, cluster: FakeCluster, clock: Clock
 ) -> None:
     await issuer.refresh()

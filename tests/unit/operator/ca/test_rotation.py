@@ -286,7 +286,7 @@ def test_another_one_takes_over_before_the_end_and_certificates_never_stop() -> 
     in_simulated_time(live)
 
 
-def test_an_authority_that_somebody_else_keeps_is_never_rotated() -> None:
+def test_a_foreign_authority_is_never_rotated() -> None:
     """cert-manager renews such an authority itself; it lacks the operator's label."""
 
     async def live() -> None:

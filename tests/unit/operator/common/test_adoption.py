@@ -56,7 +56,7 @@ def test_orphaned_children_are_adopted_and_no_worker_is_restarted(make: Callable
 
 @WORLDS
 @pytest.mark.parametrize("label", [MANAGED_BY_LABEL, SESSION_LABEL, POOL_LABEL])
-def test_an_orphan_without_our_labels_is_somebody_elses(make: Callable[[], ModelCluster], label: str) -> None:
+def test_an_orphan_without_the_operators_labels_is_foreign(make: Callable[[], ModelCluster], label: str) -> None:
     world = make()
     world.settle()
     world.user_replaces_owner_and_orphans_its_children()

@@ -139,7 +139,7 @@ REWRITES: tuple[Callable[[Manifest], None], ...] = (
 @pytest.mark.parametrize(
     "world", [lambda: World(session_manifest()), lambda: PoolWorld(pool_manifest())], ids=["session", "pool"]
 )
-def test_whatever_an_api_server_makes_of_a_request_it_is_not_asked_again(
+def test_a_request_that_the_api_server_rewrites_is_not_repeated(
     world: Callable[[], ModelCluster], rewrite: Callable[[Manifest], None]
 ) -> None:
     cluster = world()

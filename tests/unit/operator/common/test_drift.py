@@ -37,7 +37,7 @@ def test_a_book_that_is_right_stays_as_it_is() -> None:
     assert not has_foreign_content(manifest(*right))
 
 
-def test_content_that_others_added_becomes_ours_and_their_labels_stay_theirs() -> None:
+def test_foreign_content_becomes_the_operators_and_foreign_labels_stay_foreign() -> None:
     live = manifest(entry(OURS, "Apply", PORTS), entry("kubectl-edit", "Update", {**SELECTOR, **LABELS}))
     assert has_foreign_content(live)
     both = {"f:spec": {**PORTS["f:spec"], **SELECTOR["f:spec"]}}
@@ -59,14 +59,14 @@ def test_the_result_needs_no_second_correction(manager: str) -> None:
     assert not has_foreign_content(again)
 
 
-def test_what_controllers_write_into_a_claim_stays_theirs() -> None:
+def test_fields_that_controllers_write_into_a_claim_stay_foreign() -> None:
     volume = entry("kube-controller-manager", "Update", {"f:spec": {"f:volumeName": {}}})
     live = manifest(entry(OURS, "Update", PORTS), volume, kind="PersistentVolumeClaim")
     assert not has_foreign_content(live)
     assert own_managed_fields(live) == [entry(OURS, "Apply", PORTS), volume]
 
 
-def test_a_subresource_of_somebody_else_is_no_content() -> None:
+def test_a_foreign_subresource_is_no_content() -> None:
     scaled = entry("kubectl", "Update", {"f:spec": {"f:replicas": {}}}, subresource="scale")
     assert not has_foreign_content(manifest(entry(OURS, "Apply", PORTS), scaled))
 
@@ -74,7 +74,7 @@ def test_a_subresource_of_somebody_else_is_no_content() -> None:
 SUSPEND = {"f:spec": {"f:suspend": {}}}
 
 
-def test_what_says_when_it_runs_stays_with_whoever_wrote_it() -> None:
+def test_fields_that_say_when_it_runs_keep_their_manager() -> None:
     queue = entry("kueue", "Update", {"f:spec": {"f:suspend": {}, "f:headGroupSpec": {}}})
     live = manifest(entry(OURS, "Update", SELECTOR), queue, kind="RayCluster")
     assert not has_foreign_content(live)

@@ -102,7 +102,7 @@ def test_words_are_quoted_of_images_that_the_platform_vouches_for(
     assert quotes or "kubectl logs" in said
 
 
-def test_the_words_of_a_pod_are_its_own_images_whatever_the_spec_says_by_then() -> None:
+def test_the_message_of_a_pod_belongs_to_its_own_image_and_not_to_the_later_spec() -> None:
     """Otherwise a user who removes the image from the spec would make its words quotable."""
     world = a_world("ghcr.io/team/trainer:1", "*")
     world.container_ends(exit_code=3, message=HOSTILE)

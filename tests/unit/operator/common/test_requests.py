@@ -181,6 +181,6 @@ def test_what_is_no_time_is_told_once_and_does_nothing(annotation: str, said: st
 
 
 @given(st.datetimes(timezones=st.just(UTC)))
-def test_whatever_kubernetes_writes_is_a_time(moment: datetime) -> None:
+def test_every_time_format_of_kubernetes_is_a_time(moment: datetime) -> None:
     assert is_time(moment.strftime("%Y-%m-%dT%H:%M:%SZ").rjust(20, "0"))
     assert is_time(moment.isoformat(timespec="microseconds"))

@@ -58,9 +58,7 @@ def test_a_session_that_changes_is_enqueued(cache: Cache, enqueued: list[Key]) -
     assert enqueued == [KEY]
 
 
-def test_a_change_enqueues_whoever_looked_at_the_place_also_when_nothing_was_there(
-    cache: Cache, enqueued: list[Key]
-) -> None:
+def test_a_change_enqueues_every_reader_of_the_place_even_if_it_was_empty(cache: Cache, enqueued: list[Key]) -> None:
     assert cache.read(place(SERVICES), KEY) is None
     cache.note(manifest(SERVICES))
     cache.note(manifest(SERVICES, "of-somebody-else"))
@@ -100,9 +98,7 @@ def test_the_end_of_an_object_does_not_concern_its_successor(cache: Cache) -> No
 
 
 @pytest.mark.parametrize("resource", [SESSIONS, POOLS, SERVICES, CLAIMS, SECRETS])
-def test_an_object_that_a_later_list_shows_had_not_ended_whatever_was_believed(
-    cache: Cache, resource: Resource
-) -> None:
+def test_an_object_in_a_later_list_has_not_ended(cache: Cache, resource: Resource) -> None:
     living = manifest(resource, version=5, **{MANAGED_BY_LABEL: MANAGER})
     cache.note_end(place(resource), "u1", version=6)
     listed(cache, resource, [living], 20)
@@ -162,7 +158,7 @@ def test_a_group_is_what_has_the_label_by_name(cache: Cache) -> None:
     assert names(cache.read_group(PODS_OF_THE_POOL, KEY)) == ["a", "b"]
 
 
-def test_whoever_looked_at_a_group_hears_of_what_comes_changes_and_goes(cache: Cache, enqueued: list[Key]) -> None:
+def test_a_reader_of_a_group_hears_of_new_changed_and_deleted_objects(cache: Cache, enqueued: list[Key]) -> None:
     assert cache.read_group(PODS_OF_THE_POOL, KEY) == []
     cache.note(manifest(PODS, "of-nobody"))
     assert enqueued == []
@@ -223,7 +219,7 @@ def large(resource: Resource, **labels: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", sorted(SEEN_FOR_THEIR_NAMES))
-def test_of_a_foreign_object_only_whose_it_is_is_kept(cache: Cache, kind: str) -> None:
+def test_of_a_foreign_object_only_the_owner_is_kept(cache: Cache, kind: str) -> None:
     resource = BY_KIND[kind]
     theirs = large(resource, app="web")
     theirs["metadata"]["ownerReferences"] = [{"apiVersion": "apps/v1", "kind": "Other", "uid": "o", "controller": True}]
@@ -258,7 +254,7 @@ def test_of_somebodys_claim_is_kept_what_the_operator_has_written_on_it(cache: C
     assert kept["metadata"]["uid"] == theirs["metadata"]["uid"]
 
 
-def test_a_claim_of_ours_is_kept_whole(cache: Cache) -> None:
+def test_a_claim_of_the_operator_is_kept_whole(cache: Cache) -> None:
     cache.note(large(CLAIMS, **{MANAGED_BY_LABEL: MANAGER}))
     assert cache.peek(place(CLAIMS)) == large(CLAIMS, **{MANAGED_BY_LABEL: MANAGER})
 

@@ -100,7 +100,9 @@ async def test_a_create_is_a_post_under_our_name_of_which_no_field_may_be_droppe
     assert wire.requests == [("POST", path, query, "application/json", SERVICE)]
 
 
-async def test_an_apply_is_guarded_by_uid_and_version_and_forces_what_is_ours(cluster: Cluster, wire: Wire) -> None:
+async def test_an_apply_is_guarded_by_uid_and_version_and_forces_the_operators_fields(
+    cluster: Cluster, wire: Wire
+) -> None:
     manifest = {**SERVICE, "metadata": {**SERVICE["metadata"], **GUARD}}  # type: ignore[dict-item]
     await cluster.apply(SERVICES, manifest)
     [(method, path, query, content, body)] = wire.requests
@@ -119,7 +121,7 @@ async def test_an_apply_that_could_hit_another_object_is_not_sent(cluster: Clust
 
 
 @pytest.mark.parametrize("sealed", [True, False])
-async def test_fields_are_made_ours_of_this_very_version_and_break_its_seal(
+async def test_fields_are_taken_over_from_this_very_version_and_break_its_seal(
     cluster: Cluster, wire: Wire, sealed: bool
 ) -> None:
     annotations = {"annotations": {"tinsmith.dev/configuration": "a hash"}} if sealed else {}
@@ -174,7 +176,7 @@ async def test_a_list_is_read_page_by_page(cluster: Cluster, wire: Wire) -> None
     ],
     ids=["get", "list", "try", "lease"],
 )
-async def test_a_read_waits_for_its_turn_like_a_write_and_the_lease_waits_for_nobody(
+async def test_a_read_waits_for_its_turn_like_a_write_and_the_lease_never_waits(
     wire: Wire, read: Callable[[Cluster], Awaitable[Any]], waits: bool
 ) -> None:
     limit = CountedLimit()
@@ -272,7 +274,7 @@ async def test_reading_and_the_lease_itself_need_no_permission(
         (504, "Timeout", Unavailable),
     ],
 )
-async def test_each_status_becomes_an_error_of_ours(
+async def test_each_status_becomes_an_error_of_the_client(
     cluster: Cluster, wire: Wire, status: int, reason: str, error: type[Exception]
 ) -> None:
     wire.status, wire.answer = status, {"kind": "Status", "reason": reason, "message": "what the server says"}

@@ -34,7 +34,7 @@ def test_an_object_that_was_too_deep_ends_at_the_deepest_level_that_is_kept() ->
 
 
 @pytest.mark.parametrize("levels", [DEEPEST - 2, DEEPEST - 1, DEEPEST, 500])
-def test_what_is_too_deep_is_known_whatever_the_parser_takes(levels: int) -> None:
+def test_too_deep_values_are_found_without_the_parser(levels: int) -> None:
     inner = '[{"a":' * (levels // 2) + "[" * (levels % 2) + "]" * (levels % 2) + "}]" * (levels // 2)
     assert nests_too_deep(inner.encode()) == (levels >= DEEPEST)
     assert (flattened(inner.encode()) == inner.encode()) == (levels < DEEPEST)

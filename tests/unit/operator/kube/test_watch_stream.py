@@ -77,7 +77,7 @@ def test_every_error_in_a_watch_makes_it_begin_anew_as_one_that_is_too_old(code:
     assert readable_line(error_event(410)) == error_event(410)
 
 
-def test_an_event_about_an_object_stays_whatever_is_in_it() -> None:
+def test_an_event_about_an_object_with_any_content_stays() -> None:
     named = json.dumps({"type": "ADDED", "object": {"metadata": {"name": "x", "labels": {"a": "ERROR"}}}}).encode()
     tricky = json.dumps({"object": {"type": "ERROR"}, "type": "ADDED"}).encode()
     for line in (named, tricky, b'{"type":"ERROR"', b'"ERROR"'):
@@ -237,7 +237,7 @@ async def test_a_watch_that_is_broken_off_by_an_error_begins_anew_with_a_list(wa
     assert not watching.watch.has_ended
 
 
-async def test_a_kind_whose_crd_is_deleted_is_heard_of_and_watched_again_when_it_is_back(watching: Watching) -> None:
+async def test_a_kind_with_a_deleted_crd_is_reported_and_watched_again_when_the_crd_is_back(watching: Watching) -> None:
     await watching.hears(*((owner.plural, "200") for owner in OWNERS))
     watching.api.missing = {SESSIONS.plural}
     watching.api.lines.put_nowait(error_event(500))

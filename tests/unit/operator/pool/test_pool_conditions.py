@@ -74,7 +74,7 @@ def test_an_image_that_cannot_be_pulled_stalls_the_roll_and_leaves_the_old_repli
     assert len([pod for pod in world.pods() if pod["spec"]["containers"][0]["image"] != BROKEN]) == 2
 
 
-def test_a_pool_whose_only_replica_cannot_start_says_why() -> None:
+def test_a_pool_says_why_its_only_replica_cannot_start() -> None:
     world = PoolWorld(pool_manifest())
     world.broken_images = {world.installation.trainer_image}
     world.settle()

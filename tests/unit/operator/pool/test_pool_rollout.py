@@ -59,7 +59,7 @@ def condition(world: PoolWorld, type_: str) -> Manifest:
     ],
     ids=lambda said: str(next(iter(said))),
 )
-def test_whatever_a_user_says_of_the_pods_rolls_them(said: Manifest) -> None:
+def test_every_change_of_the_pods_by_a_user_rolls_them(said: Manifest) -> None:
     world = settled_world(replicas=2)
     before = names(world)
     world.user_sets(**said)
@@ -104,7 +104,7 @@ def test_an_operator_that_builds_other_templates_rolls_nothing(monkeypatch: pyte
     assert world.decide().actions == ()
 
 
-def test_a_template_that_somebody_edits_becomes_what_it_was() -> None:
+def test_an_edited_template_is_reverted() -> None:
     world = settled_world()
     before = copy.deepcopy(world.objects[DEPLOYMENT]["spec"])
     world.person_edits(DEPLOYMENT)

@@ -107,7 +107,7 @@ async def test_a_foreign_object_that_no_watch_shows_is_believed_for_a_minute() -
     assert house.enqueued == [Key("tin", "tiny", "TrainingSession")]
 
 
-async def test_an_apply_first_makes_the_fields_of_our_post_ours_to_take_away(house: House) -> None:
+async def test_an_apply_first_takes_over_the_fields_of_the_operators_post(house: House) -> None:
     ours = {"manager": MANAGER, "operation": "Update", "fieldsV1": {"f:spec": {}}}
     theirs = {"manager": "kube-controller-manager", "operation": "Update", "subresource": "status"}
     house.cache.note(house.cluster.put(manifest(SERVICE, managedFields=[ours, theirs])))
@@ -116,7 +116,7 @@ async def test_an_apply_first_makes_the_fields_of_our_post_ours_to_take_away(hou
     assert house.cluster.objects[SERVICE]["metadata"]["managedFields"] == [{**ours, "operation": "Apply"}, theirs]
 
 
-async def test_an_apply_that_fails_after_the_fields_were_made_ours_leaves_the_object_known_as_unfinished(
+async def test_an_apply_that_fails_after_the_fields_were_taken_over_leaves_the_object_unfinished(
     house: House,
 ) -> None:
     """Otherwise another manager's values would count as the operator's own."""

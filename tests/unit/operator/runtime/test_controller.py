@@ -267,7 +267,7 @@ def lines_of(run: Run, identify: Identify, seconds: float = 0.05) -> list[dict[s
     return said
 
 
-def test_every_line_of_a_reconcile_says_of_whom_it_is_and_of_which_one() -> None:
+def test_every_line_of_a_reconcile_names_its_object_and_its_run() -> None:
     run = Run(RuntimeError("a bug"), SETTLED)
     generation = iter([1, 2])
     first, second = lines_of(run, lambda _: {"uid": "u-1", "generation": next(generation)}, 0.03)

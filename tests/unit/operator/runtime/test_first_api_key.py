@@ -46,7 +46,7 @@ async def test_an_installation_that_was_given_a_key_gets_no_other(cluster: FakeC
     assert key.secret_names == ()
 
 
-def test_keys_are_such_as_the_sdk_sends_and_nobody_guesses() -> None:
+def test_keys_have_the_sdks_form_and_cannot_be_guessed() -> None:
     keys = {new_key() for _ in range(8)}
     assert len(keys) == 8
     assert all(key.startswith("tml-") and len(key) > 40 for key in keys)

@@ -162,7 +162,7 @@ async def test_a_crd_that_is_deleted_takes_its_objects_away_and_leaves_the_other
 
 
 @simulated_time
-async def test_a_built_in_kind_that_is_not_found_is_no_crd_of_ours() -> None:
+async def test_a_built_in_kind_that_is_not_found_is_no_missing_crd() -> None:
     house = House()
     house.cache.note(house.cluster.put(SERVICE))
     house.informer.heard("tin", SERVICES.plural, "404", None)

@@ -82,7 +82,7 @@ async def test_the_first_one_leads_at_once_and_keeps_leading() -> None:
 
 
 @simulated_time
-async def test_no_two_ever_have_permission_whatever_fails_when() -> None:
+async def test_no_two_candidates_ever_have_permission_under_any_failures() -> None:
     server = LeaseServer()
     candidates = [Candidate(server, name) for name in ("a", "b", "c")]
     for step in range(4000):

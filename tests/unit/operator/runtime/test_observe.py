@@ -116,7 +116,7 @@ def test_of_the_sessions_that_name_one_claim_the_first_holds_it(
     assert observe_session(cache, SESSION_KEY, ONE_POD, None).claim_holder == holder
 
 
-def test_a_session_whose_worker_has_the_claim_keeps_it(cache: Cache) -> None:
+def test_a_session_keeps_the_claim_that_its_worker_has(cache: Cache) -> None:
     """The later of two sessions created in the same second may have the smaller UID."""
     cache.note(manifest(CLAIMS, "qwen-journal", "uid-claim"))
     now = "2026-01-02T00:00:00Z"
@@ -156,7 +156,7 @@ def mounting(volume: str, claim: str, **how: Any) -> dict[str, Any]:
     ],
     ids=["a model", "a cache", "checkpoints", "a model under a borrowed name"],
 )
-def test_a_pod_that_merely_mounts_the_claim_of_a_journal_stops_nobody(cache: Cache, others: dict[str, Any]) -> None:
+def test_a_pod_that_merely_mounts_the_claim_of_a_journal_stops_no_session(cache: Cache, others: dict[str, Any]) -> None:
     cache.note(by_default("2026-01-02T00:00:00Z"))
     theirs = numbered_pod()
     theirs["metadata"] |= {"name": "ada-0", "uid": "uid-ada-0", "labels": WORKER | {"tinsmith.dev/session": "ada"}}
@@ -175,7 +175,7 @@ def test_a_pod_that_merely_mounts_the_claim_of_a_journal_stops_nobody(cache: Cac
     ],
     ids=["a conversion", "a job with our labels", "another StatefulSet with our labels", "a stranger"],
 )
-def test_a_pod_that_ran_no_worker_stops_nobody_whatever_it_calls_its_volume(
+def test_a_pod_that_ran_no_worker_stops_no_session_under_any_name_of_its_volume(
     cache: Cache, metadata: dict[str, Any]
 ) -> None:
     cache.note(by_default("2026-01-02T00:00:00Z"))
@@ -205,7 +205,7 @@ READERS = [
 
 @pytest.mark.parametrize(("kind", "spec"), READERS, ids=["model", "cache", "pool"])
 @pytest.mark.parametrize("made_at", [EARLY, LATE])
-def test_who_reads_from_a_claim_stops_no_worker_that_has_begun_and_keeps_nobody_from_a_claim_of_its_own(
+def test_a_reader_of_a_claim_stops_no_worker_that_has_begun_and_no_session_with_its_own_claim(
     cache: Cache, kind: Resource, spec: dict[str, Any], made_at: str
 ) -> None:
     cache.note(manifest(CLAIMS, "data", "uid-data"))
@@ -344,7 +344,7 @@ def test_a_conversion_that_ends_brings_the_session_back_into_the_queue(cache: Ca
     assert enqueued == [SESSION_KEY]
 
 
-def test_pods_of_another_ray_cluster_are_not_the_groups_whatever_label_they_carry(cache: Cache) -> None:
+def test_pods_of_another_ray_cluster_are_not_the_groups_with_any_label(cache: Cache) -> None:
     cache.note(ray_pod("theirs", "tinsmith-worker-member", cluster="theirs"))
     assert observe_session(cache, SESSION_KEY, GROUP, None).members == ()
 

@@ -44,7 +44,7 @@ def cache_with(**metadata: Any) -> Cache:
     return cache
 
 
-async def test_nobody_else_hears_of_a_decision_before_its_own_status_says_it() -> None:
+async def test_other_sessions_learn_of_a_decision_only_after_its_status_is_written() -> None:
     """Told earlier, the next session could write that it has the turn while this one still says the same."""
     steps = Steps()
     await Reconciler(cache_with(), cast(Any, steps), {SESSIONS.kind: steps}).reconcile(KEY)

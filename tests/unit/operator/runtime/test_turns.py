@@ -86,7 +86,7 @@ def test_turns_begin_only_while_the_window_is_open_and_end_whenever_they_end() -
 
 @given(steps=st.lists(st.tuples(st.integers(0, 7), st.booleans()), max_size=60), budget=st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
-def test_whatever_they_want_the_budget_holds_and_nobody_is_left_waiting_beside_a_free_turn(
+def test_the_budget_always_holds_and_no_session_waits_while_a_turn_is_free(
     steps: list[tuple[int, bool]], budget: int
 ) -> None:
     sessions = Sessions(8, automatic(str(budget)))

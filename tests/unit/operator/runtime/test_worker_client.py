@@ -88,7 +88,7 @@ async def test_no_worker_is_asked_once_the_lead_is_lost_and_all_are_when_it_is_b
 
 
 @simulated_time
-async def test_a_worker_whose_answer_somebody_waits_for_is_asked_at_once_again_and_every_few_seconds() -> None:
+async def test_a_worker_with_a_waiting_caller_is_asked_at_once_and_then_every_few_seconds() -> None:
     asked = Asked()
     asked.reports.follow(KEY, TARGET)
     await asyncio.sleep(7)

@@ -82,7 +82,7 @@ async def test_a_retry_waits_at_least_as_long_as_the_api_server_asked() -> None:
 
 
 @simulated_time
-async def test_a_key_that_is_held_comes_back_at_its_time_whoever_asks_for_it() -> None:
+async def test_a_held_key_comes_back_at_its_time_despite_other_requests() -> None:
     queue: WorkQueue[str] = WorkQueue(random.Random(7))
     worker = Worker(queue)
     for _ in range(20):
@@ -135,7 +135,7 @@ async def test_the_depth_counts_what_waits_and_not_what_runs() -> None:
 
 @simulated_time
 @pytest.mark.parametrize("seed", range(20))
-async def test_no_key_is_lost_or_run_beside_itself_whatever_is_asked_when(seed: int) -> None:
+async def test_no_key_is_lost_or_run_twice_at_once_in_any_order_of_requests(seed: int) -> None:
     chance = random.Random(seed)
     queue: WorkQueue[str] = WorkQueue(chance)
     worker = Worker(queue, seconds=0.3)

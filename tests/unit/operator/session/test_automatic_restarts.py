@@ -49,7 +49,7 @@ def pull_policy(world: World) -> str:
 
 
 @pytest.mark.parametrize("policy", ["Always", "Never"])
-def test_another_pull_policy_of_the_installation_waits_for_the_next_start_and_restarts_nobody(policy: str) -> None:
+def test_another_pull_policy_of_the_installation_waits_for_the_next_start(policy: str) -> None:
     world = settled()
     world.change_installation(trainer_image_pull_policy=policy)
     world.settle()
@@ -71,7 +71,7 @@ def test_another_pull_policy_of_the_installation_waits_for_the_next_start_and_re
     ],
     ids=str,
 )
-def test_another_way_to_the_same_image_in_the_spec_restarts_nobody(before: Manifest, after: Manifest) -> None:
+def test_another_way_to_the_same_image_in_the_spec_restarts_no_worker(before: Manifest, after: Manifest) -> None:
     world = settled(pod=before)
     world.change_installation(trainer_image_pull_policy="Never")
     world.user_sets(pod=after)
@@ -187,7 +187,7 @@ LIFE = [
 
 @given(life=st.lists(st.sampled_from(LIFE), max_size=25))
 @settings(max_examples=40, deadline=None)
-def test_whatever_happens_a_turn_ends_with_everything_taken(life: list[Any]) -> None:
+def test_a_turn_always_ends_with_every_change_applied(life: list[Any]) -> None:
     world = settled()
     for each in life:
         each(world)

@@ -40,7 +40,7 @@ def test_the_worker_is_named_after_its_claim() -> None:
     assert certificate.dns_names == (f"{uid}.worker.tinsmith.internal",)
 
 
-def test_a_claim_whose_file_system_has_still_to_grow_gets_its_pod() -> None:
+def test_a_claim_gets_its_pod_before_its_file_system_has_grown() -> None:
     """The kubelet resizes it once a pod mounts it, so a pod that waited for the size would wait for ever."""
     world = settled_world(size="10Gi")
     world.user_sets(storage={"size": "20Gi"}, pod={"image": "tinsmith.local/tinsmith/trainer:0.2.0"})
@@ -100,7 +100,7 @@ def test_a_claim_that_has_or_had_a_volume_is_never_made_anew(bound: Manifest) ->
     assert [action for action in world.decide().actions if isinstance(action, Delete)] == []
 
 
-def test_a_claim_that_a_worker_has_mounted_is_never_made_anew_whatever_its_status_says() -> None:
+def test_a_claim_that_a_worker_has_mounted_is_never_recreated_for_any_status() -> None:
     world = settled_world(size="10Gi")
     world.objects[CLAIM]["status"] = {"phase": "Pending"}
     world.user_sets(storage={"size": "5Gi"})

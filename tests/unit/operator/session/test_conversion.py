@@ -210,13 +210,13 @@ def test_a_model_that_is_not_there_is_told_as_a_worker_would_tell_it() -> None:
     ],
     ids=["memory", "no words", "words of another form"],
 )
-def test_an_end_without_words_of_ours_is_told_by_how_it_ended(terminated: Manifest, says: str) -> None:
+def test_an_end_without_a_termination_message_is_described_by_its_exit(terminated: Manifest, says: str) -> None:
     world = converting()
     world.conversion_ends("Failed", **terminated)
     assert says in said(world)[1]
 
 
-def test_of_an_image_that_nobody_vouches_for_it_is_told_how_it_ended_and_where_to_read_why() -> None:
+def test_an_untrusted_image_is_reported_with_its_exit_and_where_its_log_is() -> None:
     world = converting()
     world.change_installation(allowed_images=("*",))
     record = {"reason": "ModelNotFound", "message": "hf_abcdefghijkl"}

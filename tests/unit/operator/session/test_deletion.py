@@ -76,7 +76,7 @@ def test_a_deletion_does_not_wait_for_ever() -> None:
     assert ("StatefulSet", "qwen") not in world.objects
 
 
-def test_the_grace_begins_when_the_wait_is_told_whatever_the_clock_of_the_api_server_says() -> None:
+def test_the_grace_begins_when_the_wait_is_reported_and_not_by_the_api_servers_clock() -> None:
     world = settled_world(storage=DELETE)
     world.user_deletes_owner()
     world.time_passes(timedelta(seconds=601))
@@ -308,7 +308,7 @@ def test_the_volume_is_deleted_only_when_the_pod_is_gone() -> None:
     assert world.session is None
 
 
-def test_a_claim_that_somebody_else_made_stays() -> None:
+def test_an_existing_claim_stays() -> None:
     world = World(session_manifest(storage={"existingClaim": "mine", **DELETE}))
     world.add({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "mine"}, "spec": {}})
     world.settle()

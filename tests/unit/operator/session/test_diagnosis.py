@@ -79,7 +79,7 @@ NESTED = "[" * 4000
     ],
     ids=["lists in lists", "cut off in the middle", "a record of another form", "text", "control characters"],
 )
-def test_last_words_that_are_no_record_of_ours_are_quoted_as_text_and_cut(words: str, quote: str) -> None:
+def test_a_termination_message_of_an_unknown_form_is_quoted_as_text_and_cut(words: str, quote: str) -> None:
     status = ended(1)
     status["containerStatuses"][0]["lastState"]["terminated"]["message"] = words
     ready = conditions(starting_world(status, "node-1"))["Ready"]
@@ -134,7 +134,7 @@ def test_a_volume_on_a_lost_node_is_told_apart(message: str) -> None:
 
 
 @pytest.mark.parametrize("others", ["1 Insufficient cpu", "1 Insufficient cpu, 1 node(s) had untolerated taint(s)"])
-def test_a_volume_whose_node_may_merely_be_full_is_not_lost(others: str) -> None:
+def test_a_volume_is_not_lost_when_its_node_may_merely_be_full(others: str) -> None:
     nodes = 1 + len(others.split(", "))
     message = f"0/{nodes} nodes are available: {others}, 1 node(s) didn't match PersistentVolume's node affinity."
     assert conditions(starting_world(unscheduled(message)))["Ready"].reason == "Unschedulable"

@@ -88,7 +88,7 @@ def test_an_image_that_can_be_pulled_later_is_taken_then_and_nothing_of_the_pull
     assert condition(world, "Stalled")["status"] == "False"
 
 
-def test_whoever_takes_a_bad_image_back_is_where_they_were() -> None:
+def test_a_session_returns_to_its_state_when_a_bad_image_is_taken_back() -> None:
     world = settled()
     before = world.objects[POD]["metadata"]["uid"]
     world.unpullable_images = {BAD}
@@ -210,7 +210,7 @@ def test_a_worker_that_crashes_while_its_next_image_cannot_be_pulled_stays_on_th
     assert condition(world, "Stalled")["reason"] == "ImagePullFailed"
 
 
-def test_a_worker_whose_node_is_drained_while_its_next_image_cannot_be_pulled_comes_back_on_the_old_one() -> None:
+def test_a_drained_worker_comes_back_on_the_old_image_when_the_next_one_cannot_be_pulled() -> None:
     world = settled()
     world.unpullable_images = {BAD}
     name_in_the_spec(world, BAD)

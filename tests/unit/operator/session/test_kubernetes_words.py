@@ -161,7 +161,7 @@ def test_a_pod_that_made_room_for_another_is_preempted_until_its_successor_has_a
         ("DeletionByPodGC", "Restarting", "was on a node that is gone"),
     ],
 )
-def test_a_pod_that_is_taken_away_says_by_whom(why: str, reason: str, says: str) -> None:
+def test_the_message_names_the_cause_of_a_pods_eviction(why: str, reason: str, says: str) -> None:
     world = ready_world()
     world.objects[POD]["metadata"]["deletionTimestamp"] = format_time(world.now + timedelta(seconds=60))
     world.objects[POD]["status"] = disrupted(why)

@@ -110,7 +110,7 @@ def repair(world: World) -> None:
 
 
 @pytest.mark.parametrize("end", [crash, hang, drain, repair])
-def test_a_worker_that_did_not_stop_because_somebody_wanted_it_comes_back_on_its_image(end: Any) -> None:
+def test_a_worker_that_stopped_without_a_request_comes_back_on_its_image(end: Any) -> None:
     world = with_new_default()
     end(world)
     world.settle()
@@ -137,7 +137,7 @@ def test_who_has_taken_the_new_image_keeps_it_when_the_default_goes_back() -> No
 
 
 @pytest.mark.parametrize("image", [NEW, NEWER])
-def test_an_image_that_somebody_writes_into_the_spec_is_taken_at_once(image: str) -> None:
+def test_an_image_in_the_spec_is_used_at_once(image: str) -> None:
     world = with_new_default()
     world.user_sets(pod={"image": image})
     world.settle()
@@ -179,7 +179,7 @@ def test_an_image_that_was_given_up_is_not_offered_and_the_next_default_is() -> 
     assert running_image(world) == NEWER
 
 
-def test_a_claim_whose_annotations_were_taken_away_does_not_make_its_worker_restart() -> None:
+def test_removed_annotations_of_a_claim_do_not_restart_its_worker() -> None:
     world = with_new_default()
     world.objects[CLAIM]["metadata"]["annotations"] = {}
     world.settle()

@@ -57,7 +57,7 @@ def test_a_session_that_its_queue_keeps_waiting_says_so_and_nothing_is_written()
     assert world.decide().actions == ()
 
 
-def test_what_the_queue_adds_when_it_admits_stays_and_nobody_fights() -> None:
+def test_the_fields_that_the_queue_adds_on_admission_stay_without_a_conflict() -> None:
     world = admitted()
     assert ready(world)["reason"] == "WorkerReady"
     assert world.decide().actions == ()
@@ -129,7 +129,7 @@ STEPS = [
 @pytest.mark.parametrize("runs", [True, False], ids=["admitted", "kept waiting"])
 @given(life=st.lists(st.sampled_from(STEPS), max_size=25))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_whatever_the_queue_does_the_operator_comes_to_rest_with_its_last_word(life: list[Any], runs: bool) -> None:
+def test_the_operator_comes_to_rest_with_the_queues_last_decision(life: list[Any], runs: bool) -> None:
     world = queued()
     for each in life:
         each(world)

@@ -123,7 +123,7 @@ def ray_cluster(*, suspend: bool, said: str | None) -> Manifest:
         "knows of a pod",
     ],
 )
-def test_a_worker_has_stopped_when_nobody_could_start_it(
+def test_a_worker_has_stopped_when_no_workload_can_start_it(
     workload: Manifest | None, pod: Manifest | None, stopped: bool
 ) -> None:
     observed = settled_world().observe()
@@ -134,7 +134,7 @@ def test_a_worker_has_stopped_when_nobody_could_start_it(
     assert has_stopped(observed, owned_objects(observed, Policy("registry.test/trainer:1"))) is stopped
 
 
-def test_a_foreign_statefulset_of_the_sessions_name_starts_no_worker_of_ours() -> None:
+def test_a_foreign_statefulset_of_the_sessions_name_starts_no_worker_of_the_session() -> None:
     theirs = {"kind": "StatefulSet", "metadata": {"name": "qwen", "generation": 2}}
     observed = replace(settled_world().observe(), workload=theirs, pod=None)
     assert has_stopped(observed, owned_objects(observed, Policy("registry.test/trainer:1")))

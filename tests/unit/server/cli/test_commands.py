@@ -84,7 +84,7 @@ def test_a_key_is_made_listed_and_revoked() -> None:
 
 
 @pytest.mark.parametrize("tenant", ["", "..", "a/b", "a:b", "a b", "Lab", "-lab", "lab.", "l" * 65, "lab\n"])
-def test_a_tenant_whose_name_is_no_folder_gets_no_key(tenant: str) -> None:
+def test_a_tenant_gets_no_key_when_its_name_is_no_folder_name(tenant: str) -> None:
     refused = run("keys", "create", "laptop", f"--tenant={tenant}")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "is not a valid tenant name: a tenant's name has 1 to 64 small letters" in refused.stderr

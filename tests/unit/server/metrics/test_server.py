@@ -76,7 +76,7 @@ def test_what_has_no_volume_has_no_series_of_one() -> None:
     assert not [line for line in lines if line.startswith("tinsmith_volume")]
 
 
-def test_it_shows_where_samples_went_and_that_nobody_of_a_kind_takes_more() -> None:
+def test_it_shows_where_samples_went_and_which_kind_of_sampler_is_full() -> None:
     lines = rendered().splitlines()
     for line in (
         'tinsmith_samples_given_total{base_model="org/tiny",kind="pool"} 3.0',

@@ -117,7 +117,7 @@ async def test_a_read_that_has_begun_vouches_for_nothing_that_comes_later(
     assert worker.submitted == [(1, 1), (2, 1), (2, 2)]
 
 
-async def test_one_that_gives_up_takes_the_read_from_nobody(
+async def test_a_caller_that_gives_up_does_not_cancel_the_read_for_others(
     delivery: Delivery, store: EpochsOneByOne, worker: OneWorker
 ) -> None:
     store.answers.clear()

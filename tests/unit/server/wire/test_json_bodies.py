@@ -40,7 +40,7 @@ def plain(value: Any) -> Any:
 
 
 @given(objects, st.sampled_from([0, orjson.OPT_INDENT_2]), st.integers(16, 200))
-def test_a_body_reads_as_orjson_reads_it_whatever_the_slices(content: dict[str, Any], layout: int, size: int) -> None:
+def test_a_body_reads_as_orjson_reads_it_for_any_slices(content: dict[str, Any], layout: int, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_bodies, "SLICE_BYTES", max(size, 48))
         assert plain(read_object(orjson.dumps(content, option=layout), PROMPT)) == content

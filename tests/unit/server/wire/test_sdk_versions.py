@@ -12,5 +12,5 @@ def test_sdks_below_0_28_know_no_external_ones(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.28.0", "0.38.0", "0.100.0", "1.0.0", "", None, "nightly", "9" * 5000 + ".1"])
-def test_later_sdks_and_whoever_says_no_version_see_all(version: str | None) -> None:
+def test_later_sdks_and_clients_without_a_version_see_all(version: str | None) -> None:
     assert known_checkpoint_types(version) == ALL_TYPES

@@ -181,7 +181,7 @@ def test_assets_are_read_below_their_tenants_folder_alone(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("tenant", ["alice/photos", "..", "", ".", "a b", "alice:photos", "Alice", "alice.", "a\\b"])
-def test_a_tenant_whose_name_is_no_folder_has_no_assets(tmp_path: Path, tenant: str) -> None:
+def test_a_tenant_has_no_assets_when_its_name_is_no_folder_name(tmp_path: Path, tenant: str) -> None:
     """`a/b` would be within the assets of `a`, `..` the whole root, and `a:b` the same as `a.b`."""
     for folder in ("assets/alice/photos", "assets/alice.photos", "assets/Alice", "assets/alice.", "assets/a b"):
         (tmp_path / folder).mkdir(parents=True)

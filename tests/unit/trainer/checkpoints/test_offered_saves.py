@@ -68,7 +68,7 @@ def test_no_more_bytes_are_kept_than_were_allowed_and_what_is_larger_drives_out_
     assert [offers(saves, save) for save in (small, other)] == [False, True]
 
 
-async def test_only_some_are_given_at_once_and_whoever_is_done_lets_the_next_one_in(tmp_path: Path) -> None:
+async def test_only_some_saves_are_streamed_at_once_and_each_end_starts_the_next(tmp_path: Path) -> None:
     saves, save = OfferedSaves(size_bytes=1024**3), saved(tmp_path, 1)
     saves.add(save)
     first, *others = (asyncio.Event() for _ in range(MAX_STREAMS))
@@ -93,7 +93,7 @@ async def test_only_some_are_given_at_once_and_whoever_is_done_lets_the_next_one
     await asyncio.gather(*taking)
 
 
-async def test_nobody_waits_for_a_turn_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_stream_waits_long_for_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offered_saves, "STREAM_WAIT_SECONDS", 0.01)
     saves, save = OfferedSaves(size_bytes=1024**3), saved(tmp_path, 1)
     saves.add(save)

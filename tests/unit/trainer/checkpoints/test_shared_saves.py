@@ -153,7 +153,7 @@ def unsealed(size_bytes: int) -> int:
     return descriptor
 
 
-def test_memory_that_somebody_could_shorten_is_not_mapped(tmp_path: Path) -> None:
+def test_memory_that_another_process_could_shorten_is_not_mapped(tmp_path: Path) -> None:
     sealed = SealedWeights(state(), BASE.revision)
     other = unsealed(sealed.size_bytes)
     with server(tmp_path / "saves", lambda client: send(client, sealed.description, other)) as path:
@@ -185,7 +185,7 @@ def send(client: socket.socket, description: bytes, descriptor: int) -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError("no memory left"), RuntimeError("can't start new thread")], ids=repr)
-def test_whatever_goes_wrong_with_the_copy_the_save_stands(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_the_save_survives_any_failure_of_the_copy(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: object) -> None:
         raise error
 

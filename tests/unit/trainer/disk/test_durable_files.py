@@ -72,7 +72,7 @@ def test_a_disk_that_is_full_is_heard_and_has_what_it_had(tmp_path: Path, size_b
     on_small_disk(tmp_path, 8, scenario)
 
 
-def test_whatever_ends_a_write_leaves_no_part_of_it(tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_no_part_of_it(tmp_path: Path) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 

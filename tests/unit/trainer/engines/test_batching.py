@@ -77,7 +77,7 @@ def test_microbatches_keep_to_the_budget_and_no_two_would_be_one(operation: list
 @settings(deadline=None)
 @given(st.lists(datums, max_size=40), st.booleans())
 @pytest.mark.slow("draws many batches")
-def test_the_losses_rows_are_bounded_whatever_lengths_meet(operation: list[Datum], packs: bool) -> None:
+def test_the_losses_rows_are_bounded_for_any_lengths(operation: list[Datum], packs: bool) -> None:
     odd = [*operation, *(sft_datum(1) for _ in range(900)), sft_datum(127)]
     for microbatch in plan(odd, packs=packs):
         shape = microbatch.shape

@@ -107,7 +107,7 @@ def test_a_mixture_shares_forwards() -> None:
     assert keeps_rows_apart(tiny_model("qwen3-moe").model.get_decoder())
 
 
-def test_an_error_of_ours_in_company_leaves_no_part_of_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_in_a_shared_forward_leaves_no_part_of_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = new_engine()
     works = [Work(adapter, DATUMS[:1], CROSS_ENTROPY) for adapter in "ab"]
     undisturbed = [bits(outcome) for outcome in compute_together(engine, works)]

@@ -99,7 +99,7 @@ def test_a_start_that_dies_after_it_counted_does_not_count_again(tmp_path: Path)
         assert count == 1
 
 
-def test_of_those_that_shared_a_call_nobody_is_blamed_and_each_runs_by_itself_until_it_is_known(tmp_path: Path) -> None:
+def test_no_operation_of_a_shared_call_is_blamed_and_each_runs_alone_until_the_cause_is_known(tmp_path: Path) -> None:
     mine, others = WORKS[0], InFlightWork("operation", "b", 1)
     for _ in range(2 * LIMIT):
         with life(tmp_path) as (_, marker, _):

@@ -152,7 +152,9 @@ def test_no_number_is_forgotten_and_nothing_that_a_start_needs(rows: list[Row], 
 
 
 @given(histories(), st.integers(-1, 30), retentions)
-def test_a_row_goes_only_when_nobody_is_promised_its_result(rows: list[Row], applied: int, retention: OfAll) -> None:
+def test_a_row_is_deleted_only_when_its_result_is_no_longer_promised(
+    rows: list[Row], applied: int, retention: OfAll
+) -> None:
     with journal_of(rows, applied) as journal:
         forget(journal, retention)
         gone = [row for row in rows if row.seq_id not in kept(journal)]
@@ -308,7 +310,7 @@ def test_one_that_waits_to_be_told_that_it_is_late_holds_up_those_behind_it_alon
         assert known(journal) == ({1, 3}, [2])
 
 
-def test_an_operation_whose_row_is_gone_has_a_result_that_is_gone() -> None:
+def test_an_operation_without_a_row_has_a_result_that_is_gone() -> None:
     with journal_of([Row(1)], applied=1) as journal:
         forget(journal, Retention(0.0, 2**40, operations=0, least_seconds=0.0))
         assert journal.read(lambda db: journal_tables.read_result(db, MODEL, 1)).result() == OperationResult()

@@ -36,7 +36,7 @@ def test_a_process_that_ended_in_a_call_leaves_what_the_call_was_for(tmp_path: P
     assert left_in(path) is None
 
 
-def test_what_another_thread_is_at_stays_marked_whatever_the_engine_does(tmp_path: Path) -> None:
+def test_the_work_of_another_thread_stays_marked_during_engine_calls(tmp_path: Path) -> None:
     marker, save = InFlightMarker(tmp_path / "running"), InFlightWork("operation", "sess:train:1", 3)
     marker.mark_background("saves", save)
     with EngineCall(marker).at(WORK):

@@ -32,7 +32,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
-def test_ours_the_libraries_and_pythons_warnings_look_alike(capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_of_tinsmith_and_libraries_and_pythons_warnings_have_one_form(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("json", "info")
     structlog.get_logger("tinsmith_trainer.ours").info("done", model_id="m")
     try:

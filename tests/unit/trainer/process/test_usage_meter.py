@@ -12,7 +12,7 @@ def meter(now: float = 2 * HOUR_SECONDS + 17) -> UsageMeter:
     return UsageMeter(most_rows=2, clock=lambda: now)
 
 
-def test_while_nobody_takes_them_memory_is_bounded_and_no_token_is_lost() -> None:
+def test_usage_that_is_not_collected_is_bounded_in_memory_and_loses_no_token() -> None:
     counted = meter()
     for number in range(1000):
         counted.add(f"session-{number}", "alice", TRAINED, 1)

@@ -30,7 +30,7 @@ async def fetch_at(drain_tracker: DrainTracker, at: float) -> None:
 
 
 @simulated_time
-async def test_what_nobody_fetches_keeps_it_for_a_minute_after_the_last_finish() -> None:
+async def test_unfetched_results_keep_it_for_a_minute_after_the_last_finish() -> None:
     drain_tracker = DrainTracker()
     drain_tracker.took()
     drain_tracker.took()

@@ -85,7 +85,7 @@ def test_a_lost_sample_is_forgotten_when_its_client_has_heard_of_it() -> None:
     assert ended.report(CLIENT, round, round + 1)[0] == []
 
 
-def test_lost_samples_that_nobody_asks_for_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_samples_that_are_not_polled_are_dropped_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ended_samples, "MOST_LOST", 2)
     ended = EndedSamples()
     for number in range(4):

@@ -54,7 +54,7 @@ def parsed(family: str, prefix: str, pieces: Any) -> dict[str, Any]:
 )
 @settings(max_examples=25)
 @given(data=st.data())
-def test_reasoning_content_and_calls_come_apart_in_whatever_pieces(
+def test_reasoning_content_and_calls_come_apart_in_any_pieces(
     family: str, prefix: str, text: str, data: st.DataObject
 ) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))

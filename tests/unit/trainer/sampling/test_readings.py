@@ -135,7 +135,7 @@ async def test_the_text_of_an_echo_that_ends_within_a_character_is_its_last_toke
     assert [token.width for token in echo.tokens] == [1, *[0] * (len(prompt) - 2), len(echo.content) - 1]
 
 
-async def test_an_echo_is_counted_while_it_is_drawn_and_whoever_waits_hears_of_it(language: ModelLanguage) -> None:
+async def test_an_echo_is_counted_while_it_is_drawn_and_waiters_are_woken(language: ModelLanguage) -> None:
     """A client that leaves before its text has arrived is charged for what was drawn until then."""
     prompt, tokens = np.array(tokens_of(language, "ab"), np.int32), tokens_of(language, "cde")
     reading = Reading()
@@ -155,7 +155,7 @@ async def test_an_echo_is_counted_while_it_is_drawn_and_whoever_waits_hears_of_i
     assert texts == ["abd", "abce"]
 
 
-async def test_pieces_that_were_seen_are_forgotten_and_whoever_waits_hears_of_new_ones(language: ModelLanguage) -> None:
+async def test_pieces_that_were_seen_are_forgotten_and_waiters_are_woken_by_new_ones(language: ModelLanguage) -> None:
     reading = begun(language, PLAIN)
     for token in tokens_of(language, "ab"):
         reading.drawn(0, DrawnToken(token, -1.0))

@@ -113,7 +113,7 @@ def saved_adapter(root: Path) -> worker_pb2.AdapterRef:
 
 
 @pytest.mark.parametrize("limits", [QueueLimits(result_bytes=1)])
-async def test_results_that_nobody_fetched_make_room_without_another_request(samples: Samples) -> None:
+async def test_unfetched_results_make_room_without_another_request(samples: Samples) -> None:
     for name in "abcdef":
         samples.submit(request(name), TENANT)
     waiting = [asyncio.create_task(samples.wait(name, WAIT_SECONDS)) for name in "abcdef"]
@@ -153,7 +153,7 @@ async def test_an_adapter_that_failed_to_load_is_tried_again(
     assert isinstance(await samples.wait("b", WAIT_SECONDS), bytes)
 
 
-async def test_a_sample_whose_adapter_cannot_be_read_now_is_forgotten_after_a_pause_rather_than_failed(
+async def test_a_sample_is_forgotten_after_a_pause_and_not_failed_when_its_adapter_cannot_be_read(
     samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its client submits it again, and it works when storage is back."""
@@ -206,7 +206,7 @@ async def test_a_tenant_is_held_back_at_half_and_others_find_room(samples: Sampl
 
 
 @pytest.mark.parametrize("limits", [QueueLimits(result_bytes=1000)])
-async def test_a_tenant_with_many_results_loses_its_own_oldest_and_nobody_elses(samples: Samples) -> None:
+async def test_a_tenant_with_many_results_loses_only_its_own_oldest(samples: Samples) -> None:
     samples.submit(request("small"), "small")
     assert isinstance(await samples.wait("small", WAIT_SECONDS), bytes)
     for number in range(100):
@@ -261,7 +261,9 @@ async def test_one_that_drains_takes_nothing_new_and_answers_for_what_it_has(
     assert isinstance(await samples.wait("a", 0), bytes)
 
 
-async def test_one_that_drains_does_not_stay_for_what_nobody_wants(samples: Samples, sampler: ScriptedSampler) -> None:
+async def test_a_draining_sampler_does_not_wait_for_cancelled_samples(
+    samples: Samples, sampler: ScriptedSampler
+) -> None:
     samples.submit(request("done"), TENANT)
     await samples.wait("done", 0)
     samples.cancel("done")
@@ -308,7 +310,7 @@ async def test_an_echo_is_put_together_beside_the_loop_on_which_others_are_answe
     assert threading.get_ident() not in letters.threads
 
 
-async def test_an_echo_that_nobody_waited_for_was_counted(samples: Samples, sampler: ScriptedSampler) -> None:
+async def test_an_echo_without_a_waiter_was_counted(samples: Samples, sampler: ScriptedSampler) -> None:
     sampler.holds, sampler.language = True, Letters()
     samples.submit(echo("a"), TENANT)
     await until_held(sampler, 1)

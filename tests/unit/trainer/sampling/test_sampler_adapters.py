@@ -113,7 +113,7 @@ async def test_the_one_unused_for_longest_makes_room() -> None:
     assert len(adapters) == 2
 
 
-async def test_what_nobody_uses_goes_when_it_takes_too_much() -> None:
+async def test_idle_adapters_are_evicted_when_they_take_too_much_memory() -> None:
     memory = Memory(limit=9, max_idle_bytes=2 * STATE_BYTES)
     adapters = memory.adapters()
     in_use = await taken(adapters, "in use")
@@ -124,7 +124,7 @@ async def test_what_nobody_uses_goes_when_it_takes_too_much() -> None:
     assert memory.held == ["d", "e"]
 
 
-async def test_without_memory_for_another_those_that_nobody_uses_make_room() -> None:
+async def test_idle_adapters_make_room_when_memory_is_short() -> None:
     memory = Memory(limit=9, room=3)
     adapters = memory.adapters()
     in_use = await taken(adapters, "in use")
@@ -176,7 +176,7 @@ async def test_a_program_that_never_rests_does_not_keep_another_out() -> None:
     assert (await second).key == "busy"
 
 
-async def test_others_in_memory_go_on_while_somebody_waits_for_room() -> None:
+async def test_adapters_in_memory_stay_usable_while_another_waits_for_room() -> None:
     memory = Memory(limit=2)
     adapters = memory.adapters()
     await taken(adapters, "to leave")
@@ -303,7 +303,7 @@ async def announced(adapters: SamplerAdapters, name: str) -> None:
     names=st.lists(st.sampled_from("abcde"), min_size=1, max_size=40),
     pauses=st.lists(st.integers(0, 3), min_size=1, max_size=5),
 )
-def test_everybody_gets_what_they_want_within_the_limit(limit: int, names: list[str], pauses: list[int]) -> None:
+def test_every_caller_gets_its_adapter_within_the_limit(limit: int, names: list[str], pauses: list[int]) -> None:
     memory = Memory(limit=limit)
 
     async def use(adapters: SamplerAdapters, index: int, name: str) -> None:

@@ -48,7 +48,7 @@ RESULTS = st.lists(st.tuples(NAMES, st.integers(1, 400)), max_size=100)
 
 
 @given(RESULTS)
-def test_what_is_kept_fits_and_goes_from_whoever_has_most(added: list[tuple[str, int]]) -> None:
+def test_kept_results_fit_and_the_tenant_with_most_loses_first(added: list[tuple[str, int]]) -> None:
     kept, now_kept = KeptResults(SIZE, seconds=60.0), dict[str, tuple[str, int]]()
     for number, (name, nbytes) in enumerate(added):
         kept.add(str(number), name, nbytes, now=0.0)
@@ -64,7 +64,7 @@ def test_what_is_kept_fits_and_goes_from_whoever_has_most(added: list[tuple[str,
         assert len(kept) == len(now_kept)
 
 
-def test_results_go_when_their_time_is_over_whoever_has_them() -> None:
+def test_results_of_every_tenant_are_deleted_when_they_expire() -> None:
     kept = KeptResults(SIZE, seconds=60.0)
     kept.add("old", "a", 1, now=0.0)
     kept.add("new", "b", 1, now=30.0)

@@ -61,7 +61,7 @@ def test_coming_and_going_wins_nothing(acts: list[tuple[str, str, float]]) -> No
 
 
 @given(ACTS)
-def test_nobody_is_ever_owed_more_than_two_credits(acts: list[tuple[str, str, float]]) -> None:
+def test_no_tenant_is_ever_owed_more_than_two_credits(acts: list[tuple[str, str, float]]) -> None:
     """A tenant that lacked memory for its turns must not get all turns later."""
     turns = FairQueue(CREDIT)
     turns.enter("blocked")
@@ -73,7 +73,7 @@ def test_nobody_is_ever_owed_more_than_two_credits(acts: list[tuple[str, str, fl
         assert all(turns.lead(other, "blocked") <= 2 * CREDIT + 1e-6 for other in turns.order())
 
 
-def test_who_had_much_while_alone_owes_it_to_nobody_who_comes_later() -> None:
+def test_a_tenants_use_while_alone_does_not_count_against_it_later() -> None:
     turns = FairQueue(CREDIT)
     turns.enter("early")
     turns.charge("early", 1_000_000.0)

@@ -49,7 +49,7 @@ def tokens(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(count, HIDDEN), torch.stack([torch.randperm(8)[:2] for _ in range(count)])
 
 
-def test_experts_with_an_adapter_are_those_whose_weights_have_it_added() -> None:
+def test_experts_with_an_adapter_equal_experts_with_it_added_to_their_weights() -> None:
     own, (x, chosen) = deltas(0), tokens(40, 1)
     plain = AutoModelForCausalLM.from_pretrained(tiny_model("qwen3-moe").directory, dtype=torch.float32)
     found = {name: layer for name, layer in expert_projections(plain).items() if name.startswith(EXPERTS)}

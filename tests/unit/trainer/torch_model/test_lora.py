@@ -97,7 +97,7 @@ def test_a_low_precision_base_gets_its_delta_in_float32_rounded_once() -> None:
 
 
 @pytest.mark.parametrize("position", range(4))
-def test_a_row_has_the_bits_it_has_alone_whatever_rows_ranks_and_modules_are_beside_it(position: int) -> None:
+def test_a_row_has_the_bits_it_has_alone_with_any_other_rows_ranks_and_modules(position: int) -> None:
     one = layer(64, 96)
     x = rows(one, 4)[:10]
     owns = [None if rank is None else apart(delta(one, 1, rank=rank, seed=rank)).groups[0] for rank in (8, 2, None, 5)]

@@ -44,7 +44,7 @@ def test_of_those_who_wait_all_the_time_none_is_ahead_by_more_than_a_turn(rounds
 
 @settings(max_examples=20)
 @given(st.data())
-def test_nobody_starves_whatever_the_others_do(data: st.DataObject) -> None:
+def test_no_model_starves(data: st.DataObject) -> None:
     """Between two turns of A's each of the others has at most A's latest turn, one of its own, and its start."""
     engine = Engine()
     engine.turn({"A": data.draw(COSTS)})
@@ -107,7 +107,7 @@ def test_a_newcomers_step_follows_its_gradient_before_another_has_a_turn() -> No
     assert [engine.turn({"A": 1024, "B": 1024}) for _ in range(3)] == ["B", "A", "B"]
 
 
-def test_what_was_used_while_nobody_waited_is_not_held_against_anybody() -> None:
+def test_use_without_competition_is_not_held_against_a_tenant() -> None:
     engine = Engine()
     engine.turn({"A": 10**9})
     assert [engine.turn({"A": 1024, "B": 1024}) for _ in range(6)] == ["B", "B", "A", "B", "A", "B"]
@@ -120,7 +120,7 @@ def test_what_was_used_while_others_waited_is_held_against_who_leaves_and_comes_
     assert [engine.turn({"A": 1000, "B": 1000}) for _ in range(10)] == [*["B"] * 9, "A"]
 
 
-def test_a_stream_of_newcomers_holds_up_nobody_who_was_there_before_and_leaves_nothing_behind() -> None:
+def test_a_stream_of_newcomers_does_not_delay_earlier_tenants_and_leaves_no_state_behind() -> None:
     turns = FairShares()
     whose = Counter[str]()
     for number in range(500):

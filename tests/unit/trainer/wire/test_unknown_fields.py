@@ -46,7 +46,7 @@ def test_all_fields_are_named_in_one_sentence() -> None:
     assert "does not know field 126 of SaveWeights, field 127 of SaveWeights, by which" in unknown_fields_of(request)
 
 
-def test_a_release_ends_its_model_whatever_else_it_asks_for() -> None:
+def test_a_release_with_unknown_fields_ends_its_model() -> None:
     payload = with_a_later_field(worker_pb2.ReleaseModel(), 126).SerializeToString()
     assert unknown_fields_of_operation(worker_pb2.RELEASE_MODEL, payload) == ""
 

@@ -29,7 +29,7 @@ class Unfetched:
         self.did.append("answers no more")
 
 
-async def test_one_that_only_an_ending_server_asks_waits_for_nobody_to_fetch_results() -> None:
+async def test_a_sampler_of_an_ending_server_does_not_wait_for_fetched_results() -> None:
     parts: Any = Unfetched()
     await RunningSampler(parts, parts, drains=False).stop()
     assert parts.did == ["takes no more", "closed", "answers no more"]

@@ -9,7 +9,7 @@ from tinsmith_trainer.worker import volume as volume_module
 from tinsmith_trainer.worker.volume import Volume
 
 
-def test_a_volume_that_cannot_be_written_says_whose_it_must_be(tmp_path: Path) -> None:
+def test_a_volume_that_cannot_be_written_names_the_required_owner(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(VolumeUnsuitable, match=r"file/volume cannot be written: .*user \d+ may write"):
         Volume(tmp_path / "file" / "volume")

@@ -8,7 +8,7 @@ import pytest
 from tinsmith_server.fleet.kubernetes.api import SESSIONS, ApiUnavailable, KubernetesApi, parse_json
 
 
-async def test_what_asks_after_the_end_opens_no_connection_that_nobody_would_close() -> None:
+async def test_a_request_after_the_end_opens_no_connection() -> None:
     api = KubernetesApi()
     await api.close()
     with pytest.raises(ApiUnavailable, match="stopping"):

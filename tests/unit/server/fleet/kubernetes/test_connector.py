@@ -68,7 +68,7 @@ async def test_a_target_that_moves_is_followed_at_once(connector: Connector, pla
     assert (first.closed, second.target) == (True, "10.0.0.2:7443")  # type: ignore[union-attr]
 
 
-async def test_a_connection_that_holds_is_kept_while_nobody_says_where_its_end_is(
+async def test_a_working_connection_is_kept_while_the_workers_address_is_unknown(
     connector: Connector, place: Place
 ) -> None:
     """A worker that is not ready for a moment is still the same one."""

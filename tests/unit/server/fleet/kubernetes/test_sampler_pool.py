@@ -61,9 +61,7 @@ def endpoint_slice(*endpoints: dict[str, Any], family: str = "IPv4", **fields: A
         ({}, True),
     ],
 )
-def test_a_pod_gets_work_while_it_serves_whatever_the_service_publishes(
-    conditions: dict[str, bool], at_work: bool
-) -> None:
+def test_a_pod_gets_work_only_while_it_serves(conditions: dict[str, bool], at_work: bool) -> None:
     (read,) = endpoint_slice(endpoint("a", "10.0.0.1", **conditions)).endpoints
     assert read.at_work is at_work
 

@@ -24,7 +24,7 @@ def test_it_is_what_was_chosen_else_the_servers_own(
     assert scope_of(chosen, own) == Scope(namespaces, home)
 
 
-def test_outside_of_a_cluster_somebody_must_choose() -> None:
+def test_outside_of_a_cluster_the_namespaces_must_be_set() -> None:
     with pytest.raises(StartupError, match="set fleet_namespaces"):
         scope_of((), None)
 

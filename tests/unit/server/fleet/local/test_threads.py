@@ -35,7 +35,7 @@ def test_hyper_threads_of_a_core_count_once_and_processors_that_say_nothing_for_
     assert cores_of(range(6), tmp_path) == 4
 
 
-def test_a_number_that_somebody_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_from_the_environment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(THREADS_VARIABLE, "13")
     assert worker_environment()[THREADS_VARIABLE] == "13"
     monkeypatch.delenv(THREADS_VARIABLE)

@@ -77,7 +77,7 @@ async def test_of_several_tenants_the_first_of_all_gets_room_beyond_that_of_all(
         await first.take(25)
 
 
-async def test_a_file_that_arrives_for_long_takes_the_first_ones_right_from_nobody(budget: BodyBudget) -> None:
+async def test_a_slow_upload_does_not_take_the_first_ones_turn(budget: BodyBudget) -> None:
     async def receive() -> Message:
         return {"type": "http.request", "body": b"part", "more_body": True}
 

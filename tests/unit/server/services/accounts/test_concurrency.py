@@ -53,7 +53,9 @@ class Requests:
         await asyncio.wait({self._tasks[name]}, timeout=WAIT_SECONDS)
 
 
-async def test_a_tenants_requests_beyond_its_places_wait_in_their_order_and_nobody_elses(few_places: None) -> None:
+async def test_a_tenants_requests_beyond_its_places_wait_in_order_and_do_not_delay_other_tenants(
+    few_places: None,
+) -> None:
     requests = Requests(RequestSlots(longest_seconds=WAIT_SECONDS))
     for name in ("a1", "a2", "a3", "b1"):
         requests.send(name[0], name)

@@ -37,7 +37,7 @@ async def test_what_fills_a_gap_is_let_through_since_all_behind_it_waits_for_it(
     await asyncio.wait_for(queued.admit("a", "m", 4), 1)
 
 
-def test_samples_count_until_they_ended_or_nobody_asks_for_them() -> None:
+def test_samples_count_until_they_end_or_are_no_longer_polled() -> None:
     now = [1000.0]
     samples = SamplesInFlight(most=2, clock=lambda: now[0])
     for name in ("one", "two"):

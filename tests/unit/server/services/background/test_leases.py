@@ -116,7 +116,7 @@ async def test_a_store_that_is_away_lets_the_leases_run_out(rows: Rows, monkeypa
     keeping.cancel()
 
 
-async def test_whatever_goes_wrong_in_a_round_there_is_another_one(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_round_that_fails_is_followed_by_another(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.001)
     replica = replica_of(rows, "a")
     failed = asyncio.Event()
@@ -142,7 +142,7 @@ async def test_a_task_that_is_wanted_later_is_held_without_waiting_for_the_next_
     keeping.cancel()
 
 
-async def test_it_ends_when_it_is_told_to_though_somebody_wants_a_task_in_the_same_moment(rows: Rows) -> None:
+async def test_it_ends_on_request_although_a_task_is_wanted_at_the_same_moment(rows: Rows) -> None:
     replica = replica_of(rows, "a")
     keeping = asyncio.create_task(replica.keep())
     await replica.until_held(TASKS[0])

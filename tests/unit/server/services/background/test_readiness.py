@@ -45,7 +45,7 @@ async def test_a_replica_that_does_not_know_its_workers_leaves_requests_to_one_t
 
 
 @pytest.mark.parametrize("announced_replicas", [[], ["a"]])
-async def test_requests_are_never_left_to_nobody(announced_replicas: list[str]) -> None:
+async def test_at_least_one_replica_always_takes_requests(announced_replicas: list[str]) -> None:
     fleet, rows = Workers(), Rows(*announced_replicas)
     replica = readiness_of(rows, fleet)
     fleet.problem = LOST

@@ -13,7 +13,7 @@ async def forever() -> str:
     return "never"
 
 
-async def test_release_lets_all_go_at_once_and_holds_nobody_after() -> None:
+async def test_release_ends_all_held_polls_and_later_polls_are_not_held() -> None:
     polls = LongPolls(hold_seconds=0)
     held = [asyncio.create_task(polls.hold(forever(), released="released")) for _ in range(3)]
     await asyncio.sleep(0)

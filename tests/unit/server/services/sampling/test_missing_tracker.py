@@ -48,7 +48,7 @@ def test_what_was_there_meanwhile_begins_anew(clock: Clock) -> None:
     assert not tracker.is_over("a")
 
 
-def test_what_nobody_missed_for_long_may_have_been_there(clock: Clock) -> None:
+def test_an_item_that_was_not_missed_for_long_may_have_been_there(clock: Clock) -> None:
     tracker: MissingTracker[str] = MissingTracker(LENGTH, clock)
     assert not tracker.is_over("a")
     clock.go_on(301)

@@ -61,7 +61,7 @@ def test_a_sampler_that_cannot_reach_it_hears_nothing_of_it(fleet: Fleet, networ
     assert not adapter_for(replica(network), SAVE, fleet).HasField("source")
 
 
-def test_with_streams_turned_off_nobody_hears_of_a_worker(fleet: Fleet) -> None:
+def test_with_streams_turned_off_no_replica_gets_a_workers_address(fleet: Fleet) -> None:
     adapter = SaveSources(fleet, streams=False).adapter_for(replica("research"), SAVE)
     assert (adapter.manifest_digest, adapter.HasField("source")) == ("digest", False)
 
@@ -73,5 +73,5 @@ def test_a_worker_that_streams_nothing_just_now_is_not_named(fleet: Fleet, maker
 
 
 @pytest.mark.parametrize("worker_id", ["", "gone", "other"])
-def test_of_a_save_whose_maker_is_not_known_or_not_there_nobody_is_named(fleet: Fleet, worker_id: str) -> None:
+def test_no_source_is_named_when_the_worker_of_a_save_is_unknown_or_absent(fleet: Fleet, worker_id: str) -> None:
     assert not adapter_for(replica("research"), replace(SAVE, worker_id=worker_id), fleet).HasField("source")

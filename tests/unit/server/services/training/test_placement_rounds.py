@@ -142,7 +142,7 @@ async def test_who_comes_while_there_is_room_is_placed_without_a_look_and_the_fi
     await kept.close()
 
 
-async def test_a_slot_that_comes_free_wakes_the_one_who_gets_it_and_nobody_else() -> None:
+async def test_a_free_slot_wakes_only_the_model_that_gets_it() -> None:
     kept = Kept(slots=2, waiting=1000)
     await kept.rounds(3)
     first = [f"session-1:train:{number}" for number in range(3)]
@@ -175,7 +175,7 @@ async def test_one_that_is_given_a_place_at_this_moment_is_not_told_that_it_wait
     await kept.close()
 
 
-async def test_one_whom_another_replica_has_placed_is_woken_and_so_is_one_that_has_ended() -> None:
+async def test_models_that_another_replica_placed_or_that_ended_are_woken() -> None:
     kept = Kept(slots=0, waiting=3)
     await kept.rounds(1)
     kept.store.put("session-1:train:0", worker_id="w9")
@@ -197,7 +197,7 @@ async def test_a_round_that_fails_is_what_they_wait_for_and_the_next_one_goes_on
     await kept.close()
 
 
-async def test_nobody_looks_for_places_when_nobody_waits() -> None:
+async def test_no_round_runs_when_no_model_waits() -> None:
     kept = Kept(slots=1, waiting=1)
     await kept.tasks["session-1:train:0"]
     rounds = kept.keeper._rounds

@@ -64,7 +64,7 @@ def test_places_are_shared_alike_whether_they_come_free_at_once_or_one_by_one(ro
     assert Counter(holder.tenant for holder in held) == {"ada": 4, "bo": 4}
 
 
-def test_a_rank_that_fits_nowhere_free_holds_up_nobody_and_counts_for_nothing() -> None:
+def test_a_rank_that_fits_no_free_slot_blocks_no_model_and_is_not_counted() -> None:
     queue = PlacementQueue((*waiting("ada1", rank=64), *waiting("ada2", "bo1", rank=8)))
     small = Capacity(slots={"w1": 2, "w2": 1}, suits=lambda _name, rank: ["w1"] if rank <= 8 else [])
     assert assign_slots(queue, small) == {"ada2": "w1", "bo1": "w1"}
@@ -93,7 +93,7 @@ def test_one_who_waits_hears_its_turn_who_holds_the_places_and_what_happens_next
     )
 
 
-def test_nobody_hears_the_ids_of_others() -> None:
+def test_a_tenant_never_sees_the_ids_of_others() -> None:
     told = sentence(QueuePosition(1, 2, 8, "org/tiny", "ada"), *holding(bo=8))
     assert told == ("1st of 2 waiting for one of 8 places of org/tiny; 8 held by other tenants; ask your administrator")
 

@@ -125,7 +125,7 @@ def on_ranks(shards: list[list[Batch]], loss: PreparedLoss) -> tuple[list[RowRes
     st.integers(1, 100),
     st.randoms(use_true_random=False),
 )
-def test_whatever_the_layout_each_datum_gets_what_it_would_get_alone(
+def test_in_every_layout_each_datum_gets_the_result_that_it_gets_alone(
     call: tuple[LossSpec, list[Datum]], layout: Parallelism, token_budget: int, random: object
 ) -> None:
     spec, datums = call

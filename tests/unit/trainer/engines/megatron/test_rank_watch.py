@@ -65,7 +65,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Rank]:
     return ranks
 
 
-def test_a_rank_that_dies_while_nobody_calls_it_is_told_once(ranks: list[Rank]) -> None:
+def test_a_rank_that_dies_between_calls_is_reported_once(ranks: list[Rank]) -> None:
     lost, told = threading.Event(), itertools.count()
 
     def on_lost() -> None:

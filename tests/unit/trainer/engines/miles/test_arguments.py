@@ -56,7 +56,7 @@ def test_layers_are_computed_again_as_the_settings_say(recompute: str, words: li
     assert all(word in said for word in words)
 
 
-def test_a_mixture_of_experts_is_sent_to_nemo_rl_whatever_the_ranks_are_on() -> None:
+def test_a_mixture_of_experts_is_sent_to_nemo_rl_on_every_device() -> None:
     model = tiny_model("qwen3-moe")
     with pytest.raises(ModelDirectoryInvalid, match=r"a mixture of 8 experts.* Use the engine nemo-rl"):
         check_dense(ranked_model(model.directory, model.info, SETTINGS))

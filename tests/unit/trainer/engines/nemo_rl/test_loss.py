@@ -50,7 +50,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_it_is_the_plain_sum_over_the_calls_tokens_whatever_nemo_rl_would_divide_by(call: str) -> None:
+def test_it_is_the_plain_sum_over_the_calls_tokens_without_nemo_rls_division(call: str) -> None:
     loss, batch = prepared(*CALLS[call])
     logits = torch.randn(*batch["input_ids"].shape, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
     logprobs = by_hand(logits, batch)

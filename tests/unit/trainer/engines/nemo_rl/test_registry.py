@@ -27,7 +27,7 @@ def test_an_image_without_that_python_is_refused_by_name(tmp_path: Path) -> None
         rank_python({"NEMO_RL_VENV_DIR": str(tmp_path)})
 
 
-def test_the_workers_dotted_name_is_a_file_of_ours_and_a_class_in_it() -> None:
+def test_the_workers_dotted_name_is_a_class_in_a_file_of_the_package() -> None:
     """Ray imports it on the ranks; here NeMo RL is missing, so that it can only be read."""
     module, _, name = WORKER.rpartition(".")
     package = Path(__file__).parents[5] / "trainer_image"

@@ -81,7 +81,7 @@ KINDS = {
     token_budget=st.integers(1, 60),
     packing=st.booleans(),
 )
-def test_rows_and_gradients_are_those_of_the_whole_call_whatever_the_microbatches_and_the_packing(
+def test_rows_and_gradients_are_those_of_the_whole_call_for_any_microbatches_and_packing(
     kind: str, lengths: list[int], token_budget: int, packing: bool
 ) -> None:
     name, make = KINDS[kind]

@@ -154,7 +154,7 @@ def test_angles_that_change_with_a_length_are_right_up_to_it_and_refused_beyond(
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_a_row_is_trained_with_the_angles_of_its_own_length_whatever_lies_beside_it(
+def test_a_row_is_trained_with_the_angles_of_its_own_length_in_any_batch(
     directory_of: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows are padded: one just below the length behind which angles change must not be padded beyond it."""

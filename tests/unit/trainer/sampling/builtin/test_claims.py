@@ -37,7 +37,7 @@ def test_company_takes_no_more_of_a_tenants_time_than_turns_would(rows: dict[str
 
 
 @given(ROWS, FIXED)
-def test_who_has_most_rows_takes_everybody_along(rows: dict[str, int], fixed: float) -> None:
+def test_the_tenant_with_most_rows_takes_all_others_along(rows: dict[str, int], fixed: float) -> None:
     assert co_batched_tenants(rows, max(rows, key=lambda name: rows[name]), ForwardCost(fixed).of) == set(rows)
 
 
@@ -48,7 +48,7 @@ def test_one_row_does_not_wait_for_the_thirty_one_of_another_on_a_cpu_and_does_n
 
 
 @given(ROWS, st.lists(st.sampled_from(NAMES), min_size=1, unique=True), USED)
-def test_rows_move_until_nobody_who_waits_has_two_less_and_then_stay(
+def test_rows_move_until_no_waiting_tenant_has_two_less_and_then_stay(
     rows: dict[str, int], waiting: list[str], used: dict[str, float]
 ) -> None:
     held, moves = dict(rows), 0
@@ -90,7 +90,7 @@ def test_memory_is_given_up_only_by_those_ahead_and_only_if_it_is_enough(
 
 
 @pytest.mark.parametrize("ahead", [CREDIT - 1, CREDIT])
-def test_whoever_has_had_less_by_a_credit_gets_memory(ahead: float) -> None:
+def test_a_tenant_that_is_a_credit_behind_gets_memory(ahead: float) -> None:
     held = [HeldMemory(10, 5, {"a"}), HeldMemory(30, 5, {"a"}), HeldMemory(30, 5, {"b"})]
     used = {"a": ahead, "b": 0.0, "d": 0.0}
     leaving = give_up_memory(held, 20, 100, "d", lead_of(used), CREDIT)

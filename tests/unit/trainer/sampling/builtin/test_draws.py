@@ -124,7 +124,7 @@ def test_the_logprob_of_a_drawn_id_has_the_bits_of_all_logprobs() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [7, 512, 1003])
-def test_a_row_draws_the_same_whatever_the_other_rows_are(vocab_size: int) -> None:
+def test_a_row_draws_the_same_with_any_other_rows(vocab_size: int) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(9, vocab_size, generator=generator) * 4
     draws = [

@@ -104,7 +104,7 @@ def test_what_is_known_of_a_prompt_is_not_computed_again(model_type: str, goes_o
     assert bits(again) == bits(first)
 
 
-def test_a_sample_whose_row_goes_to_another_tenant_ends_as_it_would_have() -> None:
+def test_a_sample_that_loses_its_row_to_another_tenant_has_the_same_result() -> None:
     flood = [job(prompt(20, seed), max_tokens=40, seed=seed) for seed in range(2)]
     with sampler_of("lfm2", deterministic=True, max_rows=1) as sampler:
         alone = [bits(ask(sampler, each)) for each in flood]

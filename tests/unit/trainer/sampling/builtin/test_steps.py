@@ -73,7 +73,7 @@ def test_a_step_is_launched_before_the_one_before_is_read(model: TorchModel, eve
     assert events == ["launched", *["launched", "read"] * 3, "read"]
 
 
-def test_a_stop_costs_one_token_that_nobody_hears_of(model: TorchModel, stop: int, events: list[str]) -> None:
+def test_a_stop_costs_one_token_that_is_not_returned(model: TorchModel, stop: int, events: list[str]) -> None:
     events.clear()
     [outcome] = answers(model, SETTINGS, [job(prompt_of(10), max_tokens=30, stop_tokens=(stop,))])
     [sequence] = outcome.sequences

@@ -45,7 +45,7 @@ def test_a_mixtures_experts_are_written_one_by_one(tmp_path: Path) -> None:
     assert not any(".w3." in name for name in found)
 
 
-def test_no_name_is_given_twice_in_whatever_life(tmp_path: Path, model: ServedModel) -> None:
+def test_no_name_is_given_twice_in_any_life(tmp_path: Path, model: ServedModel) -> None:
     state = random_adapter(tiny_model())
     lives = [AdapterFolders(tmp_path / str(life)) for life in range(2)]
     names = [folders.write("the same key", state, model).name for folders in lives for _ in range(2)]

@@ -83,7 +83,7 @@ async def test_tenants_that_want_more_come_to_have_the_same(server: Server) -> N
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 10_000), st.booleans()), max_size=60))
-def test_all_are_drawn_whoever_comes_and_goes_and_never_too_many_at_once(acts: list[tuple[str, int, bool]]) -> None:
+def test_all_samples_are_drawn_and_never_too_many_at_once(acts: list[tuple[str, int, bool]]) -> None:
     async def play() -> None:
         server = Server(Admission(MOST))
         tasks: list[asyncio.Task[None]] = []

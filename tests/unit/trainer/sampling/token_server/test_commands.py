@@ -162,7 +162,7 @@ def test_candidates_are_asked_for_by_their_ids() -> None:
     assert "logprob_token_ids" not in vllm_request(REQUEST)
 
 
-def test_whatever_sglang_scores_names_a_token_since_a_batch_dies_of_one_that_does_not() -> None:
+def test_every_scored_sglang_request_names_a_token_because_one_without_crashes_its_batch() -> None:
     assert sglang_request(REQUEST)["token_ids_logprob"] == [0]
     assert sglang_request(replace(REQUEST, scored_from=None))["token_ids_logprob"] is None
 
@@ -268,7 +268,7 @@ def test_an_answer_of_another_version_of_sglang_is_an_error_of_the_server(answer
         drawn_by_sglang(REQUEST, answer)
 
 
-def test_scores_of_another_prompt_are_never_taken_for_ours() -> None:
+def test_scores_of_another_prompt_are_refused() -> None:
     answer = {"meta_info": {**SGLANG_ANSWER["meta_info"], "input_token_logprobs": [[-1.0, 6, None], [-1.0, 8, None]]}}
     with pytest.raises(ServerError, match="position 2 of the prompt is 7, not 8"):
         drawn_by_sglang(REQUEST, answer)
@@ -281,7 +281,7 @@ def test_what_sglang_gives_up_is_an_error_in_its_words() -> None:
 
 
 @pytest.mark.parametrize(("matched", "unasked"), [(2, False), ("end", False), (99, True)])
-def test_an_end_that_nobody_asked_for_is_told_from_a_stop(matched: int | str, unasked: bool) -> None:
+def test_an_end_that_was_not_requested_is_distinguished_from_a_stop(matched: int | str, unasked: bool) -> None:
     reason = {"type": "stop", "matched": matched}
     drawn, found = drawn_by_sglang(REQUEST, {"meta_info": {**SGLANG_ANSWER["meta_info"], "finish_reason": reason}})
     assert found is unasked

@@ -58,7 +58,7 @@ async def test_those_that_bear_each_other_are_inside_together_and_a_foe_waits_fo
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_foes_never_meet_and_everybody_gets_in_whoever_gives_up(seed: int) -> None:
+async def test_conflicting_turns_never_overlap_and_all_get_in_when_some_give_up(seed: int) -> None:
     draw, watch = random.Random(seed), Watch()
     going: list[tuple[asyncio.Task[None], asyncio.Event]] = []
     for _ in range(200):

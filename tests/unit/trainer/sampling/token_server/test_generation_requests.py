@@ -78,7 +78,7 @@ def test_no_seed_is_asked_for_that_has_no_effect(model: ServedModel, params: dic
     assert request.seed is None
 
 
-def test_a_prompt_is_scored_by_a_request_whose_token_nobody_gets(model: ServedModel) -> None:
+def test_a_prompt_is_scored_by_a_request_with_a_dropped_token(model: ServedModel) -> None:
     plan = plan_generation_requests(job(PROMPT, max_tokens=0, num_samples=3, prompt_logprobs=True), None, model)
     [request] = plan.requests
     assert request.max_tokens == 1

@@ -90,7 +90,7 @@ async def test_one_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_it_ends_when_whoever_started_it_is_killed_with_all_its_group(number: signal.Signals) -> None:
+def test_it_ends_when_its_parent_is_killed_with_all_its_group(number: signal.Signals) -> None:
     """Its own child processes end as well, without any message."""
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, process_group=0

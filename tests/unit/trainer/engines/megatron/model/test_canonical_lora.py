@@ -171,7 +171,7 @@ def test_the_bridge_sees_adapters_alone_in_what_is_trained_of_experts(monkeypatc
     assert names == {f"experts.adapter.{key}_{factor}" for key in ("w1", "w2", "w3") for factor in "AB"}
 
 
-def test_a_dense_models_modules_are_the_bridges_whatever_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dense_models_modules_are_the_bridges_under_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, module in fake_modules().items():
         monkeypatch.setitem(sys.modules, name, module)
     setup: Any = SimpleNamespace(LoRA=None)

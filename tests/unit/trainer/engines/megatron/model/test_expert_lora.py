@@ -99,7 +99,7 @@ def test_experts_that_are_computed_at_once_have_the_deltas_and_gradients_of_each
         torch.testing.assert_close(got, expected, atol=1e-2, rtol=1e-4, msg=name)
 
 
-def test_a_rank_whose_experts_get_no_token_takes_part_all_the_same() -> None:
+def test_a_rank_takes_part_even_if_its_experts_get_no_token() -> None:
     x = torch.zeros(0, HIDDEN, requires_grad=True)
     found, _ = all_at_once(drawn_lora(0)).linear_fc1(x, [0] * HERE)  # type: ignore[operator]
     assert found.shape == (0, 2 * INNER)
