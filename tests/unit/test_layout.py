@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -19,45 +17,17 @@ LONGEST_FILE_LINES = 600
 GENERATED = "_pb2"
 
 # A product file below the floor goes into its only importer or its subject; above the ceiling it is two; a folder with
-# more files gets rooms by subject. The exceptions say why.
+# more files gets rooms by subject.
 PRODUCT = {
     "operator": "tinsmith_operator",
     "api_server": "tinsmith_server",
     "trainer_image": "tinsmith_trainer",
     "client": "tinsmith",
-    "dev/testcluster": "testcluster",
 }
-SHORTEST_PRODUCT_LINES = 60
+SHORTEST_PRODUCT_LINES = 50
 MOST_FILES_IN_A_FOLDER = 18
-
-SHARED = "several modules import it, and it is no part of one of them alone"
-"""Checked below."""
-PROGRAM = "a program of its own"
-ROOM = "the same file in session/ and pool/, where a reader looks for it"
-FOR_TESTS = "tests and the demo import it"
-COMMAND = "one command a file"
-CHOICE = "a package's public choice, which its __init__ exports"
-
-WHY_SHORT = {
-    "client/tinsmith/__main__.py": PROGRAM,
-    "operator/tinsmith_operator/errors.py": SHARED,
-    "operator/tinsmith_operator/kube/depth.py": SHARED,
-    "dev/testcluster/testcluster/commands.py": SHARED,
-    "dev/testcluster/testcluster/errors.py": SHARED,
-    "dev/testcluster/testcluster/policies/plugin.py": PROGRAM,
-    "dev/testcluster/testcluster/ports.py": FOR_TESTS,
-    "dev/testcluster/testcluster/project_images.py": FOR_TESTS,
-    "dev/testcluster/testcluster/record.py": SHARED,
-    "dev/testcluster/testcluster/tar_files.py": FOR_TESTS,
-    "trainer_image/tinsmith_trainer/__main__.py": PROGRAM,
-    "trainer_image/tinsmith_trainer/engines/nemo_rl/actor.py": "Ray loads it by name, in another environment",
-    "trainer_image/tinsmith_trainer/process/failpoints.py": SHARED,
-    "trainer_image/tinsmith_trainer/sampling/builtin/settings.py": CHOICE,
-    "trainer_image/tinsmith_trainer/sampling/token_server/supervisor.py": PROGRAM,
-    "trainer_image/tinsmith_trainer/wire/unknown_fields.py": SHARED,
-}
-
-WHY_FULL: dict[str, str] = {}
+LOADED_BY_NAME = {"trainer_image/tinsmith_trainer/engines/nemo_rl/actor.py"}
+"""Ray imports it in NeMo RL's environment, whose packages its neighbours must not import."""
 
 REGISTRY = re.compile(r"//[\w.-]*(pypi|pythonhosted|npmjs|rubygems|crates)\.(org|io)|//proxy\.golang", re.IGNORECASE)
 # The home of the images' user is no machine's, and neither is where Miles' image has its sources.
@@ -125,46 +95,18 @@ def is_product(path: Path) -> bool:
     return any(path.is_relative_to(Path(folder) / package) for folder, package in PRODUCT.items())
 
 
-def test_a_product_file_is_long_enough_to_be_one_or_says_why() -> None:
+def test_a_product_file_is_long_enough_to_be_one() -> None:
     short = {name for name, length in product_lengths().items() if length < SHORTEST_PRODUCT_LINES}
-    assert sorted(short - WHY_SHORT.keys()) == [], "merge it into its only importer or its subject, or say why not"
+    assert {name for name in short if not is_program(ROOT / name)} == LOADED_BY_NAME, "merge it into its importer"
 
 
-def test_a_product_folder_is_about_one_subject_or_says_why() -> None:
-    full = {folder for folder, files in product_folders().items() if files > MOST_FILES_IN_A_FOLDER}
-    assert sorted(full - WHY_FULL.keys()) == [], "give it rooms by subject"
+def is_program(file: Path) -> bool:
+    return file.name == "__main__.py" or 'if __name__ == "__main__":' in file.read_text()
 
 
-def product_folders() -> Counter[str]:
-    return Counter(str(Path(name).parent) for name in product_lengths())
-
-
-def test_no_exception_from_the_sizes_is_left_that_is_not_needed() -> None:
-    lengths, folders = product_lengths(), product_folders()
-    unneeded = [name for name in WHY_SHORT if not 0 < lengths.get(name, 0) < SHORTEST_PRODUCT_LINES]
-    unneeded += [name for name in WHY_FULL if folders[name] <= MOST_FILES_IN_A_FOLDER]
-    assert unneeded == [], "remove it from the table"
-
-
-def test_a_short_file_that_is_said_to_be_shared_has_more_than_one_importer() -> None:
-    importers = Counter(imported for name in product_lengths() for imported in set(imports_of(ROOT / name)))
-    shared = [name for name, reason in WHY_SHORT.items() if reason is SHARED]
-    assert [name for name in shared if importers[module_name(name)] < 2] == [], "merge it into its only importer"
-
-
-def module_name(name: str) -> str:
-    (folder,) = [folder for folder in PRODUCT if name.startswith(f"{folder}/")]
-    return ".".join(Path(name).relative_to(folder).with_suffix("").parts)
-
-
-def imports_of(file: Path) -> Iterator[str]:
-    """`from a import b` may import the module `a.b`."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{name.name}" for name in node.names)
+def test_a_product_folder_is_about_one_subject() -> None:
+    folders = Counter(str(Path(name).parent) for name in product_lengths())
+    assert {name for name, files in folders.items() if files > MOST_FILES_IN_A_FOLDER} == set(), "make rooms by subject"
 
 
 def shell_scripts() -> list[Path]:
