@@ -71,7 +71,11 @@ def _names_bound_by(node: ast.AST) -> Iterator[str]:
 
 
 def phrases_in(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the phrase for each phrase to avoid in the comments and strings of a Python file."""
+    """Yield the line and the phrase for each phrase to avoid in the comments and strings of a Python file.
+
+    A string of one word is exempt: it is a name, such as a key in a file.
+    """
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type in {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}:
-            yield from ((token.start[0], found[0]) for found in PHRASES.finditer(token.string))
+            if not token.string.strip("\"'").isidentifier():
+                yield from ((token.start[0], found[0]) for found in PHRASES.finditer(token.string))

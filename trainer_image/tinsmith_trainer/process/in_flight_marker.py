@@ -34,6 +34,8 @@ HEADER = struct.Struct("<II")
 IDLE = bytes(HEADER.size)
 MAX_BYTES = 64 * 1024
 MAX_SIGN_CHARACTERS = 500
+OTHERS_KEY = "beside"
+"""The key of `Interruption.others` in the file. The process before or after may be of another version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,9 @@ def _one_line(sign: str) -> str:
 
 
 def _encoded(interruption: Interruption) -> bytes:
-    body = orjson.dumps(asdict(interruption))
+    fields = asdict(interruption)
+    fields[OTHERS_KEY] = fields.pop("others")
+    body = orjson.dumps(fields)
     return HEADER.pack(len(body), zlib.crc32(body)) + body
 
 
@@ -223,7 +227,7 @@ def _decoded(content: bytes) -> Interruption | None:
     if not length or len(body) != length or zlib.crc32(body) != checksum:
         return None
     fields = orjson.loads(body)
-    others = tuple(_work(work) for work in fields.get("others", ()))
+    others = tuple(_work(work) for work in fields[OTHERS_KEY])
     return Interruption(_work(fields["work"]), fields["life"], fields["last_sign"], others)
 
 

@@ -183,7 +183,23 @@ def test_a_marker_is_read_as_it_was_written_or_not_at_all(
 def test_a_marker_of_a_later_release_that_says_more_is_read(tmp_path: Path) -> None:
     """Otherwise no process would start after a downgrade."""
     work = {"purpose": "operation", "model_id": "m", "seq_id": 3, "tenant": "t"}
-    body = orjson.dumps({"work": work, "others": [work], "life": "x", "last_sign": "", "since": 1})
+    body = orjson.dumps({"work": work, "beside": [work], "life": "x", "last_sign": "", "since": 1})
     (tmp_path / "running").write_bytes(HEADER.pack(len(body), zlib.crc32(body)) + body)
     found = InFlightMarker(tmp_path / "running").left_behind
     assert found == Interruption(InFlightWork("operation", "m", 3), "x", "", (InFlightWork("operation", "m", 3),))
+
+
+def test_the_keys_of_a_marker_are_pinned(tmp_path: Path) -> None:
+    """Upgrades and downgrades read them: a process refuses to start without a key, and blames one call for another."""
+    path = tmp_path / "running"
+    marker = InFlightMarker(path)
+    marker.mark_background("saves", InFlightWork("operation", "sess:train:1", 3))
+    with EngineCall(marker).at(WORK):
+        content = path.read_bytes()
+    length, _ = HEADER.unpack_from(content)
+    assert orjson.loads(content[HEADER.size : HEADER.size + length]) == {
+        "work": {"purpose": "operation", "model_id": "sess:train:0", "seq_id": 7},
+        "life": marker.life,
+        "last_sign": "",
+        "beside": [{"purpose": "operation", "model_id": "sess:train:1", "seq_id": 3}],
+    }
