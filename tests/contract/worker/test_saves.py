@@ -383,3 +383,34 @@ async def test_a_stop_takes_the_other_snapshots_before_one_that_waits_for_a_save
     gate.opened.set()
     await stopping
     assert (MODEL, 1) in written
+
+
+async def test_a_stop_records_a_written_save_before_it_waits_for_the_next(
+    start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a storage that blocks until the process is killed would take the result of the other save with it."""
+    worker = await start()
+    opened = {MODEL: threading.Event(), OTHER: threading.Event()}
+    entered, write = threading.Semaphore(0), CheckpointRoot.write
+
+    def wait(root: CheckpointRoot, model_id: str, *args: Any, **options: Any) -> WrittenCheckpoint:
+        entered.release()
+        assert opened[model_id].wait(AWAIT_SECONDS)
+        return write(root, model_id, *args, **options)
+
+    monkeypatch.setattr(CheckpointRoot, "write", wait)
+    for model in (MODEL, OTHER):
+        await worker.submit(*of(model, create(), save(1, "a")))
+        assert await asyncio.to_thread(entered.acquire, timeout=AWAIT_SECONDS)
+    counters = worker.service.scheduler.counters
+    done = counters.operations_done
+    stopping = asyncio.create_task(worker.service.drain())
+    await asyncio.sleep(0)
+    try:
+        opened[MODEL].set()
+        await asyncio.to_thread(until, lambda: counters.operations_done == done + 1)
+        assert not stopping.done()
+    finally:
+        opened[OTHER].set()
+        await stopping
+    assert counters.operations_done == done + 2

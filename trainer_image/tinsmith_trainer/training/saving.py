@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
@@ -176,12 +177,14 @@ class Saves:
             save.written.exception()
         self._mark()
 
-    def wait_at_stop(self) -> list[ModelQueue]:
-        """Wait for all saves at a stop, and return their models. No turns follow."""
-        saves = list(self._saves.values())
-        for save in saves:
+    def wait_at_stop(self) -> Iterator[ModelQueue]:
+        """Wait for each save at a stop, and yield its model. No turns follow.
+
+        A model is yielded before the next wait: a storage that blocks must not delay the result of a written save.
+        """
+        for save in list(self._saves.values()):
             save.written.exception()
-        return [save.queue for save in saves]
+            yield save.queue
 
     def _mark(self) -> None:
         self._marker.mark_background("saves", *(save.work for save in self._saves.values() if not save.written.done()))
