@@ -13,7 +13,7 @@ import uvicorn
 from pydantic import SecretStr
 from tinsmith_server.app import create_app
 from tinsmith_server.cli.connections import KEEP_ALIVE_SECONDS, Addresses, BoundedProtocol, StoppingServer
-from tinsmith_server.cli.serving import BACKLOG, SWITCH_SECONDS, listen, url_of
+from tinsmith_server.cli.serving import BACKLOG, SWITCH_SECONDS, listen, url_at
 from tinsmith_server.errors import WorkerAbsent
 from tinsmith_server.fleet.activation import ActivatedHandle
 from tinsmith_server.fleet.base import (
@@ -220,7 +220,7 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     # uvicorn repeats the signal after a clean stop.
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
-    StoppingServer(config, announce=lambda: print(url_of(listener), flush=True)).run(sockets=[listener])
+    StoppingServer(config, announce=lambda: print(url_at(*listener.getsockname()[:2]), flush=True)).run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -257,7 +257,7 @@ def sample_request() -> Measured:
 def recipients() -> Measured:
     names = ["age1" + "q" * 58] * 2000
 
-    return sum(map(len, names)), refusing(UserError, "recipient", lambda: age_files.encrypted({"a": [b"b"]}, names))
+    return sum(map(len, names)), refusing(UserError, "recipient", lambda: age_files.encrypt({"a": [b"b"]}, names))
 
 
 def _tell(parse: Callable[[], object], writing: int) -> None:
