@@ -76,6 +76,6 @@ def phrases_in(text: str) -> Iterator[tuple[int, str]]:
     A string of one word is exempt: it is a name, such as a key in a file.
     """
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}:
-            if not token.string.strip("\"'").isidentifier():
-                yield from ((token.start[0], found[0]) for found in PHRASES.finditer(token.string))
+        is_text = token.type in {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
+        if is_text and not token.string.strip("\"'").isidentifier():
+            yield from ((token.start[0], found[0]) for found in PHRASES.finditer(token.string))
