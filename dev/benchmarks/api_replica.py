@@ -220,7 +220,8 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     # uvicorn repeats the signal after a clean stop.
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
-    StoppingServer(config, announce=lambda: print(url_at(*listener.getsockname()[:2]), flush=True)).run(sockets=[listener])
+    url = url_at(*listener.getsockname()[:2])
+    StoppingServer(config, announce=lambda: print(url, flush=True)).run(sockets=[listener])
 
 
 if __name__ == "__main__":
