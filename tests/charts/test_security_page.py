@@ -180,7 +180,7 @@ def takes_no_account_of_ours(at: Installed) -> None:
 
 
 def has_no_other_certificate(at: Installed) -> None:
-    at.refuses(session(**variable("victim-tls")), "those that end in -tls")
+    at.refuses(session(**variable("victim-tls")), "names end in -tls")
     at.refuses(session("tinsmith-api-server"), "or be called after")
 
 
@@ -285,7 +285,10 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
         ),
     ),
     (KEY, "cannot", "see that another"): (
-        tried_by("contract/http/test_access.py::test_another_tenants_things_do_not_exist"),
+        tried_by(
+            "attacks/test_isolation.py::test_every_endpoint_answers_for_a_strangers_id_as_for_nobodys",
+            "attacks/test_isolation.py::test_no_list_holds_anything_of_another_tenants",
+        ),
     ),
     (READER, "can", "read their specs"): (looks_and_no_more,),
     (READER, "cannot", "read a Secret"): (partial(reads_nothing_else, "reader"),),
@@ -298,8 +301,9 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
     (WRITER, "can", "run any image"): (
         runs_any_image,
         tried_by(
-            "unit/operator/build/test_worker.py::test_a_pod_keeps_to_the_restricted_standard",
-            "unit/operator/build/test_sampler.py::test_a_samplers_pod_keeps_to_the_restricted_standard",
+            "unit/operator/build/test_golden.py::test_the_objects_of_a_session_or_pool_are_as_reviewed",
+            "cluster/crd/test_validation.py::test_what_is_built_for_a_session_is_taken",
+            "cluster/crd/test_pool_validation.py::test_what_is_built_for_a_pool_is_taken",
             "charts/test_admission.py::test_it_is_refused_in_a_sentence",
             "cluster/operator/test_reserved_names.py::test_images_and_secrets_that_are_not_listed_run_nothing",
         ),
@@ -314,15 +318,19 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
     (WRITER, "can", "give these pods"): (names_what_is_its_own,),
     (WRITER, "can", "have these pods"): (
         tried_by(
-            "unit/operator/build/test_remote_checkpoints.py::"
-            "test_a_worker_gets_the_variables_and_whatever_is_in_the_secret",
+            "unit/operator/build/test_golden.py::test_the_objects_of_another_kind_differ_as_reviewed",
             "unit/operator/build/test_volumes.py::test_every_mount_has_its_volume",
         ),
     ),
     (WRITER, "can", "stop and delete"): (writes_all_sessions,),
     (WRITER, "cannot", "name a Secret"): (
         names_no_secret_of_ours,
-        tried_by("cluster/operator/test_reserved_names.py::test_neither_session_nor_pool_has_pods_and_both_say_why"),
+        tried_by(
+            "unit/operator/common/test_blocking_reason.py::"
+            "test_a_session_that_names_what_is_the_installations_has_nothing_at_all",
+            "unit/operator/common/test_blocking_reason.py::"
+            "test_one_that_runs_and_is_changed_to_name_it_stops_and_then_goes_on",
+        ),
     ),
     (WRITER, "cannot", "name a claim"): (
         names_no_claim_of_ours,
@@ -340,7 +348,7 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
     (WRITER, "cannot", "mount another session's journal"): (
         tried_by(
             "cluster/operator/test_others.py::"
-            "test_whoever_mounts_the_claim_of_anothers_journal_is_refused_and_the_others_worker_stays",
+            "test_a_mount_of_anothers_journal_is_refused_and_the_worker_of_that_journal_stays",
         ),
     ),
     (WRITER, "cannot", "read a Secret"): (writes_nothing_else,),
@@ -357,13 +365,13 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
     (WORKER, "can", "use its own volume"): (
         tried_by(
             "unit/operator/session/test_claim.py::test_the_worker_is_named_after_its_claim",
-            "unit/operator/build/test_sampler.py::test_a_sampler_has_no_journal",
+            "unit/operator/build/test_golden.py::test_the_objects_of_a_session_or_pool_are_as_reviewed",
         ),
     ),
     (WORKER, "cannot", "call the Kubernetes API"): (
         a_namespaces_default_account_may_nothing,
         tried_by(
-            "unit/operator/build/test_worker.py::test_a_pod_has_no_token_for_the_kubernetes_api",
+            "unit/operator/build/test_golden.py::test_the_objects_of_a_session_or_pool_are_as_reviewed",
             "cluster/node/test_trust.py::test_a_worker_has_no_token_and_writes_nothing_to_its_root",
         ),
     ),

@@ -23,8 +23,10 @@ from support.operator.operators import (
     session_manifest,
     settings_for,
 )
+from tinsmith_operator.build.pod import POD_SECURITY, SECURITY
 from tinsmith_operator.kube.resources import (
     CLAIMS,
+    DEPLOYMENTS,
     PODS,
     POOLS,
     SECRETS,
@@ -257,6 +259,45 @@ async def test_an_admission_webhook_that_does_not_answer_is_told_until_it_is_gon
             await comes_to_rest(hands, "WorkerReady")
     finally:
         api_cluster.kubectl("delete", "validatingwebhookconfigurations", name, "--ignore-not-found")
+
+
+def reading(claim: str) -> dict[str, Any]:
+    source = {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": claim}}
+    return {"model": {"name": "tiny/model", "source": source}}
+
+
+async def test_a_mount_of_anothers_journal_is_refused_and_the_worker_of_that_journal_stays(
+    hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy
+) -> None:
+    async with running(settings_for(hands.namespace)):
+        await hands.create(SESSIONS, session_manifest("victim"))
+        await comes_to_rest(hands, "WorkerReady", name="victim")
+        before = await hands.get(WORKLOADS, "victim"), await hands.get(PODS, "victim-0")
+        thief, pool = session_manifest("thief"), pool_manifest("thief")
+        for resource, manifest in ((SESSIONS, thief), (POOLS, pool)):
+            manifest["spec"] |= reading("victim-journal")
+            await hands.create(resource, manifest)
+            await comes_to_rest(hands, "ClaimIsJournal", name="thief", resource=resource)
+        volumes = [{"name": "journal", "persistentVolumeClaim": {"claimName": "victim-journal"}}]
+        container = {"name": "worker", "image": "busybox", "securityContext": SECURITY}
+        labels = {"app.kubernetes.io/managed-by": "tinsmith-operator", "tinsmith.dev/session": "thief"}
+        stranger = {"metadata": {"name": "stranger", "labels": labels}, "spec": {"containers": [container]}}
+        stranger["spec"] |= {"volumes": volumes, "securityContext": POD_SECURITY}
+        await hands.create(PODS, {"apiVersion": "v1", "kind": "Pod", **stranger})
+        await hands.patch(SESSIONS, "victim", {"metadata": {"annotations": {"example.com/look": "again"}}})
+        await rests(proxy)
+        assert await hands.get(WORKLOADS, "thief") is None
+        assert await hands.get(DEPLOYMENTS, "thief-sampler") is None
+        after = await hands.get(WORKLOADS, "victim"), await hands.get(PODS, "victim-0")
+        for one, other in zip(before, after, strict=True):
+            assert one is not None
+            assert other is not None
+            assert one["metadata"]["uid"] == other["metadata"]["uid"]
+            assert "deletionTimestamp" not in other["metadata"]
+        await hands.delete(SESSIONS, "victim")
+        # Without another request, because the claim is no journal any more.
+        await comes_to_rest(hands, "WorkerReady", name="thief")
+        await comes_to_rest(hands, "ReplicasReady", name="thief", resource=POOLS)
 
 
 async def test_a_namespace_with_retained_volumes_goes_without_the_operators_help(
