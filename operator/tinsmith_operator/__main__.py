@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def dying_before(write: int, permit: Permit) -> Permit:
-    """Return a permit that kills the process at the n-th write, counted from 1; 0: never."""
+    """Return a permit that kills the process at write number `n`, counted from 1; 0 means never."""
     if write == 0:
         return permit
     left = write

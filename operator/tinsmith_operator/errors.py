@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class OperatorError(Exception):
-    """An error that stops what the operator was doing. The message says what to do."""
+    """An error that stops the present task of the operator. The message says what to do."""
 
 
 class ClusterError(OperatorError):
@@ -20,17 +20,17 @@ class AlreadyExists(ClusterError):
 
 
 class Conflict(ClusterError):
-    """The object, or its version, is not the one that the request names."""
+    """The object, or its version, differs from what the request names."""
 
 
 class Refused(ClusterError):
-    """A request that the API server refuses until something is changed: status 400, 403, 422 and similar."""
+    """A request that the API server refuses until something changes: status 400, 403, 422 and similar."""
 
 
 class Unavailable(ClusterError):
     """The API server did not answer, or failed. The request may have been carried out.
 
-    retry_after_seconds: as the API server asked.
+    retry_after_seconds: the time that the API server asked for.
     """
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
@@ -43,11 +43,11 @@ class Throttled(Unavailable):
 
 
 class NotLeading(OperatorError):
-    """A write without the Lease: another operator may be leading."""
+    """A write without holding the Lease. Another operator may be the leader."""
 
 
 class SecretTaken(OperatorError):
-    """A foreign Secret has the name of a Secret of the installation."""
+    """A foreign Secret has a name that the installation needs."""
 
 
 class AuthorityInvalid(OperatorError):

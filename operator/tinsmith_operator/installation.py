@@ -28,7 +28,7 @@ HTTPS_PORT = 443
 
 
 def remote_port(environment: Mapping[str, str]) -> int:
-    """Return the port of the object store that these variables name. Raises ValueError for an invalid URL."""
+    """Return the port of the object store in these variables. Raises ValueError for an invalid URL."""
     endpoint = next((environment[name] for name in ENDPOINT_VARIABLES if environment.get(name)), None)
     if endpoint is None:
         return HTTPS_PORT
@@ -44,16 +44,17 @@ def remote_port(environment: Mapping[str, str]) -> int:
 class Installation:
     """The settings that are the same for all sessions and pools.
 
-    namespace: of the release, where the API server and the operator run.
-    checkpoint_root: the URL that workers write checkpoints to; `file://…` is on `checkpoint_claim`.
+    namespace: the release's namespace, where the API server and the operator run.
+    checkpoint_root: the URL to which workers write checkpoints; `file://…` lies on `checkpoint_claim`.
     checkpoint_environment: the workers' variables for a remote root, such as AWS_ENDPOINT_URL_S3.
     checkpoint_secret: a Secret in each worker's namespace with further such variables: the credentials.
-    ray_version: the version in the images of sessions of several nodes; None: of the project's own images.
-    ray_cluster_labels: labels on their RayClusters, by which KubeRay starts all pods together.
-    hang_timeout_seconds: how long one operation may take until its worker counts as hung.
+    ray_version: the Ray version in the images of sessions with several nodes; None: the version in the project's own
+        images.
+    ray_cluster_labels: labels on their RayClusters, so that KubeRay starts all pods together.
+    hang_timeout_seconds: the longest duration of one operation before its worker counts as hung.
     delete_grace_seconds: how long a deletion waits until the adapters are saved to the checkpoint root.
     reserved: names of the installation's own objects, which sessions and pools may not use.
-    allowed_images, allowed_secrets: patterns of what sessions and pools may name.
+    allowed_images, allowed_secrets: patterns of the names that sessions and pools may use.
     client_labels: pods in the release's namespace with one of these label sets may call workers.
     """
 
@@ -85,7 +86,7 @@ class Installation:
 
     @property
     def checkpoint_identity_is_the_pods(self) -> bool:
-        """True if pods reach a remote root with the identity of their node or ServiceAccount, without a Secret."""
+        """True if pods access a remote root with the identity of their node or ServiceAccount, without a Secret."""
         return self.checkpoint_root_is_remote and self.checkpoint_secret is None
 
     @property
@@ -94,13 +95,13 @@ class Installation:
 
 
 CLUSTER = "*"
-# RFC 1123, as Kubernetes checks names of namespaces.
+# Kubernetes checks names of namespaces by RFC 1123.
 NAMESPACE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
 class Scope:
-    """The namespaces that an operator watches; None: the whole cluster, which needs cluster-wide rights."""
+    """The namespaces that an operator watches; None is the whole cluster, which needs cluster-wide rights."""
 
     namespaces: tuple[str, ...] | None
 
@@ -110,11 +111,11 @@ class Scope:
 
     @property
     def parts(self) -> tuple[str | None, ...]:
-        """The namespaces that are listed and watched one by one; None stands for all at once."""
+        """The namespaces that are listed and watched separately; None stands for all namespaces together."""
         return (None,) if self.namespaces is None else self.namespaces
 
     def part_of(self, namespace: str) -> str | None:
-        """Return the part that a namespace is in."""
+        """Return the part that contains a namespace."""
         return None if self.is_cluster else namespace
 
 

@@ -18,7 +18,7 @@ def format_time(moment: datetime) -> str:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Read a time of Kubernetes; None without a text."""
+    """Read a time that Kubernetes wrote; None for an empty text."""
     return datetime.fromisoformat(text) if text else None
 
 
@@ -48,7 +48,7 @@ class LiveObject:
 
 
 class Resource(BaseModel):
-    """A part of a custom resource. Unknown fields are ignored, since a newer CRD may have more."""
+    """A part of a custom resource. It ignores unknown fields, since a newer CRD may have more fields."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
 

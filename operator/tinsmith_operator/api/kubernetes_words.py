@@ -1,7 +1,7 @@
-"""The messages of Kubernetes about pods and other objects, and the reasons that they stand for.
+"""Tables of Kubernetes' messages about pods and other objects, and of the reasons for them.
 
-They are from the sources of the API server's admission, the scheduler and the kubelet. A message in no table here is
-quoted under a general reason.
+The messages come from the sources of the API server's admission, the scheduler and the kubelet. A condition quotes a
+message that is in no table, under a general reason.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from tinsmith_operator.api.reasons import Reason
 
 ADMISSION: tuple[tuple[re.Pattern[str], Reason], ...] = (
-    # A webhook's own message may look like one below, so the frame around it comes first.
+    # A webhook's own message may look like a message below, so this table matches the text around it first.
     (re.compile(r"failed calling webhook|failed to call webhook"), Reason.WEBHOOK_UNREACHABLE),
     (re.compile(r"admission webhook \"[^\"]*\" denied the request|denied request: "), Reason.ADMISSION_DENIED),
     (re.compile(r"violates PodSecurity "), Reason.ADMISSION_DENIED),
@@ -81,7 +81,7 @@ PROVISIONING_EVENTS = frozenset({"ProvisioningFailed"})
 CREATION_EVENTS = frozenset(
     {
         "FailedCreate",
-        # KubeRay's, of a RayCluster.
+        # KubeRay's messages about a RayCluster.
         "FailedToCreateHeadPod",
         "FailedToCreateWorkerPod",
         "InvalidRayClusterSpec",
@@ -91,7 +91,7 @@ CREATION_EVENTS = frozenset(
 
 
 def why_not_admitted(message: str) -> Reason | None:
-    """Return the reason for an admission message; None for a message in no table, such as one about a field."""
+    """Return the reason for an admission message; None for an unknown message, such as an invalid field."""
     return next((reason for words, reason in ADMISSION if words.search(message)), None)
 
 

@@ -1,4 +1,4 @@
-"""The names that the operator writes into the cluster, on which others may rely."""
+"""The names that the operator writes into the cluster. Other programs may rely on them."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ def certificate_secret_name(workload_name: str) -> str:
 
 
 def conversion_name(session_name: str) -> str:
-    """Return the Job's name, which is short enough for the longest name of a session."""
+    """Return the Job's name, which fits into Kubernetes' limit even for the longest session name."""
     return f"{session_name}-conversion"
 
 
 def image_pull_name(session_name: str) -> str:
-    """Return the Job's name, which is short enough for the longest name of a session."""
+    """Return the Job's name, which fits into Kubernetes' limit even for the longest session name."""
     return f"{session_name}-image-pull"
 
 
@@ -118,7 +118,7 @@ def endpoint(session_name: str, namespace: str) -> str:
 
 
 def worker_dns_name(worker_id: str) -> str:
-    """Return the name in a worker's certificate, which clients check."""
+    """Return the DNS name in a worker's certificate. Clients check it."""
     return f"{worker_id}.worker.tinsmith.internal"
 
 

@@ -1,4 +1,4 @@
-"""The common part of TrainingSessions and SamplerPools: each owns the objects that the operator creates for it."""
+"""The common part of TrainingSessions and SamplerPools: both own the objects that the operator creates for them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from tinsmith_operator.api.status import OwnerStatus
 
 
 class Unreadable(ValueError):
-    """An object that does not match the operator's CRD: the cluster has another version of it."""
+    """An object that does not match the operator's CRD, because the cluster has another version of the CRD."""
 
 
 @dataclass(frozen=True)
 class Owner(ABC):
     """A TrainingSession or SamplerPool.
 
-    NOUN: its name in messages. LABEL: the label with its name on each child. APPLICATION, COMPONENT: further labels.
+    NOUN: the word for it in messages. LABEL: the label with the owner's name on each child. APPLICATION, COMPONENT:
+    further labels.
     """
 
     KIND: ClassVar[str]
@@ -48,7 +49,7 @@ class Owner(ABC):
     @property
     @abstractmethod
     def workload_name(self) -> str:
-        """The name of its workload, Service and NetworkPolicy."""
+        """The name of the owner's workload, Service and NetworkPolicy."""
 
     @property
     def is_being_deleted(self) -> bool:
@@ -56,7 +57,7 @@ class Owner(ABC):
 
     @property
     def owner_reference(self) -> Manifest:
-        """The owner reference of its children, which are deleted with it."""
+        """The owner reference in the owner's children. Kubernetes deletes the children with the owner."""
         return {
             "apiVersion": API_VERSION,
             "kind": self.KIND,
@@ -68,7 +69,7 @@ class Owner(ABC):
 
 
 def identity_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an owner that are in its metadata."""
+    """Return the fields of an owner that come from its metadata."""
     metadata = body["metadata"]
     return {
         "name": metadata["name"],
@@ -84,7 +85,7 @@ def identity_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unreadable(kind: str, body: Mapping[str, Any], error: ValidationError) -> Unreadable:
-    """Return an error that names the field."""
+    """Return an error that names the invalid field."""
     metadata, first = body["metadata"], error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     return Unreadable(

@@ -1,8 +1,8 @@
 """Every reason that a condition of a session or pool can carry.
 
-The table of docs/reference/conditions.md is made of it.
+The table in docs/reference/conditions.md is generated from this enumeration.
 
-Users match on reasons, so a new name for one is a change of the API.
+Users match on reasons, so renaming a reason changes the API.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum, StrEnum, auto
 
 
 class Progress(Enum):
-    """The states that kstatus knows. Every GitOps tool reads them."""
+    """The states that kstatus defines. GitOps tools read them."""
 
     DONE = auto()  # neither Reconciling nor Stalled is True
     MOVING = auto()  # Reconciling is True: waiting is enough

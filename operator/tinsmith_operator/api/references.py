@@ -1,4 +1,4 @@
-"""The references of a spec: Secrets, claims, a ServiceAccount, an image, variables and server arguments."""
+"""The references in a spec: Secrets, claims, a ServiceAccount, an image, variables and server arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ReferenceKind(StrEnum):
     """The kind of a reference.
 
     READ_SECRET: the pod's processes read it. PULL_SECRET: only the node reads it.
-    OWN_SECRET: created for the session or pool, with a name that follows from its own.
+    OWN_SECRET: created for the session or pool. The Secret's name is derived from the owner's name.
     """
 
     READ_SECRET = "Secret"
@@ -31,7 +31,7 @@ class ReferenceKind(StrEnum):
 
 
 class Reference(NamedTuple):
-    """A name in a spec. field: the field that has it."""
+    """A name in a spec. field: the field that contains the name."""
 
     field: str
     what: ReferenceKind

@@ -1,4 +1,4 @@
-"""The SamplerPool and its spec, for which the CRD is the authority."""
+"""The SamplerPool and its spec. The CRD defines the bounds and defaults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SamplerEngine(StrEnum):
 
 
 class LoadedAdapters(Resource):
-    """The adapters of each replica. The default of `max_rank` is not the CRD's: see a session's `Adapters`."""
+    """The adapters in each replica. The default of `max_rank` differs from the CRD's: see a session's `Adapters`."""
 
     max_loaded: int = 64
     max_rank: int = 64
@@ -44,12 +44,15 @@ class SamplerPoolSpec(ServingSpec):
 
     @property
     def runs_a_server(self) -> bool:
-        """True if each replica samples by a third-party server, on GPUs."""
+        """True if each replica samples with a third-party server, on GPUs."""
         return self.engine is not SamplerEngine.BUILTIN
 
     @property
     def gpus(self) -> int:
-        """The GPUs of each replica. The CRD admits whole numbers, and requires one for a server."""
+        """The number of GPUs in each replica.
+
+        The CRD admits whole numbers, and requires GPUs for a third-party server.
+        """
         return int(parse_quantity(self.resources.limits.get(GPU, 0)))
 
 
@@ -67,7 +70,7 @@ class SamplerPool(Owner):
     @property
     @override
     def workload_name(self) -> str:
-        """The name of its workload, which differs from that of a session with the same name."""
+        """The name of the pool's workload. A session with the same name has another workload name."""
         return f"{self.name}-sampler"
 
 

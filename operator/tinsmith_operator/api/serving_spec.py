@@ -1,7 +1,7 @@
 """The common part of the specs of TrainingSessions and SamplerPools.
 
-The CRDs are the authority: they have the bounds, the defaults and the descriptions. A test keeps the defaults here
-equal to theirs; they are for objects that were stored before a field had its default.
+The CRDs define the bounds, the defaults and the descriptions. A test keeps the defaults in this module equal to the
+defaults in the CRDs. The defaults here apply to objects that were stored before the CRD had a default for the field.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HubSource(Resource):
 
 
 class ModelSource(Resource):
-    """The place of a model. Only the member that `type` names is set."""
+    """The location of a model. Only the member that `type` names is set."""
 
     type: SourceType
     persistent_volume_claim: ClaimSource | None = None
@@ -58,7 +58,7 @@ class Resources(Resource):
 
 
 class PodOverrides(Resource):
-    """The fields of the pod that a user may set. They go into the pod as they are."""
+    """The pod fields that a user may set. The operator copies them into the pod unchanged."""
 
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
@@ -88,6 +88,6 @@ class ServingSpec(Resource):
 
     @property
     def model_claims(self) -> dict[str, str]:
-        """The claims that its pods mount for the model, by the field that names them."""
+        """The claims that the pods mount for the model, by the name of the spec field."""
         claim = self.model.source.persistent_volume_claim
         return {"spec.model.source.persistentVolumeClaim.claimName": claim.claim_name} if claim is not None else {}

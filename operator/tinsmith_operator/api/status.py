@@ -15,7 +15,7 @@ class Condition(Resource):
     reason: str
     message: str
     last_transition_time: Time
-    observed_generation: int | None = None  # other writers may leave it out
+    observed_generation: int | None = None  # other clients may omit it
 
 
 class AdapterUsage(Resource):
@@ -25,7 +25,7 @@ class AdapterUsage(Resource):
 
 
 class CountedPod(Resource):
-    """The restarts of a pod that have been counted, so that each operator counts each restart once."""
+    """The restarts of one pod that are already counted. With this record, each operator counts each restart once."""
 
     uid: str
     container_restarts: int = 0
@@ -48,7 +48,7 @@ class GroupRun(Resource):
 
 
 class PoolRequests(Resource):
-    """The latest request by annotation that is done, as it was written."""
+    """The time of the latest request by annotation that has been carried out, as the user wrote it."""
 
     restart: str | None = None
 
@@ -84,7 +84,7 @@ class TrainingSessionStatus(OwnerStatus):
 
 
 class SamplerPoolStatus(OwnerStatus):
-    """The status of a pool. Its numbers of replicas are always set: autoscalers read them."""
+    """The status of a pool. Its replica counts are always set, because autoscalers read them."""
 
     replicas: int = 0
     ready_replicas: int = 0

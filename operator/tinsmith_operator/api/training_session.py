@@ -1,4 +1,4 @@
-"""The TrainingSession and its spec, for which the CRD is the authority."""
+"""The TrainingSession and its spec. The CRD defines the bounds and defaults."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tinsmith_operator.api.status import TrainingSessionStatus
 
 
 class Parallelism(Resource):
-    """The division of a model. nodes: pods.
+    """The parallelism settings of a session. nodes: the number of pods.
 
-    The others count the ranks that share matrices, layers, sequences, experts.
+    The other fields count the ranks that divide matrices, layers, sequences or experts among them.
     """
 
     nodes: int = 1
@@ -41,7 +41,7 @@ class Engine(StrEnum):
 
     @property
     def divides(self) -> bool:
-        """True if the engine divides its model among ranks, which may be in several pods."""
+        """True if the engine divides its model among ranks. The ranks may run in several pods."""
         return self is not Engine.PEFT
 
 
@@ -66,9 +66,9 @@ class WhenDeleted(StrEnum):
 
 
 class Adapters(Resource):
-    """The limits of adapters. The CRD fills in another `max_rank`.
+    """The limits of adapters. The CRD's default of `max_rank` differs from this one.
 
-    Hashes of pods leave this default out, so another value here would restart workers whose specs have it.
+    Pod hashes leave this default out. Another default here would restart workers whose specs contain this value.
     """
 
     slots: int = 8
@@ -93,7 +93,7 @@ class Storage(Resource):
 
     @property
     def deletes_claim(self) -> bool:
-        """True if the claim is deleted with the session. A claim that a user made never is."""
+        """True if the operator deletes the claim with the session. It never deletes a claim that a user made."""
         return self.retention_policy.when_deleted is WhenDeleted.DELETE and self.existing_claim is None
 
 
@@ -124,17 +124,20 @@ class TrainingSessionSpec(ServingSpec):
 
     @property
     def is_converted_once(self) -> bool:
-        """True if a Job converts the model once, into the model cache. Miles reads the published files instead."""
+        """True if a Job converts the model once, into the model cache.
+
+        Miles reads the published files and needs no Job.
+        """
         return self.engine is Engine.NEMO_RL and self.model_cache is not None
 
     @property
     def gpus_per_node(self) -> int:
-        """The GPUs of each pod, a whole number; 0: the engine computes on the CPU."""
+        """The number of GPUs in each pod; 0 if the engine computes on the CPU."""
         return int(parse_quantity(self.resources.limits.get(GPU, 0))) if self.engine.divides else 0
 
     @property
     def ranks_per_node(self) -> int:
-        """The processes with a part of the model: one for each GPU; without GPUs, those of one copy of the model."""
+        """The number of ranks in each pod: one for each GPU. Without GPUs: the ranks of one copy of the model."""
         return self.gpus_per_node or self.divided.tensor * self.divided.pipeline
 
     @property
@@ -143,7 +146,7 @@ class TrainingSessionSpec(ServingSpec):
 
     @property
     def uses_ray(self) -> bool:
-        """True if ranks are processes of their own. A single rank on the CPU is the worker's process itself."""
+        """True if ranks are processes of their own. A single rank on the CPU runs in the worker's process."""
         return self.engine.divides and (self.gpus_per_node > 0 or self.ranks > 1)
 
 
@@ -169,12 +172,12 @@ class TrainingSession(Owner):
 
     @property
     def claim_name(self) -> str:
-        """The name of the claim with the worker's journal."""
+        """The name of the claim that holds the worker's journal."""
         return self.spec.storage.existing_claim or claim_name(self.name)
 
 
 def parse_session(body: Mapping[str, Any]) -> TrainingSession:
-    """Return the session. Raises Unreadable, which names the field."""
+    """Return the session. Raises Unreadable, which names the invalid field."""
     try:
         return TrainingSession(
             **identity_of(body),

@@ -1,1 +1,1 @@
-"""Pure functions from typed input to whole Kubernetes objects."""
+"""Pure functions that build complete Kubernetes objects from typed input."""

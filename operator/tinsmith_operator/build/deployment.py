@@ -1,4 +1,4 @@
-"""The Deployment of a pool's samplers, with their token server, and its PodDisruptionBudget."""
+"""The Deployment of a pool's samplers and token server, and its PodDisruptionBudget."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHARED_MEMORY_BYTES = 16 * 2**30
 """The size of /dev/shm, by which the processes of one server communicate. It counts as memory."""
 
 VARIABLES = {
-    # Otherwise compiled kernels go to HOME and /tmp, which are small.
+    # Without these variables, compiled kernels are stored in HOME and /tmp, which are small.
     "XDG_CACHE_HOME": f"{SCRATCH_PATH}/cache",
     "TRITON_CACHE_DIR": f"{SCRATCH_PATH}/cache/triton",
     "TORCHINDUCTOR_CACHE_DIR": f"{SCRATCH_PATH}/cache/inductor",
@@ -40,7 +40,7 @@ VARIABLES = {
 
 
 def build_deployment(pool: SamplerPool, replicas: int, template: Manifest) -> Manifest:
-    """Return the Deployment. A new sampler is ready before an old one stops. The template has a hash of its own."""
+    """Return the Deployment. A new sampler is ready before an old one stops. The template carries its own hash."""
     sealed_part = sealed(
         {
             "apiVersion": "apps/v1",
@@ -61,7 +61,7 @@ def build_deployment(pool: SamplerPool, replicas: int, template: Manifest) -> Ma
 def build_sampler_template(pool: SamplerPool, installation: Installation, restart: str | None) -> Manifest:
     """Return the template. restart: the latest request for a restart.
 
-    An annotation names the image as it was requested: a webhook may replace it with a mirror.
+    An annotation records the requested image, because a webhook may replace the image with a mirror.
     """
     spec, image = pool.spec, pool.spec.pod.image or installation.trainer_image
     volumes = server_volumes(spec, serving_volumes(pool.workload_name, spec, installation))
@@ -100,10 +100,10 @@ def sampler_arguments(pool: SamplerPool, installation: Installation) -> list[str
 
 
 def sampler_inputs(pool: SamplerPool, installation: Installation, restart: str | None) -> str:
-    """Return a hash of the pods' inputs. Another hash rolls the pods.
+    """Return a hash of the pods' inputs. If the hash changes, the Deployment replaces the pods.
 
-    The installation's default image is not in it, so that a new default waits for the next roll. An image that the spec
-    names is in it. Defaults and the number of replicas are not.
+    The hash contains an image that the spec names. It does not contain the installation's default image, so a new
+    default image waits for the next rollout. It also leaves out default values and the number of replicas.
     """
     said = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
     return _hashed(said, pool, installation, restart)
@@ -112,9 +112,9 @@ def sampler_inputs(pool: SamplerPool, installation: Installation, restart: str |
 def equivalent_sampler_hashes(
     pool: SamplerPool, installation: Installation, restart: str | None, pull_secrets: Sequence[Manifest]
 ) -> frozenset[str]:
-    """Return the hashes of pods that run the same and differ only in how a node pulls the image.
+    """Return the hashes of pods that run the same containers and differ only in how a node pulls the image.
 
-    pull_secrets: of the template that is compared.
+    pull_secrets: the pull Secrets in the template that is compared.
     """
     said = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
     ways = pull_variants(said.pop("pod", {}), pull_secrets)
@@ -136,7 +136,10 @@ def _hashed(said: Manifest, pool: SamplerPool, installation: Installation, resta
 
 
 def build_budget(pool: SamplerPool) -> Manifest:
-    """Return the budget: one sampler at a time may be evicted, and one that does not work at any time."""
+    """Return the budget: one working sampler may be evicted at a time.
+
+    A sampler that does not work may always be evicted.
+    """
     return sealed(
         {
             "apiVersion": "policy/v1",
@@ -152,14 +155,14 @@ def build_budget(pool: SamplerPool) -> Manifest:
 
 
 def _spread(pool: SamplerPool) -> Manifest:
-    """Return the spec's topology constraints with a selector of these pods."""
+    """Return the spec's topology constraints, with a selector that matches the pool's pods."""
     selector = {"labelSelector": {"matchLabels": selector_labels(pool)}}
     constraints = [{**constraint, **selector} for constraint in pool.spec.pod.topology_spread_constraints]
     return {"topologySpreadConstraints": constraints} if constraints else {}
 
 
 def server_arguments(spec: SamplerPoolSpec) -> list[str]:
-    """Return the arguments for the server; none for a pool without a server."""
+    """Return the arguments for the server; empty for a pool without a server."""
     if not spec.runs_a_server:
         return []
     options = {
@@ -172,12 +175,12 @@ def server_arguments(spec: SamplerPoolSpec) -> list[str]:
 
 
 def server_variables(spec: SamplerPoolSpec) -> list[Manifest]:
-    """Return the server's variables. A user's value of the same name wins."""
+    """Return the server's variables. A variable that the user sets with the same name takes precedence."""
     return [{"name": name, "value": value} for name, value in VARIABLES.items()] if spec.runs_a_server else []
 
 
 def server_volumes(spec: SamplerPoolSpec, volumes: Sequence[Mounted]) -> list[Mounted]:
-    """Return the volumes with those of the server, which replace volumes at the same path."""
+    """Return the volumes and the server's volumes. The server's volumes replace volumes at the same path."""
     if not spec.runs_a_server:
         return list(volumes)
     said = spec.pod.shared_memory

@@ -1,14 +1,14 @@
 """The Jobs of a session.
 
-The conversion Job converts the session's model once, before there are pods whose GPUs would wait for that. It runs the
-worker's image with the worker's flags, environment and volumes for the model. It has no journal, no certificate, no
-credentials for checkpoints, and no GPU. It has no deadline, since its time depends on the model, the hub and the
-volume. A complete Job stays: it records that the model is converted.
+The conversion Job converts the session's model once, before the session's pods occupy GPUs. The Job runs the worker's
+image with the worker's flags, environment and volumes for the model. The Job has no journal, no certificate, no
+credentials for checkpoints, and no GPU. It has no deadline, because its duration depends on the model, the hub and the
+volume. A complete Job is kept: it records that the model is converted.
 
-The image pull Job pulls another image onto a worker's node while the worker still runs. Its pod gets the image as the
-worker's pod would, with the same pull secrets, account and tolerations; it runs Python with nothing to do, and has
-neither volumes nor credentials. An image that cannot be used is thus known before anything is stopped. The kubelet
-pulls again for as long as the pod exists, so this Job has no deadline either.
+The image pull Job pulls a new image onto a worker's node while the worker still runs. Its pod gets the image in the
+same way as the worker's pod: with the same pull Secrets, ServiceAccount and tolerations. The pod runs Python without
+any work, and has neither volumes nor credentials. If the image cannot be used, the operator learns that before it stops
+the worker. This Job has no deadline either, because the kubelet retries the pull as long as the pod exists.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def build_conversion(session: TrainingSession, installation: Installation, plan:
 
 
 def conversion_digest(session: TrainingSession, plan: WorkerPlan) -> str:
-    """Return a hash of what decides the result: the model, the cache, the image, and whether it is for GPUs."""
+    """Return a hash of what determines the result: the model, the cache, the image, and whether GPUs are used."""
     spec = session.spec
     source = spec.model.source.to_manifest()
     cache = spec.model_cache.claim_name if spec.model_cache is not None else None
@@ -94,9 +94,10 @@ def conversion_digest(session: TrainingSession, plan: WorkerPlan) -> str:
 
 
 FAILURE_RULES: list[Manifest] = [
-    # The drain of a node does not count as a failure.
+    # A pod that ends because its node is drained does not count as a failure.
     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    # Refused flags fail again. A killed process may succeed the next time, so it does not fail the Job.
+    # A container that refused its flags fails again. A killed process may succeed in a retry, so it does not fail the
+    # Job.
     {
         "action": "FailJob",
         "onExitCodes": {"containerName": WORKER_CONTAINER, "operator": "In", "values": [FLAGS_REFUSED]},
@@ -105,7 +106,7 @@ FAILURE_RULES: list[Manifest] = [
 
 
 def _template(session: TrainingSession, installation: Installation, plan: WorkerPlan, inputs: str) -> Manifest:
-    """Return the template of a try's pod, which stays with its log until the Job is deleted."""
+    """Return the template of the Job's pods. A pod stays, with its log, until the Job is deleted."""
     spec = session.spec
     volumes = engine_volumes(spec, model_volumes(spec))
     container: Manifest = {
@@ -146,7 +147,8 @@ def conversion_arguments(session: TrainingSession) -> list[str]:
 def _resources(spec: TrainingSessionSpec) -> Manifest:
     """Return the resources of one of the session's pods, without devices.
 
-    A conversion needs memory of about twice the model's size. It is free, since the session's pods start later.
+    A conversion needs memory of about twice the model's size. That memory is free, because the session's pods start
+    later.
     """
     asked = spec.resources.model_dump(mode="json", exclude_defaults=True)
     plain = {
@@ -203,7 +205,7 @@ def _pull_template(session: TrainingSession, installation: Installation, image: 
         "resources": PULL_RESOURCES,
         "securityContext": SECURITY,
     }
-    # Without the queue's label: the queue would wait for room for the worker, which runs already.
+    # Without the queue's label. Otherwise the queue would wait for room for a worker that already runs.
     users = {name: text for name, text in pod.labels.items() if name != QUEUE_LABEL}
     labels = {**users, **child_labels(session), **puller_selector(session), **PULL_COMPONENT}
     spec = build_pod_spec(pod, PULL_GRACE_SECONDS, container, [])
@@ -214,7 +216,10 @@ def _pull_template(session: TrainingSession, installation: Installation, image: 
 
 
 def _on_node(node: str) -> Manifest:
-    """Return an affinity to the node's name, as a DaemonSet uses: the hostname label may differ."""
+    """Return an affinity to the node's name, as a DaemonSet does.
+
+    The hostname label may differ from the node's name.
+    """
     field = {"key": "metadata.name", "operator": "In", "values": [node]}
     terms = [{"matchFields": [field]}]
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}

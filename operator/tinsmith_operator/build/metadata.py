@@ -1,4 +1,4 @@
-"""The metadata of all children of a session or pool."""
+"""The metadata that all children of a session or pool have in common."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def fingerprint(value: Any) -> str:
 
 
 def selector_labels(owner: Owner) -> dict[str, str]:
-    """Return the labels that select the owner's pods. Never add to them: they are in fields that cannot be changed."""
+    """Return the labels that select the owner's pods. Never add labels: some fields that use them cannot be changed."""
     return {"app.kubernetes.io/name": owner.APPLICATION, owner.LABEL: owner.name}
 
 
 def member_selector(owner: Owner) -> dict[str, str]:
-    """Return the labels of a group's pods apart from its worker. They must not select the worker."""
+    """Return the labels of the group's member pods. They must not select the worker's pod."""
     return {"app.kubernetes.io/name": MEMBER_APPLICATION, owner.LABEL: owner.name}
 
 
@@ -63,7 +63,10 @@ def child_metadata(owner: Owner, name: str) -> Manifest:
 
 
 def sealed(manifest: Manifest) -> Manifest:
-    """Return the object with a hash of itself, so that a comparison also finds fields that are no longer wanted."""
+    """Return the object with a hash of its content.
+
+    With the hash, a comparison also finds fields that must be removed.
+    """
     metadata = manifest["metadata"]
     annotations = {**metadata.get("annotations", {}), CONFIGURATION_ANNOTATION: fingerprint(manifest)}
     return {**manifest, "metadata": {**metadata, "annotations": annotations}}

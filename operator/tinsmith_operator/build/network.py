@@ -25,7 +25,7 @@ CREDENTIALS: Manifest = {
 def build_service(owner: Owner) -> Manifest:
     """Return the headless Service. It includes pods that are not ready.
 
-    The API server calls workers that still replay, and samplers that are draining.
+    The API server calls workers that still replay their journal, and samplers that drain.
     """
     return sealed(
         {
@@ -43,9 +43,9 @@ def build_service(owner: Owner) -> Manifest:
 
 
 def build_pool_policy(pool: SamplerPool, installation: Installation) -> Manifest:
-    """Return the policy of a pool. Its samplers may fetch saves from the workers of sessions in the namespace.
+    """Return the NetworkPolicy of a pool. Its samplers may fetch saves from the workers of sessions in the namespace.
 
-    API servers send the workers' addresses, so DNS is not needed for that.
+    API servers send the workers' addresses, so samplers need no DNS to reach workers.
     """
     policy = build_policy(pool, installation)
     saves = {"to": [_pods_of(WORKER_APPLICATION)], "ports": [_tcp(RPC_PORT)]}
@@ -69,17 +69,18 @@ def build_policy(owner: Owner, installation: Installation) -> Manifest:
 
 
 def build_session_policy(session: TrainingSession, installation: Installation) -> Manifest:
-    """Return the policy of a session.
+    """Return the NetworkPolicy of a session.
 
-    The pods of one session reach each other on all ports, since Ray and NCCL choose theirs. No other pod may, because
-    these ports let a caller run programs. Samplers in the namespace fetch saves by the worker's port.
+    The pods of one session may connect to each other on all ports, because Ray and NCCL choose their ports. No other
+    pod may connect to these ports, because a caller could run programs through them. Samplers in the namespace fetch
+    saves through the worker's port.
     """
     policy = build_policy(session, installation)
     samplers = {"from": [_pods_of(SAMPLER_APPLICATION)], "ports": [_tcp(RPC_PORT)]}
     policy = _selecting(policy, session, {"ingress": [*policy["spec"]["ingress"], samplers]})
     pods = {"podSelector": {"matchLabels": {session.LABEL: session.name}}}
     if not session.spec.is_group:
-        # The conversion Job downloads the model as the worker would.
+        # The conversion Job downloads the model in the same way as the worker.
         return _selecting(policy, session, pods) if session.spec.is_converted_once else policy
     all_ports = [{"protocol": "TCP"}]
     spec = policy["spec"]
@@ -92,7 +93,7 @@ def build_session_policy(session: TrainingSession, installation: Installation) -
 
 
 def build_certificate_secret(owner: Owner) -> Manifest:
-    """Return the Secret without its data, which the issuer of the certificate adds."""
+    """Return the Secret without its data. The issuer of the certificate adds the data."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -118,7 +119,7 @@ def _rpc_from_the_release(installation: Installation) -> Manifest:
 
 
 def _pods_of(application: str) -> Manifest:
-    """Return a selector of these pods in the policy's own namespace."""
+    """Return a selector of these pods in the namespace of the policy."""
     return {"podSelector": {"matchLabels": {"app.kubernetes.io/name": application}}}
 
 
@@ -127,12 +128,12 @@ def _tcp(port: int) -> Manifest:
 
 
 def egress(source: ModelSource, installation: Installation) -> list[Manifest]:
-    """Return the rules for DNS and for the ports of the hub and the object store; none if the pod needs neither."""
+    """Return the egress rules for DNS, the hub and the object store; empty if the pod needs neither."""
     ports = {HTTPS_PORT} if source.type is SourceType.HUB else set()
     if (port := installation.checkpoint_port) is not None:
         ports.add(port)
     if installation.checkpoint_identity_is_the_pods:
-        # Pods exchange the token of their ServiceAccount for credentials there (STS).
+        # Pods exchange their ServiceAccount token for credentials at this port (STS).
         ports.add(HTTPS_PORT)
     if not ports:
         return []

@@ -1,4 +1,4 @@
-"""The worker's options for ranks that share a model, and the variables and volumes that these ranks need."""
+"""The worker's options for ranks that share a model, and the variables and volumes that the ranks need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAST_SHARED_MEMORY = 2**30
 MEBIBYTE = 2**20
 
 VARIABLES = {
-    # Off: Ray would end processes above a share of the node's memory, but the container's limit counts.
+    # Off, because Ray would end processes above a share of the node's memory. Only the container's limit must count.
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
@@ -54,7 +54,7 @@ def parallelism_options(spec: TrainingSessionSpec) -> dict[str, str | int | None
 
 
 def engine_variables(spec: TrainingSessionSpec) -> list[Manifest]:
-    """Return the engine's variables for each pod. A user's value of the same name wins."""
+    """Return the engine's variables for each pod. A variable that the user sets with the same name takes precedence."""
     if not spec.engine.divides:
         return []
     given = {**VARIABLES, **OWN_VARIABLES[spec.engine], **(GPU_VARIABLES if spec.gpus_per_node else {})}
@@ -62,7 +62,7 @@ def engine_variables(spec: TrainingSessionSpec) -> list[Manifest]:
 
 
 def engine_volumes(spec: TrainingSessionSpec, volumes: Sequence[Mounted]) -> list[Mounted]:
-    """Return the volumes with those of the engine, which replace volumes at the same path."""
+    """Return the volumes and the engine's volumes. The engine's volumes replace volumes at the same path."""
     if not spec.engine.divides:
         return list(volumes)
     cache = claim_source(spec.model_cache.claim_name) if spec.model_cache is not None else scratch(HUB_CACHE_LIMIT)
@@ -75,7 +75,7 @@ def engine_volumes(spec: TrainingSessionSpec, volumes: Sequence[Mounted]) -> lis
 
 
 def shared_bytes(spec: TrainingSessionSpec) -> int:
-    """Return the size of /dev/shm, by which the ranks of a node communicate: a quarter of the pod's memory."""
+    """Return the size of /dev/shm: a quarter of the pod's memory. The ranks of a node communicate through it."""
     said = spec.pod.shared_memory
     if said is not None:
         return int(parse_quantity(said))

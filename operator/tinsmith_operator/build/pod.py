@@ -1,4 +1,4 @@
-"""The template of a pod that serves a model, and its container: flags, environment and probes."""
+"""The template of a pod that serves a model, and its container with flags, environment and probes."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ PULL_FIELDS = frozenset({"image_pull_policy", "image_pull_secrets"})
 
 
 def pull_variants(said: Manifest, pull_secrets: Sequence[Manifest]) -> Iterator[Manifest]:
-    """Yield the pod's overrides with every way to pull the same image.
+    """Yield the pod's overrides with every variant of how a node may pull the same image.
 
-    said: the overrides. pull_secrets: of the pod that is compared.
+    said: the overrides.
+    pull_secrets: the pull Secrets of the pod that is compared.
     """
     rest = {name: value for name, value in said.items() if name not in PULL_FIELDS}
     for policy, secrets in itertools.product((None, *PULL_POLICIES), ((), tuple(pull_secrets))):
@@ -58,9 +59,10 @@ def pull_variants(said: Manifest, pull_secrets: Sequence[Manifest]) -> Iterator[
 
 
 def build_pod_metadata(owner: Owner, overrides: PodOverrides, inputs: str, restart: str | None = None) -> Manifest:
-    """Return the metadata of a pod template. The operator's labels win over a user's.
+    """Return the metadata of a pod template. The operator's labels take precedence over a user's.
 
-    inputs: the hash of the pod's inputs. restart: the request for a restart that such a pod answers.
+    inputs: the hash of the pod's inputs.
+    restart: the request for a restart that the pod carries out.
     """
     requested = {RESTART_REQUEST_ANNOTATION: restart} if restart is not None else {}
     return {
@@ -120,7 +122,10 @@ def build_container(
     variables: Sequence[Manifest] = (),
     processes: int = 1,
 ) -> Manifest:
-    """Return the container. variables: those that its engine needs. processes: the number that shares its threads."""
+    """Return the container.
+
+    variables: those that its engine needs. processes: how many share the container's threads.
+    """
     pod = spec.pod
     container: Manifest = {
         "name": WORKER_CONTAINER,
@@ -143,7 +148,10 @@ def build_container(
 
 
 def command_line(options: Mapping[str, str | int | None]) -> list[str]:
-    """Return flags for the options that are not None. They are joined by '=', since a value may begin with a dash."""
+    """Return the flags for all options that are not None.
+
+    `=` joins flag and value, since a value may begin with a dash.
+    """
     return [f"--{option}={value}" for option, value in options.items() if value is not None]
 
 
@@ -152,7 +160,7 @@ def model_options(model: Model) -> dict[str, str]:
 
 
 def listen_options() -> dict[str, str]:
-    """Return the addresses on which the process listens: for calls, and for the kubelet's probes."""
+    """Return the addresses on which the process listens for calls and for the kubelet's probes."""
     return {
         "listen": f"0.0.0.0:{RPC_PORT}",
         "tls-directory": TLS_PATH,
@@ -161,7 +169,7 @@ def listen_options() -> dict[str, str]:
 
 
 def identity_options(worker_id: str) -> dict[str, str]:
-    """Return the worker's ID, and the file for its last words."""
+    """Return the options for the worker's ID and for the path of its termination message."""
     return {"worker-id": worker_id, "termination-log": TERMINATION_LOG}
 
 
@@ -181,7 +189,7 @@ def escape_dollars(argument: str) -> str:
 
 
 def checkpoint_variables(installation: Installation, users: Sequence[Manifest]) -> list[Manifest]:
-    """Return the variables for a remote checkpoint root that the user does not set."""
+    """Return the variables for a remote checkpoint root, except the variables that the user sets."""
     said = {variable["name"] for variable in users}
     given = sorted(installation.checkpoint_environment.items())
     return [{"name": name, "value": value} for name, value in given if name not in said]
@@ -201,7 +209,7 @@ def _environment(
 
 
 def model_environment(spec: ServingSpec, variables: Sequence[Manifest] = (), processes: int = 1) -> list[Manifest]:
-    """Return the variables of a process that loads the model, apart from those that the user sets."""
+    """Return the variables of a process that loads the model, except the variables that the user sets."""
     environment: list[Manifest] = [
         {"name": "HOME", "value": HOME_PATH},
         {"name": "HF_HOME", "value": HUB_CACHE_PATH},
@@ -216,13 +224,16 @@ def model_environment(spec: ServingSpec, variables: Sequence[Manifest] = (), pro
 
 
 def thread_count(resources: Resources) -> int:
-    """Return the number of threads by the spec, never by the node: the last bits of sums depend on it in a replay."""
+    """Return the number of threads.
+
+    It follows from the spec, not from the node, so that a replay gives identical sums.
+    """
     cpu = resources.limits.get("cpu", resources.requests.get("cpu", 1))
     return max(1, math.ceil(parse_quantity(cpu)))
 
 
 def _probes(startup_timeout_seconds: int) -> Manifest:
-    """Return the probes. Startup: ready once, after load and replay. Liveness: the event loop, not the GPU."""
+    """Return the probes. Startup: succeeds after load and replay. Liveness: checks the event loop, not the GPU."""
     return {
         "startupProbe": {
             **_ask("readiness"),

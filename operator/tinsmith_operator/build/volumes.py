@@ -1,4 +1,4 @@
-"""The volumes of a worker's or sampler's pod and their paths, and the claim of the journal's volume."""
+"""The volumes and mount paths of a worker's or sampler's pod, and the claim of the journal's volume."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Mounted(NamedTuple):
 
 
 def pod_volumes(mounted: Sequence[Mounted]) -> list[Manifest]:
-    """Return one volume for each claim: a kubelet never starts a pod in which two volumes name the same claim."""
+    """Return one volume for each claim. A kubelet never starts a pod in which two volumes name the same claim."""
     return [each.volume for each in mounted if _volume_of(each, mounted) is each]
 
 
@@ -51,7 +51,7 @@ def mounts(mounted: Sequence[Mounted]) -> list[Manifest]:
 
 
 def _volume_of(mount: Mounted, mounted: Sequence[Mounted]) -> Mounted:
-    """Return the mount whose volume stands for all mounts of the claim: the first that writes, else the first."""
+    """Return the mount that defines the claim's volume: the first mount that writes, or else the first mount."""
     alike = [each for each in mounted if each.claim == mount.claim] if mount.claim is not None else [mount]
     return next((each for each in alike if not each.read_only), alike[0])
 
@@ -110,7 +110,10 @@ def scratch(limit: str) -> Manifest:
 
 
 def build_claim(session: TrainingSession, annotations: Mapping[str, str]) -> Manifest | None:
-    """Return the claim, without an owner, so that it outlives the session; None if the spec names an existing claim."""
+    """Return the claim; None if the spec names an existing claim.
+
+    The claim has no owner, so it outlives the session.
+    """
     storage = session.spec.storage
     if storage.existing_claim is not None:
         return None
@@ -131,6 +134,6 @@ def build_claim(session: TrainingSession, annotations: Mapping[str, str]) -> Man
 
 
 def build_claim_annotations(session: TrainingSession, annotations: Mapping[str, str]) -> Manifest:
-    """Return the part of a user's claim that the operator writes: its annotations."""
+    """Return the annotations, which are the only part of a user's claim that the operator writes."""
     metadata = {"name": session.claim_name, "namespace": session.namespace, "annotations": dict(annotations)}
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata}

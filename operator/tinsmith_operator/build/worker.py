@@ -38,7 +38,7 @@ LATER_INPUTS = frozenset({"checkpointEnvironment", "checkpointSecret", "restart"
 
 @dataclass(frozen=True)
 class PinnedImage:
-    """An image. reference: as it was requested. digest: of its first run, if it came from a registry."""
+    """An image. reference: the name that was requested. digest: set after the first run of an image from a registry."""
 
     reference: str
     digest: str | None
@@ -50,7 +50,10 @@ class PinnedImage:
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """The plan by which the worker starts. restart: the latest request for a restart; a pod without it is restarted."""
+    """The plan by which the worker starts.
+
+    restart: the latest restart request; a pod without this request is restarted.
+    """
 
     worker_id: str
     image: PinnedImage
@@ -59,7 +62,7 @@ class WorkerPlan:
 
 
 def grace_seconds(session: TrainingSession) -> int:
-    """Return the grace period of the worker's pod: the spec's, or four times the measured snapshot time plus 30 s."""
+    """Return the pod's grace period: the value in the spec, or four times the measured snapshot time plus 30 s."""
     override = session.spec.pod.termination_grace_period_seconds
     if override is not None:
         return override
@@ -71,8 +74,9 @@ def grace_seconds(session: TrainingSession) -> int:
 def inputs_hash(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> str:
     """Return a hash of the pod's inputs: the spec, and the installation's settings for pods.
 
-    A pod with another hash must be restarted, apart from `equivalent_hashes`. What the operator itself adds is not in
-    the hash, so that a newer operator restarts no worker. Nor are defaults: a newer operator may have more.
+    A pod with another hash must be restarted, unless its hash is among the `equivalent_hashes`. The hash leaves out
+    everything that the operator adds, so a newer operator restarts no worker. It also leaves out defaults, because a
+    newer operator may have more of them.
     """
     return _hashed(_inputs(session, installation, plan))
 
@@ -80,23 +84,23 @@ def inputs_hash(session: TrainingSession, installation: Installation, plan: Work
 def equivalent_hashes(
     session: TrainingSession, installation: Installation, plan: WorkerPlan, pull_secrets: Sequence[Manifest]
 ) -> frozenset[str]:
-    """Return the hashes of pods that run the same and differ only in how a node pulls the image.
+    """Return the hashes of pods that run the same containers and differ only in how a node pulls the image.
 
-    The way to pull the image is part of the hash. pull_secrets: of the pod that is compared.
+    The hash also covers how the image is pulled. pull_secrets: the pull Secrets of the pod that is compared.
     """
     inputs = _inputs(session, installation, plan)
     spec = {name: value for name, value in inputs["spec"].items() if name != "pod"}
     hashes = set()
     ways = pull_variants(inputs["spec"].get("pod") or {}, pull_secrets)
     for pod, policy in itertools.product(ways, PULL_POLICIES):
-        # A spec that sets only the pod's image has an empty `pod` here, since the image is hashed apart.
+        # A spec that sets only the pod's image has an empty `pod` here, because the image is hashed separately.
         for same in ({**spec, "pod": pod}, *(() if pod else (spec,))):
             hashes.add(_hashed({**inputs, "spec": same, "pullPolicy": policy}))
     return frozenset(hashes)
 
 
 def spec_hash(session: TrainingSession, plan: WorkerPlan) -> str:
-    """Return a hash of the inputs that the session's own spec decides. The others are the installation's."""
+    """Return a hash of the inputs that come from the session's spec. All other inputs come from the installation."""
     said = session.spec.model_dump(
         mode="json", exclude={"suspend": True, "storage": True, "pod": {"image", *PULL_FIELDS}}, exclude_defaults=True
     )
@@ -129,7 +133,7 @@ def _inputs(session: TrainingSession, installation: Installation, plan: WorkerPl
 
 
 def _hashed(inputs: Manifest) -> str:
-    # Inputs that a later version added are in the hash only if they are set: their defaults restart no worker.
+    # The hash contains inputs of a later version only if they are set. Their defaults restart no worker.
     return fingerprint({name: value for name, value in inputs.items() if name not in LATER_INPUTS or value})
 
 
@@ -154,7 +158,7 @@ def worker_template(session: TrainingSession, installation: Installation, plan: 
 
 
 def worker_arguments(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> list[str]:
-    """Return the worker's arguments. They name the image as it was requested: the first start has no digest yet."""
+    """Return the worker's arguments. They contain the image as requested, because the first start has no digest yet."""
     spec = session.spec
     options = {
         **model_options(spec.model),

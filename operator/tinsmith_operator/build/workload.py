@@ -1,4 +1,4 @@
-"""The workload of a session: a StatefulSet of one pod, or a RayCluster of several pods, in each of which Ray starts."""
+"""The workload of a session: a StatefulSet with one pod, or a RayCluster with several pods that each start Ray."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tinsmith_operator.installation import Installation
 
 
 def build_workload(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
-    """Return a StatefulSet for one pod, or a RayCluster, which KubeRay runs, for several."""
+    """Return a StatefulSet for one pod; return a RayCluster, which KubeRay runs, for several pods."""
     build = build_ray_cluster if session.spec.is_group else build_stateful_set
     return build(session, installation, plan)
 
 
 def build_stateful_set(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
-    """Return the StatefulSet. With OnDelete, a change of the template restarts no worker: the operator does."""
+    """Return the StatefulSet. With OnDelete, only the operator restarts a worker after a change of the template."""
     return sealed(
         {
             "apiVersion": "apps/v1",
@@ -60,8 +60,8 @@ RAYLET_PORT = 6380
 OWN_ADDRESS = "POD_IP"
 POD_ADDRESS: Manifest = {"name": OWN_ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 
-# Ray needs many open files, and some nodes allow fewer. Files of an earlier run of the container would look like a Ray
-# that still runs.
+# Ray needs many open files, and some nodes allow too few. Ray would also mistake the files of an earlier run of the
+# container for a Ray that still runs.
 PREPARE_RAY = """ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -Hn)"
 rm -rf /tmp/ray/*"""
 
@@ -71,20 +71,20 @@ WITH_A_TOKEN = {"mode": "token"}
 
 MEMBERS_GROUP = "members"
 
-# Each rank inherits Ray's environment, and only the worker needs the credentials for checkpoints.
+# Each rank inherits Ray's environment, but only the worker needs the credentials for checkpoints.
 WITHOUT_CREDENTIALS = "env $(compgen -A export AWS_ | sed 's/^/-u /')"
 
 AFTER_THE_HEAD_SECONDS = 30
 HEAD_FILE = "/tmp/head"
 
-# A connection shows whether the head is there, and costs it nothing. The kubelet replaces nothing in a hook.
+# A TCP connection shows that the head listens, at no cost to the head. The kubelet expands no variables in a hook.
 WAIT_FOR_THE_HEADS_END = f"""head="$(cat {HEAD_FILE})"
 while timeout 2 bash -c "exec 3<>/dev/tcp/$head/{GCS_PORT}" 2>/dev/null; do sleep 1; done
 """
 
 
 def build_ray_cluster(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
-    """Return a RayCluster of a fixed size. KubeRay restarts no pod for a change of its template: the operator does."""
+    """Return a RayCluster of a fixed size. Only the operator restarts pods after a change of their template."""
     metadata, members = child_metadata(session, session.workload_name), session.spec.divided.nodes - 1
     return sealed(
         {
@@ -116,12 +116,12 @@ def build_ray_cluster(session: TrainingSession, installation: Installation, plan
 
 
 def _suspended(installation: Installation, plan: WorkerPlan) -> Manifest:
-    """Return `suspend`, unless a queue controls it."""
+    """Return `suspend`, unless a queue controls this field."""
     return {} if QUEUE_LABEL in installation.ray_cluster_labels else {"suspend": plan.replicas == 0}
 
 
 def _head_template(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
-    """Return the worker's template, whose container starts Ray before the worker."""
+    """Return the worker's template. Its container starts Ray before the worker."""
     template = worker_template(session, installation, plan)
     [worker] = template["spec"]["containers"]
     head = {
@@ -164,7 +164,7 @@ def build_member_template(session: TrainingSession, installation: Installation, 
         "metadata": {**metadata, "labels": {**labels, "app.kubernetes.io/component": "member"}},
         "spec": {
             **build_pod_spec(spec.pod, grace_seconds(session) + AFTER_THE_HEAD_SECONDS, container, volumes),
-            # KubeRay lets a member wait for the head in a shell. As the first process of its PID namespace, the shell
+            # In a pod of KubeRay, a shell waits for the head. A shell that is the first process of its PID namespace
             # would ignore SIGTERM, and a deletion would take the whole grace period.
             "shareProcessNamespace": True,
         },
@@ -183,7 +183,10 @@ exec ray start --address="$head:{GCS_PORT}" --node-ip-address="${OWN_ADDRESS}" -
 
 
 def _member_probes(spec: TrainingSessionSpec) -> Manifest:
-    """Return probes of Ray. Ranks are not probed: they may compute, or wait for each other, for minutes."""
+    """Return the probes of Ray.
+
+    They do not test ranks, because ranks may compute or wait for each other for minutes.
+    """
     ask = {"tcpSocket": {"port": RAYLET_PORT}}
     return {
         "startupProbe": {**ask, "periodSeconds": 5, "failureThreshold": -(-spec.pod.startup_timeout_seconds // 5)},
@@ -198,17 +201,17 @@ def ray_version(spec: TrainingSessionSpec, installation: Installation) -> str:
 
 
 def shell(script: str, name: str) -> list[str]:
-    """Return a container's command, which gets the container's arguments. name: the shell's name in errors."""
+    """Return a container's command. It receives the container's arguments. name: the shell's name in error messages."""
     return ["/bin/bash", "-ec", escape_dollars(script), name]
 
 
 def start_options(threads: int, spec: TrainingSessionSpec, shared_memory_bytes: int) -> str:
-    """Return the options of `ray start`. Ray counts one CPU for each rank, however many threads it has."""
+    """Return the options of `ray start`. Ray counts one CPU for each rank, although a rank may have more threads."""
     options = {
         "node-manager-port": RAYLET_PORT,
         "num-cpus": max(threads, spec.ranks_per_node),
         "num-gpus": spec.gpus_per_node,
-        # The ranks use shared memory for their own communication, too.
+        # The ranks also use shared memory to communicate with each other.
         "object-store-memory": shared_memory_bytes // 2,
     }
     return " ".join(["--disable-usage-stats", *(f"--{name}={value}" for name, value in options.items())])

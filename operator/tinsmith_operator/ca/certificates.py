@@ -1,7 +1,8 @@
-"""The certificate authority of an installation, and the certificates (leaves) that it signs.
+"""The certificate authority of an installation, and the leaf certificates that it signs.
 
-The authority's key exists only in its Secret and in this process. A worker cannot act as a client, nor the API server
-as a worker. A pool's samplers are both, since they fetch saves from workers.
+The authority's key exists only in its Secret and in this process. A worker's certificate does not let it act as a
+client, and the API server's certificate does not let it act as a worker. A pool's samplers are both servers and
+clients, because they fetch saves from workers.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from tinsmith_operator.errors import AuthorityInvalid, CertificateUnreadable
 
 AUTHORITY_LIFETIME = timedelta(days=3650)
 LEAF_LIFETIME = timedelta(days=30)
-# The clocks of nodes differ.
+# A certificate begins earlier than now, because the clocks of nodes differ.
 BACKDATED = timedelta(minutes=5)
-# In bytes of PEM. A key of an elliptic curve has a few hundred. The check of an RSA key of 8192 bits would block the
-# operator for 4 s.
+# In bytes of PEM. A key of an elliptic curve has a few hundred bytes. The check of an RSA key of 8192 bits would block
+# the operator for 4 s.
 LONGEST_KEY = 1024
 LONGEST_CERTIFICATE = 65536
 
@@ -46,7 +47,7 @@ class Use(Enum):
 
 @dataclass(frozen=True)
 class Leaf:
-    """A certificate with its key, and the authorities that its holder trusts, in PEM."""
+    """A leaf certificate with its key, and the authorities that its holder trusts, in PEM."""
 
     certificate: bytes
     key: bytes
@@ -59,7 +60,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate authority. others: the authorities that are also trusted during a rotation."""
+    """A certificate authority. others: further authorities that are trusted during a rotation."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
@@ -67,7 +68,10 @@ class Authority:
 
     @property
     def fingerprint(self) -> str:
-        """A fingerprint of all trusted authorities. A leaf with another one has to be issued again."""
+        """A fingerprint of all trusted authorities.
+
+        A leaf certificate with another fingerprint must be issued again.
+        """
         return trust_fingerprint((self.certificate, *self.others))
 
     @property
@@ -76,7 +80,7 @@ class Authority:
 
     @property
     def bundle(self) -> bytes:
-        """The authorities that the holders of its leaves trust."""
+        """The authorities that the holders of its leaf certificates trust."""
         return b"".join(map(certificate_pem, (self.certificate, *self.others)))
 
     def secret_data(self) -> SecretData:
@@ -92,7 +96,7 @@ class Authority:
             )
 
     def issue(self, dns_names: tuple[str, ...], use: Use, now: datetime) -> Leaf:
-        """Issue a key and a certificate for these names, valid at most as long as the authority.
+        """Issue a key and a certificate for these names. The certificate expires no later than the authority.
 
         Raises AuthorityInvalid if the authority has expired.
         """
@@ -126,14 +130,14 @@ def new_authority(release: str, now: datetime) -> Authority:
 
 
 def read_authority(secret: Manifest, files: str = "tls") -> Authority:
-    """Return the authority in a Secret. files: the name of its files without the suffix. Raises AuthorityInvalid."""
+    """Return the authority in a Secret. files: the file names without their suffix. Raises AuthorityInvalid."""
     try:
         certificate, key = read_certificate(secret, f"{files}.crt"), _key(secret, f"{files}.key")
         if key.public_key() != certificate.public_key():
             raise ValueError("its key does not belong to its certificate")
         if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
             raise ValueError("its certificate is not an authority's")
-        _ = certificate.subject, certificate.not_valid_after_utc  # these are parsed on access, and each leaf needs them
+        _ = certificate.subject, certificate.not_valid_after_utc  # parsed only on access, and always needed
     except Exception as error:  # see _why_not
         raise AuthorityInvalid(
             f"The Secret {_place(secret)} holds no certificate authority ({_why_not(error)}). Restore a backup; or "
@@ -143,7 +147,7 @@ def read_authority(secret: Manifest, files: str = "tls") -> Authority:
 
 
 def read_facts(secret: Manifest) -> CertificateFacts | None:
-    """Return the facts; None where `parse_facts` raises."""
+    """Return the facts; None if `parse_facts` raises an exception."""
     try:
         return parse_facts(secret)
     except CertificateUnreadable:
@@ -151,9 +155,10 @@ def read_facts(secret: Manifest) -> CertificateFacts | None:
 
 
 def parse_facts(secret: Manifest) -> CertificateFacts:
-    """Return the facts about the leaf in a Secret. Raises CertificateUnreadable.
+    """Return the facts about the leaf certificate in a Secret. Raises CertificateUnreadable.
 
-    Their authority_fingerprint is of `ca.crt`, and empty if the first certificate there did not sign the leaf.
+    `authority_fingerprint` is the fingerprint of `ca.crt`. It is empty if the first certificate in `ca.crt` did not
+    sign the leaf certificate.
     """
     try:
         leaf, key = read_certificate(secret, "tls.crt"), _key(secret, "tls.key")
@@ -177,7 +182,7 @@ def parse_facts(secret: Manifest) -> CertificateFacts:
 
 
 def read_certificate(secret: Manifest, name: str) -> x509.Certificate:
-    """Return the certificate in a file of a Secret. It can raise any exception: see `_why_not`."""
+    """Return the certificate in a file of a Secret. The parser can raise any exception: see `_why_not`."""
     return x509.load_pem_x509_certificate(_decoded(secret, name, LONGEST_CERTIFICATE))
 
 
@@ -206,14 +211,14 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def trust_fingerprint(trusted: Sequence[x509.Certificate]) -> str:
-    """Return the fingerprints of the signing authority and of the others that are trusted."""
+    """Return the fingerprints of the signing authority and of the other trusted authorities."""
     return "+".join(map(fingerprint, trusted))
 
 
 def _signed(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
     try:
         leaf.verify_directly_issued_by(authority)
-    except Exception:  # an InvalidSignature, a ValueError or a TypeError
+    except Exception:  # the parser raises InvalidSignature, ValueError or TypeError
         return False
     return True
 
@@ -233,7 +238,7 @@ def _draft(
 
 
 def _name(common_name: str) -> x509.Name:
-    # X.520 limits a common name to 64 characters. Clients check the alternative names.
+    # X.520 limits a common name to 64 characters. Clients check the alternative names instead.
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
 
 
@@ -266,7 +271,7 @@ def encoded(data: Mapping[str, bytes]) -> SecretData:
 
 
 def _decoded(secret: Manifest, name: str, longest: int) -> bytes:
-    """Return a file of a Secret. Raises ValueError."""
+    """Return the decoded file of a Secret. Raises ValueError."""
     text = (secret.get("data") or {}).get(name)
     if not text:
         raise ValueError(f"it has no {name}")

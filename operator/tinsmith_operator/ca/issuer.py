@@ -1,8 +1,8 @@
-"""The certificates of an installation, issued by its certificate authority and stored in Secrets of its namespace.
+"""The certificates of an installation. Its authority issues them, and Secrets of its namespace store them.
 
-The authority is created once, by a POST that only one operator can win; the others read the result. Before it expires,
-or on request, another authority takes over (`rotation.py`). If an administrator replaces the authority, for example by
-a backup, the operator adopts it and issues all leaves again.
+Only one operator can create the authority, by a POST; the other operators read the result. A new authority takes over
+before the old one expires, or on request (`rotation.py`). If an administrator replaces the authority, for example from
+a backup, the operator adopts it and issues all leaf certificates again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tinsmith_operator.kube.client import Cluster
 from tinsmith_operator.kube.resources import SECRETS, labels_of
 from tinsmith_operator.logs import get_logger
 
-# The longest time between two checks, also after a suspend of the machine or a change of its clock.
+# The longest time between two checks, even if the machine was suspended or its clock has changed.
 LOOK_AGAIN_SECONDS = 3600.0
 
 # The interval of checks during a rotation.
@@ -56,7 +56,7 @@ log = get_logger(__name__)
 class Issuer:
     """Issues the certificates of the API server, the workers and the operator.
 
-    problem: why certificates cannot be issued or stored until a person acts; None if they can.
+    problem: why certificates cannot be issued or stored until a person acts; None without a problem.
     """
 
     def __init__(
@@ -73,8 +73,9 @@ class Issuer:
     ) -> None:
         """Prepare the issuer.
 
-        leaves: the owner of each leaf of sessions and pools, and the authorities that it trusts; None while not known.
-        pause_seconds: the time in which all processes have read their files again.
+        leaves: returns the owner of each leaf certificate of sessions and pools, with the authorities that it trusts;
+            None while not known.
+        pause_seconds: the time after which all processes have read their files again.
         """
         self._cluster = cluster
         self._namespace = namespace
@@ -99,7 +100,7 @@ class Issuer:
 
     @property
     def authority(self) -> Authority:
-        """The valid authority. Raises OperatorError if none has been read, or if it has expired."""
+        """The valid authority. Raises OperatorError if no authority has been read, or if it has expired."""
         if self._authority is None:
             raise OperatorError(self.problem or "The certificate authority has not been read yet.")
         self._authority.check(self._clock())
@@ -107,7 +108,7 @@ class Issuer:
 
     @property
     def known_fingerprint(self) -> str | None:
-        """The fingerprint of the valid authority; None without one."""
+        """The fingerprint of the valid authority; None without a valid authority."""
         try:
             return self.authority.fingerprint
         except OperatorError:
@@ -115,11 +116,11 @@ class Issuer:
 
     @property
     def is_known(self) -> bool:
-        """True if the authority has been read, or a problem with it is known."""
+        """True if the authority has been read, or if the problem with it is known."""
         return self._authority is not None or self.problem is not None
 
     async def refresh(self) -> float:
-        """Bring both Secrets up to date. Return the seconds to the next check.
+        """Update both Secrets. Return the seconds to the next check.
 
         Raises AuthorityInvalid, SecretTaken and ClusterError. An authority that was read earlier stays in use until it
         expires.
@@ -150,7 +151,7 @@ class Issuer:
         return min(LOOK_AGAIN_SECONDS, max(60.0, seconds))
 
     def operator_leaf(self) -> Leaf:
-        """Return the operator's own client certificate, which is only in memory."""
+        """Return the operator's own client certificate, which exists only in memory."""
         now = self._clock()
         leaf, authority = self._leaf, self.authority
         if leaf is None or leaf.authority != authority.bundle or now >= leaf.not_after - RENEWAL:
@@ -158,7 +159,10 @@ class Issuer:
         return leaf
 
     def issue_for_worker(self, dns_names: tuple[str, ...]) -> Leaf:
-        """Issue a worker's certificate; with a sampler's name also for calls to workers."""
+        """Issue a worker's certificate.
+
+        If the names include a sampler's, the certificate also allows calls to workers.
+        """
         use = Use.BOTH if SAMPLER_DNS_NAME in dns_names else Use.SERVER
         return self.authority.issue(dns_names, use, self._clock())
 
@@ -166,7 +170,7 @@ class Issuer:
         try:
             return await self._rotated(await self._get_authority())
         except NotFound:
-            # A deleted authority is restored as it was, so that no worker loses its certificate.
+            # A deleted authority is restored unchanged, so that every worker's certificate stays valid.
             stored = self._stored or Stored(new_authority(self._release, self._clock()))
             secret = {**self._secret(self._authority_secret), "type": "kubernetes.io/tls"}
             try:
@@ -179,7 +183,7 @@ class Issuer:
         return await self._cluster.get(SECRETS, self._namespace, self._authority_secret)
 
     async def _rotated(self, secret: Manifest) -> Stored:
-        """Take the next step of a rotation, if it is due, and return the authority."""
+        """Take the next step of a rotation if the step is due, and return the authority."""
         stored = read_stored(secret)
         if stored.state is State.AT_REST:
             if not is_requested(secret, stored.current, self._clock()):
@@ -194,7 +198,10 @@ class Issuer:
         return after
 
     def _all_leaves_follow(self, stored: Stored) -> bool:
-        """Return whether all leaves have been up to date for long enough. A new leader starts to count again."""
+        """Return whether all leaf certificates have been up to date for long enough.
+
+        A new leader starts to count again.
+        """
         trust, leaves = stored.current.fingerprint, self._leaves()
         late = outdated_leaves(trust, leaves) if leaves is not None else [NOT_LISTED]
         if late or trust != self._client_trusts:

@@ -75,7 +75,7 @@ class Stored:
 
 
 def read_stored(secret: Manifest) -> Stored:
-    """Return the content of the Secret. Raises AuthorityInvalid."""
+    """Return the parsed content of the Secret. Raises AuthorityInvalid."""
     current, held = read_authority(secret), secret.get("data") or {}
     if "next.crt" in held:
         following = read_authority(secret, "next")
@@ -93,7 +93,7 @@ def read_stored(secret: Manifest) -> Stored:
 
 
 def is_requested(secret: Manifest, current: Authority, now: datetime) -> bool:
-    """Return whether to rotate: on an administrator's request, or before the end of an authority of the operator."""
+    """Return whether to rotate: an administrator requests it, or the operator's own authority expires soon."""
     metadata = secret["metadata"]
     annotations = metadata.get("annotations") or {}
     if (metadata.get("labels") or {}).get(MANAGED_BY_LABEL) != MANAGER:
@@ -108,14 +108,14 @@ def is_due(current: Authority, now: datetime) -> bool:
 
 
 def begin_rotation(secret: Manifest, stored: Stored, following: Authority) -> Manifest:
-    """Return the change of the Secret with which the next authority is trusted."""
+    """Return the patch of the Secret that makes processes trust the next authority."""
     word = (secret["metadata"].get("annotations") or {}).get(ROTATE_ANNOTATION)
     noted = {"metadata": {"annotations": {ROTATED_ANNOTATION: word}}} if word is not None else {}
     return {**noted, "data": replace(stored, following=following).data}
 
 
 def continue_rotation(stored: Stored) -> Manifest:
-    """Return the change of the Secret to the next state."""
+    """Return the patch that moves the Secret to the next state."""
     if stored.following is None:
         return {"data": {"previous.crt": None}}
     after = Stored(stored.following, previous=stored.current.certificate)
@@ -123,5 +123,8 @@ def continue_rotation(stored: Stored) -> Manifest:
 
 
 def outdated_leaves(trust: str, leaves: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the owners of outdated leaves. leaves: owners, with the fingerprint of what each trusts."""
+    """Return the owners of outdated leaf certificates.
+
+    leaves: the owners, with the fingerprint that each one trusts.
+    """
     return [name for name, known in leaves if known != trust]

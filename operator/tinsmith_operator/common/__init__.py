@@ -1,1 +1,1 @@
-"""Pure functions and types that the decisions about sessions and about pools share."""
+"""Pure functions and types that the decisions about sessions and pools share."""

@@ -1,6 +1,7 @@
-"""The actions that a decision consists of: changes of a session or pool, and of its children.
+"""The actions that make up a decision: changes of a session or pool, and of its children.
 
-They are carried out in turn, until one fails. The next decision starts from what is there then.
+The operator carries out the actions in order, until one fails. The next decision starts from the state of the cluster
+at that time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True)
 class Create:
-    """A POST. It fails if an object of that name exists, and leaves that object as it is."""
+    """A POST. If an object of that name exists, the POST fails and the object stays unchanged."""
 
     manifest: Manifest
 
@@ -116,9 +117,9 @@ Action = Create | Apply | Annotate | Delete | IssueCertificate | WriteStatus | A
 class Decision:
     """The actions to carry out now, and when to decide again.
 
-    requeue_after_seconds: decide again by then, even without an event; None: at the next event or resync.
-    wants_turn: the session waits for its turn of an automatic restart, or has it and does not serve again yet; None
-        where that is not known.
+    requeue_after_seconds: the longest time until the next decision; None: decide again at the next event or resync.
+    wants_turn: the session waits for its turn of an automatic restart, or has its turn and does not serve again yet;
+        None if that is not known.
     """
 
     actions: tuple[Action, ...]

@@ -1,4 +1,4 @@
-"""The certificate of a workload: issued when it is missing, and renewed before it expires."""
+"""The certificate of a workload: issued if it is missing, and renewed before it expires."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def ensure_certificate(
 ) -> tuple[IssueCertificate, ...]:
     """Issue a certificate if it is missing, has other names, or is due for renewal.
 
-    worker_id: the worker that it must name; None while that is not known. roles: further names in it.
+    worker_id: the ID that the certificate must contain; None while the ID is not known. roles: further names in the
+        certificate.
     """
     authority = observed.authority_fingerprint
     if worker_id is None or authority is None:
@@ -39,16 +40,16 @@ def ensure_certificate(
 
 
 def renewal_time(facts: CertificateFacts) -> datetime | None:
-    """Return when to renew; None for a certificate that ends with its authority, which a renewal could not prolong."""
+    """Return when to renew; None if the certificate expires with its authority, since a renewal could not extend it."""
     return facts.not_after - RENEWAL if facts.not_after < facts.authority_not_after else None
 
 
 def is_fresh(
     facts: CertificateFacts | None, dns_names: tuple[str, ...], authority_fingerprint: str, now: datetime
 ) -> bool:
-    """Return whether a certificate can stay.
+    """Return whether a certificate can stay in use.
 
-    A certificate that begins in the future was issued by a clock that was set back later.
+    A certificate whose validity begins in the future was issued by a clock that was set back later.
     """
     if facts is None or (facts.dns_names, facts.authority_fingerprint) != (dns_names, authority_fingerprint):
         return False
@@ -57,9 +58,9 @@ def is_fresh(
 
 
 def certificate_is_foreign(observed: Surroundings) -> bool:
-    """Return whether the Secret of the certificate belongs to another owner.
+    """Return whether another owner has the Secret of the certificate.
 
-    A new pod would mount it with its key. Pods that run have their own certificate already.
+    A new pod would mount that Secret with the other owner's key. Running pods have their own certificate already.
     """
     live = observed.certificate_secret
     return live is not None and not belongs_to(observed.owner, live)

@@ -1,7 +1,7 @@
-"""The owner of a claim that several sessions or pools name: for a journal, or to read a model from it.
+"""The rules for a claim that several sessions or pools name, for a journal or to read a model from it.
 
-Only one worker writes to the claim of a journal. A reader does not stop a worker that has started, nor a session whose
-claim was made for it. In all other cases the older session or pool has the claim.
+Only one worker writes to the claim of a journal. A reader of a model stops neither a worker that has started, nor a
+session whose claim was made for it. In all other cases the older session or pool may use the claim.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tinsmith_operator.common.workloads import WORKLOAD_KINDS
 def journal_holder(
     session: TrainingSession, claim: Manifest | None, users: Sequence[Manifest], pods: Iterable[Manifest]
 ) -> str | None:
-    """Return the other session that has the claim, if there is one.
+    """Return the other session that uses the claim, if there is one.
 
-    It keeps the claim until the session and its worker's pod are gone.
+    That session keeps the claim until the session and its worker's pod are gone.
 
     users: the sessions that name the claim for their journal. pods: the pods with a journal on it.
     """
@@ -34,7 +34,7 @@ def journal_holder(
 
 
 def runs_worker(pod: Manifest) -> bool:
-    """Return whether the pod runs the worker of a session, by its labels and its controller.
+    """Return whether the pod runs the worker of a session, judged by its labels and its controller.
 
     A worker's pod without a controller counts: its workload was deleted, and it may still run on an unreachable node.
     """
@@ -48,9 +48,9 @@ def runs_worker(pod: Manifest) -> bool:
 
 
 def earlier_reader(session: TrainingSession, claim: Manifest | None, readers: Iterable[Manifest]) -> str | None:
-    """Return the older session or pool that reads a model from the claim of this session's journal, in words.
+    """Return the kind and name of the older session or pool that reads a model from this session's journal claim.
 
-    A claim that is made for the session holds no model, and a reader does not stop a worker that has started.
+    A claim that is made for the session holds no model. A reader does not stop a worker that has started.
     """
     has_begun = claim is not None and session.status.worker_id == claim["metadata"]["uid"]
     if session.spec.storage.existing_claim is None or has_begun:
@@ -73,7 +73,7 @@ def _named(owner: Manifest) -> str:
 
 
 def _comes_first_of_all(user: Manifest, claim: Manifest | None) -> bool:
-    """Return whether the session's worker has started on the claim, or the claim was made for it."""
+    """Return whether the session's worker has started on the claim, or the claim was made for the session."""
     if _has_begun(user, claim):
         return True
     storage = (user.get("spec") or {}).get("storage") or {}
@@ -86,7 +86,7 @@ def _is_made_for(user: Manifest, claim: Manifest) -> bool:
 
 
 def _precedence(user: Manifest, claim: Manifest | None) -> tuple[bool, str, str]:
-    """Return a sort key: started workers first, then age. Times are in whole seconds, so UIDs decide last."""
+    """Return a sort key: started workers first, then the oldest. Times have whole seconds, so UIDs break ties."""
     return not _has_begun(user, claim), *_age(user)
 
 

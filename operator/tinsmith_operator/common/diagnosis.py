@@ -1,7 +1,8 @@
 """Findings that sessions and pools share.
 
-About objects: name conflicts, refusals, certificates, references that are not allowed. About a pod: why it is missing
-or not ready, by its status, the Kubernetes Events about it, and its worker's last words.
+Findings about objects: name conflicts, refusals, certificates, references that are not allowed. Findings about a pod:
+why it is missing or not ready. The evidence is the pod's status, the Kubernetes Events about it, and its worker's
+termination message.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ CLUSTER_CURES = frozenset({Reason.OUT_OF_MEMORY, Reason.TLS_INVALID})
 
 _MISSING = re.compile(r"(secret|configmap)s? \"[^\"]+\" not found|couldn't find key \S+ in (Secret|ConfigMap)", re.I)
 _NODES = re.compile(r"^0/(\d+) nodes are available")
-# The first form is of Kubernetes up to 1.33, the second of later versions.
+# Kubernetes up to 1.33 writes the first form, later versions write the second.
 _VOLUME_ELSEWHERE = re.compile(
     r"(\d+) node\(s\) (?:had volume node affinity conflict|didn't match PersistentVolume's node)"
 )
@@ -64,7 +65,7 @@ _LOST_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"
 
 
 def found(reason: Reason, what: str) -> Finding:
-    """Return a finding whose message is what happened, followed by the cure of the reason."""
+    """Return a finding whose message says what happened, followed by what to do for this reason."""
     cure = reason.cure.replace("`", "")
     return Finding(reason, f"{what.rstrip('.')}. {cure}" if cure else what)
 
@@ -80,7 +81,7 @@ def name_conflict(owner: Owner, foreign: Manifest | None) -> Finding | None:
 
 
 def refusal(refusals: Mapping[str, str]) -> Finding | None:
-    """Return the first refusal of the API server. refusals: its words, by the kind of the object."""
+    """Return the first refusal of the API server. refusals: its messages, by the kind of the object."""
     for kind, message in refusals.items():
         reason = _why_refused(kind, message)
         return found(reason, f"The API server refused the {kind}: {quoted(message)}.")
@@ -88,7 +89,10 @@ def refusal(refusals: Mapping[str, str]) -> Finding | None:
 
 
 def _why_refused(kind: str, message: str) -> Reason:
-    """Return the reason. A quota or LimitRange that refuses a claim is about storage, so the claim's cure applies."""
+    """Return the reason.
+
+    If a quota or LimitRange refuses a claim, the reason is about storage and says what to do for it.
+    """
     of_kind, reason = REFUSALS.get(kind, Reason.OBJECT_REFUSED), words.why_not_admitted(message)
     if of_kind is Reason.CLAIM_REFUSED and reason in (Reason.QUOTA_EXCEEDED, Reason.RESOURCES_REFUSED):
         return of_kind
@@ -106,11 +110,11 @@ def missing_certificate(observed: Surroundings) -> Finding | None:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The facts about pods that are not in the pods.
+    """The facts about pods that come from other objects.
 
-    warnings: the Events of type Warning of the namespace.
-    claim_uid: of the journal's claim, if there is one.
-    was_preempted: the latest pod that ran was preempted, and none has run since.
+    warnings: the Warning Events of the namespace.
+    claim_uid: the UID of the journal's claim, if there is a claim.
+    was_preempted: the latest pod that ran was preempted, and no pod has run since.
     """
 
     warnings: tuple[KubernetesWarning, ...]
@@ -135,7 +139,7 @@ def queued(workload: Manifest) -> Finding:
 
 
 def why_pods_are_missing(refused: str | None) -> Finding:
-    """Return the finding. refused: the API server's words when the controller last tried to create a pod."""
+    """Return the finding. refused: the API server's message when the controller last tried to create a pod."""
     if refused is None:
         return found(Reason.CREATING_OBJECTS, "The pod is being created.")
     reason = words.why_not_admitted(refused) or Reason.POD_REFUSED
@@ -153,7 +157,7 @@ def lost_node(pods: Iterable[Pod], now: datetime) -> Finding | None:
 
 
 def preempted(evidence: Evidence) -> Finding | None:
-    """Return the finding about a pod without a node whose predecessor was preempted."""
+    """Return the finding about a pod that waits for a node because its predecessor was preempted."""
     what = "A pod of higher priority preempted the previous pod."
     return found(Reason.PREEMPTED, what) if evidence.was_preempted else None
 
@@ -177,7 +181,8 @@ def _leaving(pod: Pod | None) -> Finding:
 def why_pod_failed(pod: Pod, *, is_one_of_many: bool = False) -> Finding:
     """Return why the node ended the pod, or did not admit it.
 
-    is_one_of_many: one of many pods that fail alike: a message with its name would change with each of them.
+    is_one_of_many: many pods fail in the same way, so the message has no pod name. With a name, the message would
+        change for each pod.
     """
     if pod.latest_ending is not None and not pod.status_reason:
         return found(Reason.RESTARTING, f"Pod {pod.name} has ended. Waiting for it to be removed.")
@@ -188,7 +193,7 @@ def why_pod_failed(pod: Pod, *, is_one_of_many: bool = False) -> Finding:
 
 
 def why_pod_does_not_run(pod: Pod, evidence: Evidence) -> Finding | None:
-    """Return why the container of a pod has not started yet; None once it runs."""
+    """Return why the pod's container has not started yet; None once it runs."""
     return _without_node(pod, evidence) or _waiting(pod, evidence) or _preparing(pod)
 
 
@@ -237,7 +242,7 @@ def _why_unschedulable(message: str) -> Reason:
 
 
 def _is_volume_on_lost_node(message: str) -> bool:
-    """Return whether no node is left for the volume, apart from nodes whose taints the pod does not tolerate."""
+    """Return whether no node can mount the volume, apart from nodes with taints that the pod does not tolerate."""
     elsewhere, nodes = _VOLUME_ELSEWHERE.search(message), _NODES.search(message)
     if elsewhere is None or nodes is None:
         return False
@@ -252,7 +257,7 @@ def _provisioning_failure(evidence: Evidence) -> KubernetesWarning | None:
 
 
 def _waiting(pod: Pod, evidence: Evidence) -> Finding | None:
-    """Return why the container has not started: its image, its environment, or its volumes."""
+    """Return why the container has not started: because of its image, its environment, or its volumes."""
     waiting = pod.waiting
     if waiting is None or waiting.get("reason") == "CrashLoopBackOff":
         return None
@@ -268,7 +273,7 @@ def _waiting(pod: Pod, evidence: Evidence) -> Finding | None:
 
 
 def _unprepared(pod: Pod, evidence: Evidence) -> Finding:
-    """Return why the node has not started a container, by the warnings about its pod."""
+    """Return why the node has not started a container, according to the warnings about its pod."""
     mount = evidence.latest(pod.uid, words.MOUNT_EVENTS)
     if mount is not None:
         known = Reason.SECRET_MISSING if _MISSING.search(mount.message) else Reason.MOUNT_FAILED
@@ -280,7 +285,7 @@ def _unprepared(pod: Pod, evidence: Evidence) -> Finding:
 
 
 def _ended(pod: Pod, evidence: Evidence) -> Finding | None:
-    """Return why the container has ended, if it is down or has just started again."""
+    """Return why the container has ended. The container is down or has just started again."""
     ending = pod.latest_ending
     if ending is None or (pod.running_since is not None and evidence.now >= pod.running_since + FRESH_RUN):
         return None
@@ -313,9 +318,11 @@ def log_hint(pod: Pod) -> str:
 
 
 def found_by_worker(reason: Reason, what: str, *, is_quoted: bool) -> Finding:
-    """Return the finding without the reason's cure if it quotes a worker, whose words end with what to do.
+    """Return the finding.
 
-    The cure stays for reasons whose cure a worker cannot know.
+    If it quotes a worker, leave out the general advice, since a worker's message says what to do.
+
+    Keep the general advice for reasons about which a worker cannot know what to do.
     """
     return Finding(reason, what) if is_quoted and reason not in CLUSTER_CURES else found(reason, what)
 
@@ -333,9 +340,10 @@ CLAIM = "PersistentVolumeClaim"
 def blocking_reason(observed: Surroundings, installation: Installation, image: str | None = None) -> Finding | None:
     """Return why a session or pool must have no pods at all.
 
-    What runs is stopped, with a snapshot, and its volume keeps everything. It starts again when the reason is gone.
+    The operator stops running pods, which save a snapshot; the volume keeps all data. The pods start again when the
+    reason is gone.
 
-    image: the image that would run though the spec does not name it.
+    image: the image that would run although the spec does not name it.
     """
     return _read_claim(observed) or _objection(observed, installation, image) or _journal_for_a_model(observed)
 
@@ -350,7 +358,10 @@ def _read_claim(observed: Surroundings) -> Finding | None:
 
 
 def _objection(observed: Surroundings, installation: Installation, image: str | None) -> Finding | None:
-    """Return the first reference that the policy does not allow. The spec's own image comes before the pinned one."""
+    """Return the first reference that the policy does not allow.
+
+    The spec's own image is checked before the pinned one.
+    """
     pinned = [Reference("its volume's", ReferenceKind.IMAGE, image)] if image is not None else []
     objection = installation.policy.objection([*references_of(observed.owner), *pinned])
     return found(objection.reason, f"{objection.words}.") if objection is not None else None

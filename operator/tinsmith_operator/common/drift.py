@@ -1,11 +1,11 @@
-"""The create or apply that changes a child, of any kind, into the desired object.
+"""Changes a child object of any kind into the desired object, by a create or an apply.
 
-An apply removes only fields that `managedFields` records as the operator's, so these records are corrected here too.
+An apply removes only fields that `managedFields` records as the operator's, so this module also corrects these records.
 
-The API server does not store an object as it was sent. It rounds quantities, fills in defaults, leaves out what is
-empty, and lets admission webhooks rewrite the rest. `holds` knows the forms that Kubernetes documents. For all other
-forms, `Stored` records what the latest request came to: the same request to an object that still reads like the answer
-would change nothing.
+The API server does not store an object exactly as it was sent. It rounds quantities, fills in defaults, drops empty
+values, and lets admission webhooks rewrite the rest. `holds` knows the conversions that Kubernetes documents. For all
+other conversions, `Stored` records what the API server stored for the latest request. If the object still equals that
+record, the same request would change nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHARED_KINDS = frozenset({"PersistentVolumeClaim"})
 
 
 def ensure_child(observed: Surroundings, live: Manifest | None, wanted: Manifest) -> tuple[Create | Apply, ...]:
-    """Return no action if the live object is as desired, is foreign, or is being deleted."""
+    """Return no action if the live object is as desired, belongs to another owner, or is being deleted."""
     if live is None:
         return (Create(wanted),)
     if not belongs_to(observed.owner, live) or live["metadata"].get("deletionTimestamp"):
@@ -50,13 +50,13 @@ def apply_to(live: Manifest, wanted: Manifest) -> Apply:
 
 
 def still_refused(refusals: Mapping[str, str], children: Iterable[Action]) -> dict[str, str]:
-    """Return the refusals of objects that are still to be written. A change that was taken back needs no request."""
+    """Return the refusals of objects that still must be written. A change that was reverted needs no request."""
     asked = {action.manifest["kind"] for action in children if isinstance(action, Create | Apply | IssueCertificate)}
     return {kind: words for kind, words in refusals.items() if kind in asked}
 
 
 def has_foreign_content(manifest: Manifest) -> bool:
-    """Return whether another manager wrote into the content of an object of the operator. A queue may do that."""
+    """Return whether another manager, such as a queue, wrote into the content of one of the operator's objects."""
     if manifest["kind"] in SHARED_KINDS:
         return False
     managed = manifest["metadata"].get("managedFields", [])
@@ -64,16 +64,17 @@ def has_foreign_content(manifest: Manifest) -> bool:
 
 
 def own_spec_fields(manifest: Manifest) -> frozenset[str]:
-    """Return the fields of the spec that the operator has set, and that an apply without them would remove."""
+    """Return the spec fields that the operator has set. An apply without these fields would remove them."""
     managed = manifest["metadata"].get("managedFields", [])
     spec = (entry.get("fieldsV1", {}).get("f:spec", {}) for entry in managed if _is_own_entry(entry))
     return frozenset(name.removeprefix("f:") for fields in spec for name in fields)
 
 
 def own_managed_fields(manifest: Manifest) -> list[Manifest]:
-    """Return the managed fields as they must be before an apply: all fields of the operator in one Apply entry.
+    """Return the managed fields as they must be before an apply: one Apply entry with all fields of the operator.
 
-    The operator's POST is recorded as an Update. Fields of that entry would stay when an apply no longer names them.
+    The API server records the operator's POST as an Update. An apply that leaves out fields of that entry would not
+    remove them.
     """
     managed: list[Manifest] = manifest["metadata"].get("managedFields", [])
     takes_content = manifest["kind"] not in SHARED_KINDS
@@ -133,14 +134,14 @@ APART = frozenset({"metadata", "status"})
 
 
 def holds(live: Any, wanted: Any, field: str = "") -> bool:
-    """Return whether the live value has everything that the desired value has."""
+    """Return whether the live value contains everything in the desired value."""
     if isinstance(wanted, dict):
         return _holds_fields(live, wanted, field)
     if isinstance(wanted, list):
         return _holds_items(live, wanted, field)
     if field in QUANTITY_DIGITS and live is not None:
         return _stored_quantity(live, field) == _stored_quantity(wanted, field)
-    # The API server leaves out a text that is empty: a variable's value, a toleration's key.
+    # The API server drops an empty text, for example a variable's value or a toleration's key.
     return bool(live == wanted) or (live is None and wanted == "")
 
 
@@ -149,7 +150,7 @@ def _holds_fields(live: Any, wanted: dict[str, Any], field: str) -> bool:
         return live is None or isinstance(live, dict)
     if not isinstance(live, dict):
         return False
-    # The map of a resource decides how its value is stored, and its name does not.
+    # A quantity's conversion depends on the map that holds it, not on the name of the resource.
     return all(
         holds(live.get(name), value, field if field in QUANTITY_DIGITS else name) for name, value in wanted.items()
     )
@@ -173,14 +174,14 @@ def _stored_quantity(quantity: int | float | str, field: str) -> int:
 
 
 def with_answer(stored: Mapping[str, Stored], asked: Manifest, answer: Manifest) -> dict[str, Stored]:
-    """Return `stored` with the answer to a request, if the answer does not hold what was requested."""
+    """Return `stored` with the API server's answer, if the answer does not contain everything that was requested."""
     others = {kind: each for kind, each in stored.items() if kind != asked["kind"]}
     return others if holds(answer, asked) else {**others, asked["kind"]: as_stored(asked, answer)}
 
 
 def as_stored(asked: Manifest, live: Manifest) -> Stored:
     return Stored(
-        # The content of a certificate's Secret is made anew for each request, so it is not compared.
+        # Each request generates new content for a certificate's Secret, so the content is not compared.
         asked=fingerprint(_without(asked, {"data"})),
         content=fingerprint([_without(live, APART), _metadata(asked, live)]),
     )
@@ -196,5 +197,5 @@ def _metadata(asked: Manifest, live: Manifest) -> Manifest:
 
 
 def _only(found: Any, wanted: Any) -> Any:
-    """Return the labels or annotations that were requested; any other value as it is."""
+    """Return only the labels or annotations that were requested; return any other value unchanged."""
     return {name: found.get(name) for name in wanted} if isinstance(wanted, dict) and found else found

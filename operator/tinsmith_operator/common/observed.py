@@ -1,4 +1,4 @@
-"""The observed state of a session or pool: the input of a decision."""
+"""The observed state of a session or pool, which is the input of a decision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tinsmith_operator.api.training_session import TrainingSession
 class CertificateFacts:
     """The facts about the certificate in a Secret, and about the authority that is stored with it.
 
-    authority_fingerprint: empty if that authority did not sign the certificate.
+    authority_fingerprint: the stored authority's fingerprint; empty if the authority did not sign the certificate.
     """
 
     not_before: datetime
@@ -33,9 +33,10 @@ class CertificateFacts:
 class WorkerReport:
     """The latest report of the worker in this pod.
 
-    adapters_used, model_places: the models that it holds, and the most that it takes, in memory or parked.
-    running_seconds: of the present microbatch, step or save; 0 without one.
-    snapshot_seconds: of the longest complete snapshot since the worker started; 0 before the first one.
+    adapters_used: the number of models that the worker holds, in memory or parked.
+    model_places: the largest number of models that it accepts.
+    running_seconds: the duration so far of the running microbatch, step or save; 0 if none runs.
+    snapshot_seconds: the duration of the longest complete snapshot since the worker started; 0 before the first one.
     volume_full: the worker accepts no operation, because the journal's volume is full.
     """
 
@@ -54,7 +55,7 @@ class WorkerReport:
 class SnapshotAnswer:
     """The answer to a request for a snapshot.
 
-    at: when everything was on disk; None if the worker refused. problem: why it refused.
+    at: the time when all data was on disk; None if the worker refused. problem: why it refused.
     """
 
     request: str
@@ -64,9 +65,9 @@ class SnapshotAnswer:
 
 @dataclass(frozen=True)
 class KubernetesWarning:
-    """An Event of type Warning about an object of the namespace.
+    """A Warning Event about an object of the namespace.
 
-    kind: of the object, for example Pod, StatefulSet or PersistentVolumeClaim.
+    kind: the kind of that object, for example Pod, StatefulSet or PersistentVolumeClaim.
     at: when the Event last occurred.
     """
 
@@ -79,9 +80,9 @@ class KubernetesWarning:
 
 @dataclass(frozen=True)
 class ReadJournal:
-    """A claim that a session or pool names for its model, although it is the journal of another session.
+    """A claim that a session or pool names for its model, although the claim holds the journal of another session.
 
-    field: the field of the spec that names it.
+    field: the spec field that names the claim.
     """
 
     field: str
@@ -93,7 +94,8 @@ class ReadJournal:
 class Stored:
     """The object that the API server stored for a request.
 
-    asked: the hash of the request. content: the hash of the object after it, without the fields of other managers.
+    asked: the hash of the request.
+    content: the hash of the stored object, without the fields of other managers.
     """
 
     asked: str
@@ -102,7 +104,10 @@ class Stored:
 
 @dataclass(frozen=True)
 class ReadClaim:
-    """A claim for a session's journal from which an older session or pool reads its model. reader: in words."""
+    """A session's journal claim from which an older session or pool reads its model.
+
+    reader: the kind and name of that session or pool.
+    """
 
     claim: str
     reader: str
@@ -110,16 +115,17 @@ class ReadClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings(ABC):
-    """The objects that have the names of an owner's children, foreign ones included; None: there is none.
+    """The objects that have the names of an owner's children, foreign objects included; None for a missing object.
 
     authority_fingerprint: None without an authority that can issue certificates.
-    ca_problem: why certificates cannot be issued or stored, as a sentence.
+    ca_problem: a sentence that says why certificates cannot be issued or stored.
     certificate: None also if the Secret holds no readable certificate.
     snapshot: the latest answer of the session's worker to a request for a snapshot.
-    read_journal: the first claim for the model that is the journal of another session.
+    read_journal: the first claim for the model that holds the journal of another session.
     warnings: may be empty while the owner is ready.
-    stored: by kind, what the API server stored for the latest create or apply, if that differs from the request.
-    refusals: by kind, the API server's words when it refused the latest create or apply (status 400, 403 or 422).
+    stored: by kind, the object that the API server stored for the latest create or apply, if it differs from the
+        request.
+    refusals: by kind, the API server's message when it refused the latest create or apply (status 400, 403 or 422).
     """
 
     authority_fingerprint: str | None
@@ -138,11 +144,11 @@ class Surroundings(ABC):
     @property
     @abstractmethod
     def owner(self) -> Owner:
-        """The session or pool that the children belong to."""
+        """The session or pool that owns the children."""
 
     @property
     def read_claim(self) -> ReadClaim | None:
-        """The claim for the owner's journal, if another session or pool has its model there."""
+        """The claim for the owner's journal, if another session or pool reads its model from it."""
         return None
 
     @property
@@ -161,13 +167,16 @@ class Observed(Surroundings):
 
     claim: the claim named `session.claim_name`; a user may have made it.
     claim_holder: another session that has the same claim, or whose worker's pod still mounts it.
-    claim_reader: an older session or pool, in words, that reads its model from the claim.
-    pod: the worker's pod. members: the other pods of a session of several nodes, by name.
-    conversion: the Job that converts the model. converters: its pods, and those of an earlier such Job.
-    image_pull: the Job that pulls another image onto the worker's node. pullers: its pods, as `converters`.
-    no_groups: why there can be no session of several nodes here, as a sentence.
-    report: the latest report, of any pod.
-    has_turn: the session may restart automatically now. Only a few sessions may at the same time.
+    claim_reader: the kind and name of an older session or pool that reads its model from the claim.
+    pod: the worker's pod.
+    members: the other pods of a session with several nodes, by name.
+    conversion: the Job that converts the model.
+    converters: the pods of this Job and of an earlier such Job.
+    image_pull: the Job that pulls a new image onto the worker's node.
+    pullers: the pods of this Job and of an earlier such Job.
+    no_groups: a sentence that says why sessions with several nodes cannot run in this cluster.
+    report: the latest report, from any pod.
+    has_turn: the session may restart automatically now. Only a few sessions may do so at the same time.
     """
 
     session: TrainingSession
@@ -202,7 +211,7 @@ class Observed(Surroundings):
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedPool(Surroundings):
-    """The observed state of one pool. pods: of all ReplicaSets of its Deployment, by name."""
+    """The observed state of one pool. pods: the pods of all ReplicaSets of its Deployment, by name."""
 
     pool: SamplerPool
     budget: Manifest | None = None

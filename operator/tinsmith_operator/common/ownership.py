@@ -1,4 +1,4 @@
-"""The owner of each object. The operator never writes or deletes an object of another owner."""
+"""The rules that decide which owner an object has. The operator never writes or deletes objects of another owner."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def controller_of(manifest: Manifest) -> Manifest | None:
 
 
 def belongs_to(owner: Owner, manifest: Manifest) -> bool:
-    """Return whether an object other than a session's claim belongs to the owner, by the UID in its owner reference.
+    """Return whether the UID in the object's owner reference is the owner's. A session's claim has no owner reference.
 
-    An object without a controller belongs to the owner that its labels name: `kubectl delete --cascade=orphan` of an
-    earlier owner left it, and the next apply adopts it.
+    An object without a controller belongs to the owner that its labels name. `kubectl delete --cascade=orphan` of an
+    earlier owner leaves such objects, and the next apply adopts them.
     """
     controller = controller_of(manifest)
     return _is_orphan_of(owner, manifest) if controller is None else bool(controller["uid"] == owner.uid)
@@ -60,11 +60,12 @@ def foreign_objects(observed: Surroundings) -> Iterator[Manifest]:
 class OwnedObjects:
     """The observed objects that belong to the session.
 
-    pod, members: of its present workload.
-    writer: the pod that may still write to its volume, also of an earlier workload or of none.
-    conversion, image_pull: its Jobs, with the pods of their tries. converters: also the pods of an earlier such Job.
+    pod, members: pods of its present workload.
+    writer: the pod that may still write to its volume. It may belong to an earlier workload or to no workload.
+    conversion, image_pull: its Jobs, with the pods of their tries.
+    converters: its conversion pods, including those of an earlier Job.
     orphans: its pods whose workload was deleted without them. Only the operator stops them.
-    foreign: an object with the name of a child that does not belong to the session.
+    foreign: an object that has the name of a child but does not belong to the session.
     """
 
     workload: Workload | None
@@ -81,7 +82,7 @@ class OwnedObjects:
 
     @property
     def pods(self) -> tuple[Pod, ...]:
-        """The worker's pod, if it is there, then the members."""
+        """The worker's pod, if it exists, followed by the members."""
         return (*([self.pod] if self.pod is not None else []), *self.members)
 
 
@@ -115,7 +116,7 @@ def _owned_job(session: TrainingSession, job: Manifest | None, pods: Sequence[Po
 
 
 def has_foreign_owner(session: TrainingSession, pod: Manifest) -> bool:
-    """Return whether the pod belongs neither to a workload of the session's name nor to none."""
+    """Return whether the pod belongs to a workload that does not have the session's name."""
     labels = pod["metadata"].get("labels") or {}
     controller = controller_of(pod)
     of_our_name = controller is None or (controller["kind"] in WORKLOAD_KINDS and controller["name"] == session.name)
@@ -123,7 +124,10 @@ def has_foreign_owner(session: TrainingSession, pod: Manifest) -> bool:
 
 
 def _is_claim_of(session: TrainingSession, claim: Manifest) -> bool:
-    """Return whether the claim was made for the session, by its labels. It has no owner, so it outlives the session."""
+    """Return whether the claim was made for the session, judged by its labels.
+
+    It has no owner, so it outlives the session.
+    """
     if session.spec.storage.existing_claim is not None:
         return False
     labels = claim["metadata"].get("labels") or {}
@@ -136,14 +140,14 @@ def _is_pod_of(workload: Workload | None, pod: Manifest) -> bool:
 
 
 def _has_another_kind(session: TrainingSession, pod: Manifest) -> bool:
-    """Return whether the pod is of an earlier session of this name that had another kind of workload."""
+    """Return whether the pod is from an earlier session of this name that had another kind of workload."""
     controller = controller_of(pod)
     kind = RAY_CLUSTER if session.spec.is_group else STATEFUL_SET
     return controller is not None and controller["kind"] in WORKLOAD_KINDS - {kind}
 
 
 def _orphans(observed: Observed) -> Iterator[Manifest]:
-    """Yield the pods without a workload. A new StatefulSet adopts its pod; KubeRay adopts none."""
+    """Yield the pods without a workload. A new StatefulSet adopts its pod; KubeRay adopts no pods."""
     if observed.workload is not None and observed.workload["kind"] != RAY_CLUSTER:
         return
     for pod in (observed.pod, *observed.members):
@@ -157,7 +161,7 @@ def _is_orphaned(session: TrainingSession, pod: Manifest) -> bool:
 
 
 def _foreign_objects_of_session(observed: Observed) -> Iterator[Manifest]:
-    """Yield the foreign objects, with the claim and the pod, which have no owner reference to the session."""
+    """Yield the session's foreign objects. These include a foreign claim and a foreign pod."""
     yield from foreign_objects(observed)
     session, claim = observed.session, observed.claim
     if claim is not None and session.spec.storage.existing_claim is None and not _is_claim_of(session, claim):

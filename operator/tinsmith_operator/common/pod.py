@@ -1,4 +1,4 @@
-"""The state of a pod, and of its node as far as the pod shows it: the operator may not read nodes."""
+"""The state of a pod. It includes what the pod shows of its node, because the operator may not read nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TerminationRecord:
 class Ending:
     """The end of a run of the worker's container.
 
-    last_words: the container's own words, redacted; None if there are none, or if they may not be quoted.
+    last_words: the container's termination message, redacted; None if there is no message, or if it may not be quoted.
     """
 
     exit_code: int
@@ -45,32 +45,32 @@ class Ending:
 
 @dataclass(frozen=True)
 class Pod(LiveObject):
-    """A pod with what its containers, conditions and annotations say.
+    """A pod, with the state that its containers, conditions and annotations show.
 
-    is_vouched_for: whether the platform vouches for its image. The words of all other images are never quoted.
+    is_vouched_for: whether the platform team trusts the pod's image. Messages of other images are never quoted.
     """
 
     is_vouched_for: bool = False
 
     @property
     def restart_request(self) -> str | None:
-        """The request for a restart that this pod answers."""
+        """The request for a restart that this pod carried out."""
         request: str | None = self._annotations.get(RESTART_REQUEST_ANNOTATION)
         return request
 
     @property
     def deletion_time(self) -> datetime | None:
-        """The time at which the pod should be gone, grace period included."""
+        """The latest time at which the deleted pod should be gone, with the grace period."""
         return parse_time(self.manifest["metadata"].get("deletionTimestamp"))
 
     @property
     def has_ended(self) -> bool:
-        """True if the pod has ended for good, for example by an eviction: none of its containers starts again."""
+        """True if the pod has ended for good, for example by an eviction, so none of its containers starts again."""
         return self.manifest.get("status", {}).get("phase") in {"Failed", "Succeeded"}
 
     @property
     def has_failed(self) -> bool:
-        """True if the pod has ended for good, and not as it should."""
+        """True if the pod has ended for good, with a failure."""
         return bool(self.manifest.get("status", {}).get("phase") == "Failed")
 
     @property
@@ -86,13 +86,16 @@ class Pod(LiveObject):
 
     @property
     def journal_image(self) -> str | None:
-        """The image in the worker's arguments, which it writes into its journal: the session's, on any mirror."""
+        """The image that the worker's arguments name and that it writes into its journal.
+
+        A mirror does not change it.
+        """
         arguments = self._wanted.get("args") or ()
         return next((each.removeprefix("--image=") for each in arguments if each.startswith("--image=")), None)
 
     @property
     def asked_image(self) -> str | None:
-        """The image that the spec or the installation named, if the pod notes it; else the image of its spec."""
+        """The image that the spec or the installation named, if the pod records it; else the image in the pod."""
         noted: str | None = self._annotations.get(IMAGE_ANNOTATION)
         return noted or self.journal_image or self.image
 
@@ -112,12 +115,12 @@ class Pod(LiveObject):
 
     @property
     def waiting(self) -> Manifest | None:
-        """The reason and message of a container that does not run."""
+        """The reason and message of a container that waits to run."""
         return self._state.get("waiting")
 
     @property
     def cannot_pull(self) -> bool:
-        """True if the image cannot be pulled. Then nothing runs in the pod, and only a restart can change that."""
+        """True if the image cannot be pulled. Nothing runs in such a pod, and only a restart can change that."""
         return (self.waiting or {}).get("reason") in IMAGES
 
     @property
@@ -126,7 +129,7 @@ class Pod(LiveObject):
 
     @property
     def status_reason(self) -> str:
-        """The kubelet's reason for the failure; empty if the pod's own containers ended it."""
+        """The kubelet's reason for the failure; empty if the pod's own containers failed."""
         return str(self.manifest.get("status", {}).get("reason") or "")
 
     @property
@@ -135,7 +138,7 @@ class Pod(LiveObject):
 
     @property
     def disruption(self) -> str:
-        """The reason of the condition DisruptionTarget; empty without that condition."""
+        """The reason of the condition DisruptionTarget; empty without the condition."""
         target = self.condition("DisruptionTarget")
         return str(target.get("reason", "")) if target.get("status") == "True" else ""
 
@@ -154,7 +157,7 @@ class Pod(LiveObject):
 
     @property
     def has_started(self) -> bool:
-        """True if its container has run, so that its volumes were mounted."""
+        """True if the pod's container has run, so that its volumes were mounted."""
         return self.running_since is not None or self.latest_ending is not None
 
     @cached_property
@@ -195,18 +198,18 @@ class Pod(LiveObject):
 
 
 def read_pod(manifest: Manifest, policy: Policy) -> Pod:
-    """Return the pod. Its words may be quoted if the policy vouches for its image."""
+    """Return the pod. Its messages may be quoted only if the policy trusts its image."""
     pod = Pod(manifest)
     return replace(pod, is_vouched_for=pod.asked_image is not None and policy.vouches_for(pod.asked_image))
 
 
 def parse_record(message: Any) -> tuple[TerminationRecord | None, str]:
-    """Return the record in a termination message, and its words. Without a record, the words are the message."""
+    """Return the record in a termination message, and the text. Without a record, the text is the whole message."""
     text = str(message or "")
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
-        # A message of 4096 bytes can nest lists deeper than the parser allows.
+        # A message of 4096 bytes can contain lists that nest deeper than the parser allows.
         return None, text
     if not isinstance(record, dict):
         return None, text
@@ -221,7 +224,10 @@ def node_is_silent(pod: Pod, now: datetime) -> bool:
 
 
 def _was_marked_by_node_controller(pod: Pod) -> bool:
-    """Return whether only Ready is False. The node controller changes that alone; a kubelet changes both conditions."""
+    """Return whether only Ready is False.
+
+    The node controller changes only Ready, but a kubelet changes both conditions.
+    """
     return pod.condition("Ready").get("status") == "False" and pod.condition("ContainersReady").get("status") == "True"
 
 

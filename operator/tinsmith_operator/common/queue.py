@@ -1,9 +1,9 @@
 """The fields of a workload that belong to a queue such as Kueue, which decides when and where the workload runs.
 
-A workload belongs to a queue if it has the queue's label, or if another manager has written its `spec.suspend`. The
-operator then neither sets nor reverts that field, nor what a queue adds to templates when it admits them. Two managers
-that both write a field would never stop. A workload that must not run for the operator's own reasons is deleted, and
-created again later.
+A workload belongs to a queue if it has the queue's label, or if another manager has written its `spec.suspend`. In that
+case the operator neither sets nor reverts `spec.suspend`, and it keeps the fields that a queue adds to templates at
+admission. Otherwise two managers would overwrite the same field without end. If the operator itself must stop such a
+workload, it deletes the workload and creates it again later.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def holder_name(manifest: Manifest) -> str:
 
 
 def controls_suspend(entry: Manifest) -> bool:
-    """Return whether these managed fields are of another manager that has written `spec.suspend`."""
+    """Return whether another manager has written `spec.suspend`, according to these managed fields."""
     return entry.get("manager") != MANAGER and not entry.get("subresource") and SUSPEND in _spec_fields(entry)
 
 
 def without_suspend(entry: Manifest) -> Manifest:
-    """Return managed fields of the operator without `spec.suspend`.
+    """Return the operator's managed fields without `spec.suspend`.
 
-    A queue's admission webhook writes that field into the operator's own request, so it is recorded as the operator's.
-    An apply that does not name it would remove it, and pods would start.
+    A queue's admission webhook writes `spec.suspend` into the operator's own request, so the API server records the
+    field as the operator's. An apply without the field would remove it, and pods would start.
     """
     if SUSPEND not in _spec_fields(entry):
         return entry
@@ -54,7 +54,7 @@ def without_suspend(entry: Manifest) -> Manifest:
 
 
 def keep_queue_fields(live: Manifest, wanted: Manifest) -> Manifest:
-    """Return the desired RayCluster with the fields that its queue has written."""
+    """Return the desired RayCluster, with the fields that its queue has written."""
     held = copy.deepcopy(wanted)
     held["spec"].pop("suspend", None)
     for live_fields, held_fields in zip(_templates(live), _templates(held), strict=False):
@@ -66,7 +66,7 @@ def keep_queue_fields(live: Manifest, wanted: Manifest) -> Manifest:
 def _keep(live_fields: Manifest, held_fields: Manifest, fields: tuple[str, ...]) -> None:
     """Copy fields of the live object.
 
-    In a map the desired value wins. A list is taken whole, since it has the desired items.
+    In a map, the desired value takes precedence. A list is copied whole, since it contains the desired items.
     """
     for name in fields:
         live = live_fields.get(name)

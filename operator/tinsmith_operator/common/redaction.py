@@ -1,9 +1,9 @@
-"""Quotes of other programs, safe for people who may read a session but not its log or its Secrets.
+"""Quotes of other programs' messages, safe for people who may read a session but not its log or its Secrets.
 
-Whatever runs in a container writes its termination message, and a user's own image can write its Secrets there in any
-disguise. So a container is quoted only if the platform vouches for its image; for others, conditions say how they ended
-and where the log is, which takes the right to read logs. A quote is one short line without anything that looks like a
-key: an honest library may print one.
+The program in a container writes its termination message, and a user's own image can hide its Secrets in that message.
+Therefore a container is quoted only if the platform team trusts its image. For other images, conditions say how the
+container ended and where its log is; reading logs needs a separate right. A quote is one short line, and text that
+looks like a key is removed, because even a harmless library may print a key.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _BEARER = re.compile(rf"(?P<name>\b(?:bearer|basic)\s+)(?P<value>{_WORD})", re.I
 
 
 def quoted(message: str, longest: int = LONGEST_QUOTE) -> str:
-    """Return another program's words on one line, without their last full stop.
+    """Return another program's message on one line, without its final full stop.
 
-    Control and format characters are replaced: in a terminal they could hide or rewrite the text around them.
+    Control and format characters are replaced, because in a terminal they could hide or rewrite the surrounding text.
     """
     line = " ".join(message.split()).rstrip(".")
     words = "".join(REPLACEMENT if category(letter) in NO_TEXT else letter for letter in line)
@@ -50,11 +50,11 @@ def quoted(message: str, longest: int = LONGEST_QUOTE) -> str:
 
 
 def without_keys(message: str) -> str:
-    """Return the words with keys hidden. Call it before the words are cut: half of a key is still secret."""
+    """Return the text with keys hidden. Call this before the text is cut, because half of a key is still secret."""
     line = _KEYS.sub(HIDDEN, " ".join(message.split()))
     return _BEARER.sub(rf"\g<name>{HIDDEN}", _NAMED.sub(rf"\g<name>{HIDDEN}", line))
 
 
 def redacted_line(message: str) -> str:
-    """Return the words of one of the platform's containers on one short line, without keys."""
+    """Return the message of a container that the platform team trusts, on one short line, without keys."""
     return quoted(without_keys(message), LONGEST_LAST_WORDS)

@@ -1,4 +1,4 @@
-"""Requests of users by annotation: a restart or a snapshot, once for each time that the annotation names.
+"""Requests of users by annotation: a restart or a snapshot. Each time in an annotation is carried out once.
 
 The pod and the status record which request was carried out. The status also records requests that could not be read.
 """
@@ -24,7 +24,7 @@ RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d
 
 
 def is_time(text: str) -> bool:
-    """Return whether the text is a time as RFC 3339 and Kubernetes write it."""
+    """Return whether the text is a time in RFC 3339, the format that Kubernetes writes."""
     if not RFC_3339.fullmatch(text):
         return False
     try:
@@ -35,13 +35,16 @@ def is_time(text: str) -> bool:
 
 
 def read_request(annotations: Mapping[str, str], name: str) -> str | None:
-    """Return the time in the annotation; None if there is none, or if it cannot be read."""
+    """Return the time in the annotation; None if the annotation is missing or unreadable."""
     text = annotations.get(name)
     return text if text is not None and is_time(text) else None
 
 
 def restart_request(owner: Owner, workload: Workload | None) -> str | None:
-    """Return the latest request. It stays the latest when its annotation is removed: that asks for no restart."""
+    """Return the latest request.
+
+    It stays the latest if its annotation is removed, because a removal requests no restart.
+    """
     asked = read_request(owner.annotations, RESTART_REQUEST_ANNOTATION)
     if asked is not None or workload is None:
         return asked
@@ -59,9 +62,9 @@ def snapshot_request(session: TrainingSession) -> str | None:
 def answered_requests(
     session: TrainingSession, running_for: str | None, snapshot: SnapshotAnswer | None
 ) -> Requests | None:
-    """Return the requests that are done; None if there was never one.
+    """Return the completed requests; None if there was never a request.
 
-    running_for: the restart request that the present pod answers.
+    running_for: the restart request that the present pod carried out.
     """
     before = session.status.requests or Requests()
     asked_snapshot = _asked(session, SNAPSHOT_REQUEST_ANNOTATION)
@@ -74,13 +77,13 @@ def answered_requests(
 
 
 def answered_restart(owner: Owner, before: str | None, running_for: str | None) -> str | None:
-    """Return the latest restart request that is done. running_for: the request that the present pods answer."""
+    """Return the latest completed restart request. running_for: the request that the present pods carried out."""
     asked = _asked(owner, RESTART_REQUEST_ANNOTATION)
     return asked if _is_done(asked, asked == running_for) else before
 
 
 def restart_events(before: str | None, after: str | None, done: str) -> tuple[Emit, ...]:
-    """Return the Events for a new status. done: what was restarted, as the beginning of a sentence."""
+    """Return the Events for a new status. done: the beginning of a sentence that says what was restarted."""
     if after is None or after == before:
         return ()
     if not is_time(after):
@@ -105,7 +108,7 @@ def _asked(owner: Owner, name: str) -> str | None:
 
 
 def _is_done(asked: str | None, is_answered: bool) -> bool:
-    """Return whether a request is done. A request that cannot be read is done when an Event has reported it."""
+    """Return whether a request is complete. An unreadable request is complete once an Event has reported it."""
     return asked is not None and (is_answered or not is_time(asked))
 
 

@@ -1,8 +1,8 @@
 """Reconciles without an event, for deadlines, renewals and warnings; and retries of refused pods.
 
 A controller that may not create a pod waits longer after each try: up to 17 minutes, or one minute for a Job. It does
-not notice that a quota was raised or that an admission webhook answers again. Any change of its own object, also of an
-annotation, makes it try at once.
+not notice that a quota was raised or that an admission webhook answers again. Any change of its own object makes it
+retry at once; a changed annotation is enough.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def requeue_times_of(pod: Pod) -> Iterable[datetime]:
 
 
 def requeue_after(moments: Iterable[datetime | None], now: datetime) -> float | None:
-    """Return the seconds until the first moment that is still to come."""
+    """Return the seconds until the earliest of these times that is in the future."""
     ahead = ((moment - now).total_seconds() for moment in moments if moment is not None and moment > now)
     return min(ahead, default=None)
 
 
 def ask_again(workload: Workload, status: OwnerStatus, now: datetime) -> tuple[Annotate, ...]:
-    """Annotate a stuck workload, so that its controller creates refused pods again; not before the pause is over."""
+    """Annotate a stuck workload once the pause is over, so that its controller tries to create refused pods again."""
     stalled = status.condition(ConditionType.STALLED)
     if stalled is None or stalled.status != Truth.TRUE:
         return ()
@@ -57,7 +57,7 @@ def ask_again(workload: Workload, status: OwnerStatus, now: datetime) -> tuple[A
 
 
 def _asked_at(workload: Workload, now: datetime) -> datetime | None:
-    """Return the time in the annotation. A user may have written another text or a future time, which are ignored."""
+    """Return the time in the annotation. Ignore a text of a user or a future time."""
     text = (workload.manifest["metadata"].get("annotations") or {}).get(POD_RETRY_ANNOTATION)
     try:
         moment = parse_time(text)

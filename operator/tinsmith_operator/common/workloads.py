@@ -1,4 +1,4 @@
-"""The live StatefulSets, RayClusters, Deployments and Jobs of the operator, and what they say about their pods."""
+"""The live StatefulSets, RayClusters, Deployments and Jobs of the operator, and their statements about their pods."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def template_of(workload: Manifest) -> Manifest:
 
 @dataclass(frozen=True)
 class Workload(LiveObject):
-    """A workload of the operator. Of a foreign workload, only the metadata is known."""
+    """A workload of the operator. For another owner's workload, only the metadata is known."""
 
     @property
     def kind(self) -> str:
@@ -36,7 +36,7 @@ class Workload(LiveObject):
 
     @property
     def is_held(self) -> bool:
-        """True if another manager, such as a queue, decides when it runs."""
+        """True if another manager, such as a queue, decides when the workload runs."""
         return self.kind == RAY_CLUSTER and is_held(self.manifest)
 
     @property
@@ -46,7 +46,7 @@ class Workload(LiveObject):
 
     @property
     def wants_pods(self) -> bool:
-        """True if the operator wants pods, also while a queue has suspended the workload."""
+        """True if the operator wants pods, even while a queue has suspended the workload."""
         spec = self.manifest["spec"]
         if self.kind == RAY_CLUSTER:
             return self.is_held or not self.is_suspended
@@ -54,9 +54,10 @@ class Workload(LiveObject):
 
     @property
     def is_observed(self) -> bool:
-        """True if its controller has seen this version. Before, it could start a pod from the old template.
+        """True if the controller has seen this version. Until then, it could start a pod from the old template.
 
-        KubeRay does not report that. A pod that it starts from an old template is replaced once more.
+        KubeRay does not report this version. If KubeRay starts a pod from an old template, the operator replaces the
+        pod once more.
         """
         if self.kind == RAY_CLUSTER:
             return True
@@ -64,7 +65,7 @@ class Workload(LiveObject):
 
     @property
     def has_stopped(self) -> bool:
-        """True if its controller knows that there must be no pod, and sees none."""
+        """True if the controller knows that no pod may exist, and sees no pod."""
         if self.wants_pods:
             return False
         if self.kind == RAY_CLUSTER:
@@ -82,7 +83,7 @@ class Workload(LiveObject):
 
 @dataclass(frozen=True)
 class Job(LiveObject):
-    """A Job with the pods of its tries, the latest last."""
+    """A Job with the pods that it has started, the latest last."""
 
     tries: tuple[Pod, ...]
 
@@ -96,7 +97,7 @@ class Job(LiveObject):
 
     @property
     def failure(self) -> str | None:
-        """The controller's reason why the Job failed; None if it has not failed."""
+        """The Job controller's reason for the failure; None if the Job has not failed."""
         failed = self._condition("Failed")
         return str(failed.get("message", "")) if failed is not None else None
 
@@ -116,7 +117,7 @@ class Job(LiveObject):
 
 
 def read_job(manifest: Manifest, pods: Sequence[Pod]) -> Job:
-    """Return the Job with those of `pods` that it owns, in their order."""
+    """Return the Job with the pods that it owns, in the order of `pods`."""
     uid = manifest["metadata"]["uid"]
     return Job(
         manifest,
