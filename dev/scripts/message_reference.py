@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 ALERTS = ROOT / "charts" / "tinsmith" / "files" / "alerts.yaml"
 OPERATOR = ROOT / "operator" / "tinsmith_operator"
 RUNBOOKS = "../how-to/runbooks.md"
+# The page says this once for all reasons.
+TRIES_AGAIN = re.compile(r" The (operator|controller) tries again within five minutes\.")
 
 
 def condition_rows() -> Iterator[tuple[str, ...]]:
@@ -24,14 +27,18 @@ def condition_rows() -> Iterator[tuple[str, ...]]:
 
 
 def reason_rows(progress: Progress) -> Iterator[tuple[str, ...]]:
-    return ((f"`{reason}`", reason.meaning, reason.cure) for reason in Reason if reason.progress is progress)
+    """Return reason and meaning, and the cure where a person must act; other cures are in the messages alone."""
+    for reason in Reason:
+        if reason.progress is progress:
+            cures = (TRIES_AGAIN.sub("", reason.cure),) if progress is Progress.STUCK else ()
+            yield (f"`{reason}`", reason.meaning, *cures)
 
 
 def alert_rows() -> Iterator[tuple[str, ...]]:
     for group in yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]:
         for rule in group["rules"]:
             name, texts = rule["alert"], rule["annotations"]
-            message = f"{texts['summary']} {texts['description']}".replace("{{ ", "{").replace(" }}", "}")
+            message = texts["summary"].replace("{{ ", "{").replace(" }}", "}")
             yield (
                 f"[{name}]({RUNBOOKS}#{name.lower()})",
                 rule["labels"]["severity"],

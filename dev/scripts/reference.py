@@ -144,7 +144,8 @@ def conditions_table() -> str:
 
 
 def reasons_table(progress: Progress) -> str:
-    return table(("Reason", "What it means", "What to do"), message_reference.reason_rows(progress))
+    cure = ("What to do",) if progress is Progress.STUCK else ()
+    return table(("Reason", "What it means", *cure), message_reference.reason_rows(progress))
 
 
 def calls_table() -> str:
@@ -212,7 +213,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "events": ("reference/conditions.md", lambda: table(("Reason", "Type", "Message"), message_reference.event_rows())),
     "alerts": (
         "reference/conditions.md",
-        lambda: table(("Alert", "Severity", "After", "Message"), message_reference.alert_rows()),
+        lambda: table(("Alert", "Severity", "After", "Summary"), message_reference.alert_rows()),
     ),
 }
 

@@ -59,22 +59,21 @@ class Reason(StrEnum):
     NEW_DEFAULT_IMAGE = (
         "NewDefaultImage",
         Progress.DONE,
-        "It runs an older image than the installation's default. A restart updates it.",
+        "It runs an older image than the installation's default.",
         "Restart it when it suits you: `kubectl tinsmith restart`, or set the annotation "
         "`tinsmith.dev/restart-requested-at`.",
     )
     NEW_SETTINGS = (
         "NewSettings",
         Progress.DONE,
-        "It runs with older settings of the installation, such as the checkpoint root. A restart updates them.",
+        "It runs with older settings of the installation, such as the checkpoint root.",
         "Restart it when it suits you: `kubectl tinsmith restart`, or set the annotation "
         "`tinsmith.dev/restart-requested-at`.",
     )
     TAKING_ITS_TURN = (
         "TakingItsTurn",
         Progress.DONE,
-        "Automatic restarts are on, and it is this session's turn: it restarts with the installation's image and "
-        "settings.",
+        "Automatic restarts are on, and it is this session's turn.",
     )
     NOT_REPORTED = "NotReported", Progress.DONE, "The worker has not reported yet how many places are taken."
 
@@ -84,26 +83,25 @@ class Reason(StrEnum):
     SCHEDULING_GATED = (
         "SchedulingGated",
         Progress.MOVING,
-        "A scheduling gate keeps the pod from the scheduler. The message names the gate.",
+        "A scheduling gate keeps the pod from the scheduler.",
         "Look at the controller that set the gate. It removes the gate when the pod may start.",
     )
     PREEMPTED = (
         "Preempted",
         Progress.MOVING,
-        "A pod of higher priority took the pod's place. The next pod starts when there is room.",
+        "A pod of higher priority took the pod's place.",
         "Add a node that fits, or give the pod a priority: `spec.pod.priorityClassName`.",
     )
     EVICTED = (
         "Evicted",
         Progress.MOVING,
-        "The node ended the pod: it lacked memory or disk, or it shuts down. The next pod starts by itself. The "
-        "message quotes the kubelet.",
+        "The node ended the pod: it lacked memory or disk, or it shuts down.",
         "If it happens again, raise `spec.resources.requests`, or look for what else fills the node.",
     )
     UNSCHEDULABLE = (
         "Unschedulable",
         Progress.MOVING,
-        "No node has room for the pod. The message quotes the scheduler.",
+        "No node has room for the pod.",
         "Add a node that fits, lower `spec.resources`, or change how `spec.pod` selects nodes.",
     )
     CLAIM_UNBOUND = (
@@ -150,7 +148,7 @@ class Reason(StrEnum):
     WORKER_HUNG = (
         "WorkerHung",
         Progress.MOVING,
-        "One operation took longer than the hang timeout of the installation. The operator replaces the worker.",
+        "One operation took longer than the hang timeout. The operator replaces the worker.",
         "If microbatches take that long, raise the operator's `hang_timeout_seconds`.",
     )
     WAITING_FOR_CHECKPOINTS = (
@@ -172,72 +170,70 @@ class Reason(StrEnum):
     QUEUED = (
         "Queued",
         Progress.MOVING,
-        "A queue such as Kueue, or another manager, has set `spec.suspend` of the session's RayCluster or Job. The"
-        " operator does not change that field.",
+        "A queue such as Kueue has set `spec.suspend` of the session's RayCluster or Job.",
         "Look at the queue: `kubectl get workloads.kueue.x-k8s.io`.",
     )
     CONVERTING_MODEL = (
         "ConvertingModel",
         Progress.MOVING,
-        "A Job converts the model into the model cache. The worker starts when the Job is complete.",
+        "A Job converts the model into the model cache.",
     )
 
     # --- a person must act
     KUBERAY_MISSING = (
         "KubeRayMissing",
         Progress.STUCK,
-        "A session of several nodes needs KubeRay: the cluster has no RayClusters, or the operator may not list them.",
+        "A session of several nodes needs KubeRay; the cluster has no RayClusters, or the operator may not list them.",
         "Install KubeRay 1.6 or newer, for example with its chart: `helm install kuberay-operator --repo "
         "https://ray-project.github.io/kuberay-helm kuberay-operator`. The session then starts by itself.",
     )
     NAME_CONFLICT = (
         "NameConflict",
         Progress.STUCK,
-        "A name that the session or pool needs belongs to another object. The operator does not touch that object.",
+        "A name that it needs belongs to another object, which the operator does not touch.",
         "Delete or rename the object, or choose another name for the session or pool.",
     )
     NAME_RESERVED = (
         "NameReserved",
         Progress.STUCK,
-        "The spec names a Secret, PersistentVolumeClaim or ServiceAccount of the installation, or the session's "
-        "own objects would get such a name. It has no pods.",
+        "The spec names a Secret, PersistentVolumeClaim or ServiceAccount of the installation, or a child "
+        "would get such a name.",
         "Remove the name from the spec, or choose another name for the session or pool.",
     )
     IMAGE_NOT_ALLOWED = (
         "ImageNotAllowed",
         Progress.STUCK,
-        "The platform team does not allow this image for sessions and pools. It has no pods.",
+        "The platform team does not allow this image.",
         "Name an allowed image, or ask for this one to be added to `sessions.allowedImages` of the chart.",
     )
     CODE_NOT_ALLOWED = (
         "CodeNotAllowed",
         Progress.STUCK,
-        "Only listed images are allowed, and a variable or server argument of the spec could run code from outside"
-        " the image. It has no pods.",
+        "A variable or server argument of the spec could run code from outside the allowed images.",
         "Remove it from the spec, or ask for its effect to be built into an allowed image.",
     )
     SECRET_NOT_ALLOWED = (
         "SecretNotAllowed",
         Progress.STUCK,
-        "The platform team does not allow a Secret that the spec names. It has no pods.",
+        "The platform team does not allow a Secret that the spec names.",
         "Name an allowed Secret, or ask for this one to be added to `sessions.allowedSecrets` of the chart.",
     )
     OVERRIDES_REFUSED = (
         "OverridesRefused",
         Progress.STUCK,
-        "The API server refused an object that was built from the spec. The message quotes it.",
+        "The API server refused an object that was built from the spec.",
         "Change the field under `spec.pod` or `spec.resources` that the message names.",
     )
     OBJECT_REFUSED = (
         "ObjectRefused",
         Progress.STUCK,
-        "The API server refused a Secret, Service, NetworkPolicy or PodDisruptionBudget. The message quotes it.",
+        "The API server refused a Secret, Service, NetworkPolicy or PodDisruptionBudget.",
         "Raise the quota, or change the policy or the object, as the message says.",
     )
     CLAIM_REFUSED = (
         "ClaimRefused",
         Progress.STUCK,
-        "The API server refused the journal's claim, or its new size. The message quotes it.",
+        "The API server refused the journal's claim, or its new size.",
         "Raise the quota or LimitRange, or let the storage class expand volumes, as the message says; or set "
         "`spec.storage.size` back to the size of the volume. Nothing changes until then.",
     )
@@ -250,8 +246,7 @@ class Reason(StrEnum):
     CLAIM_IN_USE = (
         "ClaimInUse",
         Progress.STUCK,
-        "An earlier session names the same PersistentVolumeClaim, or its pod still mounts it. Only one worker may "
-        "write to a volume.",
+        "An earlier session names the same claim for its journal, or its pod still mounts it.",
         "Delete this session and create it with another claim; or delete the other session, with "
         "`spec.storage.retentionPolicy.whenDeleted: Retain` if the claim was made for it: then this session "
         "starts.",
@@ -259,23 +254,21 @@ class Reason(StrEnum):
     CLAIM_IS_READ = (
         "ClaimIsRead",
         Progress.STUCK,
-        "The claim that the session names for its journal holds the model of an earlier session or pool.",
+        "The claim for the journal holds the model of an earlier session or pool.",
         "Create this session with a claim of its own, or delete those that read from the claim: then this session "
         "starts.",
     )
     CLAIM_IS_JOURNAL = (
         "ClaimIsJournal",
         Progress.STUCK,
-        "A claim that the spec names for the model or its cache is the journal of another session. Only that "
-        "session may mount it.",
+        "A claim for the model or its cache is the journal of another session.",
         "Put the model on another claim, and create this session or pool again with it; or delete that session: "
         "then this one starts.",
     )
     CLAIM_MISMATCH = (
         "ClaimMismatch",
         Progress.STUCK,
-        "An earlier session of this name left the journal's claim. It differs from the spec in a field that cannot"
-        " be changed.",
+        "An earlier session of this name left the journal's claim, which differs from the spec in an immutable field.",
         "Apply the session with the claim's storage class and access mode, or delete the claim with its data.",
     )
     CLAIM_TERMINATING = (
@@ -287,31 +280,28 @@ class Reason(StrEnum):
     QUOTA_EXCEEDED = (
         "QuotaExceeded",
         Progress.STUCK,
-        "A ResourceQuota of the namespace forbids the pod or another object. The message quotes it.",
+        "A ResourceQuota of the namespace forbids the pod or another object.",
         "Raise the quota, or use less: lower `spec.resources`, or suspend or delete another session. The operator "
         "tries again within five minutes.",
     )
     RESOURCES_REFUSED = (
         "ResourcesRefused",
         Progress.STUCK,
-        "A LimitRange of the namespace forbids the pod's resources, or a ResourceQuota requires a resource that "
-        "the pod does not name. The message quotes it.",
+        "A LimitRange forbids the pod's resources, or a ResourceQuota requires a resource that the pod does not name.",
         "Change `spec.resources` to what the message allows, or have the LimitRange or quota changed. The operator"
         " tries again within five minutes.",
     )
     ADMISSION_DENIED = (
         "AdmissionDenied",
         Progress.STUCK,
-        "A policy of the cluster denied the pod or another object: an admission webhook, a "
-        "ValidatingAdmissionPolicy, or the namespace's Pod Security level. The message quotes it.",
+        "An admission webhook, a ValidatingAdmissionPolicy or the Pod Security level denied the pod or another object.",
         "Change the spec as the message says, or ask the policy's owner to change it. The operator tries again "
         "within five minutes.",
     )
     WEBHOOK_UNREACHABLE = (
         "WebhookUnreachable",
         Progress.STUCK,
-        "An admission webhook of the cluster does not answer, and the API server accepts nothing without it. The "
-        "message names it.",
+        "An admission webhook of the cluster does not answer.",
         "Repair the webhook's own pods; `kubectl get "
         "validatingwebhookconfigurations,mutatingwebhookconfigurations` shows where they run. The operator tries "
         "again within five minutes.",
@@ -325,22 +315,21 @@ class Reason(StrEnum):
     NODE_REFUSES_POD = (
         "NodeRefusesPod",
         Progress.STUCK,
-        "The scheduler chose a node that did not admit the pod: the node's devices or resources are not what it "
-        "reports. The message quotes the kubelet.",
+        "The chosen node did not admit the pod: its devices or resources are not what it reports.",
         "Look at the node's device plugin. Cordon the node until it is repaired: the next pod then goes to another"
         " node.",
     )
     POD_REFUSED = (
         "PodRefused",
         Progress.STUCK,
-        "The API server refused to create the pod. The message quotes it.",
+        "The API server refused to create the pod.",
         "Create what the message says is missing, or change the field under `spec.pod` that it names. The "
         "controller tries again within five minutes.",
     )
     IMAGE_PULL_FAILED = (
         "ImagePullFailed",
         Progress.STUCK,
-        "The node cannot pull the image. The message quotes the kubelet.",
+        "The node cannot pull the image.",
         "Correct `spec.pod.image` or the installation's trainer image, or add `spec.pod.imagePullSecrets`.",
     )
     SECRET_MISSING = (
@@ -352,13 +341,13 @@ class Reason(StrEnum):
     MOUNT_FAILED = (
         "MountFailed",
         Progress.STUCK,
-        "The node cannot mount a volume of the pod. The message quotes the kubelet.",
+        "The node cannot mount a volume of the pod.",
         "Look at the events of the pod and at the storage driver.",
     )
     NODE_UNREACHABLE = (
         "NodeUnreachable",
         Progress.STUCK,
-        "The pod's node does not answer. The pod may still run and write, so the operator starts no other pod.",
+        "The pod's node does not answer. The pod may still write, so the operator starts no other one.",
         "Repair the node; or power it off, and then taint it `node.kubernetes.io/out-of-service` or delete the Node.",
     )
     VOLUME_ON_LOST_NODE = (
@@ -383,7 +372,7 @@ class Reason(StrEnum):
     MODEL_CANNOT_LOAD = (
         "ModelCannotLoad",
         Progress.STUCK,
-        "The engine failed while it loaded the model, for example in the first forward. The message quotes it.",
+        "The engine failed while it loaded the model, for example in the first forward.",
         "Use a model and an engine that support each other, or repair the model. The pod's log shows where it failed.",
     )
     MODEL_CHANGED = (
@@ -395,29 +384,28 @@ class Reason(StrEnum):
     NUMERICS_CHANGED = (
         "NumericsChanged",
         Progress.STUCK,
-        "The worker was killed, and a replay would give other weights than before: its device, dtype, engine, "
-        "version or another flag has changed. The message names what differs.",
+        "The worker was killed, and a replay would give other weights: device, dtype, engine, version or "
+        "another flag has changed.",
         "Restore the spec or the kind of node, let the worker stop cleanly, and make the change after that. If "
         "that is impossible, add the variable that the message names to `spec.pod.env`: it accepts other weights.",
     )
     CONVERSION_FAILED = (
         "ConversionFailed",
         Progress.STUCK,
-        "The Job that converts the model failed too often. The message says how it ended; its pods and their logs "
-        "are kept.",
+        "The Job that converts the model failed too often. Its pods and logs are kept.",
         "Correct what the message names, then ask for another try: `kubectl tinsmith restart`, or set the "
         "annotation `tinsmith.dev/restart-requested-at` of the session.",
     )
     VOLUME_UNSUITABLE = (
         "VolumeUnsuitable",
         Progress.STUCK,
-        "The journal's volume is a network or FUSE file system, which is not safe for the journal's database.",
+        "The journal's volume is a network or FUSE file system, which is not safe for its database.",
         "Use a storage class of block storage.",
     )
     VOLUME_FULL = (
         "VolumeFull",
         Progress.STUCK,
-        "The journal's volume has no room for another operation. Accepted operations continue, and nothing is lost.",
+        "The journal's volume has no room for another operation. Nothing is lost.",
         "Raise `spec.storage.size` if the storage class can expand volumes, or end programs whose adapters are not"
         " needed.",
     )
@@ -437,27 +425,26 @@ class Reason(StrEnum):
     CERTIFICATES_NOT_KEPT = (
         "CertificatesNotKept",
         Progress.STUCK,
-        "The operator cannot use or write the installation's certificate authority or the API server's "
-        "certificate. Certificates that were issued stay valid until they expire.",
+        "The operator cannot use or write the certificate authority or the API server's certificate. Issued "
+        "certificates stay valid until they expire.",
         "Repair the Secret that the message names. That repairs all sessions and pools.",
     )
     CANNOT_START = (
         "CannotStart",
         Progress.STUCK,
-        "The worker or the node reports why the worker cannot start. The message quotes it.",
+        "The worker or the node reports why the worker cannot start.",
         "Do what the message says.",
     )
     OUT_OF_MEMORY = (
         "OutOfMemory",
         Progress.STUCK,
-        "The worker needed more memory than its limit, or than its GPU has. The message says which.",
+        "The worker needed more memory than its limit, or than its GPU has.",
         "Raise `spec.resources.limits.memory`; or lower `spec.adapters` or the length of sequences; or use a "
         "larger GPU.",
     )
     CRASH_LOOP = (
         "CrashLoop",
         Progress.STUCK,
-        "The worker keeps ending soon after its start, and the kubelet waits longer each time. The message has its"
-        " last words, where [its image is one of the platform's](../explanation/security.md#last-words).",
+        "The worker keeps ending soon after its start, and the kubelet waits longer each time.",
         "Read the log of its last run: `kubectl logs --previous`.",
     )
