@@ -183,8 +183,8 @@ def values_rows(sections: Collection[str]) -> list[Row]:
 def shared_rows() -> list[Row]:
     """Return the rows of values that operator and API server both have, with the same default and meaning."""
     return [
-        (f"`{operator.path}`, `{server.path}`", _shown(operator.default), operator.description)
-        for operator, server in _shared_values()
+        (f"`*{operator.path.removeprefix('operator')}`", _shown(operator.default), operator.description)
+        for operator, _ in _shared_values()
     ]
 
 
@@ -240,6 +240,4 @@ def resolved(schema: Schema, root: Schema) -> Schema:
 
 
 def _shown(default: Any) -> str:
-    if default is NONE:
-        return "none"
-    return f"`{json.dumps(default)}`" if default != "" else "empty"
+    return "" if default in (NONE, "") else f"`{json.dumps(default)}`"

@@ -41,7 +41,7 @@ def setting_rows() -> list[tuple[str, ...]]:
     for name, seen in BY_SETTING.items():
         field = Settings.model_fields[name]
         default = _size(field.default) if "bytes" in name else str(field.default or "none")
-        rows.append((f"`{name}`", (field.description or "").rstrip("."), default, seen))
+        rows.append((f"`{name}`", default, seen))
     return rows
 
 
@@ -89,11 +89,13 @@ def _whole(path: str) -> str:
 
 
 def body_rows() -> list[tuple[str, ...]]:
-    """Return each limit of a body with the calls that have it."""
+    """Return each limit of a body with the calls that have it; the one of most calls comes last, without them."""
     calls: dict[str, list[str]] = {}
     for path, limit in sorted(uploads.BODY_BYTES.items()):
         calls.setdefault(f"`{limit}`" if isinstance(limit, str) else _size(limit), []).append(f"`{_whole(path)}`")
-    return [(limit, ", ".join(paths)) for limit, paths in calls.items()]
+    commonest = max(calls, key=lambda limit: len(calls[limit]))
+    rows = [(limit, ", ".join(paths)) for limit, paths in calls.items() if limit != commonest]
+    return [*rows, (commonest, "all others")]
 
 
 def _size(size: int) -> str:

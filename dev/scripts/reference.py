@@ -59,7 +59,7 @@ def _default_of(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     if value is None or value is PydanticUndefined or value in ((), ""):
-        return "none"
+        return ""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
@@ -117,11 +117,11 @@ def values_table(*sections: str) -> str:
 
 
 def spec_table(crd: Path) -> str:
-    return table(("Field", "Type", "Default", "Meaning"), resource_reference.field_rows(crd, "spec"))
+    return table(("Field", "Type", "Default", "Meaning"), resource_reference.spec_rows(crd))
 
 
 def status_table(crd: Path) -> str:
-    return table(("Field", "Type", "Meaning"), resource_reference.status_rows(crd))
+    return table(("Field", "Meaning"), resource_reference.status_rows(crd))
 
 
 def gpu_runs_table() -> str:
@@ -166,7 +166,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "flags": ("reference/protocol.md", flags_table),
     "limits": (
         "reference/limits.md",
-        lambda: table(("Setting", "What", "Default", "At the limit"), limits_reference.setting_rows()),
+        lambda: table(("Setting", "Default", "At the limit"), limits_reference.setting_rows()),
     ),
     "fixed-limits": (
         "reference/limits.md",
@@ -193,7 +193,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         "reference/sampler-pool.md",
         lambda: table(
             ("Field", "Type", "Default", "Meaning"),
-            resource_reference.own_field_rows(chart_reference.POOL_CRD, chart_reference.SESSION_CRD),
+            resource_reference.spec_rows(chart_reference.POOL_CRD, chart_reference.SESSION_CRD),
         ),
     ),
     "pool-status": ("reference/sampler-pool.md", lambda: status_table(chart_reference.POOL_CRD)),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ WHOLE = frozenset(
     }
 )
 
+EFFECT = re.compile(r" (Immutable (after|while|once)|A change (restarts|rolls))[^.]*\.")
+
 
 def field_rows(crd: Path, part: str) -> Iterator[tuple[str, ...]]:
     """Yield the rows of `spec` or `status`: field, type, default and meaning."""
@@ -36,14 +39,23 @@ def field_rows(crd: Path, part: str) -> Iterator[tuple[str, ...]]:
         yield f"`{place}`", _type_of(field), _default_of(field, is_required), str(field["description"])
 
 
-def own_field_rows(crd: Path, other: Path) -> Iterator[tuple[str, ...]]:
-    """Return the fields of `spec` that the other resource does not have with the same type, default and meaning."""
-    shared = set(field_rows(other, "spec"))
-    return (row for row in field_rows(crd, "spec") if row not in shared)
+def spec_rows(crd: Path, other: Path | None = None) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of `spec`, except those that the other resource also has.
+
+    The effect of a change is left out, because the pages have a table of effects.
+    """
+    shared = set(field_rows(other, "spec")) if other else set()
+    for row in field_rows(crd, "spec"):
+        if row not in shared:
+            *cells, meaning = row
+            yield *cells, EFFECT.sub("", meaning)
 
 
 def status_rows(crd: Path) -> Iterator[tuple[str, ...]]:
-    return ((place, kind, meaning) for place, kind, _, meaning in field_rows(crd, "status"))
+    """Yield field and meaning; `kubectl explain` shows the types and the internal fields."""
+    for place, _, _, meaning in field_rows(crd, "status"):
+        if not meaning.startswith("Internal"):
+            yield place, meaning
 
 
 def _walk(schema: Schema, path: str) -> Iterator[tuple[str, Schema, bool]]:
@@ -65,8 +77,9 @@ def _type_of(field: Schema) -> str:
     if field["type"] == "array":
         return f"list of {_plural(field['items'])}"
     if {"minimum", "maximum"} <= field.keys():
-        return f"{field['type']}, {field['minimum']} to {field['maximum']}"
-    return "time" if field.get("format") == "date-time" else str(field["type"])
+        return f"{field['minimum']} to {field['maximum']}"
+    kind = "time" if field.get("format") == "date-time" else str(field["type"])
+    return "" if kind == "object" else kind
 
 
 def _plural(field: Schema) -> str:

@@ -10,7 +10,12 @@ from support.zoo.checks import Findings
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- written by `make zoo` -->", "<!-- until here -->"
-HEADER = ("Model type", "Weights", "Sampled with", "Gap", "Export", "Replay")
+HEADER = ("Model type", "Sampled with", "Largest difference")
+MEMORIES = {
+    "keys and values": "rows",
+    "own cache, by blocks": "cache",
+    "own cache, prompts at once": "cache, prompts at once",
+}
 SENTENCES = ("Model type", "What is refused, in its sentence")
 NOTHING = "-"
 
@@ -24,10 +29,10 @@ def written(findings: Sequence[Findings]) -> str:
 
 
 def row_of(found: Findings) -> Cells:
-    replay = NOTHING if found.replays is None else "equal" if found.replays else "differs"
-    memory = found.memory or ("refused" if found.refused or found.weights_apart is not None else NOTHING)
-    numbers = [NOTHING if apart is None else f"{apart:.0e}" for apart in _distances(found)]
-    return (f"`{found.model_type}`", numbers[0], memory, *numbers[1:], replay)
+    refused = "refused" if found.refused or found.weights_apart is not None else NOTHING
+    memory = MEMORIES[found.memory] if found.memory else refused
+    apart = [distance for distance in _distances(found) if distance is not None]
+    return (f"`{found.model_type}`", memory, f"{max(apart):.0e}" if apart else NOTHING)
 
 
 def sentences_of(found: Findings) -> list[str]:
