@@ -36,6 +36,7 @@ from tinsmith_server.routes.problems import HTTP_STATUS
 from tinsmith_server.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
+OF_WORKERS = {"base_model", "worker"}
 
 
 def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -91,7 +92,10 @@ def _exposed_name(family: Metric) -> str:
 
 
 def _labels_of(family: Metric) -> str:
+    """Return the labels, without the two of every metric of workers, which the page names once."""
     labels = {name: None for sample in family.samples for name in sample.labels if name != "le"}
+    if labels.keys() >= OF_WORKERS:
+        labels = {name: None for name in labels if name not in OF_WORKERS}
     return ", ".join(f"`{label}`" for label in labels)
 
 

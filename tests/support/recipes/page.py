@@ -14,10 +14,11 @@ from support.recipes.running import Run
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "recipes.md"
 BEGIN, END = "<!-- written by `make recipes` -->", "<!-- until here -->"
-HEADER = ("Program", "Last run", "Passed")
+HEADER = ("Program", "Passed on")
 PLUMBING = {"retrieve_future", "metrics", "config", "dynamic_config", "session_heartbeat", "get_info", "checkpoints"}
 """Requests that the SDK makes by itself."""
 NOTHING = "-"
+FAILED = "**failed**"
 
 Cells = tuple[str, ...]
 
@@ -45,7 +46,7 @@ class Outcome:
     @property
     def row(self) -> Cells:
         day = datetime.datetime.now(datetime.UTC).date().isoformat()
-        return (self.program.name, day, "**no**" if self.failure else "yes")
+        return (self.program.name, f"{FAILED} ({day})" if self.failure else day)
 
 
 def with_outcome(page: str, outcome: Outcome, programs: Sequence[Program]) -> str:
@@ -54,7 +55,7 @@ def with_outcome(page: str, outcome: Outcome, programs: Sequence[Program]) -> st
     kept = [rows[program.name] for program in programs if program.name in rows]
     versions = (
         f"Python {platform.python_version()}, tinker-cookbook {version('tinker-cookbook')}, tinker {version('tinker')}."
-        f" {sum(row[-1] == 'yes' for row in kept)} of {len(programs)} programs passed."
+        f" {sum(not row[-1].startswith(FAILED) for row in kept)} of {len(programs)} programs passed."
     )
     lines = [HEADER, tuple("---" for _ in HEADER), *kept]
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
