@@ -6,6 +6,7 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 
+import pytest
 from support.server.attacked_server import AttackedServer, Uploads, answer
 from tinsmith_server.cli import connections
 
@@ -107,3 +108,19 @@ async def test_an_upload_that_ends_in_the_middle_gives_its_room_back(server: Att
             await uploads.until_nothing_moves()
         response = await tenant.post("/forward_backward", head + b"\x3a\x80\x80\x80\x02" + bytes(2**22))
         assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"X-A: " + b"a" * 40_000 + b"\r\n\r\n",
+        b"X-A: b\r\n" * 20_000,
+        b"X-A: " + b"a" * 5_000_000,
+        b"".join(b"X-%d: b\r\n" % number for number in range(101)) + b"\r\n",
+    ],
+    ids=["one long", "very many", "without end", "many"],
+)
+async def test_a_header_over_the_limit_is_answered_at_once(server: AttackedServer, fields: bytes) -> None:
+    async with server.connected() as (reader, writer):
+        writer.write(b"POST /api/v1/asample HTTP/1.1\r\nHost: server\r\n" + fields)
+        assert await asyncio.wait_for(answer(reader), connections.HEAD_SECONDS / 2) in {431, 0}

@@ -239,3 +239,24 @@ async def test_one_file_of_an_upload_is_sent_once_at_a_time(server: TestedServer
     go_on.set()
     assert (second.status_code, "being sent already" in second.json()["detail"]) == (422, True)
     assert (await first).status_code == 200
+
+
+@one_server
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "..%2F..%2Ftinsmith.db", "manifest.json", ".part-1"])
+async def test_a_link_takes_the_files_of_an_adapter_alone(server: TestedServer, name: str) -> None:
+    started = (await start(server)).json()
+    url = started["urls"]["adapter_config.json"].replace("adapter_config.json", name)
+    assert (await server.client.put(url, content=b"{}")).status_code == 404
+    assert (await server.client.put(url.replace("/uploads/", "/uploads/x"), content=b"{}")).status_code == 404
+    assert files_in(server) == []
+
+
+async def test_imports_count_as_what_a_tenant_holds(tmp_path: Path, fleet: FakeFleet) -> None:
+    async with running_server(settings_for(tmp_path, checkpoint_bytes_per_tenant=1), fleet) as server:
+        started = [(await start(server)).json() for _ in range(2)]
+        for each in started:
+            await send(server, each)
+        assert (await finish(server, started[0])).status_code == 200
+        refused = [await finish(server, started[1]), await start(server)]
+        assert [each.status_code for each in refused] == [422, 422]
+        assert all("setting checkpoint_bytes_per_tenant" in each.json()["detail"] for each in refused)

@@ -213,3 +213,11 @@ async def test_a_checkpoint_that_is_not_as_it_was_saved_is_not_copied(server: Te
     refused = await copied(server, source)
     assert (refused.status_code, "use another checkpoint" in refused.json()["detail"]) == (422, True)
     assert kept(server) == []
+
+
+async def test_one_tenants_key_is_none_of_anothers(server: TestedServer) -> None:
+    own, key = server.client.headers["X-API-Key"], {"X-Idempotency-Key": "once"}
+    first = (await copied(server, await saved(server), key)).json()["tinker_path"]
+    stranger = {**key, "X-API-Key": await other_tenants_key(server), "X-Tinker-Weights-Access-Token": own}
+    second = await copied(server, await saved(server), stranger)
+    assert (second.status_code, second.json()["tinker_path"] == first) == (200, False)

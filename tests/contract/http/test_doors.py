@@ -113,3 +113,13 @@ async def test_behind_a_trusted_proxy_requests_are_counted_by_who_sent_them(tmp_
     assert [answer.status_code for answer in refused] == [429, 200]
     assert refused[0].headers["retry-after"] == "1"
     assert "setting connections_per_address" in refused[0].json()["detail"]
+
+
+async def test_the_port_of_metrics_serves_metrics_and_nothing_else(tmp_path: Path, fleet: FakeFleet) -> None:
+    async with server_with(tmp_path, fleet, host="0.0.0.0", metrics_port=9090) as server:
+        headers = {"X-API-Key": ""}
+        metrics = await server.client.get("http://server:9090/metrics", headers=headers)
+        assert "tinsmith_http_requests_total" in metrics.text
+        for path in ("/", "/docs", "/api/v1/healthz", "/api/v1/sessions"):
+            refused = await server.client.get(f"http://server:9090{path}", headers={"X-API-Key": API_KEY})
+            assert (refused.status_code, refused.json()) == (404, {"detail": "this port serves only /metrics"})

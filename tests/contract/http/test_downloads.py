@@ -137,3 +137,12 @@ async def test_a_link_outlives_the_key_that_made_it_and_ends_with_its_time_or_it
     server.time.pass_seconds(server.services.settings.external_url_seconds + 1)
     for ended in (link, archive):
         assert (await server.client.get(f"http://server{ended}")).status_code == 404
+
+
+@one_server
+async def test_a_link_to_files_is_none_to_an_archive_nor_the_other_way_round(server: TestedServer) -> None:
+    run = await export(server, b"weights")
+    of_file, of_archive = await file_link(server, run), await archive_link(server, run)
+    file_token, archive_token = of_file.split("/")[-2], of_archive.split("/")[-1]
+    assert (await server.client.get(f"/archives/{file_token}")).status_code == 404
+    assert (await server.client.get(f"/downloads/{archive_token}/{WEIGHTS}")).status_code == 404

@@ -96,3 +96,12 @@ async def test_the_servers_own_key_cannot_end_itself(tmp_path: Path, fleet: Fake
         assert (await server.client.get("/auth/apikey/me", headers=own)).json()["key_id"] == 0
         refused = await server.client.delete("/auth/apikey/me", headers=own)
         assert (refused.status_code, "setting api_key" in refused.json()["detail"]) == (422, True)
+
+
+async def test_tokens_of_a_key_are_counted_as_the_key(tmp_path: Path, fleet: FakeFleet) -> None:
+    """Otherwise a tenant would have a rate for each token that it asks for."""
+    async with running_server(settings_for(tmp_path, requests_per_minute=3), fleet) as server:
+        key = await new_key(server)
+        tokens = [await exchanged(server, key) for _ in range(2)]
+        statuses = [(await asked_with(server, each)).status_code for each in (key, *tokens)]
+        assert statuses == [200, 429, 429]

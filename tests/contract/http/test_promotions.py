@@ -27,6 +27,10 @@ async def saved(server: TestedServer, *names: str, **fields: Any) -> list[str]:
     return paths
 
 
+async def strangers(server: TestedServer) -> dict[str, str]:
+    return {"X-API-Key": (await server.services.keys.create("stranger", "theirs")).secret}
+
+
 async def promoted(server: TestedServer, name: str, path: str, **fields: Any) -> httpx.Response:
     return await server.client.put(f"/promotions/{name}", json={"model_path": path, **fields})
 
@@ -263,3 +267,33 @@ async def test_a_name_that_is_promoted_while_its_sampler_ends_stops_that(
         refused = await server.client.put(f"{url}/ttl", json={"ttl_seconds": 7200})
     assert (refused.status_code, "prod refers to" in refused.json()["detail"]) == (422, True)
     assert await stands_for(server) == {"prod": path}
+
+
+async def test_names_are_their_tenants_alone(server: TestedServer) -> None:
+    (path,) = await saved(server, "one")
+    await promoted(server, "prod", path)
+    headers = await strangers(server)
+    assert (await server.client.get("/promotions", headers=headers)).json() == {"promotions": []}
+    for method, call in (
+        ("GET", "/promotions/prod"),
+        ("DELETE", "/promotions/prod"),
+        ("POST", "/promotions/prod/rollback"),
+    ):
+        answer = await server.client.request(method, call, headers=headers)
+        assert (answer.status_code, answer.json()["detail"]) == (404, "you have no promoted name prod")
+    body = {"model": "prod", "messages": HELLO}
+    unknown = await server.client.post("http://server/oai/api/v1/chat/completions", json=body, headers=headers)
+    assert unknown.status_code == 404
+    assert unknown.json()["error"]["message"].startswith("there is no model 'prod'")
+    models = (await server.client.get("http://server/oai/api/v1/models", headers=headers)).json()["data"]
+    assert "prod" not in [one["id"] for one in models]
+
+
+async def test_what_is_another_tenants_is_not_promoted_even_when_it_is_published(server: TestedServer) -> None:
+    (path,) = await saved(server, "one")
+    headers, body = await strangers(server), {"model_path": path}
+    hidden = await server.client.put("/promotions/prod", json=body, headers=headers)
+    assert (hidden.status_code, hidden.json()["detail"]) == (404, f"there is no checkpoint {path}")
+    await server.post(f"/training_runs/{path.split('/')[2]}/checkpoints/sampler_weights/one/publish")
+    public = await server.client.put("/promotions/prod", json=body, headers=headers)
+    assert (public.status_code, "promote a copy" in public.text) == (422, True)

@@ -87,3 +87,10 @@ async def test_where_keys_are_required_none_is_not_enough(tmp_path: Path, fleet:
 def test_settings_that_let_others_in_are_refused_without_keys(tmp_path: Path, changes: dict[str, str]) -> None:
     with pytest.raises(ValidationError, match="require_keys: without keys only this machine has access"):
         settings_for(tmp_path, require_keys=False, **changes)
+
+
+async def test_a_key_of_a_tenant_is_that_tenants(server: TestedServer) -> None:
+    secret = (await server.services.keys.create("other", "a test")).secret
+    async with reach(server, headers={"x-api-key": secret}) as client:
+        made = await client.post("/create_model", json={"base_model": BASE_MODEL})
+    assert (await server.services.models.owned("other", made.json()["model_id"])).tenant == "other"

@@ -78,3 +78,26 @@ async def test_a_folder_in_which_a_record_has_its_directory_is_no_garbage(store:
     assert sorted(await store.list_garbage(later(60))) == [
         *("weights/run", "weights/run-2", "weights/run/0-1", "weights/run_3")
     ]
+
+
+async def test_a_record_ends_the_reservation_of_its_directory(store: Store) -> None:
+    for name in ("new", "replaced"):
+        await store.reserve_directory(name, later(60))
+    await store.put_checkpoint(a_checkpoint(directory="new", event_id=1))
+    assert await store.list_garbage(later(60)) == ["replaced"]
+    await store.put_checkpoint(a_checkpoint(directory="replaced", event_id=2))
+    assert await store.list_garbage(later(60)) == ["new"]
+
+
+async def test_an_older_record_ends_no_reservation(store: Store) -> None:
+    await store.put_checkpoint(a_checkpoint(directory="first", event_id=2))
+    await store.reserve_directory("late", later(60))
+    await store.put_checkpoint(a_checkpoint(directory="late", event_id=1))
+    assert await store.list_garbage(later(60)) == ["late"]
+
+
+async def test_a_directory_that_is_reserved_again_is_kept_for_longer(store: Store) -> None:
+    await store.reserve_directory("writing", later(60))
+    await store.reserve_directory("writing", later(90))
+    assert await store.list_garbage(later(60)) == []
+    assert await store.list_garbage(later(90)) == ["writing"]

@@ -200,3 +200,11 @@ async def test_what_sessions_keep_is_counted_without_what_was_deleted_or_has_no_
         "session-1": CheckpointTotals(3, 25)
     }
     assert await store.checkpoint_totals_of_sessions([]) == {}
+
+
+async def test_an_idempotency_key_belongs_to_its_tenant(store: Store) -> None:
+    await store.create_session(a_session("session-1", tenant="ada"), "retry-1")
+
+    other = await store.create_session(a_session("session-2", tenant="grace"), "retry-1")
+
+    assert other.session_id == "session-2"

@@ -352,3 +352,25 @@ async def test_a_released_model_is_forgotten_when_its_results_are(
     await worker.service.tidy()
     assert worker.service.queues.all() == []
     assert (await start()).service.queues.all() == []
+
+
+async def test_a_worker_that_no_server_has_found_yet_does_not_say_that_it_is_empty(
+    start: StartWorker, tmp_path: Path
+) -> None:
+    """A session that is deleted with its volume goes as soon as its worker holds no adapter."""
+    worker = await start()
+    await worker.submit(create(), create(model_id="sess:train:1"), release(model_id="sess:train:1"))
+    await worker.finished(RELEASE_SEQ_ID, "sess:train:1")
+    await worker.service.drain()
+    successor = Worker(tmp_path)
+    assert describe(successor.service, WorkerName()).adapters_used == 1
+    await successor.service.activate(2)
+    assert describe(successor.service, WorkerName()).adapters_used == 1
+    await successor.service.drain()
+
+
+async def test_a_reaped_model_leaves_a_checkpoint(worker: Worker) -> None:
+    await worker.submit(create(), train(1), step(2), release(final="autosave"))
+    await worker.finished(RELEASE_SEQ_ID)
+    saved = [event.checkpoint_saved for event in await worker.events() if event.HasField("checkpoint_saved")]
+    assert [(event.name, event.kind) for event in saved] == [("autosave", worker_pb2.TRAINING)]

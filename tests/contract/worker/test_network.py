@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import ssl
+import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -42,6 +44,26 @@ async def refused_as(stub: worker_pb2_grpc.WorkerAsyncStub) -> grpc.aio.AioRpcEr
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await describe(stub)
     return refusal.value
+
+
+async def handshake(port: Port, folder: Path, version: ssl.TLSVersion) -> str:
+    """Return the TLS version of a connection whose client supports no later one."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_ciphers("ALL:@SECLEVEL=0")  # By default the client does not offer old versions.
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    context.set_alpn_protocols(["h2"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version = ssl.TLSVersion.TLSv1
+        context.maximum_version = version
+    host, _, number = port.address.partition(":")
+    _, writer = await asyncio.open_connection(host, int(number), ssl=context)
+    try:
+        agreed: str = writer.get_extra_info("ssl_object").version()
+        return agreed
+    finally:
+        writer.transport.abort()
 
 
 def request(call: Call) -> worker_pb2.SubmitRequest:
@@ -176,3 +198,25 @@ async def test_files_that_cannot_be_used_leave_the_old_ones_in_place(port: Port)
 async def test_a_port_that_is_taken_is_said_to_be(port: Port) -> None:
     with pytest.raises(ServerError, match="Choose a free address"):
         await serve(WorkerServicer(port.worker.service, WorkerName()), port.address, TlsDirectory(port.secret))
+
+
+async def test_a_client_without_a_certificate_does_not_get_in(port: Port) -> None:
+    assert (await refused_as(port.client(None))).code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_server_certificate_is_no_ticket_for_a_client(port: Port) -> None:
+    leaf = port.authority.leaf(API_SERVER, usages=(SERVER,))
+    assert (await refused_as(port.client(leaf))).code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_plain_text_gets_no_answer(port: Port) -> None:
+    async with grpc.aio.insecure_channel(port.address) as channel:
+        refusal = await refused_as(worker_pb2_grpc.WorkerStub(channel))  # type: ignore[arg-type]
+    assert refusal.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_old_tls_gets_no_answer(port: Port, tmp_path: Path) -> None:
+    folder = mount_secret(tmp_path / "client", port.authority.leaf(API_SERVER, usages=(CLIENT,)), port.authority)
+    assert await handshake(port, folder, ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await handshake(port, folder, ssl.TLSVersion.TLSv1_1)

@@ -412,3 +412,10 @@ async def test_a_list_that_the_watch_asks_for_is_read_beside_it(wire: Wire) -> N
 async def test_whether_a_kind_can_be_listed_is_asked_without_listing_it(cluster: Cluster, wire: Wire) -> None:
     await cluster.try_list(SECRETS, "tin")
     assert [request[:3] for request in wire.requests] == [("GET", "/api/v1/namespaces/tin/secrets", {"limit": "1"})]
+
+
+async def test_a_delete_names_the_uid(cluster: Cluster, wire: Wire) -> None:
+    await cluster.delete(SERVICES, "tin", "tiny", "u1", grace_period_seconds=7)
+    [(method, path, _, _, body)] = wire.requests
+    assert (method, path) == ("DELETE", "/api/v1/namespaces/tin/services/tiny")
+    assert body == {"preconditions": {"uid": "u1"}, "propagationPolicy": "Background", "gracePeriodSeconds": 7}

@@ -308,3 +308,9 @@ async def test_the_same_words_about_later_states_are_counted_in_one_event(house:
     [event] = [live for ref, live in house.cluster.objects.items() if ref.kind == "Event"]
     assert event["count"] == 3
     assert event["lastTimestamp"] >= event["firstTimestamp"]
+
+
+async def test_deleting_spares_another_object_of_the_name(house: House) -> None:
+    house.cluster.put(manifest(SERVICE))
+    await house.act(Delete(SERVICE.kind, SERVICE.name, "of-its-predecessor", "test"))
+    assert SERVICE in house.cluster.objects

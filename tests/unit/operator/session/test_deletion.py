@@ -8,7 +8,7 @@ import pytest
 from support.operator.resources import IMAGE, session_manifest
 from support.operator.session_world import World
 from tinsmith_operator.api.names import CLAIM_FINALIZER
-from tinsmith_operator.common.actions import AddFinalizer, Delete
+from tinsmith_operator.common.actions import AddFinalizer, Delete, RemoveFinalizer
 
 DELETE = {"retentionPolicy": {"whenDeleted": "Delete"}}
 CLAIM = ("PersistentVolumeClaim", "qwen-journal")
@@ -354,3 +354,35 @@ def test_a_session_that_is_being_deleted_gives_its_turn_to_restart_away() -> Non
     for _ in range(5):
         assert world.decide().wants_turn is False
         world.operate()
+
+
+def test_the_finalizer_goes_when_the_volume_is_to_stay_after_all() -> None:
+    world = settled_world(storage=DELETE)
+    world.user_sets(storage={})
+    assert world.decide().actions == (RemoveFinalizer(CLAIM_FINALIZER),)
+
+
+def test_a_report_from_before_the_deletion_says_nothing() -> None:
+    world = settled_world(storage=DELETE)
+    world.worker_reports(adapters_used=0)
+    world.time_passes(timedelta(seconds=5))
+    world.user_deletes_owner()
+    world.operate()
+    assert ready_reason(world) == "WaitingForCheckpoints"
+
+
+def test_a_worker_that_is_first_ready_when_the_deletion_is_seen_is_waited_for() -> None:
+    world = never_ready()
+    world.kubelet_starts()
+    assert not deletes_without_waiting(world)
+    world.container_ends(exit_code=1)
+    world.operate()
+    assert ready_reason(world) == "WaitingForCheckpoints"
+
+
+def test_adapters_on_a_volume_from_before_are_waited_for_although_this_worker_was_never_ready() -> None:
+    world = kept_and_taken_up_again(storage=DELETE)
+    for _ in range(4):
+        world.operate()
+        world.controller_works()
+    assert not deletes_without_waiting(world)

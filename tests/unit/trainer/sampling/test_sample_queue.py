@@ -365,3 +365,10 @@ async def test_an_echo_of_more_texts_than_a_worker_can_decode_beside_its_work_is
     )
     assert sorted(job.request_id for job in sampler.jobs) == ["most", "text alone"]
     assert unpacked_bytes(most) - unpacked_bytes(alone) > MOST_ECHOED_TEXTS * 64
+
+
+async def test_the_same_id_again_is_the_same_sample(samples: Samples, sampler: ScriptedSampler) -> None:
+    for _ in range(3):
+        samples.submit(request("a"), TENANT)
+    assert isinstance(await samples.wait("a", WAIT_SECONDS), bytes)
+    assert len(sampler.jobs) == 1
