@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ import httpx
 import pytest
 from support.server.fleet_under_test import until_present
 from support.server.http_server import API_KEY, TestedServer, running_server
-from support.server.operator_stand_in import MODEL, StandInOperator, spec_of
+from support.server.operator_stand_in import FINALIZER, MODEL, StandInOperator, spec_of
 from tinsmith_server.app import create_app
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings
@@ -117,3 +118,21 @@ async def test_the_settings_choose_the_fleet(settings: Settings) -> None:
     async with app.router.lifespan_context(app):
         assert [model.model_name for model in app.state.services.capabilities.supported_models()] == [MODEL]
         assert await app.state.services.readiness.problem() is None
+
+
+async def test_a_session_deleted_with_its_volume_leaves_its_models_as_checkpoints(
+    settings: Settings, operator: StandInOperator
+) -> None:
+    await operator.apply("own", finalizers=(FINALIZER,), storage={"retentionPolicy": {"whenDeleted": "Delete"}})
+    await operator.run("own")
+    async with serving(settings) as server:
+        model_id = await server.model()
+        await operator.delete("own")
+        while not (listed := (await server.client.get(f"/training_runs/{model_id}/checkpoints")).json()["checkpoints"]):
+            await server.services.background.reap_now()
+        assert [one["checkpoint_id"] for one in listed] == ["weights/autosave"]
+        await operator.let_go("own")
+        while (answer := await server.result(f"{model_id}:op:0")).status_code != 410:
+            await asyncio.sleep(0.01)
+        assert f"TrainingSession {operator.namespace}/own was deleted" in answer.json()["detail"]
+        assert f"resume from tinker://{model_id}/weights/autosave" in answer.json()["detail"]

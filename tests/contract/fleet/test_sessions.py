@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from support.server.fleet_under_test import START_SECONDS, until_present
-from support.server.operator_stand_in import MODEL, StandInOperator, StandInWorker
+from support.server.operator_stand_in import FINALIZER, MODEL, StandInOperator, StandInWorker
 from testcluster.cluster import Cluster
 from testcluster.ports import free_port
 from tinsmith_rpc import worker_pb2
@@ -299,3 +299,22 @@ async def test_an_api_that_refuses_is_a_sentence_at_the_start(
     with pytest.raises(StartupError, match=r"is forbidden.*this service account may list"):
         await fleet.open(store)
     await fleet.close()
+
+
+async def test_a_session_that_is_deleted_with_its_volume_is_leaving_and_gets_no_new_models(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    storage = {"retentionPolicy": {"whenDeleted": "Delete"}}
+    await operator.apply("tiny", finalizers=(FINALIZER,), storage=storage)
+    worker = await operator.run("tiny")
+    await until_present(cluster_fleet)
+    handle = cluster_fleet.worker(worker.worker_id)
+    client = await handle.connection(START_SECONDS)
+    assert not handle.leaving
+    await operator.delete("tiny")
+    await until(cluster_fleet, lambda: handle.leaving)
+    assert list(cluster_fleet.trainers(MODEL, 8)) == []
+    assert cluster_fleet.model(MODEL) is None
+    assert (await client.describe()).instance_id == worker.fake.instance_id
+    await operator.let_go("tiny")
+    await until_present(cluster_fleet, 0)

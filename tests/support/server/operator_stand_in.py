@@ -24,6 +24,7 @@ from tinsmith_server.fleet.kubernetes.sampler_pool import Endpoint
 
 API_SERVER_NAME = "api-server.tinsmith.internal"
 MODEL = "org/tiny"
+FINALIZER = "tinsmith.dev/claim"
 
 
 def spec_of(model: str = MODEL, **fields: Any) -> dict[str, Any]:
