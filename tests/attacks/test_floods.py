@@ -65,9 +65,9 @@ async def test_requests_that_need_no_wait_do_not_delay_other_tenants(installatio
     mine = await installation.model()
     about_mine = partial(installation.client.post, "/get_info", json={"model_id": mine})
     async with an_attacker(installation, "a key") as attacker:
-        theirs = await replace(installation, client=attacker).model()
-        about_theirs = partial(attacker.post, "/get_info", json={"model_id": theirs})
-        await few_are_answered_meanwhile([Flood(about_theirs, 128)], about_mine)
+        other_model = await replace(installation, client=attacker).model()
+        about_other_model = partial(attacker.post, "/get_info", json={"model_id": other_model})
+        await few_are_answered_meanwhile([Flood(about_other_model, 128)], about_mine)
         keys = (f"tml-{number}" for number in itertools.count())
         unknown = lambda: attacker.post("/get_info", headers={"X-API-Key": next(keys)})  # noqa: E731
         await few_are_answered_meanwhile([Flood(unknown, 128, 401)], about_mine)

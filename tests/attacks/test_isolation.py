@@ -17,7 +17,7 @@ from support.server.attacked_server import AttackedServer, Tenant
 from support.server.every_endpoint import IDS, OTHERS, document, furnished
 from tinsmith_rpc import wire_pb2
 
-NOBODY = "sess-" + "0" * 32
+UNKNOWN_SESSION = "sess-" + "0" * 32
 # A name of something new: no id of anything that is there.
 NEW_NAMES = {"/save_weights", "/save_weights_for_sampler", "/save_weights_external"}
 # Read before the body is understood: where it goes depends on which of them is there.
@@ -184,10 +184,10 @@ async def test_every_endpoint_answers_for_a_strangers_id_as_for_nobodys(server: 
     wrong = []
     async with owner_and_stranger(server) as (session, stranger):
         for case in asked:
-            for_nobodys, for_others = await stranger.ask(case, NOBODY), await stranger.ask(case, session)
+            for_unknown, for_others = await stranger.ask(case, UNKNOWN_SESSION), await stranger.ask(case, session)
             refused = for_others[0] in {403, 404, 422} or '"error"' in for_others[1] or for_others[1] == FOUND_NOTHING
-            if for_others != for_nobodys or not refused:
-                wrong.append((str(case), for_others, for_nobodys))
+            if for_others != for_unknown or not refused:
+                wrong.append((str(case), for_others, for_unknown))
     assert wrong == []
 
 
@@ -213,10 +213,10 @@ async def test_a_sample_of_another_tenant_is_as_unknown_as_one_that_never_was(se
         for path in ("/retrieve_future", "/cancel_future"):
             answers = [
                 await stranger.post(path, {"request_id": asked})
-                for asked in (request_id, request_id.replace(session, NOBODY))
+                for asked in (request_id, request_id.replace(session, UNKNOWN_SESSION))
             ]
             assert [answer.status_code for answer in answers] == [404, 404]
-            assert answers[0].text.replace(session, NOBODY) == answers[1].text
+            assert answers[0].text.replace(session, UNKNOWN_SESSION) == answers[1].text
         assert (await owner.post("/retrieve_future", {"request_id": request_id})).status_code == 200
 
 

@@ -92,13 +92,13 @@ async def readers(
 ) -> AsyncIterator[list[Reader]]:
     """Three times as many as there is room for. Returns when so many are answered."""
     begun = asyncio.Semaphore(0)
-    everybody = [Reader(begun) for _ in range(3 * run_in_transaction)]
-    polls = [asyncio.create_task(reader.poll(server, request_id, accept)) for reader in everybody]
+    all_readers = [Reader(begun) for _ in range(3 * run_in_transaction)]
+    polls = [asyncio.create_task(reader.poll(server, request_id, accept)) for reader in all_readers]
     for _ in range(run_in_transaction):
         await begun.acquire()
     try:
-        yield everybody
-        for reader in everybody:
+        yield all_readers
+        for reader in all_readers:
             reader.may_read.set()
         await asyncio.gather(*polls)
     finally:
@@ -113,11 +113,11 @@ async def test_unread_results_stay_within_the_budget_and_every_reader_gets_an_an
 ) -> None:
     """In JSON a result counts as what it and its text take, until the text is there."""
     request_id = await large_result(small)
-    async with readers(small, request_id, run_in_transaction, accept) as everybody:
-        assert sum(reader.status == 200 for reader in everybody) < 2 * run_in_transaction
+    async with readers(small, request_id, run_in_transaction, accept) as all_readers:
+        assert sum(reader.status == 200 for reader in all_readers) < 2 * run_in_transaction
         assert small.services.admission.results.held_bytes <= OF_A_TENANT
-    assert {reader.status for reader in everybody} == {200}
-    assert len({bytes(reader.content) for reader in everybody}) == 1
+    assert {reader.status for reader in all_readers} == {200}
+    assert len({bytes(reader.content) for reader in all_readers}) == 1
     assert small.services.admission.results.held_bytes == 0
 
 
@@ -141,8 +141,8 @@ async def test_another_tenant_has_its_results_meanwhile(small: TestedServer) -> 
         readers(small, request_id, 15, b"application/x-protobuf"),
         client_of(httpx.ASGITransport(small.app), other) as client,
     ):
-        theirs = TestedServer(small.app, client, small.fleet, small.time)
-        answer = await theirs.result(await large_result(theirs))
+        other_tenant = TestedServer(small.app, client, small.fleet, small.time)
+        answer = await other_tenant.result(await large_result(other_tenant))
         assert answer.status_code == 200
         assert len(answer.content) > MIB
 

@@ -24,7 +24,7 @@ VALUES = {
         "allowedSecrets": ["hub-*", "registry-login", "blue-*"],
     },
 }
-OURS = "registry.example.com/team/trainer:1"
+OWN_IMAGE = "registry.example.com/team/trainer:1"
 
 
 def owner(kind: str = "TrainingSession", name: str = "probe", /, **spec: Any) -> Object:
@@ -55,7 +55,9 @@ def model_on(claim: str) -> Object:
 
 def vllm(*words: str) -> Object:
     resources = {"limits": {"nvidia.com/gpu": 1}}
-    return owner("SamplerPool", engine="vllm", pod={"image": OURS}, resources=resources, serverArguments=list(words))
+    return owner(
+        "SamplerPool", engine="vllm", pod={"image": OWN_IMAGE}, resources=resources, serverArguments=list(words)
+    )
 
 
 RESERVED = "which sessions and pools may not name or be called after"
@@ -74,7 +76,7 @@ REFUSED: dict[str, tuple[Object, str]] = {
         f"blue-checkpoints, {RESERVED}",
     ),
     "a cache on the checkpoints": (
-        owner(engine="nemo-rl", modelCache={"claimName": "blue-checkpoints"}, pod={"image": OURS}),
+        owner(engine="nemo-rl", modelCache={"claimName": "blue-checkpoints"}, pod={"image": OWN_IMAGE}),
         f"blue-checkpoints, {RESERVED}",
     ),
     "the API server's account": (owner(pod={"serviceAccountName": "blue-api-server"}), f"blue-api-server, {RESERVED}"),
@@ -103,7 +105,7 @@ TAKEN: dict[str, Object] = {
     "the least pool": owner("SamplerPool"),
     "a token of theirs": owner(**token("hub-token")),
     "a variable of theirs": owner(**variable("hub-token")),
-    "a login": owner(pod={"imagePullSecrets": [{"name": "registry-login"}], "image": OURS}),
+    "a login": owner(pod={"imagePullSecrets": [{"name": "registry-login"}], "image": OWN_IMAGE}),
     "the workers' own image": owner(pod={"image": "tinsmith.local/tinsmith/trainer:0.0.9"}),
     "words of memory and batches": vllm("--gpu-memory-utilization", "0.85", "--max_num_seqs=16", "--seed", "-1"),
     "a plain variable": owner(pod={"env": [{"name": "A", "value": "blue-ca"}]}),

@@ -94,14 +94,14 @@ def test_an_alert_speaks_of_labels_that_it_has(alert: str) -> None:
 
 
 def test_an_alert_is_about_its_own_release(prometheus: Prometheus) -> None:
-    def is_about_ours(selector: Selector) -> bool:
+    def is_about_tinsmith(selector: Selector) -> bool:
         if selector.metric.startswith("kubelet_"):
             return selector.matchers["namespace"] == "research"
         jobs = ("tinsmith-operator", "tinsmith-api-server")
         return selector.matchers["namespace"] == "research" and selector.matchers["job"] in jobs
 
     answers = prometheus.evaluate([rule["expr"] for rule in ALERTS.values()])
-    assert [each for answer in answers for each in answer.selectors if not is_about_ours(each)] == []
+    assert [each for answer in answers for each in answer.selectors if not is_about_tinsmith(each)] == []
 
 
 @pytest.mark.parametrize(

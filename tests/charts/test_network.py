@@ -106,7 +106,7 @@ def test_clients_that_are_named_keep_others_out_but_not_the_test_of_helm() -> No
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}
     rule, still_metrics = policy(at("networkPolicy.clients", [peer]), "api-server")["ingress"]
     assert still_metrics == metrics
-    ours, of_the_test = rule["from"]
-    assert ours == peer
+    named_peer, test_peer = rule["from"]
+    assert named_peer == peer
     labels = named(render({}), "Pod", "tinsmith-test-step")["metadata"]["labels"]
-    assert of_the_test["podSelector"]["matchLabels"].items() <= labels.items()
+    assert test_peer["podSelector"]["matchLabels"].items() <= labels.items()

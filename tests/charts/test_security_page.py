@@ -159,7 +159,7 @@ def writes_all_sessions(at: Installed) -> None:
     assert all(at.may("writer", verb, kind) for verb in WRITE for kind in SERVED)
 
 
-def names_no_secret_of_ours(at: Installed) -> None:
+def names_no_tinsmith_secret(at: Installed) -> None:
     for name in OWN_SECRETS:
         for spec in (variable(name), token(name)):
             at.refuses(session(**spec), "may not name|Secrets of the installation")
@@ -167,14 +167,14 @@ def names_no_secret_of_ours(at: Installed) -> None:
         at.refuses(session(pod={"imagePullSecrets": [{"name": name}]}), "may not name")
 
 
-def names_no_claim_of_ours(at: Installed) -> None:
+def names_no_tinsmith_claim(at: Installed) -> None:
     for claim in ("tinsmith-api-server-data", "tinsmith-checkpoints"):
         cache = {"engine": "nemo-rl", "modelCache": {"claimName": claim}, "pod": {"image": "any:1"}}
         for spec in (model_on(claim), cache, {"storage": {"existingClaim": claim}}):
             at.refuses(session(**spec), "cannot use claims of the installation|may not name")
 
 
-def takes_no_account_of_ours(at: Installed) -> None:
+def takes_no_tinsmith_account(at: Installed) -> None:
     for account in (OPERATOR, API_SERVER):
         at.refuses(session(pod={"serviceAccountName": account}), "may not name")
 
@@ -324,7 +324,7 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
     ),
     (WRITER, "can", "stop and delete"): (writes_all_sessions,),
     (WRITER, "cannot", "name a Secret"): (
-        names_no_secret_of_ours,
+        names_no_tinsmith_secret,
         tried_by(
             "unit/operator/common/test_blocking_reason.py::"
             "test_a_session_that_names_what_is_the_installations_has_nothing_at_all",
@@ -333,12 +333,12 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
         ),
     ),
     (WRITER, "cannot", "name a claim"): (
-        names_no_claim_of_ours,
+        names_no_tinsmith_claim,
         tried_by(
             "cluster/operator/test_reserved_names.py::test_a_journal_in_the_installations_store_is_never_written_to"
         ),
     ),
-    (WRITER, "cannot", "run as a ServiceAccount"): (takes_no_account_of_ours,),
+    (WRITER, "cannot", "run as a ServiceAccount"): (takes_no_tinsmith_account,),
     (WRITER, "cannot", "have the certificate"): (
         has_no_other_certificate,
         tried_by(

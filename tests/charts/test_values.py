@@ -45,7 +45,7 @@ DATABASE = at("apiServer.database.existingSecret.name", "postgresql")
 REMOTE = at("checkpoints.remote.url", "s3://bucket")
 ROUTE = at("apiServer.httpRoute", {"enabled": True, "parentRefs": [{"name": "gateway"}]})
 ALERTS = at("monitoring", {"serviceMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}})
-BESIDE: dict[str, Object] = {
+NEEDED_WITH: dict[str, Object] = {
     "scope.namespaces": REMOTE,
     "scope.cluster": REMOTE,
     "operator.podDisruptionBudget.maxUnavailable": at("operator.replicas", 2),
@@ -185,10 +185,10 @@ ASKS_THE_CLUSTER = {"crds.takeOwnership"}
 
 @pytest.mark.parametrize("path", [path for path in PATHS if path not in ASKS_THE_CLUSTER])
 def test_no_value_is_without_effect(path: str) -> None:
-    beside = merged(at("keys.value", FIXED_KEY), BESIDE.get(path, {}))
+    base_values = merged(at("keys.value", FIXED_KEY), NEEDED_WITH.get(path, {}))
     examples = [found for values in EXAMPLES if (found := looked_up(values, path)) is not None]
     example = next(found for found in examples if found != looked_up(DEFAULTS, path))
-    assert render(merged(beside, at(path, example))) != render(beside)
+    assert render(merged(base_values, at(path, example))) != render(base_values)
 
 
 def test_a_large_number_is_written_with_all_its_digits() -> None:
@@ -299,7 +299,7 @@ def test_an_entry_of_the_catalogue_that_is_no_session_is_refused(entry: Object, 
     assert sentence in refusal({"models": [entry]})
 
 
-CLAIM_OF_OURS = {"storage": {"existingClaim": "ours"}}
+EXISTING_CLAIM = {"storage": {"existingClaim": "ours"}}
 
 
 @pytest.mark.parametrize(
@@ -340,12 +340,12 @@ CLAIM_OF_OURS = {"storage": {"existingClaim": "ours"}}
             id="several servers on SQLite",
         ),
         pytest.param(
-            merged(DATABASE, {"apiServer": CLAIM_OF_OURS}),
+            merged(DATABASE, {"apiServer": EXISTING_CLAIM}),
             "choose a database, or a SQLite file on that claim",
             id="a database and a claim",
         ),
         pytest.param(
-            merged(REMOTE, {"checkpoints": CLAIM_OF_OURS}),
+            merged(REMOTE, {"checkpoints": EXISTING_CLAIM}),
             "choose an object store, or that claim",
             id="an object store and a claim",
         ),
@@ -438,7 +438,7 @@ def test_a_timeout_that_is_left_to_the_gateway_bounds_no_other() -> None:
 
 
 def test_a_volume_that_every_namespace_has_under_one_name_serves_them_all() -> None:
-    assert render(merged(at("scope.namespaces", ["a", "b"]), {"checkpoints": CLAIM_OF_OURS}))
+    assert render(merged(at("scope.namespaces", ["a", "b"]), {"checkpoints": EXISTING_CLAIM}))
 
 
 @pytest.mark.parametrize("release", ["1st", "a-name-that-is-longer-than-forty-characters"])

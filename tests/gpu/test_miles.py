@@ -16,18 +16,18 @@ def _miles() -> None:
     require_package("miles", "the image of trainer_image/Dockerfile.miles has it.")
 
 
-def beside_peft_on_the_cpu(flags: str) -> None:
+def compare_with_peft_on_the_cpu(flags: str) -> None:
     parity("peft:device=cpu", f"miles:{flags}", steps=6, atol=ATOL)
 
 
 def test_one_gpu_of_miles_agrees_with_the_peft_engine_on_the_cpu() -> None:
-    beside_peft_on_the_cpu("ranks=1,gpus-per-node=1")
+    compare_with_peft_on_the_cpu("ranks=1,gpus-per-node=1")
 
 
 @pytest.mark.parametrize("flags", ["tensor-parallel=2", "pipeline-parallel=2", "tensor-parallel=1"])
 def test_two_gpus_of_miles_agree_with_the_peft_engine_on_the_cpu(flags: str) -> None:
     require_gpus(2)
-    beside_peft_on_the_cpu(f"ranks=2,gpus-per-node=2,{flags}")
+    compare_with_peft_on_the_cpu(f"ranks=2,gpus-per-node=2,{flags}")
 
 
 def test_the_same_steps_on_a_gpu_of_miles_are_the_same_bits() -> None:

@@ -22,7 +22,7 @@ def _nemo_rl() -> None:
     require_package("nemo_rl", "the image of trainer_image/Dockerfile.nemo-rl has it.")
 
 
-def beside_peft_on_the_cpu(flags: str) -> None:
+def compare_with_peft_on_the_cpu(flags: str) -> None:
     parity("peft:device=cpu", f"nemo-rl:{flags}", steps=6, atol=ATOL)
 
 
@@ -37,7 +37,7 @@ def test_a_model_is_converted_where_no_gpu_is_seen(tmp_path: Path) -> None:
 
 
 def test_one_gpu_agrees_with_the_peft_engine_on_the_cpu() -> None:
-    beside_peft_on_the_cpu("ranks=1,gpus-per-node=1")
+    compare_with_peft_on_the_cpu("ranks=1,gpus-per-node=1")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_one_gpu_agrees_with_the_peft_engine_on_the_cpu() -> None:
 )
 def test_two_gpus_agree_with_the_peft_engine_on_the_cpu(flags: str) -> None:
     require_gpus(2)
-    beside_peft_on_the_cpu(f"ranks=2,gpus-per-node=2,{flags}")
+    compare_with_peft_on_the_cpu(f"ranks=2,gpus-per-node=2,{flags}")
 
 
 def test_two_gpus_agree_with_one_with_the_optimizer_distributed() -> None:

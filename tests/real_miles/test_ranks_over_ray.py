@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from support.engine.contract import state_bits
-from support.nemo_rl.beside_peft import Apart, trained_apart
 from support.nemo_rl.engines import engine_over
+from support.nemo_rl.peft_comparison import Apart, trained_apart
 from support.real_runs import Note
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.megatron.factory import RanksRequest
@@ -126,10 +126,10 @@ def test_a_rank_that_is_killed_is_missed_by_the_watch_and_by_the_next_call(
 def apart_from_peft(model: TorchModel, layout: Layout) -> Apart:
     settings = replace(SETTINGS, recompute=layout.recompute)
     with real_ranks(model, layout.parallelism, settings) as ranks:
-        ours = engine_over(ranks, model, settings)
-        apart = trained_apart(ours, build_peft_engine(model, PeftEngineSettings(max_rank=MAX_RANK)))
-        state = ours.state("a")
-        ours.drop("a")
-        ours.load_state("a", state, True)
-        assert state_bits(ours.state("a")) == state_bits(state)
+        engine = engine_over(ranks, model, settings)
+        apart = trained_apart(engine, build_peft_engine(model, PeftEngineSettings(max_rank=MAX_RANK)))
+        state = engine.state("a")
+        engine.drop("a")
+        engine.load_state("a", state, True)
+        assert state_bits(engine.state("a")) == state_bits(state)
         return apart

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from support.engine.contract import state_bits
-from support.nemo_rl.beside_peft import Apart, trained_apart
 from support.nemo_rl.engines import engine_over
+from support.nemo_rl.peft_comparison import Apart, trained_apart
 from support.nemo_rl.real_workers import RealWorker
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
@@ -49,13 +49,13 @@ def test_a_model_is_converted_to_megatrons_format_bit_by_bit(family: Family, not
 
 def test_a_worker_trains_two_adapters_as_the_peft_engine_does_and_takes_a_state_back(note: Any) -> None:
     model = tiny_model("llama3")
-    ours = engine_over(RealWorker(model, SETTINGS), model, SETTINGS)
-    apart = trained_apart(ours, build_peft_engine(model, PeftEngineSettings(max_rank=MAX_RANK)))
+    engine = engine_over(RealWorker(model, SETTINGS), model, SETTINGS)
+    apart = trained_apart(engine, build_peft_engine(model, PeftEngineSettings(max_rank=MAX_RANK)))
     assert apart.within(FLOAT32), apart
-    state = ours.state("a")
-    ours.drop("a")
-    ours.load_state("a", state, True)
-    assert state_bits(ours.state("a")) == state_bits(state)
+    state = engine.state("a")
+    engine.drop("a")
+    engine.load_state("a", state, True)
+    assert state_bits(engine.state("a")) == state_bits(state)
     what = "one worker without Ray, Llama, float32; an adapter that is read back has the same bits"
     note(what, str(FLOAT32), str(apart))
 

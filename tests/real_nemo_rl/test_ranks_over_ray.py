@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from support.nemo_rl.beside_peft import Apart, trained_apart
 from support.nemo_rl.engines import engine_over
+from support.nemo_rl.peft_comparison import Apart, trained_apart
 from support.nemo_rl.real_workers import real_ranks
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RankRecompute

@@ -22,8 +22,8 @@ SOURCE = Source("nemo-rl", "NEMO_RL")
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """Return a checkout with one commit."""
-    as_somebody = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
-    for command in (["init", "--quiet"], [*as_somebody, "commit", "--quiet", "--allow-empty", "--message=one"]):
+    as_a_committer = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+    for command in (["init", "--quiet"], [*as_a_committer, "commit", "--quiet", "--allow-empty", "--message=one"]):
         subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
     return tmp_path
 

@@ -92,8 +92,8 @@ def test_it_holds_its_own_packages_and_no_others(name: str) -> None:
 import importlib.util, json, sys
 print(json.dumps([package for package in sys.argv[1:] if importlib.util.find_spec(package)]))
 """
-    ours = sorted(set.union(*PACKAGES.values()))
-    assert set(python(name, program, *ours)) == PACKAGES[name]
+    packages = sorted(set.union(*PACKAGES.values()))
+    assert set(python(name, program, *packages)) == PACKAGES[name]
     heavy = ["torch", "transformers", "peft", "numpy"]
     assert python(name, program, *heavy) == (heavy if name == "trainer" else [])
     assert python(name, program, "pip", "hatchling", "pytest") == []
@@ -104,10 +104,10 @@ def test_its_installed_packages_agree_with_each_other(name: str) -> None:
     program = """
 import json
 from importlib.metadata import distributions
-ours = distributions(path=["/opt/tinsmith/lib/python3.13/site-packages"])
+tinsmiths = distributions(path=["/opt/tinsmith/lib/python3.13/site-packages"])
 print(json.dumps({
     "versions": [(found.name, found.version) for found in distributions()],
-    "wants": [(found.name, line) for found in ours for line in found.requires or () if found.name != "tinsmith"],
+    "wants": [(found.name, line) for found in tinsmiths for line in found.requires or () if found.name != "tinsmith"],
 }))
 """
     installed = python(name, program)

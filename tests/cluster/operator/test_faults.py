@@ -203,13 +203,13 @@ async def test_nothing_of_the_watching_frameworks_is_ever_written(
 async def test_finalizers_of_other_operators_built_on_the_same_framework_stay(
     hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy
 ) -> None:
-    theirs = "kopf.zalando.org/KopfFinalizerMarker"
+    kopf_finalizer = "kopf.zalando.org/KopfFinalizerMarker"
     async with running(settings_for(hands.namespace)):
         manifest = session_manifest()
-        manifest["metadata"]["finalizers"] = [theirs]
+        manifest["metadata"]["finalizers"] = [kopf_finalizer]
         await hands.create(SESSIONS, manifest)
         ready = await comes_to_rest(hands, "WorkerReady")
-        assert ready["metadata"]["finalizers"] == [theirs]
+        assert ready["metadata"]["finalizers"] == [kopf_finalizer]
         await hands.patch(SESSIONS, "tiny", {"metadata": {"finalizers": None}})
 
 

@@ -52,9 +52,13 @@ async def test_events_of_a_session_that_is_suspended_and_resumed_are_counted_not
                 await comes_to_rest(hands, reason)
 
         async def counts() -> dict[str, list[int]]:
-            ours = [event for event in await hands.all(EVENTS) if event["involvedObject"]["kind"] == "TrainingSession"]
-            reasons = {event["reason"] for event in ours}
-            return {reason: [each["count"] for each in ours if each["reason"] == reason] for reason in reasons}
+            session_events = [
+                event for event in await hands.all(EVENTS) if event["involvedObject"]["kind"] == "TrainingSession"
+            ]
+            reasons = {event["reason"] for event in session_events}
+            return {
+                reason: [each["count"] for each in session_events if each["reason"] == reason] for reason in reasons
+            }
 
         await eventually(lambda: _has(counts, "WorkerReady", [3]), "one Event says three times that it is ready")
         assert (await counts())["Suspended"] == [2]

@@ -151,9 +151,9 @@ async def restart_by_kubectl(hands: KubectlUser) -> None:
 async def add_a_condition(hands: KubectlUser) -> None:
     session = await hands.get(SESSIONS, "tiny")
     assert session is not None
-    theirs = {**session["status"]["conditions"][0], "type": "example.com/Approved"}
-    del theirs["observedGeneration"]
-    conditions = [theirs, *reversed(session["status"]["conditions"])]
+    foreign_condition = {**session["status"]["conditions"][0], "type": "example.com/Approved"}
+    del foreign_condition["observedGeneration"]
+    conditions = [foreign_condition, *reversed(session["status"]["conditions"])]
     await hands.patch(SESSIONS, "tiny", {"status": {"conditions": conditions}}, subresource="status")
 
 

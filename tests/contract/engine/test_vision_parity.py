@@ -116,8 +116,8 @@ def test_training_on_images_equals_a_hand_written_loop_with_the_processor_in_eve
 
     expected = dict(twin.named_parameters())
     for name, values in group(engine.state("a"), "weights").items():
-        theirs = expected[f"base_model.model.{name}.default.weight"].detach().numpy()
-        np.testing.assert_allclose(values, theirs, rtol=0, atol=1e-5, err_msg=name)
+        expected_values = expected[f"base_model.model.{name}.default.weight"].detach().numpy()
+        np.testing.assert_allclose(values, expected_values, rtol=0, atol=1e-5, err_msg=name)
     for one, output in zip(data, forward(engine, [one.datum for one in data]).outputs, strict=True):
         with torch.no_grad():
             np.testing.assert_allclose(output["logprobs"], plain_logprobs(twin, one).numpy(), atol=1e-4)

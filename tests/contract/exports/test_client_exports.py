@@ -85,9 +85,11 @@ def test_a_merged_model_has_the_bits_of_the_trainers_export(saved: Saved, tmp_pa
     saved.engine.export(saved.state, tmp_path / "trainers", "merged")
     merged = merged_into(saved.adapter, BaseModel(str(saved.base)))
     merged.save_pretrained(tmp_path / "ours")
-    theirs, ours = (load_file(tmp_path / side / "model.safetensors") for side in ("trainers", "ours"))
-    assert theirs.keys() == ours.keys()
-    assert [name for name in theirs if not torch.equal(theirs[name], ours[name])] == []
+    trainers_tensors, client_tensors = (
+        load_file(tmp_path / side / "model.safetensors") for side in ("trainers", "ours")
+    )
+    assert trainers_tensors.keys() == client_tensors.keys()
+    assert [name for name in trainers_tensors if not torch.equal(trainers_tensors[name], client_tensors[name])] == []
     for name in ("config.json", "tokenizer.json"):
         assert json.loads((tmp_path / "trainers" / name).read_text()) == json.loads(
             (tmp_path / "ours" / name).read_text()
@@ -105,9 +107,9 @@ def test_an_adapter_has_the_bits_of_the_trainers_export_and_says_what_the_merged
     adapter = for_peft(saved.adapter, BaseModel(str(saved.base)), str(saved.base))
     adapter.save_pretrained(tmp_path / "ours")
     weights, config = "adapter_model.safetensors", "adapter_config.json"
-    theirs, ours = (load_file(tmp_path / side / weights) for side in ("trainers", "ours"))
-    assert theirs.keys() == ours.keys() == adapter.tensors.keys()
-    assert [name for name in theirs if not torch.equal(theirs[name], ours[name])] == []
+    trainers_tensors, client_tensors = (load_file(tmp_path / side / weights) for side in ("trainers", "ours"))
+    assert trainers_tensors.keys() == client_tensors.keys() == adapter.tensors.keys()
+    assert [name for name in trainers_tensors if not torch.equal(trainers_tensors[name], client_tensors[name])] == []
     assert json.loads((tmp_path / "trainers" / config).read_text()) == json.loads(
         (tmp_path / "ours" / config).read_text()
     )

@@ -42,8 +42,8 @@ async def test_a_worker_gets_the_tenant_of_each_call(server: TestedServer) -> No
     await server.forward_backward(model_id, 1)
     await server.sample(sampler)
     assert server.worker.tenants == ["default"] * 3
-    theirs = await server.session(headers=await other_tenant(server))
-    body = {"session_id": theirs, "model_seq_id": 0, "base_model": BASE_MODEL}
+    other_session = await server.session(headers=await other_tenant(server))
+    body = {"session_id": other_session, "model_seq_id": 0, "base_model": BASE_MODEL}
     made = await server.post("/create_model", body, headers=await other_tenant(server))
     await server.result(made.json()["request_id"], headers=await other_tenant(server))
     assert server.worker.tenants[3:] == ["other"]

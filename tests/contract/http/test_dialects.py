@@ -127,8 +127,8 @@ async def test_models_are_the_base_models_and_the_tenants_own_saved_samplers(ser
     for base in ("/oai/api/v1", "/v1"):
         listed = (await server.client.get(f"http://server{base}/models")).json()["data"]
         assert {BASE_MODEL, path} <= {model["id"] for model in listed}
-        theirs = await server.client.get(f"http://server{base}/models", headers=await other_tenant(server))
-        assert path not in {model["id"] for model in theirs.json()["data"]}
+        others_list = await server.client.get(f"http://server{base}/models", headers=await other_tenant(server))
+        assert path not in {model["id"] for model in others_list.json()["data"]}
         one = await server.client.get(f"http://server{base}/models/{path}")
         assert (one.status_code, one.json()["id"]) == (200, path)
 

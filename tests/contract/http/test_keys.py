@@ -13,7 +13,7 @@ from support.server.http_server import TestedServer, running_server, settings_fo
 
 pytestmark = pytest.mark.core
 
-NOBODY = {"X-API-Key": ""}
+NO_KEY = {"X-API-Key": ""}
 
 
 async def new_key(server: TestedServer, tenant: str = "lab") -> str:
@@ -87,7 +87,7 @@ async def test_a_key_learns_its_name_and_tenant(server: TestedServer) -> None:
     told = (await asked_with(server, key)).json()
     assert (told["name"], told["note"]) == ("laptop", key[:10])
     assert told["details"] == {"org_details": {"name": "lab"}, "user_details": {"email": "lab"}}
-    assert (await server.client.get("/auth/apikey/me", headers=NOBODY)).status_code == 401
+    assert (await server.client.get("/auth/apikey/me", headers=NO_KEY)).status_code == 401
 
 
 async def test_the_servers_own_key_cannot_end_itself(tmp_path: Path, fleet: FakeFleet) -> None:

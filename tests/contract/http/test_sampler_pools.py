@@ -49,8 +49,8 @@ async def taken_by(server: TestedServer, sampler: str, seq_id: int = 0, prompt: 
     submitted = await server.sample(sampler, seq_id, prompt={"chunks": [{"type": "encoded_text", "tokens": [prompt]}]})
     assert submitted.status_code == 200, submitted.text
     request_id = submitted.json()["request_id"]
-    everybody = [*server.fleet.replicas.values(), *server.fleet.handles.values()]
-    [name] = [one.sampler_id for one in everybody if request_id in one.fake.samples]
+    all_samplers = [*server.fleet.replicas.values(), *server.fleet.handles.values()]
+    [name] = [one.sampler_id for one in all_samplers if request_id in one.fake.samples]
     assert request_id.endswith(f"@{sampler_token(name)}")
     return name
 
@@ -100,12 +100,12 @@ async def test_a_tenant_that_has_filled_its_share_of_every_replica_does_not_bloc
     flooded = await server.sample(await server.sampler())
     assert (flooded.status_code, flooded.json()) == (429, {"detail": "too many samples are waiting"})
     made = await server.services.keys.create("other", "theirs")
-    theirs = {"X-API-Key": made.secret}
-    body = {"sampling_session_id": await server.sampler(headers=theirs), "prompt": PROMPT}
+    other_key = {"X-API-Key": made.secret}
+    body = {"sampling_session_id": await server.sampler(headers=other_key), "prompt": PROMPT}
     for seq_id in range(4):
-        taken = await server.post("/asample", {**body, "seq_id": seq_id}, headers=theirs)
+        taken = await server.post("/asample", {**body, "seq_id": seq_id}, headers=other_key)
         assert taken.status_code == 200, taken.text
-        got = await server.result(taken.json()["request_id"], headers=theirs)
+        got = await server.result(taken.json()["request_id"], headers=other_key)
         assert got.status_code == 200, got.text
     assert sum(len(replica.fake.samples) for replica in replicas) == 4
 

@@ -79,8 +79,8 @@ async def test_what_a_worker_counted_is_told_once_to_its_tenant_alone(server: Te
         "project_id": "p",
     }
     assert told["sessions"] == {session_id: {"user_metadata": {"run": "a", "seed": "7"}}}
-    [theirs] = (await usage(server, hour, **await stranger(server)))["data"]
-    assert (theirs["session_id"], theirs["event_info"]["token_count"]) == ("other", 1)
+    [others_usage] = (await usage(server, hour, **await stranger(server)))["data"]
+    assert (others_usage["session_id"], others_usage["event_info"]["token_count"]) == ("other", 1)
 
 
 @one_server

@@ -84,17 +84,17 @@ def run_steps(engine: Engine) -> list[Mapping[str, float]]:
     return told
 
 
-def assert_close(mine: AdapterState, theirs: AdapterState) -> None:
-    assert (mine.lora, mine.optimizer_step) == (theirs.lora, theirs.optimizer_step)
-    assert mine.tensors.keys() == theirs.tensors.keys()
+def assert_close(mine: AdapterState, reference: AdapterState) -> None:
+    assert (mine.lora, mine.optimizer_step) == (reference.lora, reference.optimizer_step)
+    assert mine.tensors.keys() == reference.tensors.keys()
     for name, values in mine.tensors.items():
-        np.testing.assert_allclose(values, theirs.tensors[name], rtol=1e-3, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(values, reference.tensors[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 def test_several_adapters_train_as_on_the_peft_engine(sides: Sides) -> None:
-    ours, theirs = run_steps(sides.engine), run_steps(sides.peft)
+    measured, reference = run_steps(sides.engine), run_steps(sides.peft)
 
-    for mine, other in zip(ours, theirs, strict=True):
+    for mine, other in zip(measured, reference, strict=True):
         assert dict(mine) == pytest.approx(dict(other), rel=1e-3, abs=1e-3)
     for adapter in ("a", "b"):
         assert_close(sides.engine.state(adapter), sides.peft.state(adapter))

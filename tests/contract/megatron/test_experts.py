@@ -48,8 +48,8 @@ def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
     engine = engine_over(ranks, model, MegatronSettings(max_rank=MAX_RANK, token_budget=64))
     sides = Sides(engine, build_peft_engine(model, PeftEngineSettings(max_rank=MAX_RANK)))
     told = [run_steps(each) for each in sides]
-    for ours, theirs in zip(*told, strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-3)
+    for measured, reference in zip(*told, strict=True):
+        assert measured == pytest.approx(reference, rel=1e-3, abs=1e-3)
     yield sides
     ranks.close()
 
@@ -67,20 +67,20 @@ def run_steps(engine: Engine) -> list[dict[str, float]]:
     return told
 
 
-def assert_close(mine: AdapterState, theirs: AdapterState) -> None:
-    assert (mine.lora, mine.optimizer_step) == (theirs.lora, theirs.optimizer_step)
-    assert mine.tensors.keys() == theirs.tensors.keys()
+def assert_close(mine: AdapterState, reference: AdapterState) -> None:
+    assert (mine.lora, mine.optimizer_step) == (reference.lora, reference.optimizer_step)
+    assert mine.tensors.keys() == reference.tensors.keys()
     for name, values in mine.tensors.items():
-        np.testing.assert_allclose(values, theirs.tensors[name], rtol=1e-3, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(values, reference.tensors[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 def test_experts_train_as_on_the_peft_engine(sides: Sides) -> None:
     for adapter in ("a", "b"):
-        ours, theirs = sides.engine.state(adapter), sides.peft.state(adapter)
-        assert_close(ours, theirs)
-        moved = ours.tensors["weights/model.layers.0.mlp.experts.w2.lora_A"]
-        assert moved.shape == (8, ours.lora.rank, 64)
-        assert np.abs(ours.tensors["weights/model.layers.0.mlp.experts.w1.lora_B"]).max() > 1e-3
+        measured, reference = sides.engine.state(adapter), sides.peft.state(adapter)
+        assert_close(measured, reference)
+        moved = measured.tensors["weights/model.layers.0.mlp.experts.w2.lora_A"]
+        assert moved.shape == (8, measured.lora.rank, 64)
+        assert np.abs(measured.tensors["weights/model.layers.0.mlp.experts.w1.lora_B"]).max() > 1e-3
 
 
 def test_a_checkpoint_of_either_engine_goes_on_on_the_other_and_is_the_same_files(sides: Sides, tmp_path: Path) -> None:
@@ -98,6 +98,6 @@ def test_a_checkpoint_of_either_engine_goes_on_on_the_other_and_is_the_same_file
         folder.mkdir()
         engine.export(sides.engine.state("a"), folder, "peft")
         exported.append(load_file(folder / "adapter_model.safetensors"))
-    ours, theirs = exported
-    assert ours.keys() == theirs.keys()
-    assert all(np.array_equal(values, theirs[name]) for name, values in ours.items())
+    measured, reference = exported
+    assert measured.keys() == reference.keys()
+    assert all(np.array_equal(values, reference[name]) for name, values in measured.items())

@@ -55,8 +55,8 @@ def test_two_adapters_train_as_on_the_peft_engine_and_go_on_on_the_others(sides:
             each.create_adapter(adapter, spec(each, rank=rank))
     for step in range(3):
         for adapter in ("a", "b"):
-            ours, theirs = (trained(each, adapter, step) for each in sides)
-            for mine, other in zip(ours, theirs, strict=True):
+            measured, reference = (trained(each, adapter, step) for each in sides)
+            for mine, other in zip(measured, reference, strict=True):
                 assert mine == pytest.approx(other, rel=1e-3, abs=1e-3)
     assert_close(sides.engine, "a", sides.peft)
     assert_close(sides.engine, "b", sides.peft)
@@ -89,10 +89,10 @@ def trained(engine: Engine, adapter: str, step: int) -> list[dict[str, float]]:
 
 
 def assert_close(engine: Engine, adapter: str, peft: Engine) -> None:
-    ours, theirs = engine.state(adapter).tensors, peft.state(adapter).tensors
-    assert ours.keys() == theirs.keys()
-    for name, values in theirs.items():
-        np.testing.assert_allclose(ours[name], values, rtol=1e-3, atol=1e-4, err_msg=name)
+    measured, reference = engine.state(adapter).tensors, peft.state(adapter).tensors
+    assert measured.keys() == reference.keys()
+    for name, values in reference.items():
+        np.testing.assert_allclose(measured[name], values, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.timeout(300)

@@ -64,10 +64,10 @@ def test_adapters_with_a_divided_a_matrix_train_as_on_the_peft_engine(sides: Sid
                     forward_backward(each, POLICY, adapter=adapter, loss=IMPORTANCE_SAMPLING),
                 ]
                 told.append([*(dict(outcome.metrics) for outcome in outcomes), each.optim_step(adapter, params)])
-            for ours, theirs in zip(*told, strict=True):
-                assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-3)
+            for measured, reference in zip(*told, strict=True):
+                assert measured == pytest.approx(reference, rel=1e-3, abs=1e-3)
     for adapter in ("a", "b"):
-        ours, theirs = engine.state(adapter).tensors, peft.state(adapter).tensors
-        assert ours.keys() == theirs.keys()
-        for name, values in theirs.items():
-            np.testing.assert_allclose(ours[name], values, rtol=1e-3, atol=1e-4, err_msg=name)
+        measured, reference = engine.state(adapter).tensors, peft.state(adapter).tensors
+        assert measured.keys() == reference.keys()
+        for name, values in reference.items():
+            np.testing.assert_allclose(measured[name], values, rtol=1e-3, atol=1e-4, err_msg=name)

@@ -160,9 +160,9 @@ async def test_few_calls_are_under_way_at_once_and_each_tenant_may_have_one(
 
     def started(engine: ReferenceEngine, work: object) -> Call:
         call = start(engine, work)  # type: ignore[arg-type]
-        whose = "bob" if call.work.adapter_id in made["bob"] else "alice"  # type: ignore[attr-defined]
-        under_way[whose] += 1
-        most[whose] = max(most[whose], under_way[whose])
+        tenant = "bob" if call.work.adapter_id in made["bob"] else "alice"  # type: ignore[attr-defined]
+        under_way[tenant] += 1
+        most[tenant] = max(most[tenant], under_way[tenant])
         return call
 
     def finished(engine: ReferenceEngine, call: ReferenceCall) -> object:

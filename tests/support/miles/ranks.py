@@ -24,7 +24,7 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 from typing_extensions import override
 
 STAND_IN = Path(__file__).parent / "stand_in"
-OURS = ("miles", "megatron.bridge")
+FAKED_PACKAGES = ("miles", "megatron.bridge")
 
 _rank: list[MilesRank] = []
 """The ranks of the process that imports this module."""
@@ -38,7 +38,7 @@ def stand_in() -> Iterator[None]:
         yield
     finally:
         sys.path.remove(str(STAND_IN))
-        for name in [name for name in sys.modules if name.startswith(OURS)]:
+        for name in [name for name in sys.modules if name.startswith(FAKED_PACKAGES)]:
             del sys.modules[name]
 
 

@@ -103,13 +103,13 @@ class GlooRanks:
 
     def _start(self, rank: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        ours, theirs = context.Pipe()
+        parent_end, child_end = context.Pipe()
         store = str(self._folder / "store")
-        process = context.Process(target=_serve, args=(theirs, rank, self.world_size, store), daemon=True)
+        process = context.Process(target=_serve, args=(child_end, rank, self.world_size, store), daemon=True)
         process.start()
-        theirs.close()
+        child_end.close()
         self._processes.append(process)
-        self._connections.append(ours)
+        self._connections.append(parent_end)
 
     def run(self, function: Callable[..., T], *arguments: Any, timeout_seconds: float = CALL_SECONDS) -> list[T]:
         """Call `function(*arguments)` on every rank, and return the results by rank.

@@ -78,7 +78,7 @@ Death = Literal["worker", "server", "both", "worker's clean stop"]
 POLL_HOLD_SECONDS = 0.02
 SNAPSHOT_EVERY = SnapshotPolicy(replay_seconds=0.001, times_snapshot_cost=1.0)
 """The first number, so that starts happen in the middle of a model's operations, too."""
-NOBODY_GIVES_UP = AttemptPolicy(limit=10**6)
+UNLIMITED_ATTEMPTS = AttemptPolicy(limit=10**6)
 """Kills from outside are no sign against the operation that they hit."""
 
 
@@ -146,7 +146,7 @@ class LivingWorker(FakeHandle):
             checkpoints=CheckpointRoot((self._folder / "checkpoints").as_uri()),
             volume=Volume(self._volume, reserved_bytes=0),
             policy=SNAPSHOT_EVERY,
-            attempts=NOBODY_GIVES_UP,
+            attempts=UNLIMITED_ATTEMPTS,
         )
         self.service = WorkerService(parts)
         self._servicer = WorkerServicer(self.service, WorkerName("tiny-1"))

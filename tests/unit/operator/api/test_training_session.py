@@ -20,16 +20,16 @@ def test_fields_of_a_newer_crd_are_left_alone() -> None:
 
 
 def test_a_foreign_condition_may_lack_fields_of_the_operators_conditions() -> None:
-    theirs = {
+    foreign_condition = {
         "type": "example.com/Approved",
         "status": "True",
         "reason": "Budgeted",
         "message": "",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
-    manifest = session_manifest() | {"status": {"conditions": [theirs]}}
+    manifest = session_manifest() | {"status": {"conditions": [foreign_condition]}}
     [condition] = parse_session(manifest).status.conditions
-    assert condition.to_manifest() == theirs
+    assert condition.to_manifest() == foreign_condition
 
 
 def test_an_unreadable_session_is_named_with_its_field() -> None:

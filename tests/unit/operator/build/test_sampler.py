@@ -20,8 +20,8 @@ def template_of(built: BuiltPool) -> Manifest:
 def test_a_pool_and_a_session_of_one_name_share_no_name() -> None:
     pool, session = BUILT_POOLS["pool-minimal"], make_session()
     names = {(each["kind"], each["metadata"]["name"]) for each in pool.objects()}
-    theirs = {("Service", session.name), ("NetworkPolicy", session.name), ("Secret", f"{session.name}-tls")}
-    assert not names & theirs
+    session_objects = {("Service", session.name), ("NetworkPolicy", session.name), ("Secret", f"{session.name}-tls")}
+    assert not names & session_objects
     assert build_service(pool.pool)["spec"]["selector"] != build_service(session)["spec"]["selector"]
 
 

@@ -176,9 +176,11 @@ async def test_a_foreign_secret_in_the_clients_place_is_told_and_left_alone(
     issuer: Issuer, cluster: FakeCluster, labels: dict[str, str]
 ) -> None:
     """An ingress has its certificate under such a name, and its writer would write it back for ever."""
-    theirs = new_authority("an ingress", NOW).secret_data()
+    ingress_certificate = new_authority("an ingress", NOW).secret_data()
     metadata = {"name": CLIENT.name, "namespace": "tin", "labels": labels}
-    foreign = cluster.put({"kind": "Secret", "metadata": metadata, "type": "kubernetes.io/tls", "data": theirs})
+    foreign = cluster.put(
+        {"kind": "Secret", "metadata": metadata, "type": "kubernetes.io/tls", "data": ingress_certificate}
+    )
     with pytest.raises(SecretTaken):
         await issuer.refresh()
     assert cluster.objects[CLIENT] == foreign

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tinsmith_operator.common.drift import has_foreign_content, own_managed_fields
 
-OURS = "tinsmith-operator"
+OPERATOR = "tinsmith-operator"
 
 
 def entry(manager: str, operation: str, fields: dict[str, Any], **more: str) -> dict[str, Any]:
@@ -25,35 +25,35 @@ THEIR_STATUS = entry("controller", "Update", {"f:status": {}}, subresource="stat
 
 
 def test_what_we_created_becomes_what_we_applied() -> None:
-    assert own_managed_fields(manifest(entry(OURS, "Update", PORTS), THEIR_STATUS)) == [
-        entry(OURS, "Apply", PORTS),
+    assert own_managed_fields(manifest(entry(OPERATOR, "Update", PORTS), THEIR_STATUS)) == [
+        entry(OPERATOR, "Apply", PORTS),
         THEIR_STATUS,
     ]
 
 
 def test_a_book_that_is_right_stays_as_it_is() -> None:
-    right = [entry(OURS, "Apply", PORTS), entry("kubectl-label", "Update", LABELS), THEIR_STATUS]
+    right = [entry(OPERATOR, "Apply", PORTS), entry("kubectl-label", "Update", LABELS), THEIR_STATUS]
     assert own_managed_fields(manifest(*right)) == right
     assert not has_foreign_content(manifest(*right))
 
 
 def test_foreign_content_becomes_the_operators_and_foreign_labels_stay_foreign() -> None:
-    live = manifest(entry(OURS, "Apply", PORTS), entry("kubectl-edit", "Update", {**SELECTOR, **LABELS}))
+    live = manifest(entry(OPERATOR, "Apply", PORTS), entry("kubectl-edit", "Update", {**SELECTOR, **LABELS}))
     assert has_foreign_content(live)
     both = {"f:spec": {**PORTS["f:spec"], **SELECTOR["f:spec"]}}
-    assert own_managed_fields(live) == [entry(OURS, "Apply", both), entry("kubectl-edit", "Update", LABELS)]
+    assert own_managed_fields(live) == [entry(OPERATOR, "Apply", both), entry("kubectl-edit", "Update", LABELS)]
 
 
 def test_an_entry_that_held_nothing_else_goes() -> None:
-    live = manifest(entry("kubectl-edit", "Update", SELECTOR), entry(OURS, "Update", PORTS))
+    live = manifest(entry("kubectl-edit", "Update", SELECTOR), entry(OPERATOR, "Update", PORTS))
     [only] = own_managed_fields(live)
-    assert (only["manager"], only["operation"]) == (OURS, "Apply")
+    assert (only["manager"], only["operation"]) == (OPERATOR, "Apply")
     assert only["fieldsV1"] == {"f:spec": {**PORTS["f:spec"], **SELECTOR["f:spec"]}}
 
 
-@pytest.mark.parametrize("manager", [OURS, "kubectl-edit"])
+@pytest.mark.parametrize("manager", [OPERATOR, "kubectl-edit"])
 def test_the_result_needs_no_second_correction(manager: str) -> None:
-    live = manifest(entry(manager, "Update", SELECTOR), entry(OURS, "Apply", PORTS))
+    live = manifest(entry(manager, "Update", SELECTOR), entry(OPERATOR, "Apply", PORTS))
     again = manifest(*own_managed_fields(live))
     assert own_managed_fields(again) == again["metadata"]["managedFields"]
     assert not has_foreign_content(again)
@@ -61,14 +61,14 @@ def test_the_result_needs_no_second_correction(manager: str) -> None:
 
 def test_fields_that_controllers_write_into_a_claim_stay_foreign() -> None:
     volume = entry("kube-controller-manager", "Update", {"f:spec": {"f:volumeName": {}}})
-    live = manifest(entry(OURS, "Update", PORTS), volume, kind="PersistentVolumeClaim")
+    live = manifest(entry(OPERATOR, "Update", PORTS), volume, kind="PersistentVolumeClaim")
     assert not has_foreign_content(live)
-    assert own_managed_fields(live) == [entry(OURS, "Apply", PORTS), volume]
+    assert own_managed_fields(live) == [entry(OPERATOR, "Apply", PORTS), volume]
 
 
 def test_a_foreign_subresource_is_no_content() -> None:
     scaled = entry("kubectl", "Update", {"f:spec": {"f:replicas": {}}}, subresource="scale")
-    assert not has_foreign_content(manifest(entry(OURS, "Apply", PORTS), scaled))
+    assert not has_foreign_content(manifest(entry(OPERATOR, "Apply", PORTS), scaled))
 
 
 SUSPEND = {"f:spec": {"f:suspend": {}}}
@@ -76,14 +76,14 @@ SUSPEND = {"f:spec": {"f:suspend": {}}}
 
 def test_fields_that_say_when_it_runs_keep_their_manager() -> None:
     queue = entry("kueue", "Update", {"f:spec": {"f:suspend": {}, "f:headGroupSpec": {}}})
-    live = manifest(entry(OURS, "Update", SELECTOR), queue, kind="RayCluster")
+    live = manifest(entry(OPERATOR, "Update", SELECTOR), queue, kind="RayCluster")
     assert not has_foreign_content(live)
-    assert own_managed_fields(live) == [entry(OURS, "Apply", SELECTOR), queue]
+    assert own_managed_fields(live) == [entry(OPERATOR, "Apply", SELECTOR), queue]
 
 
 def test_a_field_that_a_queues_webhook_put_into_our_own_request_is_let_go_and_not_taken_away() -> None:
     both = {"f:spec": {**SELECTOR["f:spec"], **SUSPEND["f:spec"]}}
-    live = manifest(entry(OURS, "Update", both), kind="RayCluster")
-    assert own_managed_fields(live) == [entry(OURS, "Apply", both)]
+    live = manifest(entry(OPERATOR, "Update", both), kind="RayCluster")
+    assert own_managed_fields(live) == [entry(OPERATOR, "Apply", both)]
     live["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
-    assert own_managed_fields(live) == [entry(OURS, "Apply", SELECTOR)]
+    assert own_managed_fields(live) == [entry(OPERATOR, "Apply", SELECTOR)]

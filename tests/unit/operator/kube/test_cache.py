@@ -221,15 +221,17 @@ def large(resource: Resource, **labels: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", sorted(SEEN_FOR_THEIR_NAMES))
 def test_of_a_foreign_object_only_the_owner_is_kept(cache: Cache, kind: str) -> None:
     resource = BY_KIND[kind]
-    theirs = large(resource, app="web")
-    theirs["metadata"]["ownerReferences"] = [{"apiVersion": "apps/v1", "kind": "Other", "uid": "o", "controller": True}]
-    cache.note(theirs)
+    foreign = large(resource, app="web")
+    foreign["metadata"]["ownerReferences"] = [
+        {"apiVersion": "apps/v1", "kind": "Other", "uid": "o", "controller": True}
+    ]
+    cache.note(foreign)
     kept = cache.peek(place(resource))
     assert kept is not None
     assert len(json.dumps(kept)) < 500
     assert kept.keys() == {"apiVersion", "kind", "metadata"}
     large_ones = {"managedFields", "annotations"}
-    assert kept["metadata"] == {name: it for name, it in theirs["metadata"].items() if name not in large_ones}
+    assert kept["metadata"] == {name: it for name, it in foreign["metadata"].items() if name not in large_ones}
 
 
 @pytest.mark.parametrize("resource", [SESSIONS, POOLS], ids=lambda resource: resource.kind)
@@ -242,16 +244,16 @@ def test_sessions_and_pools_are_kept_but_for_who_wrote_which_field(cache: Cache,
 
 def test_of_somebodys_claim_is_kept_what_the_operator_has_written_on_it(cache: Cache) -> None:
     """A session may keep its journal there, and the claim remembers the image."""
-    theirs = large(CLAIMS)
-    theirs["metadata"]["annotations"]["tinsmith.dev/image"] = "trainer:1"
-    ours = {"manager": MANAGER, "operation": "Apply", "fieldsV1": {"f:metadata": {}}}
-    theirs["metadata"]["managedFields"].append(ours)
-    cache.note(theirs)
+    foreign = large(CLAIMS)
+    foreign["metadata"]["annotations"]["tinsmith.dev/image"] = "trainer:1"
+    own_entry = {"manager": MANAGER, "operation": "Apply", "fieldsV1": {"f:metadata": {}}}
+    foreign["metadata"]["managedFields"].append(own_entry)
+    cache.note(foreign)
     kept = cache.peek(place(CLAIMS))
     assert kept is not None
     assert kept["metadata"]["annotations"] == {"tinsmith.dev/image": "trainer:1"}
-    assert kept["metadata"]["managedFields"] == [ours]
-    assert kept["metadata"]["uid"] == theirs["metadata"]["uid"]
+    assert kept["metadata"]["managedFields"] == [own_entry]
+    assert kept["metadata"]["uid"] == foreign["metadata"]["uid"]
 
 
 def test_a_claim_of_the_operator_is_kept_whole(cache: Cache) -> None:

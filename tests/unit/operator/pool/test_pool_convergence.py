@@ -161,11 +161,11 @@ def test_dying_between_any_two_actions_changes_nothing_in_the_end(
 @SETTINGS
 def test_what_is_not_the_pools_is_never_touched(life: list[Step], foreign: tuple[str, str]) -> None:
     world = a_world()
-    theirs = a_foreign_object(world, foreign)
+    foreign_object = a_foreign_object(world, foreign)
     live_through(world, [each for each in life if str(foreign) not in each.__name__ and each.__name__ != "controller"])
     for _ in range(10):
         world.operate()
-    assert world.objects[foreign] == theirs
+    assert world.objects[foreign] == foreign_object
     assert world.owner is not None
     assert world.owner["status"]["conditions"][0]["reason"] == "NameConflict"
 

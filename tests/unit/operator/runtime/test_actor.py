@@ -32,7 +32,7 @@ SESSION = Ref(SESSIONS.kind, "tin", "tiny")
 SERVICE = Ref(SERVICES.kind, "tin", "tiny")
 SECRET = Ref(SECRETS.kind, "tin", "tiny-tls")
 SPEC = {"model": {"name": "m", "source": {"type": "Hub", "hub": {"repository": "a/b"}}}}
-OURS = {MANAGED_BY_LABEL: MANAGER}
+MANAGED = {MANAGED_BY_LABEL: MANAGER}
 EVENT = Emit(EventType.NORMAL, "Ready", "It is ready.")
 
 
@@ -64,7 +64,7 @@ def manifest(ref: Ref, **metadata: Any) -> dict[str, Any]:
     return {
         "apiVersion": api_version,
         "kind": ref.kind,
-        "metadata": {"name": ref.name, "namespace": ref.namespace, "labels": OURS, **metadata},
+        "metadata": {"name": ref.name, "namespace": ref.namespace, "labels": MANAGED, **metadata},
     }
 
 
@@ -108,12 +108,15 @@ async def test_a_foreign_object_that_no_watch_shows_is_believed_for_a_minute() -
 
 
 async def test_an_apply_first_takes_over_the_fields_of_the_operators_post(house: House) -> None:
-    ours = {"manager": MANAGER, "operation": "Update", "fieldsV1": {"f:spec": {}}}
-    theirs = {"manager": "kube-controller-manager", "operation": "Update", "subresource": "status"}
-    house.cache.note(house.cluster.put(manifest(SERVICE, managedFields=[ours, theirs])))
+    own_entry = {"manager": MANAGER, "operation": "Update", "fieldsV1": {"f:spec": {}}}
+    foreign_entry = {"manager": "kube-controller-manager", "operation": "Update", "subresource": "status"}
+    house.cache.note(house.cluster.put(manifest(SERVICE, managedFields=[own_entry, foreign_entry])))
     await house.act(Apply(manifest(SERVICE), *guard_of(house, SERVICE)))
     assert [verb for verb, _, _ in house.cluster.requests] == ["own", "apply"]
-    assert house.cluster.objects[SERVICE]["metadata"]["managedFields"] == [{**ours, "operation": "Apply"}, theirs]
+    assert house.cluster.objects[SERVICE]["metadata"]["managedFields"] == [
+        {**own_entry, "operation": "Apply"},
+        foreign_entry,
+    ]
 
 
 async def test_an_apply_that_fails_after_the_fields_were_taken_over_leaves_the_object_unfinished(

@@ -158,10 +158,10 @@ def mounting(volume: str, claim: str, **how: Any) -> dict[str, Any]:
 )
 def test_a_pod_that_merely_mounts_the_claim_of_a_journal_stops_no_session(cache: Cache, others: dict[str, Any]) -> None:
     cache.note(by_default("2026-01-02T00:00:00Z"))
-    theirs = numbered_pod()
-    theirs["metadata"] |= {"name": "ada-0", "uid": "uid-ada-0", "labels": WORKER | {"tinsmith.dev/session": "ada"}}
-    theirs["metadata"]["ownerReferences"][0]["name"] = "ada"
-    cache.note(theirs | others)
+    other_pod = numbered_pod()
+    other_pod["metadata"] |= {"name": "ada-0", "uid": "uid-ada-0", "labels": WORKER | {"tinsmith.dev/session": "ada"}}
+    other_pod["metadata"]["ownerReferences"][0]["name"] = "ada"
+    cache.note(other_pod | others)
     assert observe_session(cache, SESSION_KEY, ONE_POD, None).claim_holder is None
 
 

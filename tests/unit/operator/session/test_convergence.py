@@ -190,7 +190,7 @@ def test_dying_between_any_two_actions_changes_nothing_in_the_end(
 @SETTINGS
 def test_what_is_not_the_sessions_is_never_touched(life: list[Step], foreign: tuple[str, str]) -> None:
     world = a_world()
-    theirs = a_foreign_object(world, foreign)
+    foreign_object = a_foreign_object(world, foreign)
     others_steps = [each for each in life if str(foreign) not in each.__name__ and each.__name__ != "binder"]
     live_through(world, others_steps)
     for _ in range(10):
@@ -198,8 +198,8 @@ def test_what_is_not_the_sessions_is_never_touched(life: list[Step], foreign: tu
         world.controller_works()
     left = world.objects[foreign]
     left.pop("status", None)
-    theirs.pop("status", None)
-    assert left == theirs
+    foreign_object.pop("status", None)
+    assert left == foreign_object
     assert world.session is not None
     assert world.session["status"]["conditions"][0]["reason"] == "NameConflict"
 

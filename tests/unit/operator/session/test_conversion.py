@@ -288,10 +288,10 @@ def test_a_pod_of_an_earlier_session_that_ends_does_not_stand_for_a_conversion()
 
 def test_a_foreign_job_of_that_name_is_left_alone_and_told() -> None:
     world = one_pod()
-    theirs = world.add({"kind": "Job", "metadata": {"name": JOB[1]}, "spec": {}})
+    foreign_job = world.add({"kind": "Job", "metadata": {"name": JOB[1]}, "spec": {}})
     for _ in range(8):
         world.operate()
-    assert world.objects[JOB] == theirs
+    assert world.objects[JOB] == foreign_job
     assert said(world)[0] == "NameConflict"
 
 

@@ -251,8 +251,14 @@ def test_a_refused_change_that_is_taken_back_is_forgotten() -> None:
 @pytest.mark.parametrize("place", [("Service", "qwen"), ("NetworkPolicy", "qwen"), ("Secret", "qwen-tls")])
 def test_a_ready_worker_behind_a_foreign_object_is_not_ready(place: tuple[str, str]) -> None:
     world = ready_world()
-    theirs = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "theirs", "uid": "theirs", "controller": True}
-    world.objects[place]["metadata"]["ownerReferences"] = [theirs]
+    foreign_owner = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "name": "theirs",
+        "uid": "theirs",
+        "controller": True,
+    }
+    world.objects[place]["metadata"]["ownerReferences"] = [foreign_owner]
     ready = conditions(world)["Ready"]
     assert (ready.status, ready.reason) == ("False", "NameConflict")
     assert " ".join(place) in ready.message

@@ -77,11 +77,11 @@ def test_a_member_that_came_after_the_run_began_is_not_taken_for_one_of_the_run_
 
 
 def test_a_change_of_the_spec_stops_all_pods_and_members_by_their_own_grace(world: GroupWorld) -> None:
-    everybody = uids(world)
+    all_uids = uids(world)
     world.user_sets(adapters={"slots": 4, "maxRank": 32})
     world.operate()
     stopped = deletions(world)
-    assert {deletion.uid for deletion in stopped} == everybody
+    assert {deletion.uid for deletion in stopped} == all_uids
     assert [deletion.grace_period_seconds for deletion in stopped] == [300, None, None]
 
 

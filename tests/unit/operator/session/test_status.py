@@ -17,8 +17,8 @@ def test_conditions_of_others_and_their_order_are_no_reason_to_write() -> None:
     world.settle()
     assert world.session is not None
     conditions = world.session["status"]["conditions"]
-    theirs = {**conditions[0], "type": "example.com/Approved", "lastTransitionTime": format_time(world.now)}
-    world.session["status"]["conditions"] = [theirs, *reversed(conditions)]
+    foreign_condition = {**conditions[0], "type": "example.com/Approved", "lastTransitionTime": format_time(world.now)}
+    world.session["status"]["conditions"] = [foreign_condition, *reversed(conditions)]
     assert world.decide().actions == ()
 
 

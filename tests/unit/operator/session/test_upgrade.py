@@ -135,8 +135,8 @@ def test_a_worker_has_stopped_when_no_workload_can_start_it(
 
 
 def test_a_foreign_statefulset_of_the_sessions_name_starts_no_worker_of_the_session() -> None:
-    theirs = {"kind": "StatefulSet", "metadata": {"name": "qwen", "generation": 2}}
-    observed = replace(settled_world().observe(), workload=theirs, pod=None)
+    foreign_statefulset = {"kind": "StatefulSet", "metadata": {"name": "qwen", "generation": 2}}
+    observed = replace(settled_world().observe(), workload=foreign_statefulset, pod=None)
     assert has_stopped(observed, owned_objects(observed, Policy("registry.test/trainer:1")))
 
 

@@ -42,13 +42,13 @@ def test_logs_of_tinsmith_and_libraries_and_pythons_warnings_have_one_form(capsy
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.warn("soon gone", FutureWarning, stacklevel=1)
-    ours, library, warning = lines(capsys)
-    assert (ours["event"], ours["level"], ours["model_id"]) == ("done", "info", "m")
-    assert ours["logger"] == "tinsmith_trainer.ours"
+    own_line, library, warning = lines(capsys)
+    assert (own_line["event"], own_line["level"], own_line["model_id"]) == ("done", "info", "m")
+    assert own_line["logger"] == "tinsmith_trainer.ours"
     assert (library["event"], library["level"], library["logger"]) == ("it failed with 7", "error", "library")
     assert "ValueError: of a library" in library["exception"]
     assert "FutureWarning: soon gone" in warning["event"]
-    assert all(line["timestamp"] for line in (ours, library, warning))
+    assert all(line["timestamp"] for line in (own_line, library, warning))
 
 
 @pytest.mark.parametrize(("level", "heard"), [("debug", 1), ("warning", 1), ("error", 0)])

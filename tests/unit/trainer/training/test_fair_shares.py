@@ -122,12 +122,12 @@ def test_what_was_used_while_others_waited_is_held_against_who_leaves_and_comes_
 
 def test_a_stream_of_newcomers_does_not_delay_earlier_tenants_and_leaves_no_state_behind() -> None:
     turns = FairShares()
-    whose = Counter[str]()
+    turns_of = Counter[str]()
     for number in range(500):
         chosen = turns.next([Contender(f"new-{number}", "m"), Contender("stays", "m")])
         turns.charge(chosen, 1024)
-        whose[chosen.tenant] += 1
-    assert whose["stays"] == 250
+        turns_of[chosen.tenant] += 1
+    assert turns_of["stays"] == 250
     assert len(turns._models) <= 3
 
 

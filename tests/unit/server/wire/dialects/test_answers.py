@@ -158,8 +158,8 @@ def test_how_a_sequence_ended_has_a_word_in_each_dialect(
 ) -> None:
     answer = openai_wire.chat_completion(openai_wire.AnswerHead("m", "x"), [message], USAGE)
     assert answer["choices"][0]["finish_reason"] == openais
-    theirs = anthropic_wire.message("m", message, USAGE)
-    assert (theirs["stop_reason"], theirs["stop_sequence"]) == anthropics
+    reply = anthropic_wire.message("m", message, USAGE)
+    assert (reply["stop_reason"], reply["stop_sequence"]) == anthropics
 
 
 def test_logprobs_of_a_streamed_completion_are_those_of_a_whole_one() -> None:

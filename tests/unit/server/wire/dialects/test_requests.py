@@ -201,10 +201,14 @@ def test_anthropics_blocks_become_the_same() -> None:
 
 def test_tools_of_both_dialects_are_one_to_the_model() -> None:
     function = {"name": "add", "description": "Adds.", "parameters": SCHEMA}
-    ours = chat(tools=[{"type": "function", "function": function}]).text_request()
-    theirs = messages(tools=[{"name": "add", "description": "Adds.", "input_schema": SCHEMA}]).text_request()
-    assert json.loads(ours.tools) == json.loads(theirs.tools) == [{"type": "function", "function": function}]
-    assert rendered(ours.prompts[0]).tools == ours.tools
+    openai_request = chat(tools=[{"type": "function", "function": function}]).text_request()
+    anthropic_request = messages(tools=[{"name": "add", "description": "Adds.", "input_schema": SCHEMA}]).text_request()
+    assert (
+        json.loads(openai_request.tools)
+        == json.loads(anthropic_request.tools)
+        == [{"type": "function", "function": function}]
+    )
+    assert rendered(openai_request.prompts[0]).tools == openai_request.tools
 
 
 @pytest.mark.parametrize(

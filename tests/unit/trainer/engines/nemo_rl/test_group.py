@@ -202,10 +202,10 @@ def test_what_cannot_be_is_refused_before_it_is_converted_and_ray_is_asked(
 
 @pytest.mark.usefixtures("fake_nemo_rl", "image")
 def test_a_ray_that_does_not_answer_is_named(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody(**_arguments: Any) -> None:
+    def no_ray(**_arguments: Any) -> None:
         raise ConnectionError("refused")
 
-    monkeypatch.setattr(ray, "init", nobody)
+    monkeypatch.setattr(ray, "init", no_ray)
     with pytest.raises(ServerError, match="Ray at head:6379 does not answer: ConnectionError"):
         build("head:6379")
 

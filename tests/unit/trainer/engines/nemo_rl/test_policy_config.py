@@ -49,9 +49,9 @@ def examples_keys() -> set[str]:
 
 
 def test_every_key_of_the_example_is_there_and_no_other_that_nothing_asks_for() -> None:
-    ours = set(leaves(policy_config(MODEL, Parallelism(8, tensor=4))))
-    assert examples_keys() - ours == OF_A_DRAFT_MODEL
-    assert ours - examples_keys() == ASKED_FOR_BEYOND_THE_EXAMPLE
+    own_keys = set(leaves(policy_config(MODEL, Parallelism(8, tensor=4))))
+    assert examples_keys() - own_keys == OF_A_DRAFT_MODEL
+    assert own_keys - examples_keys() == ASKED_FOR_BEYOND_THE_EXAMPLE
 
 
 def test_nothing_but_the_callers_loss_reaches_gradients() -> None:

@@ -76,10 +76,12 @@ def test_several_steps_of_two_adapters_are_those_of_ranks_on_the_cpu(engine: Eng
             one.create_adapter(name, spec(one, rank=4, seed=ord(name)))
     for step, name in enumerate(["a", "b", "a", "a"]):
         for loss, datums in calls:
-            ours, expected = (forward_backward(one, datums, adapter=name, loss=loss) for one in (engine, on_the_cpu))
-            for got, want in zip(ours.outputs, expected.outputs, strict=True):
+            computed, expected = (
+                forward_backward(one, datums, adapter=name, loss=loss) for one in (engine, on_the_cpu)
+            )
+            for got, want in zip(computed.outputs, expected.outputs, strict=True):
                 np.testing.assert_allclose(got["logprobs"], want["logprobs"], atol=2e-5)
-            assert ours.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=1e-4)
+            assert computed.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=1e-4)
         params = AdamParams(learning_rate=1e-3 * (step + 1), eps=1e-3, grad_clip_norm=1.0)
         told = [one.optim_step(name, params) for one in (engine, on_the_cpu)]
         assert told[0] == pytest.approx(told[1], rel=1e-4)

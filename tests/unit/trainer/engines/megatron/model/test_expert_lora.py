@@ -93,9 +93,9 @@ def test_experts_that_are_computed_at_once_have_the_deltas_and_gradients_of_each
     torch.testing.assert_close(together, apart, atol=1e-4, rtol=1e-4)
     for found in (apart, together):
         found.square().sum().backward()
-    for (name, mine), (_, theirs) in zip(one.named_parameters(), other.named_parameters(), strict=True):
-        expected = torch.zeros_like(mine) if mine.grad is None else mine.grad
-        got = torch.zeros_like(mine) if theirs.grad is None else theirs.grad
+    for (name, separate), (_, joined) in zip(one.named_parameters(), other.named_parameters(), strict=True):
+        expected = torch.zeros_like(separate) if separate.grad is None else separate.grad
+        got = torch.zeros_like(separate) if joined.grad is None else joined.grad
         torch.testing.assert_close(got, expected, atol=1e-2, rtol=1e-4, msg=name)
 
 

@@ -41,23 +41,23 @@ class Apart:
         return f"{self.logprob:.1e} / {self.norm:.1e} / {self.weight:.1e}"
 
 
-def trained_apart(ours: Engine, peft: Engine) -> Apart:
+def trained_apart(engine: Engine, peft: Engine) -> Apart:
     """Return the largest difference after `STEPS` steps of either adapter in turn, each of all calls and clipped.
 
     The engines have no adapters before.
     """
-    for engine in (ours, peft):
+    for each in (engine, peft):
         for adapter, rank in ADAPTERS.items():
-            engine.create_adapter(adapter, spec(engine, rank=rank))
+            each.create_adapter(adapter, spec(each, rank=rank))
     logprob, norm = 0.0, 0.0
     for step in range(STEPS):
         for adapter in ADAPTERS:
-            (our_logprobs, our_norm), (theirs, their_norm) = (
-                _stepped(engine, adapter, learning_rate=1e-3 * (step + 1)) for engine in (ours, peft)
+            (logprobs, engine_norm), (peft_logprobs, peft_norm) = (
+                _stepped(each, adapter, learning_rate=1e-3 * (step + 1)) for each in (engine, peft)
             )
-            logprob = max(logprob, _apart(our_logprobs, theirs))
-            norm = max(norm, abs(our_norm - their_norm) / their_norm)
-    return Apart(logprob, norm, max(_weights_apart(ours, peft, adapter) for adapter in ADAPTERS))
+            logprob = max(logprob, _apart(logprobs, peft_logprobs))
+            norm = max(norm, abs(engine_norm - peft_norm) / peft_norm)
+    return Apart(logprob, norm, max(_weights_apart(engine, peft, adapter) for adapter in ADAPTERS))
 
 
 def _stepped(engine: Engine, adapter: str, learning_rate: float) -> tuple[Values, float]:
@@ -68,11 +68,11 @@ def _stepped(engine: Engine, adapter: str, learning_rate: float) -> tuple[Values
     return np.concatenate(logprobs), told["grad_norm"]
 
 
-def _weights_apart(ours: Engine, peft: Engine, adapter: str) -> float:
-    mine, theirs = (engine.weights(adapter).tensors for engine in (ours, peft))
-    assert mine.keys() == theirs.keys()
-    return max(_apart(mine[name], values) for name, values in theirs.items())
+def _weights_apart(engine: Engine, peft: Engine, adapter: str) -> float:
+    weights, reference = (each.weights(adapter).tensors for each in (engine, peft))
+    assert weights.keys() == reference.keys()
+    return max(_apart(weights[name], values) for name, values in reference.items())
 
 
-def _apart(ours: Values, theirs: Values) -> float:
-    return float(np.abs(ours - theirs).max())
+def _apart(values: Values, reference: Values) -> float:
+    return float(np.abs(values - reference).max())
