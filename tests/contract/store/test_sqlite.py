@@ -114,7 +114,7 @@ async def test_a_transaction_that_waits_for_something_else_fails_and_leaves_no_l
         await connection.execute(update(workers).values(event_cursor=1))
         await asyncio.sleep(0)
 
-    with pytest.raises(RuntimeError, match="waits for something else"):
+    with pytest.raises(RuntimeError, match="waits for something other than its connection"):
         await database.write(waits)
 
     await database.answers()

@@ -104,6 +104,7 @@ def test_of_two_programs_at_once_one_converts_and_the_other_waits_for_it(image: 
     assert len(conversions_begun(image / "converted")) == 1
 
 
+@pytest.mark.slow("it starts a program that imports PyTorch")
 def test_a_program_that_is_stopped_ends_at_once_and_the_next_starts_anew(image: Path) -> None:
     write_rank_python(image / "venvs", SAVE_HALF, TELL_AND_STAY)
     with ExitStack() as stack:
@@ -144,7 +145,7 @@ def test_a_failure_is_told_in_the_last_line_and_in_the_termination_log(
     write_rank_python(Path(os.environ["NEMO_RL_VENV_DIR"]), "print('NCCL WARN'); sys.exit(5)")
     assert run(*ON_GPUS, f"--termination-log={last_words}")[0] == 1
     assert "could not be converted" in capfd.readouterr().err.splitlines()[-1]
-    assert "ended with 5" in json.loads(last_words.read_text())["message"]
+    assert "ended with status 5" in json.loads(last_words.read_text())["message"]
 
 
 @pytest.mark.usefixtures("image")
