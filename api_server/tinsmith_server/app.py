@@ -43,7 +43,8 @@ from tinsmith_server.settings import Settings
 from tinsmith_server.store.records import Clock
 from tinsmith_server.store.store import database_clock, open_store
 
-# FastAPI looks up OpenTelemetry's providers at each request, a sixteenth of its time; nothing here sets one.
+# FastAPI looks up OpenTelemetry's providers at each request, which takes a sixteenth of the request's time. This server
+# sets no provider.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 
 
@@ -66,8 +67,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     openai.elsewhere,
     anthropic.elsewhere,
 )
-# An application builds the routes of a router that it includes again, at its first requests; these it takes as they
-# are.
+# FastAPI would rebuild the routes of an included router at the first requests. It uses these routes unchanged.
 ROUTES = [route for router in ROUTERS for route in router.routes]
 
 
@@ -82,7 +82,7 @@ def create_app(
     which all replicas share.
 
     While the lifespan runs, `app.state` holds `services`, and `first_key` if an installation without keys got one;
-    `startup_error` holds the reason why a lifespan could not begin.
+    `startup_error` holds the error of a lifespan that failed to start.
 
     Raises StartupError: a setting is invalid, or a file that it names does not exist.
     """

@@ -1,8 +1,8 @@
-"""The server as an application for other ASGI servers: `uvicorn tinsmith_server.asgi:app`.
+"""The application for other ASGI servers: `uvicorn tinsmith_server.asgi:app`.
 
-Settings come from the environment alone. The other program listens for requests; only `metrics_port` is opened here.
-`tinsmith serve` does more: it limits connections, and releases held polls when it stops. Each process is a whole
-server, so several workers of uvicorn need what several servers need.
+Settings come from the environment alone. The ASGI server listens for requests. This module opens only `metrics_port`.
+`tinsmith serve` does more: it limits connections, and releases held polls when it stops. Each process is a complete
+server. Several uvicorn workers therefore have the same requirements as several servers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tinsmith_server.logs import configure_logs
 
 
 def _begin_alone(app: FastAPI, for_metrics: list[socket.socket], addresses: Addresses) -> None:
-    """Add to the lifespan: the first key of an installation is printed, and metrics get their own port."""
+    """Print an installation's first key, and serve metrics on their own port, as `tinsmith serve` does."""
     begin = app.router.lifespan_context
 
     @asynccontextmanager
@@ -47,7 +47,7 @@ def _begin_alone(app: FastAPI, for_metrics: list[socket.socket], addresses: Addr
 async def _served_at(listener: socket.socket, app: FastAPI, addresses: Addresses) -> AsyncIterator[None]:
     """Serve the application on `listener` as well.
 
-    Its lifespan and the process's signals belong to the other program.
+    The ASGI server runs the lifespan and handles the process's signals.
     """
     config = uvicorn.Config(
         app,
@@ -76,7 +76,7 @@ async def _served_at(listener: socket.socket, app: FastAPI, addresses: Addresses
 
 
 def _application() -> FastAPI:
-    """Return the application, or exit with one sentence instead of the traceback of an import."""
+    """Return the application. On an error, print one sentence and exit, instead of a traceback during import."""
     try:
         settings = load_settings({})
         configure_logs(settings.log_level, settings.log_format)

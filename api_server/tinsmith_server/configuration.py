@@ -1,4 +1,4 @@
-"""The sources of settings, and the files that a server needs before it starts.
+"""The sources of settings, and the files that a server needs before startup.
 
 In order of precedence: flags, the environment (`TINSMITH_...`), the file of `--config`, the variables of another server
 (`find_names`), the defaults in `settings.py`.
@@ -40,7 +40,7 @@ def variable_of(name: str) -> str:
 def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
     """Merge flags (None means not given), environment, file and defaults.
 
-    Raises StartupError naming the setting, where it was set, and the allowed values.
+    Raises StartupError, which names the setting, its source, and the allowed values.
     """
     from_others = find_names(os.environ)
     from_file = read_config_file(config) if config is not None else {}
@@ -80,7 +80,7 @@ def _sources(
 
 
 def unknown_variables() -> str | None:
-    """Return a sentence about `TINSMITH_...` variables that set nothing, with similar names. None: there are none."""
+    """Return a sentence about unknown `TINSMITH_...` variables and similar valid names, or None if there are none."""
     known = sorted(variable_of(name) for name in Settings.model_fields)
     unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
     return f"not a setting: {', '.join(_with_nearest(name, known) for name in unknown)}" if unknown else None
@@ -133,7 +133,7 @@ def _with_nearest(name: str, known: list[str]) -> str:
 
 
 def _place(error: yaml.YAMLError | UnicodeDecodeError) -> str:
-    """Return where the error is, in one line; PyYAML's own text quotes the file over five lines."""
+    """Return the error's position in one line. PyYAML's own message quotes the file over five lines."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{error.problem} at line {mark.line + 1}, column {mark.column + 1}"
@@ -143,7 +143,7 @@ def _place(error: yaml.YAMLError | UnicodeDecodeError) -> str:
 def _sentence(problem: ErrorDetails, sources: Mapping[str, str]) -> str:
     what = problem["msg"].removeprefix("Value error, ")
     if not problem["loc"]:
-        # The error is about several settings; the message names them.
+        # The error concerns several settings, which its message names.
         return what
     name = str(problem["loc"][0])
     value = "what was given" if name in SECRETS else repr(_plain(problem["input"]))
@@ -159,18 +159,18 @@ PRIVATE_DIRECTORY = 0o700
 
 
 def keep_files_private() -> None:
-    """Make files of this process and its workers readable for their own user only.
+    """Make new files of this process and its workers readable for their own user only.
 
-    Journals and checkpoints hold the training data of all tenants, which other users of this machine must not read.
+    Journals and checkpoints hold the training data of all tenants. Other users of this machine must not read it.
     """
     os.umask(PRIVATE_UMASK)
 
 
 def make_data_directory(data: Path) -> None:
-    """Create the directory unless it exists. Raises StartupError: it cannot be created or written."""
+    """Create the directory unless it exists. Raises StartupError if it cannot be created or written."""
     try:
         data.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
-        # Permissions do not show that a file system is read-only or special, least of all to root.
+        # Permissions do not show that a file system is read-only, especially not to root.
         with tempfile.TemporaryFile(dir=data):
             pass
     except OSError as error:
@@ -203,7 +203,7 @@ _LEVELS = {"warn": "warning", "critical": "error"}
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Settings found in another server's variables, the variable of each, and variables without effect here."""
+    """The settings found in another server's variables, with their variables, and the variables without effect."""
 
     settings: Mapping[str, Any]
     names: Mapping[str, str]
@@ -212,7 +212,7 @@ class Found:
     def note(self, in_force: Mapping[str, str]) -> str | None:
         """Return a sentence for the person who starts the server, or None.
 
-        `in_force` maps settings to the sources that won.
+        `in_force` maps each setting to its source.
         """
         if not self.names:
             return None
@@ -247,10 +247,7 @@ def _value(setting: str, text: str) -> Any:
 
 
 def _models(text: str) -> tuple[str, ...]:
-    """Return the names in a JSON list of objects with a `model_name`.
-
-    Context lengths are read from the models' files.
-    """
+    """Return the names in a JSON list of objects with a `model_name`. Context lengths in the list are ignored."""
     try:
         return tuple(str(model["model_name"]) for model in json.loads(text))
     except (ValueError, TypeError, KeyError) as error:

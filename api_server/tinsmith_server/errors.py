@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class TinsmithError(Exception):
-    """An error whose text says what happened, to what, and what to do."""
+    """An error with a message for the user: what happened, to what, and what to do."""
 
 
-# ---- what a caller did
+# ---- errors caused by a client
 
 
 class AuthenticationFailed(TinsmithError):
@@ -22,7 +22,7 @@ class TokenRefused(AuthenticationFailed):
 
 
 class NotFound(TinsmithError):
-    """The object does not exist, or belongs to another tenant: the two must look the same."""
+    """The object does not exist, or belongs to another tenant. Both cases must look the same to the client."""
 
 
 class Gone(TinsmithError):
@@ -49,11 +49,11 @@ class TooManySamples(TooBusy):
     retry_after_seconds = 1.0
 
 
-# ---- what a worker did
+# ---- errors of a worker
 
 
 class WorkerError(TinsmithError):
-    """A worker did not do what it was asked."""
+    """A worker did not carry out a call."""
 
 
 class WorkerUnavailable(WorkerError):
@@ -65,15 +65,15 @@ class WorkerAbsent(WorkerUnavailable):
 
 
 class HandleClosed(WorkerUnavailable):
-    """The handle was closed. Another handle may stand for the worker already."""
+    """The handle was closed. The fleet may already have another handle for the worker."""
 
 
 class WorkerUnstartable(WorkerUnavailable):
-    """The worker cannot start until a person fixes its model directory or its flags; the message names which."""
+    """The worker cannot start until a person fixes its model directory or its flags. The message names the mistake."""
 
 
 class StaleEpoch(WorkerUnavailable):
-    """Another server has activated the worker since, or no server has."""
+    """Another server has activated the worker in the meantime, or no server has activated it."""
 
 
 class ModelNotAtWorker(WorkerError):
@@ -81,25 +81,25 @@ class ModelNotAtWorker(WorkerError):
 
 
 class WorkerFull(WorkerError):
-    """The worker is full: the journal's disk for `Submit`, the queue for `Sample`."""
+    """The worker is full: for `Submit` the journal's disk, for `Sample` the queue."""
 
 
 class StorageFull(WorkerError):
     """The request was not accepted, because there was no space to store it."""
 
 
-# ---- what the checkpoint root did
+# ---- errors of the checkpoint root
 
 
 class CheckpointRootUnavailable(TinsmithError):
-    """The checkpoint root refused, or could not be reached. A retry may succeed later."""
+    """The checkpoint root refused a request, or could not be reached. A retry may succeed later."""
 
 
 class CheckpointDamaged(TinsmithError):
-    """Files of a checkpoint do not match its manifest. A retry finds the same."""
+    """Files of a checkpoint do not match its manifest. A retry cannot succeed."""
 
 
-# ---- what an operator did
+# ---- errors of the installation
 
 
 class StartupError(TinsmithError):

@@ -1,7 +1,7 @@
 """uvicorn's server and HTTP protocol, with a time limit for everything that a client may leave unfinished.
 
-uvicorn itself waits for a header without limit, takes headers of any length, and lets one address open as many
-connections as there are files.
+uvicorn itself waits for a header without limit, and accepts headers of any length. It lets one address use all file
+descriptors for its connections.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tinsmith_server.logs import get_logger
 
 log = get_logger(__name__)
 
-# Longer than the 90 s for which clients keep idle connections.
+# Clients keep idle connections for 90 s. This time is longer.
 KEEP_ALIVE_SECONDS = 120.0
 # The limit for a request's header, and for the first byte on a new connection.
 HEAD_SECONDS = 10.0
@@ -52,12 +52,12 @@ class Addresses:
         self._connections: Counter[str] = Counter()
 
     def enter(self, address: str) -> bool:
-        """Count a connection. False if the address has as many as allowed."""
+        """Count a connection. Returns False if the address has reached its limit."""
         if self._trusts(address):
             return True
         if self._connections[address] >= self.limit:
             if self._connections[address] == self.limit:
-                # Logged once until the count is below the limit again.
+                # The limit is logged once, until the count is below it again.
                 self._connections[address] += 1
                 log.warning("address has too many connections", address=address, limit=self.limit)
             return False
@@ -65,7 +65,7 @@ class Addresses:
         return True
 
     def leave(self, address: str) -> None:
-        """Remove a connection that was counted."""
+        """Remove a counted connection."""
         if not self._trusts(address):
             self._connections[address] = min(self._connections[address], self.limit) - 1
             if self._connections[address] <= 0:
@@ -113,7 +113,7 @@ class UntilClosed:
 class BoundedProtocol(HttpToolsProtocol):
     """HTTP with one deadline at a time: for the next header, the rest of a body, or a slow reader.
 
-    A request being handled has no deadline here: its route limits the time of the body.
+    A request in progress has no deadline here, because its route limits the time of the body.
     """
 
     def __init__(self, *args: Any, addresses: Addresses, **options: Any) -> None:
@@ -156,7 +156,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline = self.loop.call_later(seconds, otherwise) if seconds is not None and otherwise else None
 
     def _end_idle(self) -> None:
-        """Close an idle connection, also one that sends single bytes which begin no request."""
+        """Close an idle connection. A connection that sends bytes without starting a request is idle as well."""
         self.transport.abort()
 
     # ---- headers
@@ -204,13 +204,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, UntilClosed(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     def _refuse(self, status: bytes, sentence: str) -> None:
-        """Refuse a request before any application sees it."""
+        """Refuse a request before it reaches the application."""
         if self._refused or self.transport.is_closing():
             return
         self._refused, self._in_head = True, False
         self._expect(None)
         if not self._idle:
-            # An earlier request is still being handled; its answer would be mixed up with this one.
+            # An earlier request is in progress. Its answer and this refusal would be mixed.
             self.transport.abort()
             return
         body = f'{{"detail":"{sentence}"}}'.encode()
@@ -261,7 +261,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class StoppingServer(uvicorn.Server):
-    """uvicorn's server. It announces when it answers, and releases held polls before it waits for connections."""
+    """uvicorn's server.
+
+    It calls back when it answers requests, and releases held polls before it waits for connections.
+    """
 
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
         super().__init__(config)
@@ -272,7 +275,7 @@ class StoppingServer(uvicorn.Server):
         try:
             await super().startup(sockets)
         except SystemExit:
-            # uvicorn has logged the cause and dropped it; the application has kept it.
+            # uvicorn logs the cause without keeping it. The application has kept the error.
             raise _application(self).state.startup_error from None
         if self.started:
             self._announce()
@@ -280,7 +283,8 @@ class StoppingServer(uvicorn.Server):
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.started:
-            # uvicorn would wait for the start, which may wait for a database or a cluster. No request was accepted yet.
+            # uvicorn would wait for the end of the startup, which may wait for a database or a cluster. No request was
+            # accepted yet.
             os._exit(0)
         super().handle_exit(sig, frame)
 

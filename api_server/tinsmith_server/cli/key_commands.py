@@ -103,7 +103,7 @@ def _check_tenant(tenant: str) -> None:
 
 
 async def _revoke(service: Keys, key_id: int) -> ApiKey | None:
-    """Revoke the key, and return it as it was before."""
+    """Revoke the key, and return its row from before the change."""
     found = {key.key_id: key for key in await service.list()}
     await service.revoke(key_id)
     return found.get(key_id)
@@ -131,14 +131,17 @@ def _with_keys(
 
 
 def _missing_file(settings: Settings) -> Path | None:
-    """Return the path of the SQLite file if it does not exist. A database server is asked when it is opened."""
+    """Return the path of the SQLite file if the file does not exist. Returns None for a database server."""
     url = parse_store_url(settings.store_url)
     file = Path(url.database or "")
     return file if url.drivername == "sqlite" and not file.exists() else None
 
 
 def _place_was_given(settings: Settings) -> bool:
-    """Return whether a flag, the environment or a file names the store: in another directory no server reads it."""
+    """Return whether a flag, the environment or a file names the store.
+
+    Without a name, the store is in the working directory, and a server in another directory does not read it.
+    """
     return bool({"data", "database_url"} & settings.model_fields_set)
 
 

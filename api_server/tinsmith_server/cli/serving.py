@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 WANTED_OPEN_FILES = 65536
 BACKLOG = 4096
 STOP_SECONDS = 20
-# The longest time for which a thread that reads a large body may block the others. Each write of the store goes to a
-# thread and back; with Python's own 5 ms both ways took as long as reading a large body.
+# The longest time for which a thread that reads a large body may block the other threads. Each write of the store hands
+# over to a thread and back. With Python's default of 5 ms the two hand-overs took as long as reading a large body.
 SWITCH_SECONDS = 0.0005
 
 
@@ -116,8 +116,8 @@ def quiet_on_a_terminal(settings: Settings) -> Settings:
 
 
 def run_server(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises TinsmithError: the server cannot start."""
-    # Process 1 of a container never gets a signal that it does not handle, and the imports take a second.
+    """Serve until SIGTERM or SIGINT. Raises TinsmithError if the server cannot start."""
+    # The kernel drops signals that process 1 of a container does not handle, and the imports take a second.
     signal.signal(signal.SIGTERM, _leave)
     configure_logs(settings.log_level, settings.log_format)
     if settings.fleet == "local":
@@ -132,7 +132,7 @@ def run_server(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings, fleet: Fleet, listeners: list[socket.socket]) -> None:
-    """Start loading models in their own processes, which takes longer than the imports here."""
+    """Start loading models in their own processes before the imports here, because loading takes longer."""
     signal.signal(signal.SIGINT, _leave)
     try:
         await fleet.begin()
@@ -148,7 +148,7 @@ async def _serve(settings: Settings, fleet: Fleet, listeners: list[socket.socket
 def _assemble(settings: Settings, fleet: Fleet, listener: socket.socket) -> StoppingServer:
     """Import most of this program, and assemble the server.
 
-    The garbage collector is off meanwhile, and never scans the imported objects later.
+    The garbage collector is off during the imports, and never scans the imported objects later.
     """
     gc.disable()
     import uvicorn
@@ -179,20 +179,20 @@ def _assemble(settings: Settings, fleet: Fleet, listener: socket.socket) -> Stop
 
 
 def listen_for_metrics(settings: Settings) -> list[socket.socket]:
-    """Return the sockets for `metrics_port`, if it is set. Raises StartupError as `listen` does."""
+    """Return the sockets for `metrics_port`, if it is set. Raises the errors of `listen`."""
     if settings.metrics_port is None:
         return []
     return [listen(settings.host, settings.metrics_port, "set metrics_port to another")]
 
 
 def listen(host: str, port: int, cure: str = "set --port (0 selects a free one)") -> socket.socket:
-    """Return a listening socket. Raises StartupError: the address is taken, or not of this machine.
+    """Return a listening socket. Raises StartupError if the address is in use, or does not belong to this machine.
 
-    `cure` says what to do if another program has the address.
+    `cure` tells the user what to do if another program uses the address.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol must be named: asyncio turns Nagle's algorithm off only on sockets that say TCP, and with it on every
-    # answer over a kept connection comes 40 ms late.
+    # The socket must name the protocol, because asyncio turns Nagle's algorithm off only on sockets with the protocol
+    # TCP. With the algorithm on, every answer on a kept-alive connection is 40 ms late.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -207,12 +207,15 @@ def listen(host: str, port: int, cure: str = "set --port (0 selects a free one)"
 
 
 def _leave(_number: int, _frame: object) -> None:
-    """Exit: the store is not open yet, and workers end by themselves with this process."""
+    """Exit at once: the store is not open yet, and the workers end with this process."""
     os._exit(0)
 
 
 def _stopped(_number: int, _frame: object) -> None:
-    """Ignore the signal that uvicorn repeats after a clean stop; otherwise the exit status would say "killed"."""
+    """Ignore the signal that uvicorn sends itself again after a clean stop.
+
+    Otherwise the exit status would mean "killed".
+    """
 
 
 def _raise_open_files() -> None:
@@ -224,7 +227,7 @@ def _raise_open_files() -> None:
 
 WIDEST_RULE = 100
 ROUTED_TO = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses reserved for documentation. Nothing is sent to them; the route to them names this machine's own address."""
+"""Addresses reserved for documentation. No packet is sent. The route to them reveals this machine's own address."""
 UNENCRYPTED = (
     "warning: keys and data travel unencrypted to this address; docs/how-to/ingress.md explains how to add TLS"
 )
@@ -236,7 +239,7 @@ def on_terminal() -> bool:
 
 
 def announce(listener: socket.socket, first_key: NewKey | None, public_url: str | None) -> None:
-    """Print the URL once the server answers, and a newly made key, which is never shown again."""
+    """Print the URL once the server answers. Print a new key as well, because it is never shown again."""
     host, port = listener.getsockname()[:2]
     if not on_terminal():
         if first_key is not None:
@@ -252,7 +255,10 @@ def announce(listener: socket.socket, first_key: NewKey | None, public_url: str 
 
 
 def boxed(url: str, key: str | None, *, is_exposed: bool) -> list[str]:
-    """Return the lines to print, between two rules. They have no border, so that a selection can be pasted."""
+    """Return the lines between two horizontal rules.
+
+    The lines have no side borders, so that a selection can be pasted.
+    """
     rule = "─" * min(shutil.get_terminal_size().columns, WIDEST_RULE)
     lines = [f"Tinsmith answers at {url}"]
     lines += [UNENCRYPTED] if is_exposed else []
@@ -275,7 +281,7 @@ def reachable_host(host: str) -> str:
 
 
 def _own_address(family: socket.AddressFamily) -> str | None:
-    """Return the address that others see, or None without a route. No packet is sent."""
+    """Return this machine's address in its network, or None without a route. No packet is sent."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((ROUTED_TO[family], 9))
@@ -291,7 +297,7 @@ def print_progress(line: str) -> None:
 
 
 def print_stopped(data: Path) -> None:
-    """Print where the data are kept, after a clean stop on a terminal."""
+    """Print the data directory on a terminal after a clean stop."""
     if on_terminal():
         _say(f"stopped; all data are in {data}")
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def fleet_of(settings: Settings, on_progress: Callable[[str], None] = lambda _: None) -> Fleet:
     """Return the fleet of the settings. `on_progress` is called with the progress of loading models.
 
-    Each kind of fleet is imported only if it is used: the packages of the other may not be installed. Raises
-    StartupError: a model directory or the catalogue is missing, or there is no model to serve.
+    Only the chosen kind of fleet is imported, because the packages of the other kind may not be installed. Raises
+    StartupError if a model directory or the catalogue is missing, or there is no model to serve.
     """
     if settings.fleet == "kubernetes":
         from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet

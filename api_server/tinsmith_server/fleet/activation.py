@@ -1,4 +1,4 @@
-"""The activation of a running worker under an epoch, which fences off servers that do not know of each other."""
+"""The activation of a running worker under an epoch. The epoch fences off servers that do not know of each other."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
     from tinsmith_server.store.store import Store
 
 STALE_EPOCH_PAUSE_SECONDS = 0.02
-# Far longer than servers need that raise one worker's epoch at once. A server that reads from a standby may never see
-# the newest epoch.
+# Several servers that raise one worker's epoch at once need far less time. The limit is for a server that reads from a
+# standby, which may never show the newest epoch.
 PATIENCE_SECONDS = 20.0
 
 
 async def activate(client: GrpcWorkerClient, worker_id: str, epochs: Store) -> worker_pb2.DescribeReply:
-    """Activate the worker under an epoch that no other instance has had. Several servers give one instance the same.
+    """Activate the worker under an epoch that no earlier instance has had.
 
-    Returns the description of the activated instance. Raises WorkerUnavailable, also if another instance took its place
-    meanwhile: that one needs its own epoch.
+    Several servers give one instance the same epoch. Returns the description of the activated instance. Raises
+    WorkerUnavailable. This includes the case that another instance has replaced the worker, because the new instance
+    needs its own epoch.
     """
     description = await client.describe()
     instance_id = description.instance_id
@@ -45,9 +46,9 @@ async def activate(client: GrpcWorkerClient, worker_id: str, epochs: Store) -> w
                 raise WorkerUnavailable("the worker restarted during its activation")
             return description
         except WorkerFull as error:
-            raise WorkerUnavailable(str(error)) from error  # until there is space on its volume
+            raise WorkerUnavailable(str(error)) from error  # retry until its volume has space
         except StaleEpoch:
-            # The volume has seen a higher epoch than the store gave: take the next one.
+            # The volume knows a higher epoch than the store returned. Take the epoch after that.
             await epochs.raise_epoch(worker_id, row.epoch, instance_id)
             await asyncio.sleep(STALE_EPOCH_PAUSE_SECONDS)
     raise WorkerUnavailable(
@@ -60,7 +61,7 @@ class ActivatedHandle(WorkerHandle):
     """The part of a handle that does not depend on where the worker runs."""
 
     _epochs: Store
-    """Set before the first connection exists."""
+    """The store, which is set before the first connection exists."""
 
     def __init__(self, worker_id: str) -> None:
         self._worker_id = worker_id
@@ -79,7 +80,7 @@ class ActivatedHandle(WorkerHandle):
     @property
     @override
     def accepting(self) -> bool:
-        """Return True: a worker that is not running is started by its first sample."""
+        """Return True, because its first sample starts a worker that is not running."""
         return True
 
     @property

@@ -1,4 +1,4 @@
-"""The interface of a fleet to the services, wherever its workers run."""
+"""The interface between the services and a fleet of any kind."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A base model under the name that clients use. Any number of workers may hold it.
+    """A base model under the name that clients use. Any number of workers may serve it.
 
     `weights` is equal for names of the same base weights. A limit of None is left to the worker. `training` and
-    `sampling` say whether a worker or sampler exists, or may be created, that does it.
+    `sampling` say whether a worker for training, or a sampler, exists or may be created.
     """
 
     name: str
@@ -47,7 +47,7 @@ class SavesAddress:
 
 
 class Changes:
-    """A counter of changes, with which a caller can read state first and wait afterwards without missing a change."""
+    """A counter of changes. With it a caller can read the state, then wait, and miss no change in between."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -59,7 +59,7 @@ class Changes:
         self._next = asyncio.Event()
 
     async def beyond(self, count: int) -> None:
-        """Return once the counter exceeds `count`."""
+        """Return when the counter exceeds `count`."""
         while self.count <= count:
             await self._next.wait()
 
@@ -73,7 +73,7 @@ class SamplerClient(Protocol):
     async def prepare(self, adapter: worker_pb2.AdapterRef) -> None:
         """Announce samples of an adapter, so that the sampler can load it.
 
-        Raises WorkerError, also if it takes no hints.
+        Raises WorkerError, also if it supports no hints.
         """
 
     async def await_sample(self, request_id: str, timeout_seconds: float) -> worker_pb2.AwaitReply: ...
@@ -82,26 +82,26 @@ class SamplerClient(Protocol):
 
     async def cancel_sample(self, request_id: str) -> None: ...
     async def render_prompt(self, request: worker_pb2.RenderPromptRequest, tenant: str) -> worker_pb2.RenderPromptReply:
-        """Render a prompt. Raises Unprocessable: the model's chat template refuses it, or there is no template."""
+        """Render a prompt.
+
+        Raises Unprocessable if the model's chat template refuses the prompt, or there is no template.
+        """
 
     async def await_text(self, request_id: str, seen: int, timeout_seconds: float) -> worker_pb2.AwaitTextReply: ...
     async def describe(self) -> worker_pb2.DescribeReply: ...
     async def take_usage(self) -> worker_pb2.TakeUsageReply:
-        """Return the usage counted since the last call by any server.
-
-        Raises WorkerError for a worker that counts none.
-        """
+        """Return the usage since the last such call of any server. Raises WorkerError if the worker counts no usage."""
 
     async def read_tokenizer(self, known_digest: str) -> worker_pb2.ReadTokenizerReply:
         """Return the base model's tokenizer, without its files if they have this digest.
 
-        Raises Unprocessable: there is none that may be given away.
+        Raises Unprocessable if the model has no tokenizer that clients may download.
         """
 
     async def timeline(self, session_id: str) -> worker_pb2.TimelineReply:
-        """Return when the session's operations and samples were accepted, started and ended.
+        """Return the times at which the session's operations and samples were accepted, started and ended.
 
-        Raises as `read_tokenizer`.
+        Raises the errors of `read_tokenizer`.
         """
 
 
@@ -109,7 +109,7 @@ class WorkerClient(SamplerClient, Protocol):
     """A client of one activated instance of a worker."""
 
     async def submit(self, request: worker_pb2.SubmitRequest, tenant: str) -> worker_pb2.SubmitReply:
-        """Return the operation's number and the epoch of its acceptance, once it is on disk.
+        """Return the operation's number and the epoch of its acceptance, once the operation is on disk.
 
         Tenants share the worker fairly. Raises ModelNotAtWorker, StorageFull (nothing was accepted) and StaleEpoch; and
         Unprocessable if the client numbers some of the model's operations but not all.
@@ -118,19 +118,25 @@ class WorkerClient(SamplerClient, Protocol):
     async def await_result(self, model_id: str, seq_id: int, timeout_seconds: float) -> worker_pb2.AwaitReply: ...
     async def events(self, after_event_id: int, timeout_seconds: float) -> Sequence[worker_pb2.Event]: ...
     async def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
-        """Create a checkpoint from uploaded files. Raises Unprocessable: they are no adapter of the base model."""
+        """Create a checkpoint from uploaded files.
+
+        Raises Unprocessable if they are not an adapter of the base model.
+        """
 
 
 SamplerKind = Literal["pool", "colocated"]
-"""The kinds in order of preference for samples: dedicated samplers, then workers that also train."""
+"""The kinds of samplers in order of preference: dedicated samplers, then workers that also train."""
 
 
 class SamplerHandle(Protocol):
-    """A sampler with its samples in memory: a pool's replica, a process next to a local worker, or a worker itself."""
+    """A sampler with its samples in memory.
+
+    It is a pool's replica, a process next to a local worker, or a worker that samples.
+    """
 
     @property
     def sampler_id(self) -> str:
-        """The id of the memory that keeps the samples; the same at every server."""
+        """The id of the process that keeps the samples in memory. Every server sees the same id."""
 
     @property
     def name(self) -> str:
@@ -138,34 +144,37 @@ class SamplerHandle(Protocol):
 
     @property
     def base_model(self) -> str:
-        """The displayed name of its base model: the first of several."""
+        """The base model's name for display, which is the first of several names."""
 
     @property
     def kind(self) -> SamplerKind: ...
 
     @property
     def accepting(self) -> bool:
-        """True if it takes new samples."""
+        """True if the sampler takes new samples."""
 
     async def connection(self, timeout_seconds: float) -> SamplerClient:
-        """Return a client. Raises WorkerUnavailable with the reason if there is none in time."""
+        """Return a client. Raises WorkerUnavailable with the reason if there is no connection in time."""
 
     def running(self) -> SamplerClient | None:
-        """Return a client if the sampler is connected now; never start it."""
+        """Return a client if the sampler is connected now. Does not start the sampler."""
 
     @property
     def outlives_connections(self) -> bool:
-        """True if it may hold samples while it is not `running`, as before this server has connected to it."""
+        """True if the sampler may hold samples without a connection to this server, as after the server's start."""
         return True
 
     @property
     def takes_saves_in(self) -> str | None:
-        """The network in which it can reach workers that stream saves. None: it reads the checkpoint root."""
+        """The network in which the sampler can reach workers that stream saves.
+
+        None: the sampler reads the checkpoint root.
+        """
         return None
 
 
 class WorkerHandle(SamplerHandle, Protocol):
-    """A worker of the fleet, whether it runs or not."""
+    """A worker of the fleet, which may or may not be running."""
 
     @property
     def worker_id(self) -> str: ...
@@ -182,18 +191,18 @@ class WorkerHandle(SamplerHandle, Protocol):
 
     @property
     def slots(self) -> int:
-        """The number of models that it takes, including parked ones."""
+        """The number of models that the worker takes, including parked ones."""
 
     @property
     def leaving(self) -> str | None:
-        """The reason for its permanent removal, as a clause; None while it stays.
+        """The reason for the worker's planned removal, as a clause; None if no removal is planned.
 
-        Its models must be saved and released while it still runs.
+        The worker's models must be saved and released while it still runs.
         """
 
     @override
     async def connection(self, timeout_seconds: float) -> WorkerClient:
-        """Return a client of the activated worker, which is started at first use.
+        """Return a client of the activated worker. The first call starts the worker.
 
         Raises WorkerUnavailable with the reason if it is not ready in time, and WorkerUnstartable at once if its model
         directory or its flags are the cause.
@@ -201,29 +210,29 @@ class WorkerHandle(SamplerHandle, Protocol):
 
     @override
     def running(self) -> WorkerClient | None:
-        """Return a client if the worker is ready now; never start it."""
+        """Return a client if the worker is ready now. Does not start the worker."""
 
     @property
     def saves(self) -> SavesAddress | None:
-        """The address from which it streams its newest saves. None: it streams none at present."""
+        """The address from which the worker streams its newest saves. None: the worker streams no saves at present."""
         return None
 
     @property
     def unavailable_reason(self) -> str | None:
-        """The reason why it is not ready, for waiting clients; None while it is."""
+        """The reason why the worker is not ready, for waiting clients; None while it is ready."""
 
     async def renew(self) -> None:
         """Activate the running instance again, after its epoch turned out to be stale."""
 
 
 class Fleet(Protocol):
-    """The models and workers of a server. They may come and go while it is open; `changes` counts that."""
+    """The models and workers of a server.
+
+    Both may appear and disappear while the fleet is open; `changes` counts this.
+    """
 
     async def begin(self) -> None:
-        """Start what needs no store, in parallel to the rest of the server's start.
-
-        Raises StartupError.
-        """
+        """Start everything that needs no store, while the rest of the server starts. Raises StartupError."""
 
     async def open(self, store: Store) -> None: ...
     async def close(self) -> None: ...
@@ -240,7 +249,7 @@ class Fleet(Protocol):
     def workers(self) -> Sequence[WorkerHandle]: ...
 
     def worker(self, worker_id: str) -> WorkerHandle:
-        """Return the worker of this id. Raises WorkerAbsent: there is none at present."""
+        """Return the worker with this id. Raises WorkerAbsent if there is none at present."""
 
     def trainers(self, base_model: str, rank: int) -> Sequence[WorkerHandle]:
         """Return the workers that take new models of this LoRA rank, whether or not a slot is free."""
@@ -250,33 +259,33 @@ class Fleet(Protocol):
 
     @property
     def all_samplers(self) -> Sequence[SamplerHandle]:
-        """Every sampler that may still hold a sample, whether or not it takes new ones."""
+        """All samplers that may still hold a sample, including those that take no new samples."""
 
     async def refresh(self) -> None:
-        """Read the state of the fleet again. Raises WorkerUnavailable: it cannot be read."""
+        """Read the state of the fleet again. Raises WorkerUnavailable if this is not possible."""
 
     async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
         """Request more capacity if possible: for a model of this rank, or for samples.
 
-        Returns what the caller is waiting for, or what an administrator has to do, for display.
+        Returns a message for display: what the caller is waiting for, or what an administrator has to do.
         """
 
     async def permanently_lost_reason(self, worker: Worker) -> str | None:
-        """Return why this worker can never come back. None: it may."""
+        """Return why this worker can never come back, or None if it may come back."""
 
     @property
     def problem(self) -> str | None:
-        """The reason why the fleet does not know its workers yet; None if it does."""
+        """The reason why the fleet does not know its workers yet; None once the fleet knows them."""
 
 
 def describable_handles(fleet: Fleet) -> Sequence[SamplerHandle]:
-    """Return everything that describes itself: the workers, and the samplers."""
+    """Return the handles of all workers and samplers, which describe themselves."""
     by_id: dict[str, SamplerHandle] = {one.sampler_id: one for one in fleet.workers}
     return list({**by_id, **{one.sampler_id: one for one in fleet.all_samplers}}.values())
 
 
 def places_of(description: worker_pb2.DescribeReply) -> int:
-    """Return the number of models that this worker takes: its slots, unless it parks models and says more."""
+    """Return the number of models that this worker takes: its slots, or more if it parks models."""
     return description.model_places or description.capabilities.adapter_slots
 
 

@@ -28,11 +28,11 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 NETWORK_OPTIONS: list[tuple[str, int | str]] = [
-    # A node that vanishes closes no connection: without pings a call would wait for its deadline.
+    # A node that fails does not close its connections. Without pings a call would wait until its deadline.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # A worker that restarts has another address under the same name; the default asks every 30 s.
+    # A restarted worker has another address under the same name. By default gRPC resolves a name only every 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
     # A new channel must connect anew, with its own certificate.
     ("grpc.use_local_subchannel_pool", 1),
@@ -41,7 +41,10 @@ NETWORK_OPTIONS: list[tuple[str, int | str]] = [
 
 @dataclass(frozen=True, slots=True)
 class WorkerTls:
-    """The certificate that a channel shows, and the name that it expects. PEM contents."""
+    """The certificate that a channel shows, and the name that it expects in the peer's certificate.
+
+    Contents are PEM.
+    """
 
     certificate: bytes
     key: bytes = field(repr=False)
@@ -57,10 +60,10 @@ PemFiles: TypeAlias = tuple[bytes, bytes, bytes]
 
 
 class TlsDirectory:
-    """The directory with this server's client certificate, its key, and the authority of the workers.
+    """The directory with this server's client certificate, its key, and the workers' certificate authority.
 
-    Files are parsed only when they have changed: at a thousand connections, each of which asks every 10 s, parsing took
-    8 % of the event loop.
+    Files are parsed only when they have changed. With a thousand connections, each checking every 10 s, parsing took
+    8 % of the event loop's time.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -68,10 +71,7 @@ class TlsDirectory:
         self._known: tuple[object, PemFiles] | None = None
 
     def for_worker(self, worker_id: str) -> WorkerTls:
-        """Return the certificate for a new channel.
-
-        Raises WorkerUnavailable: the files are missing, or do not match.
-        """
+        """Return the certificate for a new channel. Raises WorkerUnavailable if files are missing or do not match."""
         certificate, key, authority = self._read()
         return WorkerTls(certificate, key, authority, worker_id)
 
@@ -84,14 +84,14 @@ class TlsDirectory:
 
     def _read(self) -> PemFiles:
         swapped = self._directory / SWAPPED
-        # Resolved once: three reads through the symlink could fall on both sides of a swap.
+        # The symlink is resolved once. Otherwise a swap between the reads could mix old and new files.
         folder = swapped.resolve() if swapped.exists() else self._directory
         try:
-            # Taken before the files are read: a file that is replaced meanwhile is then read again.
+            # The state is taken before the files are read. A file that is replaced during the read is then read again.
             state = [folder, *(_state(folder / name) for name in (CERTIFICATE, KEY, AUTHORITY))]
             if self._known is None or self._known[0] != state:
                 self._known = state, _parsed(folder)
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # includes ssl.SSLError
             raise WorkerUnavailable(
                 f"no worker can be reached, since the TLS files in {self._directory} cannot be used: {error}; the "
                 f"directory must contain {CERTIFICATE}, its {KEY}, and {AUTHORITY}"

@@ -34,15 +34,15 @@ CLOSED = "the connection to the worker was closed"
 # A worker may delay an acknowledgement by 20 s when its backlog is full.
 SUBMIT_TIMEOUT_SECONDS = 60.0
 QUICK_TIMEOUT_SECONDS = 20.0
-# For a conversation of megabytes, behind other renderings.
+# The time for a conversation of megabytes, queued after other renderings.
 RENDER_TIMEOUT_SECONDS = 60.0
-# For files of 64 MiB at most, from a volume that may be on the network.
+# The time for files of 64 MiB at most, from a volume that may be on the network.
 READ_TIMEOUT_SECONDS = 60.0
-# For gigabytes of files that are read, checked and written, behind other imports.
+# The time for reading, checking and writing gigabytes of files, queued after other imports.
 IMPORT_TIMEOUT_SECONDS = 600.0
-# How much longer than the requested hold a reply may take.
+# The time that a reply may take beyond the requested hold.
 HOLD_GRACE_SECONDS = 10.0
-# Opening a journal waits for the lock of its predecessor, and replays accepted operations.
+# A worker that opens its journal waits for its predecessor's lock, and replays accepted operations.
 ACTIVATE_TIMEOUT_SECONDS = 600.0
 
 
@@ -75,9 +75,9 @@ class GrpcWorkerClient(WorkerClient):
         self._epoch = 0
 
     async def activate(self, epoch: int, event_cursor: int = 0) -> str:
-        """Activate the worker: later submissions carry this epoch, and events come after the cursor.
+        """Activate the worker, and return the instance's id. Raises StaleEpoch.
 
-        Returns the instance's id. Raises StaleEpoch.
+        Later submissions carry this epoch. The worker reports events after the cursor.
         """
         request = worker_pb2.ActivateRequest(epoch=epoch, event_cursor=event_cursor)
         reply = await _call(self._stub.Activate, request, ACTIVATE_TIMEOUT_SECONDS)
@@ -85,7 +85,7 @@ class GrpcWorkerClient(WorkerClient):
         return reply.instance_id
 
     async def until_broken(self) -> None:
-        """Return when the connection is lost: the next one may reach another instance."""
+        """Return when the connection is lost. The next connection may reach another instance."""
         state = self._channel.get_state()
         while state is grpc.ChannelConnectivity.READY:
             await self._channel.wait_for_state_change(state)
@@ -121,7 +121,7 @@ class GrpcWorkerClient(WorkerClient):
         except WorkerFull as error:
             raise TooManySamples(str(error)) from error
         except CallUnknown as error:
-            # Another worker may be able to: a session that was changed, a replica with a newer image.
+            # Another worker may implement the call: one of a changed session, or a replica with a newer image.
             raise WorkerUnavailable(str(error)) from error
 
     @override
@@ -220,7 +220,7 @@ async def _call(
     except grpc.aio.UsageError as error:
         raise WorkerUnavailable(CLOSED) from error
     except asyncio.CancelledError:
-        # grpc also cancels calls when their channel is closed; that is not a cancellation of this task.
+        # grpc also cancels calls when their channel is closed. Such a cancellation does not concern this task.
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise

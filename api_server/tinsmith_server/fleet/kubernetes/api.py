@@ -1,4 +1,7 @@
-"""The only module that calls the Kubernetes API: plain dictionaries in and out, the server's own errors."""
+"""The only module that calls the Kubernetes API.
+
+It takes and returns plain dictionaries, and raises the server's errors.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class ApiUnavailable(KubernetesError):
 
 
 class ApiRefused(KubernetesError):
-    """The API refused the request: not allowed, not known, not valid, or over quota."""
+    """The API refused the request as forbidden, unknown, invalid or over quota."""
 
 
 class AlreadyThere(KubernetesError):
@@ -47,14 +50,15 @@ KIND = "TrainingSession"
 FIELD_MANAGER = "tinsmith-api-server"
 
 REQUEST_SECONDS = 30.0
-# The API server ends a watch after this time; the grace covers a proxy that drops it silently.
+# The API server ends a watch after this time. The grace period detects a proxy that drops the watch silently.
 WATCH_SECONDS = 60
 WATCH_GRACE_SECONDS = 15.0
-# Only the UID of a claim is needed.
+# Of a claim, only the UID is needed.
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-# Kubernetes' own objects and their managed fields stay below 30.
+# Kubernetes' own objects and their managed fields are nested less than 30 levels deep.
 DEEPEST = 100
-# A string without an end goes to the end of the text, and nothing is tried twice: the time is linear for any text.
+# An unterminated string matches up to the end of the text. The pattern never backtracks, so the time is linear for any
+# text.
 _STRINGS_AND_BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[{}\[\]]', re.DOTALL)
 _EMPTY = {b"{": b"{}", b"[": b"[]"}
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -62,7 +66,7 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A kind of objects that this server reads. `label` selects those that have the label."""
+    """A kind of objects that this server reads. `label` selects the objects that have this label."""
 
     group_version: str
     plural: str
@@ -81,7 +85,7 @@ class Resource:
 
 SESSIONS = Resource(GROUP_VERSION, "trainingsessions", KIND)
 POOLS = Resource(GROUP_VERSION, "samplerpools", "SamplerPool")
-# The slices take their labels from the pool's Service.
+# EndpointSlices have the labels of the pool's Service.
 ENDPOINTS = Resource("discovery.k8s.io/v1", "endpointslices", "EndpointSlice", label="tinsmith.dev/pool")
 
 
@@ -93,7 +97,7 @@ class KubernetesApi:
 
     def __init__(self) -> None:
         self.cluster = ""
-        """A digest that identifies the cluster; known after the first request."""
+        """A digest that identifies the cluster; empty before the first request."""
         self._client: ApiClient | None = None
         self._connecting = asyncio.Lock()
         self._closed = False
@@ -114,7 +118,7 @@ class KubernetesApi:
     ) -> AsyncGenerator[tuple[str, Manifest], None]:
         """Yield events after the version, as (type, object), until the server ends the watch.
 
-        Raises HistoryGone: the version is too old, list again.
+        Raises HistoryGone if the version is too old; then list again.
         """
         query = {
             **resource.query,
@@ -133,7 +137,7 @@ class KubernetesApi:
             raise ApiUnavailable(f"a watch of the Kubernetes API ended: {error!r}") from error
 
     async def create_session(self, manifest: Manifest) -> Manifest:
-        """Create a TrainingSession. Raises AlreadyThere: the name is taken."""
+        """Create a TrainingSession. Raises AlreadyThere if the name is in use."""
         query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
         path = SESSIONS.path(manifest["metadata"]["namespace"])
         return await self._send("POST", path, query=query, body=manifest)
@@ -142,7 +146,7 @@ class KubernetesApi:
         """Return the UID of every PersistentVolumeClaim."""
         path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
         answer = await self._send("GET", path, accept=METADATA_ONLY)
-        # An empty list of metadata has null for its items.
+        # In an empty list of metadata, `items` is null.
         return {item["metadata"]["uid"] for item in answer["items"] or ()}
 
     async def _send(
@@ -172,7 +176,7 @@ class KubernetesApi:
         body: Manifest | None = None,
         accept: str = "application/json",
     ) -> aiohttp.ClientResponse:
-        """Return the response of a successful request, to be read within the remaining time."""
+        """Return the response of a successful request. The caller must read it within the remaining time."""
         client = await self._connected()
         headers = {"Accept": accept, "Content-Type": "application/json"}
         request = await client.param_serialize(
@@ -183,13 +187,14 @@ class KubernetesApi:
         if response.status >= 400:
             content = await response.read()
             if response.status == 401:
-                # The credentials have expired: the next request reads them again.
+                # The credentials have expired. The next request reads them again.
                 await self._disconnect()
             raise error_of(response.status, content, f"{method} {path}")
         return response
 
     async def _connected(self) -> ApiClient:
-        # Several watches begin at once: a second client would never be closed, nor one that is created after the end.
+        # Several watches begin at once. Without the lock a second client, or a client created after `close`, would
+        # never be closed.
         async with self._connecting:
             if self._closed:
                 raise ApiUnavailable("this server is stopping")
@@ -209,8 +214,8 @@ class KubernetesApi:
 def parse_json(text: bytes) -> Any:
     """Return the value of a JSON text, without values that nest deeper than any Kubernetes object. Raises ValueError.
 
-    A user who may write an object may write its managed fields, up to 10,000 levels deep, where every parser fails: one
-    object must not break every list of its kind.
+    A user who may write an object may nest its managed fields 10,000 levels deep, and every parser fails at this depth.
+    Such an object must not break every list of its kind.
     """
     try:
         return orjson.loads(text)
@@ -235,14 +240,14 @@ def _flattened(text: bytes) -> bytes:
 
 
 def cluster_of(configuration: Configuration) -> str:
-    """Return a digest of the cluster's authority: two clusters may share an address and names."""
+    """Return a digest of the cluster's certificate authority, because two clusters may share an address and names."""
     authority = configuration.ssl_ca_cert
     named = Path(authority).read_bytes() if authority else str(configuration.host).encode()
     return hashlib.sha256(named).hexdigest()[:12]
 
 
 def own_namespace() -> str | None:
-    """Return the namespace of the pod that this server runs in, or None outside of a pod."""
+    """Return the namespace of this server's pod, or None outside a pod."""
     try:
         return NAMESPACE_FILE.read_text().strip()
     except OSError:
@@ -273,9 +278,12 @@ def _parse_event(event: Manifest) -> tuple[str, Manifest]:
 
 
 async def _configuration() -> Configuration:
-    """Return the configuration of $KUBECONFIG, or of the pod's service account, whose token is read every minute."""
+    """Return the configuration of $KUBECONFIG or of the pod's service account.
+
+    The account's token is read every minute.
+    """
     configuration = Configuration()
-    configuration.connection_pool_maxsize = 0  # no limit: each watch of each namespace holds a connection
+    configuration.connection_pool_maxsize = 0  # no limit, because each watch holds a connection
     try:
         if file := os.environ.get("KUBECONFIG"):
             await config.load_kube_config(  # type: ignore[no-untyped-call]

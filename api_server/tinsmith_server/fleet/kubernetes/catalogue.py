@@ -14,7 +14,7 @@ from tinsmith_server.errors import StartupError
 from tinsmith_server.fleet.kubernetes.api import FIELD_MANAGER, GROUP_VERSION, KIND, Manifest
 from tinsmith_server.fleet.kubernetes.training_session import ENTRY_LABEL, SpecPart, TrainingSession
 
-# A session's name has at most 52 characters, and ends with `-<n>` here.
+# A session's name has at most 52 characters. The names made here end with `-<n>`.
 LONGEST_NAME = 46
 
 
@@ -40,9 +40,10 @@ class CatalogueEntry(BaseModel):
         )
 
     def next_name(self, sessions: Mapping[str, TrainingSession]) -> str | None:
-        """Return the name of the next session, given those of its namespace; None if the limit is reached.
+        """Return the name of the next session, given the names in its namespace; None if the limit is reached.
 
-        It depends only on the existing names, so two servers that need a session create the same one, once.
+        The result depends only on the existing names. Two servers that need a session therefore try to create the same
+        session, and only one of them succeeds.
         """
         if sum(session.entry == self.name for session in sessions.values()) >= self.max_sessions:
             return None
@@ -60,7 +61,7 @@ class CatalogueEntry(BaseModel):
 
 
 def read_catalogue(path: Path | None) -> tuple[CatalogueEntry, ...]:
-    """Read the catalogue. Raises StartupError naming the invalid entry and field."""
+    """Read the catalogue. Raises StartupError, which names the invalid entry and field."""
     if path is None:
         return ()
     try:

@@ -21,7 +21,7 @@ log = get_logger(__name__)
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 5.0
 CERTIFICATE_CHECK_SECONDS = 10.0
-# The old connection is kept, after a certificate was renewed, for as long as the longest call takes.
+# After a renewal of the certificate, the old connection stays open for as long as the longest call takes.
 RENEWAL_GRACE_SECONDS = IMPORT_TIMEOUT_SECONDS
 
 Target = Callable[[], "str | None"]
@@ -31,12 +31,12 @@ Greet = Callable[[GrpcWorkerClient], Awaitable[None]]
 
 
 class Connector:
-    """A connection that is replaced as soon as its channel breaks: the next one may reach another instance."""
+    """A connection that is replaced as soon as its channel breaks. The next connection may reach another instance."""
 
     def __init__(self, what: str, identity: str, tls: TlsDirectory, target: Target, greet: Greet) -> None:
         """Prepare the connection.
 
-        `what` is for logs; `identity` must be in the certificate of the peer.
+        `what` describes the peer in logs. The peer's certificate must contain `identity`.
         """
         self._what = what
         self._identity = identity
@@ -57,14 +57,14 @@ class Connector:
         return self._client
 
     def note_change(self) -> None:
-        """Look at the target again: it may have changed or appeared."""
+        """Read the target again, because it may have changed or appeared."""
         self._changed.set()
 
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient | None:
-        """Return a client, or None if there is none in time. Raises HandleClosed, also during the wait."""
+        """Return a client, or None at the deadline. Raises HandleClosed, also during the wait."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
-                # A connection can be lost again before a waiter runs.
+                # A new connection can be lost before a waiting task runs.
                 while self._client is None and not self._closed:
                     await self._connected.wait()
         if self._closed:
@@ -82,7 +82,7 @@ class Connector:
         self._connected.set()
 
     async def _live(self) -> None:
-        """Keep a connection as long as it holds, then open the next one."""
+        """Open a connection, keep it until it is lost, then open the next one."""
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             target = await self._until_reachable()
@@ -120,7 +120,10 @@ class Connector:
             changed.cancel()
 
     async def _one_connection(self, target: str) -> None:
-        """Return when the connection broke, or should be replaced. Raises WorkerUnavailable: it cannot be opened."""
+        """Open a connection. Return when it is lost or must be replaced.
+
+        Raises WorkerUnavailable if it cannot be opened.
+        """
         certificate = self._tls.for_worker(self._identity)
         client = GrpcWorkerClient(target, certificate)
         is_renewed = False
@@ -146,14 +149,14 @@ class Connector:
                 await client.close()
 
     def _retire(self, client: GrpcWorkerClient) -> None:
-        """Close the client after a grace period, in which running streams and imports end."""
+        """Close the client after a grace period, so that running streams and imports can end."""
         closing = asyncio.create_task(client.close(RENEWAL_GRACE_SECONDS), context=contextvars.Context())
         self._retired[closing] = client
         closing.add_done_callback(lambda closed: self._retired.pop(closed, None))
 
 
 class ConnectedHandle(ABC):
-    """The part of a handle that gets its connection from a connector."""
+    """A base class for handles that get their connection from a connector."""
 
     _connector: Connector
 

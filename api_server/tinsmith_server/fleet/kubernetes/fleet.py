@@ -58,14 +58,14 @@ def target_of(endpoint: Endpoint) -> str:
 class KubernetesFleet(Fleet):
     """The workers and samplers of a cluster.
 
-    A worker is the volume of a session: its id is the UID of the volume's claim. A pool's replica is a pod. The
-    constructor raises StartupError: the catalogue or the namespace cannot be read.
+    A worker is identified by its session's volume: its id is the UID of the volume's claim. A pool's replica is a pod.
+    The constructor raises StartupError if the catalogue or the namespace cannot be read.
     """
 
     def __init__(self, settings: Settings, target_of: TargetOf = target_of) -> None:
         """Read the catalogue.
 
-        `target_of` maps an endpoint to its address, for servers outside of its network.
+        `target_of` maps an endpoint to its address, for servers outside the cluster's network.
         """
         self._catalogue = read_catalogue(settings.catalogue)
         self._scope = scope_of(settings.fleet_namespaces, own_namespace())
@@ -95,7 +95,10 @@ class KubernetesFleet(Fleet):
 
     @override
     async def open(self, epochs: Store) -> None:
-        """Return once all objects are listed: before that, models would be refused and sessions created needlessly."""
+        """Return once all objects are listed.
+
+        Before that, models would be refused, and sessions would be created needlessly.
+        """
         self._epochs = epochs
         await together(view.open() for view in self._views)
 
@@ -114,7 +117,7 @@ class KubernetesFleet(Fleet):
     @property
     @override
     def models(self) -> Sequence[ServedModel]:
-        """The models of sessions and pools, whether or not they run, and of the catalogue."""
+        """The models of the catalogue, and of sessions and pools, including those that do not run."""
         of_sessions = {session.model for session in self._sessions.values() if not session.deleted}
         of_pools = {pool.model for pool in self._pools.pools}
         names = of_sessions | of_pools | names_of(self._catalogue)
@@ -165,7 +168,7 @@ class KubernetesFleet(Fleet):
     @property
     @override
     def all_samplers(self) -> Sequence[SamplerHandle]:
-        # A worker that is neither connected nor ready has lost its memory, or is not worth waiting for.
+        # A worker that is neither connected nor ready has lost its samples, or may stay unreachable for long.
         workers = [one for one in self._handles.values() if one.running() or one.session.at_work]
         return [*(one for one in self._pools.replicas if one.may_answer), *workers]
 
@@ -183,7 +186,7 @@ class KubernetesFleet(Fleet):
 
     @override
     async def permanently_lost_reason(self, worker: Worker) -> str | None:
-        """Return the reason if the claim of the worker's volume is gone from the namespace where it was seen."""
+        """Return the reason if the claim of the worker's volume no longer exists in its last known namespace."""
         home = Home.parse(worker.home)
         is_elsewhere = home.cluster != self._api.cluster or not self._scope.covers(home.namespace)
         if is_elsewhere or worker.worker_id in self._handles:
@@ -204,7 +207,8 @@ class KubernetesFleet(Fleet):
     async def _list_all(self) -> bool:
         """List all objects. Return whether anything changed."""
         watches = [watch for view in self._views for watch in view.watches if not watch.refused]
-        # All of them end before this method does: none may start a watch after the fleet was closed.
+        # This method waits for all lists, even after a failure. A list that continued could start a watch after the
+        # fleet was closed.
         outcomes = await asyncio.gather(*(watch.refresh() for watch in watches), return_exceptions=True)
         for failure in outcomes:
             if isinstance(failure, BaseException):
@@ -217,7 +221,7 @@ class KubernetesFleet(Fleet):
 
     @property
     def _connected(self) -> list[SessionHandle | PoolReplica]:
-        """Every connection of this server."""
+        """All connections of this server."""
         return [*self._handles.values(), *self._pools.replicas]
 
     def _at_work(self, base_model: str) -> list[SessionHandle]:
@@ -233,10 +237,11 @@ class KubernetesFleet(Fleet):
         self._changes.note()
 
     def _take_sessions(self) -> None:
-        """Update the handles after a change: one for each volume of a session."""
+        """Update the handles after a change. There is one handle for each session's volume."""
         assert self._epochs is not None
         self._sessions = self._session_view.objects
-        # Two sessions can name one volume for a moment, when one is renamed: the worker is the one that runs.
+        # After a rename, two sessions can name one volume for a moment. The handle then stands for the session that
+        # runs.
         by_use = sorted(self._sessions.values(), key=lambda session: (session.at_work, session.ready))
         present = {session.worker_id: session for session in by_use if session.worker_id}
         for worker_id in self._handles.keys() - present.keys():
@@ -262,12 +267,12 @@ class KubernetesFleet(Fleet):
         return f"{title} was deleted; if its volume was kept, apply the session again to continue"
 
 
-# A spec that the cluster refuses stays refused until an administrator changes something.
+# A spec that the cluster refuses will be refused again until an administrator changes something.
 REFUSED_SECONDS = 30.0
 
 
 class SessionProvisioner:
-    """Creates sessions of the catalogue: for each need the next one when the last one is ready and full."""
+    """A creator of sessions from the catalogue. It creates the next session when the last one is ready and full."""
 
     def __init__(
         self,
@@ -278,7 +283,7 @@ class SessionProvisioner:
     ) -> None:
         """Keep the catalogue.
 
-        Sessions are created in `namespace`; `made` is called with each one before the watch reports it.
+        Sessions are created in `namespace`. `made` is called with each new session before the watch reports it.
         """
         self._api = api
         self._catalogue = catalogue
@@ -305,7 +310,7 @@ class SessionProvisioner:
     async def _grow(self, entry: CatalogueEntry, sessions: Mapping[str, TrainingSession]) -> str | None:
         """Return what this entry is waiting for; None if it allows no more sessions.
 
-        `sessions` are those of the namespace.
+        `sessions` are the sessions of the namespace.
         """
         own = [session for session in sessions.values() if session.entry == entry.name]
         stalled = next((one for one in own if one.stalled and not one.deleted), None)
@@ -325,7 +330,7 @@ class SessionProvisioner:
         try:
             made = await self._api.create_session(entry.manifest(name, self._namespace))
         except AlreadyThere:
-            # Another server was faster; the watch will report the session.
+            # Another server has created the session first. The watch will report it.
             return being_made
         except KubernetesError as error:
             reason = f"no session can be created from the catalogue entry {entry.name}: {error}"
@@ -339,7 +344,7 @@ class SessionProvisioner:
 
 
 def _nothing_more(sessions: Sequence[TrainingSession], entries: Sequence[CatalogueEntry]) -> str | None:
-    """Return why there is no more capacity, and what to do. None: nothing in the fleet or the catalogue fits."""
+    """Return why there is no more capacity, and what to do; None if nothing in the fleet or the catalogue fits."""
     idle = next((session for session in sessions if not session.at_work and not session.deleted), None)
     if idle is not None:
         return idle.unavailable_reason_text()

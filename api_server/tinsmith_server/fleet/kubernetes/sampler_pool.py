@@ -1,4 +1,4 @@
-"""SamplerPools: the fields that this server reads of them and their endpoints, and connections to their replicas."""
+"""SamplerPools: the fields of pools and their endpoints that this server reads, and connections to the replicas."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class _PortPart(Part):
 class _EndpointSlice(Part):
     metadata: MetadataPart
     address_type: Literal["IPv4", "IPv6", "FQDN"]
-    # The list is null in a slice without ready pods.
+    # In a slice without ready pods, the list is null.
     endpoints: tuple[_EndpointPart, ...] | None = None
     ports: tuple[_PortPart, ...] | None = None
 
@@ -145,7 +145,7 @@ class Endpoint:
 
     @property
     def at_work(self) -> bool:
-        """True if it takes new samples."""
+        """True if the pod takes new samples."""
         return self.serving and not self.terminating
 
     @property
@@ -176,7 +176,8 @@ def parse_slice(manifest: Manifest) -> Slice:
 def _endpoint(part: _EndpointPart, port: int) -> Endpoint:
     assert part.target_ref is not None
     conditions = part.conditions
-    # The Service publishes pods that are not ready, and then calls every one of them "ready": "serving" tells.
+    # The Service publishes pods that are not ready, and marks all of them as "ready". Only "serving" shows which pods
+    # are ready.
     serving = conditions.serving if conditions.serving is not None else conditions.ready is not False
     return Endpoint(
         pod_uid=part.target_ref.uid,
@@ -191,7 +192,7 @@ def _endpoint(part: _EndpointPart, port: int) -> Endpoint:
 def endpoints_of(slices: Iterable[Slice], pool: Key) -> dict[str, Endpoint]:
     """Return the endpoints by the pod's UID.
 
-    A pod can be in two slices: of two address families, or while it moves between them.
+    A pod can be in two slices: in one for each address family, or while it moves from one slice to another.
     """
     own = sorted((one for one in slices if one.pool == pool), key=lambda one: one.address_type, reverse=True)
     return {endpoint.pod_uid: endpoint for one in own for endpoint in one.endpoints}
@@ -201,7 +202,10 @@ TargetOf = Callable[[Endpoint], str]
 
 
 class PoolReplica(ConnectedHandle, SamplerHandle):
-    """A pod of a pool. It stays connected while it is listed, also while it terminates: it may still have results."""
+    """A pod of a pool.
+
+    It stays connected while it is listed, even while it terminates, because it may still have results.
+    """
 
     def __init__(self, pool: Pool, endpoint: Endpoint, tls: TlsDirectory, target_of: TargetOf) -> None:
         self.pool = pool
@@ -243,9 +247,9 @@ class PoolReplica(ConnectedHandle, SamplerHandle):
 
     @property
     def may_answer(self) -> bool:
-        """True if it may still answer.
+        """True if the pod may still answer.
 
-        A lost node never removes its pods, so a pod that is neither ready nor connected is not waited for.
+        A lost node never removes its pods. So this server does not wait for a pod that is neither ready nor connected.
         """
         return self.endpoint.at_work or self._connector.client is not None
 
@@ -275,7 +279,10 @@ PoolEndpoint: TypeAlias = tuple[Pool, Endpoint]
 
 
 class Pools:
-    """The replicas of all pools: pods, by UID, from their first address until they are no longer listed."""
+    """The replicas of all pools, by their pods' UID.
+
+    A pod is a replica from its first address until it is no longer listed.
+    """
 
     def __init__(self, tls: TlsDirectory, target_of: TargetOf, on_gone: Callable[[PoolReplica], None]) -> None:
         """Start without replicas.
@@ -302,7 +309,7 @@ class Pools:
         self._pools = pools
         present = dict(self._parts(tuple(slices)))
         for pod_uid, known in list(self._replicas.items()):
-            # A pod of another pool shows another certificate: its connection must be opened anew.
+            # A pod of another pool has another certificate, so its connection must be opened again.
             if pod_uid not in present or present[pod_uid][0].uid != known.pool.uid:
                 self._on_gone(self._replicas.pop(pod_uid))
         for pod_uid, (pool, endpoint) in present.items():
@@ -317,9 +324,9 @@ class Pools:
         return [one for one in suiting if one.accepting and rank <= one.pool.max_rank]
 
     def why_none(self, base_model: str, rank: int) -> str | None:
-        """Return why no pool samples this; None if no pool is meant for it."""
+        """Return why no pool can sample; None if no pool is configured for the base model and rank."""
         own = [pool for pool in self.pools if pool.model == base_model and rank <= pool.max_rank]
-        # A pool with replicas is more likely to sample than one that was scaled to zero.
+        # A pool with replicas is more likely to be ready soon than a pool that was scaled to zero.
         best = max(own, key=lambda pool: pool.replicas > 0, default=None)
         return best.not_sampling_reason() if best is not None else None
 
@@ -331,14 +338,14 @@ class Pools:
                 if pool is not None and (known is None or known.pool.uid == pool.uid or not _stays(known, endpoint)):
                     yield pod_uid, (pool, endpoint)
                 elif known is not None:
-                    # The pool is deleted, and its pods terminate: their results can still be fetched.
+                    # The pool is deleted and its pods terminate. Clients can still fetch their results.
                     yield pod_uid, (replace(known.pool, deleted=True), endpoint)
 
 
 def _stays(known: PoolReplica, endpoint: Endpoint) -> bool:
-    """Return whether the pod still belongs to its pool, and not to a successor of the same name.
+    """Return whether the pod still belongs to its pool, and not to a newer pool of the same name.
 
-    A successor's pod can be listed before its pool. A connected pod has shown its certificate, and a terminating pod
-    belongs to the old pool.
+    A newer pool's pod can be listed before the pool itself. A connected pod has shown its certificate, and a
+    terminating pod belongs to the old pool.
     """
     return endpoint.terminating or known.running() is not None

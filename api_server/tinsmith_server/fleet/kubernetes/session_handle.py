@@ -1,4 +1,4 @@
-"""The worker of one session, connected while it is ready, under the epoch of the running instance."""
+"""The handle of one session's worker. It is connected while the worker is ready, under the running instance's epoch."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ if TYPE_CHECKING:
 
 
 class SessionHandle(ConnectedHandle, ActivatedHandle):
-    """A handle of a session's worker. Each server keeps its own connection; all give one instance the same epoch."""
+    """A handle of a session's worker.
+
+    Each server has its own connection, but all servers give an instance the same epoch.
+    """
 
     def __init__(
         self, worker_id: str, session: TrainingSession, tls: TlsDirectory, epochs: Store, cluster: str
     ) -> None:
         """Prepare the connection.
 
-        The store identifies the worker by `cluster`, namespace and name.
+        The store records the worker's location as `cluster`, namespace and name.
         """
         super().__init__(worker_id)
         self._epochs = epochs
@@ -88,7 +91,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
         return unreachable(self.session.title, self._connector.failure)
 
     def _endpoint(self) -> str | None:
-        # A worker that is being removed is not ready any more, but runs until its models are saved.
+        # A worker in removal is no longer ready, but runs until its models are saved.
         return self.session.endpoint if self.session.ready or self.session.leaving else None
 
     async def _greet(self, client: GrpcWorkerClient) -> None:
@@ -99,7 +102,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
         await self._epochs.record_home(self._worker_id, str(Home.of(self.session, self._cluster)))
 
     async def _saves_address(self) -> SavesAddress | None:
-        """Return the address as an IP number: a sampler may reach workers, but not a name server."""
+        """Return the address as an IP address, because a sampler may reach workers but no name server."""
         target = await numbered(self.session.endpoint or "")
         return SavesAddress(target, self._worker_id, self.session.namespace) if target else None
 
@@ -117,10 +120,10 @@ async def numbered(target: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The place where a worker was last seen, as the store keeps it.
+    """A worker's last known location, in the form of the store.
 
-    Another cluster may have a namespace of the same name. A server that is started there with this store finds no claim
-    of the worker, and must not consider it lost.
+    Another cluster may have a namespace of the same name. A server that runs in that cluster with this store finds no
+    claim of the worker, and must not consider the worker lost.
     """
 
     namespace: str

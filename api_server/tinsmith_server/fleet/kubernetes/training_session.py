@@ -1,4 +1,4 @@
-"""TrainingSessions: the fields that this server reads of them."""
+"""The fields of TrainingSessions that this server reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_SLOTS, DEFAULT_MAX_RANK = 8, 128
 
 
 class Part(BaseModel):
-    """Part of a Kubernetes object. Unknown fields, of a newer operator, are ignored."""
+    """Part of a Kubernetes object. Unknown fields are ignored, because a newer operator may add some."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel)
 
@@ -27,7 +27,7 @@ class ModelPart(Part):
 
 
 class AdaptersPart(Part):
-    """The adapters of a spec, with the CRD's defaults, which a catalogue's spec does not have yet."""
+    """The adapters of a spec, with the CRD's defaults. A spec from the catalogue does not contain the defaults yet."""
 
     slots: int = DEFAULT_SLOTS
     max_rank: int = DEFAULT_MAX_RANK
@@ -109,24 +109,24 @@ class TrainingSession:
 
     @property
     def at_work(self) -> bool:
-        """True if its worker takes new models and samples."""
+        """True if the session's worker takes new models and samples."""
         return self.ready and not self.spec.suspend and not self.deleted
 
     @property
     def coming(self) -> bool:
-        """True if it is becoming ready."""
+        """True if the session is about to become ready."""
         return not (self.ready or self.spec.suspend or self.deleted or self.stalled)
 
     @property
     def leaving(self) -> bool:
-        """True if it is being deleted together with its volume."""
+        """True if the session and its volume are being deleted."""
         return self.deleted and self.spec.storage.retention_policy.when_deleted == "Delete"
 
     def suits(self, rank: int, sampling: bool) -> bool:
         return rank <= self.spec.adapters.max_rank and (self.samples or not sampling)
 
     def unavailable_reason_text(self) -> str:
-        """Return why it is not ready, and what to do, for waiting clients."""
+        """Return why the session is not ready, and what to do, for waiting clients."""
         if self.leaving:
             return f"{self.title} is being deleted; its models are saved as checkpoints named autosave"
         if self.deleted:

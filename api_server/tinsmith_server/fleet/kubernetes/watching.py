@@ -29,12 +29,12 @@ log = get_logger(__name__)
 
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 15.0
-# After three watches' time without an event or a list, the copy is too old to route requests by.
+# After the time of three watches without an event or a list, the copy is too old for routing requests.
 STALE_SECONDS = 3.0 * WATCH_SECONDS
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[str, str]
-"""Namespace and name."""
+"""An object's namespace and name."""
 
 
 def key_of(manifest: Manifest) -> Key:
@@ -42,7 +42,7 @@ def key_of(manifest: Manifest) -> Key:
 
 
 def _version_of(manifest: Manifest) -> int:
-    """Return the version as a number; versions of one kind grow with each write."""
+    """Return the version as a number. Versions of one kind grow with each write."""
     return int(manifest["metadata"]["resourceVersion"])
 
 
@@ -50,7 +50,8 @@ class Watch(Generic[T]):
     """A copy of the objects of one kind in one namespace.
 
     It is level-triggered: the listener reads all `objects` after each change. A write to a field that this server does
-    not read is no change: the status of a busy session is written once a minute, and each change wakes all held polls.
+    not read does not count as a change. The status of a busy session is written every minute, and each change wakes all
+    held polls.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Watch(Generic[T]):
     ) -> None:
         """Start empty.
 
-        `parse` raises pydantic's ValidationError for an invalid object, which is then left out and logged.
+        `parse` raises pydantic's ValidationError for an invalid object, which is logged and left out.
         """
         self._api = api
         self._resource = resource
@@ -83,7 +84,7 @@ class Watch(Generic[T]):
 
     @property
     def what(self) -> str:
-        """The watched objects, for messages."""
+        """The name of the watched objects, for messages."""
         where = "of any namespace" if self._namespace is None else f"of namespace {self._namespace}"
         return f"{self._resource.kind}s {where}"
 
@@ -103,13 +104,13 @@ class Watch(Generic[T]):
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
     def start(self, version: str = "") -> None:
-        """Start the watch from this version, or from a list, which is retried until it succeeds."""
+        """Start the watch from this version. Without a version, list first, and retry until the list succeeds."""
         self._task = asyncio.create_task(self._watch(version), name=f"watch {self.what}")
 
     async def refresh(self) -> bool:
-        """Replace the copy and the watch, which may have ended unnoticed. Raises KubernetesError.
+        """Replace the copy and the watch, because the watch may have ended unnoticed.
 
-        Returns whether the copy has changed.
+        Returns whether the copy has changed. Raises KubernetesError.
         """
         before = dict(self._objects)
         version = await self._list()
@@ -125,7 +126,10 @@ class Watch(Generic[T]):
 
     @property
     def problem(self) -> str | None:
-        """The reason why the copy may be outdated: nothing was received for too long. None: it is current."""
+        """The reason why the copy may be outdated, or None if it is current.
+
+        A copy is outdated if the watch has received nothing for too long.
+        """
         if self._updated_at is None:
             return None
         silent = asyncio.get_running_loop().time() - self._updated_at
@@ -151,15 +155,15 @@ class Watch(Generic[T]):
                 if not isinstance(error, HistoryGone):
                     self._note_failure(error)
             except Exception:
-                # A server that no longer watches would send models to sessions that are gone.
+                # Without a watch, the server would send models to sessions that no longer exist.
                 log.exception("watch failed")
-            # Only a list shows what was missed meanwhile, above all deletions.
+            # Only a list shows the changes that were missed in between, above all deletions.
             version = ""
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
     async def _follow(self, version: str) -> str:
-        """Follow one watch, after a list if there is no version to continue from; return the last version."""
+        """Follow one watch, and return the last version. Without a version to continue from, list first."""
         version = version or await self._list()
         async with aclosing(self._api.watch(self._resource, self._namespace, version)) as events:
             async for type, manifest in events:
@@ -212,7 +216,7 @@ class Watch(Generic[T]):
 
 
 OPEN_SECONDS = 120.0
-# Shorter than a poll's hold, so that a client sees the loss of a sampler in one or two polls.
+# This time is shorter than a poll's hold, so that a client sees the loss of a sampler within two polls.
 MOST_PAUSE_SECONDS = 15.0
 
 
@@ -231,7 +235,7 @@ class View(Generic[T]):
         self._watches = {namespace: Watch(api, resource, namespace, parse, on_change) for namespace in scope.watched}
 
     async def open(self) -> None:
-        """Return after the first lists. Raises StartupError: all were refused, or one did not answer in time."""
+        """Return after the first lists. Raises StartupError if all are refused, or one gets no answer in time."""
         refusals = await together(self._open(watch) for watch in self._watches.values())
         if all(refusals):
             raise StartupError(
@@ -248,10 +252,7 @@ class View(Generic[T]):
 
     @property
     def problem(self) -> str | None:
-        """The reason why a copy may be outdated.
-
-        A namespace that refuses does not count while others can be read.
-        """
+        """The reason why a copy may be outdated. A namespace without access does not count while others can be read."""
         silent = [watch for watch in self.watches if watch.problem is not None]
         counted = silent if len(silent) == len(self.watches) else [watch for watch in silent if not watch.refused]
         return next((watch.problem for watch in counted), None)
@@ -266,7 +267,7 @@ class View(Generic[T]):
         watch.note(manifest)
 
     async def _open(self, watch: Watch[T]) -> str | None:
-        """Return why the API refuses the list; None if it does not."""
+        """Open the watch. Return why the API refuses its list, or None if it does not."""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 await watch.until_listed()
@@ -281,14 +282,14 @@ class View(Generic[T]):
 class SharedRefresh:
     """A refresh that concurrent callers share, as long as it began recently.
 
-    A refresh without news doubles the pause before the next one: each unknown sampler id asks for a list of the whole
-    fleet, and any client can make up such ids.
+    A refresh without news doubles the pause before the next refresh. The reason: each unknown sampler id causes a list
+    of the whole fleet, and any client can make up such ids.
     """
 
     def __init__(self, refresh: Callable[[], Awaitable[bool]], age_seconds: float, timeout_seconds: float) -> None:
         """Prepare the refresh.
 
-        `refresh` returns whether it brought news. A result may be `age_seconds` old, and takes at most
+        `refresh` returns whether it brought news. A shared result may be `age_seconds` old. A refresh takes at most
         `timeout_seconds`.
         """
         self._refresh = refresh
@@ -312,7 +313,7 @@ class SharedRefresh:
                 await asyncio.sleep(pause_seconds)
             else:
                 self._task = self._begin()
-        # A caller that gives up must not cancel it for the others.
+        # A caller that gives up must not cancel the refresh for the other callers.
         await asyncio.shield(self._task)
 
     async def close(self) -> None:
@@ -339,9 +340,9 @@ class SharedRefresh:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The namespaces that are read; `namespaces` is None for the whole cluster.
+    """The namespaces that this server reads; `namespaces` is None for the whole cluster.
 
-    This server creates sessions in `home`.
+    Sessions are created in `home`.
     """
 
     namespaces: tuple[str, ...] | None
@@ -352,7 +353,7 @@ class Scope:
 
     @property
     def watched(self) -> tuple[str | None, ...]:
-        """The namespaces to list and to watch, one after the other."""
+        """The namespaces to list and to watch; None stands for the whole cluster."""
         return (None,) if self.namespaces is None else self.namespaces
 
     @override
@@ -365,9 +366,9 @@ class Scope:
 
 
 def scope_of(chosen: Sequence[str], own: str | None) -> Scope:
-    """Return the scope of the chosen namespaces, or of `own`, the server's namespace.
+    """Return the scope of the chosen namespaces, or else of `own`, the server's namespace.
 
-    Raises StartupError without both.
+    Raises StartupError if there is neither.
     """
     if tuple(chosen) == (EVERY_NAMESPACE,):
         return Scope(None, own)
@@ -380,7 +381,10 @@ def scope_of(chosen: Sequence[str], own: str | None) -> Scope:
 
 
 async def together(beginnings: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results. Raises the first failure after the others have ended: `gather` would leave them running."""
+    """Return all results.
+
+    Raises the first failure after all calls have ended; `gather` would leave the others running.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(beginning) for beginning in beginnings]
