@@ -374,3 +374,40 @@ async def test_a_reaped_model_leaves_a_checkpoint(worker: Worker) -> None:
     await worker.finished(RELEASE_SEQ_ID)
     saved = [event.checkpoint_saved for event in await worker.events() if event.HasField("checkpoint_saved")]
     assert [(event.name, event.kind) for event in saved] == [("autosave", worker_pb2.TRAINING)]
+
+
+@pytest.mark.core("durability 8")
+async def test_the_epoch_outlives_the_process(start: StartWorker) -> None:
+    """Otherwise an older server could drive the successor."""
+    worker = await start()
+    await worker.service.activate(7)
+    with pytest.raises(NotActive, match="epoch 7"):
+        await start()
+
+
+async def test_the_higher_epoch_wins_over_an_activation_at_the_same_time(worker: Worker) -> None:
+    outcomes = await asyncio.gather(worker.service.activate(5), worker.service.activate(4), return_exceptions=True)
+    assert outcomes[0] is None
+    assert isinstance(outcomes[1], NotActive)
+    assert worker.service.epoch == 5
+
+
+@pytest.mark.core("durability 3")
+async def test_the_end_of_a_session_closes_its_gaps(worker: Worker) -> None:
+    await worker.submit(create(), train(2), release())
+    assert (await worker.finished(2)).failure is None
+
+
+async def test_a_quantized_base_model_is_refused_while_models_depend_on_the_whole_one(start: StartWorker) -> None:
+    worker = await start()
+    await worker.submit(create())
+    await worker.finished(0)
+    with pytest.raises(ModelChanged, match="without --quantization, and this worker has it with --quantization 4bit"):
+        await start(quantization="4bit")
+
+
+async def test_other_base_weights_are_accepted_when_no_model_depends_on_the_old_ones(start: StartWorker) -> None:
+    worker = await start()
+    await worker.submit(create(), release())
+    await worker.finished(RELEASE_SEQ_ID)
+    await start(seed=1)

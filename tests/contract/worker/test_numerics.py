@@ -151,3 +151,15 @@ def test_a_gpu_counts_as_the_same_for_any_memory_use_of_its_driver(
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, gpu=properties: gpu)
         found.add(numerics.numerics_of(options("--device", "cuda"))["device"])
     assert len(found) == 1
+
+
+async def test_after_a_clean_stop_other_numerics_are_accepted(tmp_path: Path) -> None:
+    volume = await crashed(tmp_path, stops=True)
+    check(volume, BEFORE | {"PyTorch": "2.16.0"})
+
+
+async def test_a_value_that_a_journal_does_not_have_yet_is_no_difference(tmp_path: Path) -> None:
+    volume = await crashed(tmp_path)
+    check(volume, {**BEFORE, "a later thing": "on"})
+    with pytest.raises(NumericsChanged, match="a later thing was on and is off"):
+        check(volume, {**BEFORE, "a later thing": "off"})

@@ -414,3 +414,43 @@ async def test_a_stop_records_a_written_save_before_it_waits_for_the_next(
         opened[OTHER].set()
         await stopping
     assert counters.operations_done == done + 2
+
+
+@pytest.mark.core("durability 5")
+async def test_a_save_leaves_no_snapshot(worker: Worker, written: list[tuple[str, int]]) -> None:
+    await worker.submit(create(), train(1), step(2), save(3, "a"), save_ephemeral(4))
+    await worker.finished(4)
+    assert written == [(MODEL, 0)]
+
+
+async def test_a_save_has_the_adapter_of_its_own_turn(worker: Worker) -> None:
+    await worker.submit(create(), train(1), step(2), save(3, "a"), train(4), step(5), save(6, "b"))
+    await worker.finished(6)
+    saved = [event.checkpoint_saved for event in await worker.events() if event.HasField("checkpoint_saved")]
+    root, base = worker.service.parts.checkpoints, worker.engine.base_model()
+    first, second = (root.read(event.directory, event.manifest_digest, base).state for event in saved)
+    assert (first.optimizer_step, second.optimizer_step) == (1, 2)
+    now = bits(worker.engine.state(MODEL))
+    assert bits(second) == {name: content for name, content in now.items() if not name.startswith("gradients")}
+
+
+async def test_an_adapter_keeps_its_slot_while_its_save_is_written(start: StartWorker, gate: Gate) -> None:
+    worker = await start(slots=1, places=2, residency=AT_ONCE)
+    await worker.submit(create(), train(1), step(2), save(3, "a"))
+    await gate.entered()
+    await worker.submit(create(model_id=OTHER))
+    assert await worker.is_pending(0, OTHER)
+    gate.opened.set()
+    assert (await worker.finished(3)).failure is None
+    assert (await worker.finished(0, OTHER)).failure is None
+
+
+async def test_a_save_that_hangs_counts_as_running(worker: Worker, gate: Gate) -> None:
+    """The operator restarts a worker for it."""
+    await worker.submit(create(), save(1, "a"))
+    await gate.entered()
+    await asyncio.sleep(0.01)
+    assert worker.service.scheduler.running_seconds() > 0.01
+    gate.opened.set()
+    await worker.finished(1)
+    assert worker.service.scheduler.running_seconds() == 0

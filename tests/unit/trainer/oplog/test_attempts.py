@@ -180,3 +180,18 @@ def test_a_snapshot_forgets_what_processes_ended_at_with_older_ones(tmp_path: Pa
     journal.write(fill).result()
     assert set(journal.read(result_tables.read_interruptions).result()) == {works[1], works[3], other}
     journal.close()
+
+
+@pytest.mark.parametrize(("ended", "expected"), [(0, "run"), (2, "run"), (3, "fail")])
+def test_an_import_fails_at_the_limit(ended: int, expected: str) -> None:
+    assert verdict(InFlightWork("import", "a", 0), None, ended, LIMIT) == expected
+
+
+def test_a_success_forgets_the_interruptions_before_it(tmp_path: Path) -> None:
+    for _ in range(LIMIT - 1):
+        ends_at(tmp_path, WORKS[2])
+    with life(tmp_path) as (attempts, _, _):
+        attempts.succeeded(WORKS[2])
+    ends_at(tmp_path, WORKS[2])
+    with life(tmp_path) as (attempts, _, _):
+        assert verdict_of(attempts, WORKS[2], operation()) == "run"

@@ -203,3 +203,27 @@ def test_the_keys_of_a_marker_are_pinned(tmp_path: Path) -> None:
         "last_sign": "",
         "beside": [{"purpose": "operation", "model_id": "sess:train:1", "seq_id": 3}],
     }
+
+
+def test_an_error_that_an_operation_answers_with_leaves_no_marker(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="wrong"), EngineCall(InFlightMarker(tmp_path / "running")).at(WORK):
+        raise ValueError("wrong")
+    assert left_in(tmp_path / "running") is None
+
+
+def test_a_stop_blames_no_other_thread_either(tmp_path: Path) -> None:
+    marker = InFlightMarker(tmp_path / "running")
+    marker.mark_background("saves", WORK)
+    marker.stop()
+    assert left_in(tmp_path / "running") is None
+    marker.mark_background("saves", WORK)
+    assert left_in(tmp_path / "running") is None
+
+
+def test_a_closed_marker_ignores_later_calls(tmp_path: Path) -> None:
+    """The thread of a save may outlast the stop, and its file descriptor may be another file's by then."""
+    marker = InFlightMarker(tmp_path / "running")
+    marker.close()
+    marker.close()
+    marker.set(WORK)
+    assert left_in(tmp_path / "running") is None
