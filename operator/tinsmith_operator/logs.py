@@ -14,7 +14,7 @@ import structlog
 
 
 def configure_logs(level: str) -> None:
-    """Send structlog and the standard library's loggers through the same renderer."""
+    """Configure structlog and the standard library's loggers to use the same renderer."""
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -41,10 +41,10 @@ def configure_logs(level: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    # At `debug`, the Kubernetes client would log users and the paths of tokens.
+    # At level `debug`, the Kubernetes client would log users and the paths of tokens.
     for library in ("aiohttp", "asyncio", "kopf", "kubernetes"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    # Kopf warns that it handles no signals in a thread, which is intended.
+    # Kopf warns that it handles no signals in a thread. The operator intends that.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
 
 
@@ -57,7 +57,7 @@ def in_reconcile(namespace: str, kind: str, name: str, **more: object) -> Iterat
 
 
 def outside_of_reconciles() -> Context:
-    """Return a context for a task that a reconcile starts and that outlives it."""
+    """Return a context for a task that a reconcile starts and that outlives the reconcile."""
     return Context()
 
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the operator, and of the sessions and pools as it last saw them."""
+"""Prometheus metrics of the operator, and of the sessions and pools in their last observed state."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from tinsmith_operator.kube.resources import ApiCall
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "tinsmith_operator"
 
-# Off: they would be a second series for each counter.
+# Off, because creation timestamps would add a second series for each counter.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """The metrics of one operator. Each has its own registry, so that two operators in a process do not add up."""
+    """The metrics of one operator.
+
+    Each operator has its own registry, so two operators in one process stay separate.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -65,9 +68,11 @@ class Metrics:
     ) -> None:
         """Register the values that are read at each scrape.
 
-        certificates: the namespace, Secret and end of each certificate. are_kept: whether certificates can be issued.
-        forbidden: the number of namespaces that may not be listed. unknown_kinds: the number of missing CRDs.
-        clock_offset_seconds: the seconds by which the API server's clock is ahead.
+        certificates: the namespace, Secret and expiry of each certificate.
+        are_kept: whether certificates can be issued.
+        forbidden: the number of namespaces that the operator may not list.
+        unknown_kinds: the number of missing CRDs.
+        clock_offset_seconds: the number of seconds by which the API server's clock is ahead.
         """
         self.registry.register(
             StateCollector(

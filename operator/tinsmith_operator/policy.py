@@ -1,8 +1,8 @@
-"""The names that sessions and pools may use: none of the installation's own, and others as the platform team allows.
+"""The policy for the names in sessions and pools: no name of the installation's own objects, and only allowed names.
 
-A user who may write a session can read everything that its pods get. The CRDs have the same rules for names that are
-known before an installation, and the chart's ValidatingAdmissionPolicy for all. The rules here hold for objects that
-were stored before those.
+A user who may write a session can read everything that its pods receive. The CRDs contain the same rules for names that
+are known before an installation, and the chart's ValidatingAdmissionPolicy contains the rules for all names. The rules
+in this module cover objects that were stored before those rules were installed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TAG_OR_DIGEST = r"(:[A-Za-z0-9_.-]+)?(@[a-z0-9]+:[0-9a-f]+)?"
 
 
 class Objection(NamedTuple):
-    """The reason why there must be no pods, with a sentence without its full stop."""
+    """The reason why pods are not allowed, and a sentence without its full stop."""
 
     reason: Reason
     words: str
@@ -57,7 +57,7 @@ class Objection(NamedTuple):
 class Reserved:
     """The names of the installation's own Secrets, claims and ServiceAccounts.
 
-    pull_secrets: sessions may pull images with them, but not read them.
+    pull_secrets: sessions may pull images with these Secrets, but may not read them.
     """
 
     secrets: frozenset[str] = frozenset()
@@ -70,8 +70,9 @@ class Reserved:
 class Policy:
     """The platform team's rules for names.
 
-    own_image: the default image; all images of its repository may run.
-    allowed_images, allowed_secrets: patterns, in which `*` stands for any text. A lone `*` allows all.
+    own_image: the default image. All images in its repository may run.
+    allowed_images, allowed_secrets: patterns, in which `*` stands for any text. A pattern that is only `*` allows all
+        names.
     """
 
     own_image: str
@@ -80,14 +81,14 @@ class Policy:
     allowed_secrets: tuple[str, ...] = (ANY,)
 
     def objection(self, references: Iterable[Reference]) -> Objection | None:
-        """Return the objection to the first reference that is not allowed."""
+        """Return the objection to the first reference that is not allowed; None if all references are allowed."""
         return next((found for each in references if (found := self._objection_to(each)) is not None), None)
 
     def allows_image(self, image: str) -> bool:
         return self._is_own(image) or _matches(image, self.allowed_images, TAG_OR_DIGEST)
 
     def vouches_for(self, image: str) -> bool:
-        """Return whether the platform team chose the image: it is the default, or on the list."""
+        """Return whether the platform team chose the image: it is the default image, or on the list."""
         listed = (pattern for pattern in self.allowed_images if pattern != ANY)
         return self._is_own(image) or _matches(image, listed, TAG_OR_DIGEST)
 
@@ -120,7 +121,7 @@ class Policy:
                 return False
 
     def _loads_code(self, what: ReferenceKind, name: str) -> bool:
-        """Return whether a variable or argument could load code, where images are limited to a list."""
+        """Return whether a variable or argument could load code in an installation that limits images to a list."""
         if ANY in self.allowed_images:
             return False
         if what is ReferenceKind.VARIABLE:
@@ -128,7 +129,7 @@ class Policy:
         return what is ReferenceKind.ARGUMENT and re.fullmatch(SERVER_ARGUMENTS, name) is None
 
     def _is_own(self, image: str) -> bool:
-        """Return whether the image is of the default image's repository, with any tag or digest."""
+        """Return whether the image is in the default image's repository, with any tag or digest."""
         plain = re.fullmatch(re.escape(as_written(image)) + TAG_OR_DIGEST, image)
         return plain is not None and repository_of(image) == repository_of(self.own_image)
 
@@ -138,7 +139,7 @@ def _matches(name: str, patterns: Iterable[str], ending: str = "") -> bool:
 
 
 def repository_of(reference: str) -> str:
-    """Return the full repository without tag and digest: `team/trainer:1` is of `docker.io/team/trainer`."""
+    """Return the full repository without tag and digest: `team/trainer:1` becomes `docker.io/team/trainer`."""
     name = as_written(reference)
     first, slash, rest = name.partition("/")
     is_host = bool(slash) and ("." in first or ":" in first or first == "localhost")
@@ -149,7 +150,7 @@ def repository_of(reference: str) -> str:
 
 
 def as_written(reference: str) -> str:
-    """Return the repository without tag and digest, otherwise as it is written."""
+    """Return the repository without tag and digest, but otherwise as it is written."""
     name = reference.partition("@")[0]
     head, slash, last = name.rpartition("/")
     return f"{head}{slash}{last.partition(':')[0]}"

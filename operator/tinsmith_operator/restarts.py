@@ -1,7 +1,8 @@
 """Maintenance windows and the budget of automatic restarts.
 
-Sessions restart automatically for another default image or other settings of the installation. That is off by default.
-When it is on, only as many sessions as the budget allows restart at the same time, and only within the window.
+Sessions restart automatically for a new default image or changed settings of the installation. Automatic restarts are
+off by default. If they are on, they happen only within the window, and the budget limits how many sessions restart at
+the same time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _WINDOW = re.compile(rf"(?:(?P<days>[A-Z][a-z]{{2}}(?:,[A-Z][a-z]{{2}})*) )?(?P<
 
 @dataclass(frozen=True)
 class Window:
-    """A daily window in UTC. days: when it opens, Monday is 0. opens, closes: minutes of the day.
+    """A daily window in UTC. days: the days on which it opens, Monday is 0. opens, closes: minutes of the day.
 
     A window that closes before it opens lasts into the next day.
     """
@@ -40,7 +41,8 @@ class Window:
 class RestartPolicy:
     """The policy of automatic restarts.
 
-    automatic: whether they are on. budget: how many sessions at the same time, `2` or `10%`; at least one.
+    automatic: whether they are on.
+    budget: how many sessions may restart at the same time, `2` or `10%`; at least one.
     """
 
     automatic: bool = False
@@ -48,7 +50,10 @@ class RestartPolicy:
     window: Window | None = None
 
     def most(self, sessions: int) -> int:
-        """Return the most sessions that may restart at the same time. sessions: the number that want to run."""
+        """Return the largest number of sessions that may restart at the same time.
+
+        sessions: the number that want to run.
+        """
         count, percent = _read_budget(self.budget)
         return max(1, floor(sessions * count / 100)) if percent else count
 

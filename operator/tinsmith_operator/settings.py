@@ -1,4 +1,4 @@
-"""The operator's settings, environment variables `TINSMITH_OPERATOR_…`."""
+"""The operator's settings, read from environment variables `TINSMITH_OPERATOR_…`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tinsmith_operator.installation import Installation, Scope, parse_scope, rem
 from tinsmith_operator.policy import ANY, Reserved
 from tinsmith_operator.restarts import RestartPolicy, parse_policy
 
-# The names that an environment can hold.
+# The characters that the name of an environment variable may have.
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 Seconds = Annotated[float, Field(gt=0)]
 
 
 def unique_identity() -> str:
-    """Return an identity of this process: an earlier run of the same pod may still be writing."""
+    """Return an identity of this process. It is unique, because an earlier run of the same pod may still be writing."""
     return f"{socket.gethostname()}_{secrets.token_hex(4)}"
 
 
@@ -223,7 +223,7 @@ class Settings(BaseSettings):
         return self.lease_name or f"{self.release}-operator"
 
     def installation(self) -> Installation:
-        """Return the settings that decisions need."""
+        """Return the settings that decisions need, as an Installation."""
         return Installation(
             namespace=self.namespace,
             release=self.release,
@@ -243,7 +243,7 @@ class Settings(BaseSettings):
         )
 
     def _reserved(self) -> Reserved:
-        """Return the names in `installation_names` and in other settings."""
+        """Return the reserved names from `installation_names` and from other settings."""
         names = self.installation_names
         keys = (self.ca_secret_name, self.api_server_tls_secret_name, self.first_key_secret, self.checkpoint_secret)
         return Reserved(
@@ -255,7 +255,7 @@ class Settings(BaseSettings):
 
 
 def unknown_variables() -> list[str]:
-    """Return the variables with the operator's prefix that are not settings."""
+    """Return the variables that have the operator's prefix but are not settings."""
     prefix = str(Settings.model_config["env_prefix"])
     known = {f"{prefix}{name.upper()}" for name in Settings.model_fields}
     return sorted(name for name in os.environ if name.startswith(prefix) and name not in known)

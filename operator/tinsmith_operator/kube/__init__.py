@@ -1,1 +1,1 @@
-"""The Kubernetes API: its client with its rate limit, its resources, a cache of its watches, and Events."""
+"""The Kubernetes API: a client with a rate limit, the kinds of resources, a cache of the watches, and Events."""

@@ -1,7 +1,7 @@
-"""The cluster as the watches show it, in memory. Reconciles read it, so that reading costs no request.
+"""An in-memory cache of the cluster, filled by the watches. A reconcile reads the cache and sends no request.
 
-The cache never goes back in time. The answer to each write is stored here at once, and an older watch event changes
-nothing. A deleted object stays deleted: an answer from before its end does not bring it back.
+The cache never goes back in time. It stores the answer to each write at once, and ignores older watch events. It also
+ignores an answer that shows a deleted object from before its deletion.
 """
 
 from __future__ import annotations
@@ -37,25 +37,28 @@ from tinsmith_operator.kube.resources import (
     version_of,
 )
 
-# Late answers arrive within seconds, in which fewer objects than this are deleted.
+# Late answers arrive within seconds. Fewer objects than this number are deleted in that time.
 REMEMBERED_ENDS = 4096
 
 OWNER_KINDS = frozenset(resource.kind for resource in OWNERS)
 
-# The kinds of which only the metadata of a foreign object is read. The UID of a claim that a session uses is enough.
+# For these kinds, only the metadata of foreign objects is read. For a claim that a session uses, the UID is enough.
 SEEN_FOR_THEIR_NAMES = frozenset(
     resource.kind for resource in (WORKLOADS, RAY_CLUSTERS, DEPLOYMENTS, SERVICES, POLICIES, BUDGETS, CLAIMS)
 )
 POD_SPEC = ("nodeName", "imagePullSecrets", "schedulingGates")
 POD_STATUS = ("phase", "conditions", "containerStatuses", "reason", "message")
-# An annotation may repeat the whole object, as `kubectl apply` does.
+# An annotation may repeat the whole object: `kubectl apply` writes one that does.
 LARGE_METADATA = frozenset({"annotations", "managedFields"})
 
 DerivedT = TypeVar("DerivedT")
 
 
 class Cache:
-    """The live objects. `enqueue` is called for each owner that a change may concern: readers of the changed object."""
+    """The live objects.
+
+    `enqueue` is called for each owner that a change may concern: the readers of the changed object.
+    """
 
     def __init__(self, enqueue: Callable[[Key], None]) -> None:
         self._enqueue = enqueue
@@ -82,7 +85,7 @@ class Cache:
         return self._objects.get(ref)
 
     def derive(self, ref: Ref, function: Callable[[Manifest], DerivedT]) -> DerivedT | None:
-        """Return what the function makes of the object. It is called once for each version of the object."""
+        """Return the function's result for the object. The function is called once for each version of the object."""
         manifest = self._objects.get(ref)
         if manifest is None:
             return None
@@ -93,7 +96,7 @@ class Cache:
         return result
 
     def forget_reader(self, reader: Key) -> None:
-        """Forget what an owner has read, before it reads again or when it is gone."""
+        """Forget which objects an owner has read. Call this before the owner reads again and when the owner is gone."""
         for place in self._read_by.pop(reader, set()):
             readers = self._readers[place]
             readers.discard(reader)
@@ -107,7 +110,10 @@ class Cache:
         return [manifest for ref, manifest in self._objects.items() if ref.kind == kind]
 
     def note(self, manifest: Manifest) -> bool:
-        """Store an object from a watch, a write or a read. Return False if a version as new is known."""
+        """Store an object from a watch, a write or a read.
+
+        Return False if the cache has this version or a newer one.
+        """
         ref, uid = ref_of(manifest), manifest["metadata"]["uid"]
         known = self._objects.get(ref)
         version = version_of(manifest)
@@ -118,9 +124,9 @@ class Cache:
         return True
 
     def note_end(self, ref: Ref, uid: str, version: int) -> None:
-        """Remove an object that left the watch at that version, unless another object has its name.
+        """Remove an object that left the watch at that version, unless the cache holds another object of that name.
 
-        The object may still exist without the watched label: a read then shows that version or a newer one.
+        The object may still exist without the watched label. In that case a read returns that version or a newer one.
         """
         self._ended[uid] = version
         while len(self._ended) > REMEMBERED_ENDS:
@@ -133,7 +139,7 @@ class Cache:
     def note_listed(self, listed: Iterable[Manifest], list_version: int) -> set[Ref]:
         """Store a page of a list, and return its objects.
 
-        They exist at the list's version, even if an end was noted.
+        These objects exist at the list's version, even if the cache has noted their deletion.
         """
         present = set()
         for manifest in listed:
@@ -145,18 +151,18 @@ class Cache:
         return present
 
     def drop_unlisted(self, resource: Resource, namespace: str | None, present: set[Ref], list_version: int) -> None:
-        """Remove the objects that a whole list lacks, unless they are newer than the list."""
+        """Remove the objects that are missing from a complete list, unless they are newer than the list."""
         for ref, manifest in list(self._objects.items()):
             listable = ref.kind == resource.kind and namespace in (None, ref.namespace) and resource.selects(manifest)
             if listable and ref not in present and version_of(manifest) <= list_version:
                 self.note_end(ref, manifest["metadata"]["uid"], version_of(manifest) + 1)
 
     def drop_kind(self, resource: Resource, namespace: str | None) -> None:
-        """Remove all objects of a kind that the cluster does not know, in a namespace or in all."""
+        """Remove all objects of a kind that the cluster does not know, in one namespace or in all namespaces."""
         self.drop_unlisted(resource, namespace, set(), sys.maxsize)
 
     def drop_if_unwatched(self, ref: Ref) -> None:
-        """Remove an object that was read once, and that no watch keeps up to date."""
+        """Remove an object that was read once and that no watch keeps up to date."""
         manifest = self._objects.get(ref)
         if manifest is not None and not BY_KIND[ref.kind].selects(manifest):
             self._remove(ref)
@@ -181,7 +187,7 @@ class Cache:
         self._read_by.setdefault(reader, set()).add(place)
 
     def _enqueue_readers(self, ref: Ref, *versions: Manifest | None) -> None:
-        """Enqueue the readers of an object. versions: the object before and after the change, where it existed."""
+        """Enqueue the readers of an object. versions: the object before and after the change, if it existed."""
         concerned = set(self._readers.get(ref, ()))
         for manifest in filter(None, versions):
             for group in groups_of(manifest):
@@ -207,7 +213,10 @@ def trimmed(manifest: Manifest) -> Manifest:
 
 
 def _name_alone(manifest: Manifest) -> Manifest:
-    """Return the metadata, with the operator's annotations: a session may use any claim, and pins its image there."""
+    """Return the metadata with the operator's annotations.
+
+    The image is pinned there on any claim that a session uses.
+    """
     metadata = _without(manifest["metadata"], LARGE_METADATA)
     annotations = manifest["metadata"].get("annotations") or {}
     own_annotations = {name: text for name, text in annotations.items() if name.startswith(f"{GROUP}/")}
@@ -238,7 +247,7 @@ def _pod(manifest: Manifest) -> Manifest:
 
 
 def _container(container: Manifest) -> Manifest:
-    """Return the container with its image argument, by which a worker knows its image."""
+    """Return the container with its image argument, from which a worker knows its image."""
     image = [each for each in container.get("args") or () if each.startswith("--image=")]
     return {**_only(container, ("name", "image")), **({"args": image} if image else {})}
 
@@ -252,7 +261,7 @@ def _without(content: Manifest, fields: Collection[str]) -> Manifest:
 
 
 def _concerns_us(manifest: Manifest) -> bool:
-    """Return whether an object has the operator's label or owner. Either may have been removed from a child."""
+    """Return whether an object has the operator's label or owner reference. A child may have lost one of the two."""
     if labels_of(manifest).get(MANAGED_BY_LABEL) == MANAGER:
         return True
     owners = manifest["metadata"].get("ownerReferences") or ()

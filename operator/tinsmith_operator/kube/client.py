@@ -1,8 +1,8 @@
 """Requests to the Kubernetes API, with plain dictionaries and the operator's own errors.
 
-All requests but those of the Lease wait for the rate limit. Each write asks for a permit, which a lost Lease refuses
-(`runtime/leader.py`). Two operators that write at the same time do no harm: a create fails if the object exists, and
-every other write names the object's UID and, apart from deletes, its version.
+All requests wait for the rate limit, except requests for the Lease. Each write asks for a permit, which is refused
+after the Lease is lost (`runtime/leader.py`). Two operators that write at the same time do no harm. A create fails if
+the object exists. Every other write names the object's UID, and every write except a delete also names its version.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ PAGE_ITEMS = 500
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
-# Without a charset, the client would encode the body itself, as JSON in ASCII.
+# Without a charset, the client would encode the body itself, as ASCII JSON.
 APPLY_PATCH = "application/apply-patch+yaml; charset=utf-8"
 JSON = "application/json"
 
-# Answers with status 500 that only a person can resolve: an apply of a field that the kind does not have
-# (kubernetes/kubernetes#122480), and an admission webhook that does not answer.
+# Status 500 with these messages needs a person. One is an apply of a field that the kind does not have
+# (kubernetes/kubernetes#122480). The other is an admission webhook that does not answer.
 FOR_A_PERSON = ("failed to create typed patch object", "failed calling webhook")
 
 Query = dict[str, str | None]
@@ -55,7 +55,7 @@ Permit = Callable[[], float]
 
 
 class Cluster:
-    """A rate-limited client of the API server whose writes need a permit."""
+    """A rate-limited client of the API server. Its writes need a permit."""
 
     def __init__(self, limit: RateLimit, permit: Permit, observe: Observe, clock: ServerClock | None = None) -> None:
         self._clock = clock or ServerClock()
@@ -74,13 +74,19 @@ class Cluster:
         return await self._read(resource.path(namespace, name))
 
     async def read_lease(self, resource: Resource, namespace: str, name: str) -> Manifest:
-        """Return the Lease without waiting for the rate limit: a busy leader must not lose it. Raises NotFound."""
+        """Return the Lease without waiting for the rate limit, so that a busy leader keeps the Lease.
+
+        Raises NotFound.
+        """
         return await self._send("GET", resource.path(namespace, name))
 
     async def list_all(
         self, resource: Resource, namespace: str | None, field_selector: str | None = None
     ) -> tuple[list[Manifest], int]:
-        """Return the watched objects of the kind in a namespace, or in all (None), and the version of the list."""
+        """Return the watched objects of the kind, and the version of the list.
+
+        namespace: None stands for all namespaces.
+        """
         query: Query = {"labelSelector": resource.label_selector, "fieldSelector": field_selector}
         found: list[Manifest] = []
         after: str | None = None
@@ -98,7 +104,7 @@ class Cluster:
         await self._read(resource.path(namespace), {"limit": "1"})
 
     async def kinds_of(self, api_version: str) -> frozenset[str]:
-        """Return the plurals of the kinds that the API server's discovery lists for this version."""
+        """Return the plurals of the kinds that the API server lists in its discovery document for this version."""
         groups = (await self._read("/apis"))["groups"]
         versions = {str(version["groupVersion"]) for group in groups for version in group["versions"]}
         if api_version not in versions:
@@ -109,7 +115,7 @@ class Cluster:
     async def create(self, resource: Resource, manifest: Manifest) -> Manifest:
         """Create the object.
 
-        Raises AlreadyExists, and Refused for an unknown field, which would be dropped otherwise.
+        Raises AlreadyExists. Raises Refused for an unknown field, which the API server would otherwise drop.
         """
         path = resource.path(manifest["metadata"]["namespace"])
         query: Query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
@@ -132,7 +138,7 @@ class Cluster:
     async def own_created_fields(self, resource: Resource, manifest: Manifest, managed: list[Manifest]) -> Manifest:
         """Replace the managed fields of this version, and remove the configuration annotation. Raises Conflict.
 
-        If the apply that follows fails, the missing annotation shows that the object is not as desired.
+        If the following apply fails, the missing annotation shows that the object is not as desired.
         """
         metadata = manifest["metadata"]
         patch = [
@@ -146,7 +152,10 @@ class Cluster:
         return await self._write("PATCH", path, patch, content=JSON_PATCH, priority=_priority_of(resource))
 
     async def merge(self, resource: Resource, manifest: Manifest, changes: Manifest) -> Manifest:
-        """Set fields of this version of the object, and remove those that are None. Raises Conflict and NotFound."""
+        """Set fields of this version of the object.
+
+        Remove the fields with the value None. Raises Conflict and NotFound.
+        """
         metadata = manifest["metadata"]
         guard = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
         path = resource.path(metadata["namespace"], metadata["name"])
@@ -164,7 +173,7 @@ class Cluster:
         grace_period_seconds: int | None = None,
         resource_version: str | None = None,
     ) -> Manifest:
-        """Delete the object with this UID, and this version if one is named. Raises NotFound and Conflict."""
+        """Delete the object with this UID, and with this version if one is given. Raises NotFound and Conflict."""
         version = {"resourceVersion": resource_version} if resource_version is not None else {}
         options = {"preconditions": {"uid": uid, **version}, "propagationPolicy": "Background"}
         if grace_period_seconds is not None:
@@ -173,7 +182,10 @@ class Cluster:
         return await self._write("DELETE", path, options, priority=Priority.DELETE)
 
     async def write_lease(self, resource: Resource, manifest: Manifest, timeout_seconds: float) -> Manifest:
-        """Create the Lease, or replace the version that it names. Needs no permit, since the Lease is the permit."""
+        """Create the Lease, or replace the version that it names.
+
+        This write needs no permit: the Lease is the permit.
+        """
         metadata = manifest["metadata"]
         replaces = "resourceVersion" in metadata
         path = resource.path(metadata["namespace"], metadata["name"] if replaces else None)
@@ -184,7 +196,7 @@ class Cluster:
         return await self._throttled(self._send("GET", path, query=query))
 
     async def _throttled(self, request: Awaitable[Manifest]) -> Manifest:
-        """Await the request, and pause all requests if the API server asks for that."""
+        """Await the request, and pause all requests if the API server asks for a pause."""
         try:
             return await request
         except Throttled as error:
@@ -228,11 +240,11 @@ class Cluster:
                 response = await client.call_api(*request)
                 answer = await response.read()  # type: ignore[no-untyped-call]
         except (aiohttp.ClientError, TimeoutError, OSError, RuntimeError) as error:
-            # A RuntimeError: another request was just answered with 401, and closed the shared session.
+            # This RuntimeError means that another request was just answered with 401, and closed the shared session.
             raise Unavailable(f"The Kubernetes API did not answer {method} {path}: {error!r}.") from error
         self._clock.note(response.headers.get("Date"), sent_at)
         if response.status == 401:
-            # The login has expired: the next request reads the credentials again.
+            # The login has expired, so the next request reads the credentials again.
             await self.close()
         if response.status >= 400:
             raise error_of(response.status, answer, response.headers.get("Retry-After"), f"{method} {path}")
@@ -253,12 +265,15 @@ class Cluster:
 
 
 def _priority_of(resource: Resource) -> Priority:
-    """Return the priority of a write that is neither a status nor a delete. Secrets hold the certificates."""
+    """Return the priority of a write that is neither a status nor a delete.
+
+    Secrets have priority: they hold certificates.
+    """
     return Priority.ESSENTIAL if resource == SECRETS else Priority.ORDINARY
 
 
 def read_list(resource: Resource, answer: Manifest) -> tuple[list[Manifest], int]:
-    """Return the objects and the version of a list. The API server leaves out the kind of each object."""
+    """Return the objects and the version of a list. The API server omits the kind of each object, so add it."""
     named = [{"apiVersion": resource.api_version, "kind": resource.kind, **item} for item in answer["items"]]
     return named, int(answer["metadata"]["resourceVersion"])
 
@@ -288,17 +303,17 @@ def error_of(status: int, body: bytes, retry_after: str | None, what: str) -> Cl
     return NotFound(text) if status == 404 else Refused(message or text)
 
 
-# DEL and the C1 controls, which YAML refuses; NEL, LS and PS, which it folds; a byte order mark, which it drops.
-# Everything in the Basic Multilingual Plane has a six-character escape that JSON and YAML read alike.
+# YAML refuses DEL and the C1 controls, folds NEL, LS and PS, and drops a byte order mark. Every character of the Basic
+# Multilingual Plane has a six-character escape that means the same in JSON and YAML.
 _ESCAPED = re.compile("[\x7f-\uffff]")
 
 
 def apply_patch(manifest: Manifest) -> str:
-    r"""Return the manifest as JSON that YAML reads alike: the API server parses a server-side apply as YAML.
+    r"""Return the manifest as JSON that means the same in YAML: the API server parses a server-side apply as YAML.
 
-    JSON in ASCII writes a character beyond U+FFFF as a pair of surrogate escapes, `\ud83d\ude00`. The YAML parser
-    refuses those, and with them the whole patch, so such characters are sent as they are. A surrogate without its
-    other half becomes U+FFFD, as in the API server's JSON parser.
+    ASCII JSON writes a character above U+FFFF as a pair of surrogate escapes, `\ud83d\ude00`. The API server's YAML
+    parser refuses the whole patch because of such a pair, so these characters are sent without escapes. A lone
+    surrogate becomes U+FFFD, as in the API server's JSON parser.
     """
     text = json.dumps(manifest, ensure_ascii=False, allow_nan=False)
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", well_formed(text))

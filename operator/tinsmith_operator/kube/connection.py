@@ -22,7 +22,7 @@ from tinsmith_operator.kube.depth import parse_json
 from tinsmith_operator.kube.resources import ApiCall, namespace_of, parse_call
 from tinsmith_operator.kube.watch_stream import ListBroken, WatchedResponse
 
-# Kopf reads the token once per login; the kubelet replaces the file long before the token ends.
+# Kopf reads the token once per login. The kubelet replaces the token file long before the token expires.
 WATCH_LOGIN_SECONDS = 600.0
 USER_AGENT = MANAGER
 Observe = Callable[[ApiCall, str], None]
@@ -39,7 +39,7 @@ Turn = Callable[[], Coroutine[Any, Any, None]]
 async def load_configuration() -> Configuration:
     """Read $KUBECONFIG, else the pod's service account, else the default kubeconfig. Raises OperatorError.
 
-    A service account's token is read again every minute: the kubelet replaces it.
+    A service account's token is read again every minute, because the kubelet replaces it.
     """
     configuration = Configuration()
     try:
@@ -64,7 +64,7 @@ async def load_configuration() -> Configuration:
 def trace(observe: Observe, heard: Heard | None = None, turn: Turn | None = None) -> aiohttp.TraceConfig:
     """Return hooks for all requests of a session.
 
-    heard: called for each page of a list. turn: what a list waits for before it is sent.
+    heard: called for each page of a list. turn: awaited before each list request is sent.
     """
 
     def finished(url: Any, method: str, code: str) -> ApiCall:
@@ -87,10 +87,10 @@ def trace(observe: Observe, heard: Heard | None = None, turn: Turn | None = None
     async def on_body(
         _session: Any, context: SimpleNamespace, params: aiohttp.TraceResponseChunkReceivedParams
     ) -> None:
-        # The whole body: aiohttp calls this hook for a body that is read at once, not for a stream such as a watch.
+        # This hook gets a body that aiohttp reads at once, not a stream such as a watch. So this is the whole body.
         if heard is None or context.listed is None:
             return
-        # An answer that is not a list fails in the request's caller, not here.
+        # If the answer is not a list, the caller of the request fails, not this hook.
         with contextlib.suppress(ValueError):
             is_first = "continue" not in params.url.query
             heard(namespace_of(params.url.path), context.listed, "200", parse_json(params.chunk), is_first)
@@ -109,7 +109,10 @@ def trace(observe: Observe, heard: Heard | None = None, turn: Turn | None = None
 
 @dataclass(frozen=True)
 class WatchSession:
-    """An HTTP session for Kopf's watches. expires_at: when to open the next one; None: when its login is refused."""
+    """An HTTP session for Kopf's watches.
+
+    expires_at: when to open the next session; None: when the login is refused.
+    """
 
     server: str
     http: aiohttp.ClientSession
@@ -117,7 +120,7 @@ class WatchSession:
 
 
 async def open_watch_session(observe: Observe, heard: Heard, turn: Turn) -> WatchSession:
-    """Open a session in the event loop that uses it. Kopf closes it."""
+    """Open a session. Call this in the event loop that uses the session. Kopf closes the session."""
     configuration = await load_configuration()
     token = await configuration.get_api_key_with_prefix("BearerToken")
     client = ApiClient(configuration)

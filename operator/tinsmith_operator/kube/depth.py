@@ -1,9 +1,9 @@
-"""A parser for answers of the API server that leaves out what nests too deep.
+"""A parser for answers of the API server. It drops objects and lists that are nested too deeply.
 
-A user who may write an object of a watched kind, for example a Service, may also write its `metadata.managedFields`, up
-to 10,000 levels deep, and the API server stores them. Python's parser fails at 1,000 levels, or 10,000 in later
-versions, so one such object would end every list and watch of its kind. Code that copies or compares objects fails
-earlier. So the parser leaves out everything deeper than any object of Kubernetes.
+A user who may write an object of a watched kind, for example a Service, may also write its `metadata.managedFields`,
+with up to 10,000 nested levels. The API server stores them. Python's parser fails at 1,000 levels, or at 10,000 in
+later versions. One such object would end every list and watch of its kind. Code that copies or compares objects fails
+even earlier. Therefore the parser drops everything below the deepest level of a normal Kubernetes object.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 DEEPEST = 100
 """Kubernetes' own objects and their managed fields stay below 30."""
 
-# A string without an end reaches to the end of the text. No text is matched twice, so the time is linear.
+# A string without an end extends to the end of the text. No text is matched twice, so the time is linear.
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _STRINGS_AND_BRACKETS = re.compile(_STRINGS.pattern + rb"|[{}\[\]]", re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
@@ -24,13 +24,13 @@ _OPENING, _EMPTY = (b"{", b"["), {b"{": b"{}", b"[": b"[]"}
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON without the parts that nest too deep. Raises ValueError."""
+    """Parse JSON without the parts that are nested too deeply. Raises ValueError."""
     answer = text.encode() if isinstance(text, str) else text
     return json.loads(flattened(answer) if nests_too_deep(answer) else answer)
 
 
 def nests_too_deep(text: bytes) -> bool:
-    """Return whether the text nests deeper than is kept. Brackets that do not match count as too deep."""
+    """Return whether the text is nested too deeply. Unmatched brackets also return True."""
     if text.count(b"{") + text.count(b"[") < DEEPEST:
         return False
     brackets = _STRINGS.sub(b"", text).translate(_AS_OBJECTS, _NO_BRACKETS)

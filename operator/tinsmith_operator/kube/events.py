@@ -19,19 +19,20 @@ from tinsmith_operator.logs import get_logger
 
 LONGEST_MESSAGE_BYTES = 1024
 LONGEST_INSTANCE_BYTES = 128
-# The interval at which the warnings of a namespace are read, however many sessions wait there.
+# The interval at which the warnings of a namespace are read. It does not depend on the number of waiting sessions.
 WARNINGS_SECONDS = 15.0
-# How long the warnings of a namespace are kept without a reader: the namespace may be gone.
+# How long the warnings of a namespace are kept if no owner reads them. The namespace may be gone.
 FORGET_SECONDS = 20 * 60.0
 
 log = get_logger(__name__)
 
 
 class Events:
-    """Writes the operator's Events, each once, and reads the warnings of other components.
+    """Writes each of the operator's Events once, and reads the warnings of other components.
 
-    The name of an Event follows from its owner and its text. The same Event again raises the count of the first one,
-    unless that is about the same version of the owner: then another operator has already made the decision.
+    The name of an Event is derived from its owner and its text. Emitting the same Event again raises the count of the
+    existing Event. If the existing Event is about the same version of the owner, another operator has already made the
+    decision, and the count stays.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Events:
         self._read: dict[str, tuple[float, tuple[KubernetesWarning, ...]]] = {}
 
     async def emit(self, owner: Owner, event: Emit) -> None:
-        """Write the Event. Raises NotLeading. Other failures are only logged, since nothing relies on Events."""
+        """Write the Event. Raises NotLeading. Other failures are only logged, because no code depends on Events."""
         manifest = self._manifest(owner, event)
         try:
             try:
@@ -54,7 +55,7 @@ class Events:
             log.warning("event not written", reason=event.reason, error=str(error))
 
     async def _count(self, owner: Owner, manifest: Manifest) -> None:
-        """Raise the count of the Event that is there."""
+        """Increase the count of the existing Event."""
         live = await self._cluster.get(EVENTS, owner.namespace, manifest["metadata"]["name"])
         version = {"resourceVersion": owner.resource_version}
         if (live.get("involvedObject") or {}).get("resourceVersion") == owner.resource_version:
@@ -66,14 +67,14 @@ class Events:
     async def warnings(self, owner: Owner) -> tuple[KubernetesWarning, ...]:
         """Return the warnings of the owner's namespace, at most 15 s old.
 
-        If they cannot be read, return the latest known ones: they only explain a condition.
+        If a read fails, return the latest known warnings. They only explain a condition.
         """
         namespace, now = owner.namespace, asyncio.get_running_loop().time()
         read_at, known = self._read.get(namespace, (float("-inf"), ()))
         if now < read_at + WARNINGS_SECONDS:
             return known
         self._read = {name: read for name, read in self._read.items() if now < read[0] + FORGET_SECONDS}
-        # Set before the answer, so that owners that are reconciled at the same time send one request.
+        # Set this time before the answer arrives, so that owners reconciled at the same time send one request.
         self._read[namespace] = (now, known)
         try:
             found, _ = await self._cluster.list_all(EVENTS, namespace, field_selector="type=Warning")
@@ -116,7 +117,7 @@ class Events:
 
 
 def parse_warning(event: Manifest) -> KubernetesWarning:
-    """Read an Event that either of the two Events APIs wrote."""
+    """Read an Event. It may have been written through either of Kubernetes' two Events APIs."""
     series = event.get("series") or {}
     at = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
     about = event["involvedObject"]

@@ -1,4 +1,4 @@
-"""The rate limit of requests to the Kubernetes API, and the order of those that wait."""
+"""The rate limit of requests to the Kubernetes API, and the order of waiting requests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ WaiterT = TypeVar("WaiterT")
 
 
 class Priority(IntEnum):
-    """The order of waiting requests.
+    """The priority of a waiting request.
 
-    Decisions need reads and certificates, users read statuses, and deletes free resources.
+    Reads and certificates come first because decisions need them. Users read statuses, and deletes free resources.
     """
 
     ESSENTIAL = 0
@@ -34,10 +34,11 @@ class _Waiter(Generic[WaiterT]):
 
 
 class RequestQueue(Generic[WaiterT]):
-    """The waiting requests in the order of their arrival.
+    """The waiting requests, in the order of their arrival.
 
-    The next one is the first of the highest priority, unless the oldest has been overtaken `MOST_OVERTAKEN` times. So
-    each waits for those before it, and for at most that many others.
+    The next request is the first one of the highest priority, unless the oldest request has been overtaken
+    `MOST_OVERTAKEN` times. Each request therefore waits for all earlier requests, and for at most that many later
+    requests.
     """
 
     def __init__(self) -> None:
@@ -50,25 +51,25 @@ class RequestQueue(Generic[WaiterT]):
         self._waiters.append(_Waiter(waiter, priority))
 
     def next(self) -> WaiterT:
-        """Remove the next waiter and return it."""
+        """Remove the next waiting request and return it."""
         taken = self._next_index()
         for older in self._waiters[:taken]:
             older.overtaken += 1
         return self._waiters.pop(taken).waiter
 
     def leave(self, waiter: WaiterT) -> None:
-        """Remove a cancelled waiter, if it still waits."""
+        """Remove a cancelled request, if it still waits."""
         self._waiters = [each for each in self._waiters if each.waiter is not waiter]
 
     def _next_index(self) -> int:
-        # A request that overtakes a younger waiter also overtakes the oldest, which thus has the highest count.
+        # A request that overtakes a younger one also overtakes the oldest. So the oldest always has the highest count.
         if self._waiters[0].overtaken >= MOST_OVERTAKEN:
             return 0
         return min(range(len(self._waiters)), key=lambda index: (self._waiters[index].priority, index))
 
 
 class RateLimit:
-    """A token bucket: `burst` requests at once, `per_second` over time."""
+    """A token bucket: it allows `burst` requests at once, and `per_second` over time."""
 
     def __init__(self, per_second: float, burst: int) -> None:
         self._per_second = per_second
@@ -91,15 +92,15 @@ class RateLimit:
             raise
 
     def hold(self, seconds: float) -> None:
-        """Send nothing for this long, as the API server asked."""
+        """Send no request for this long, because the API server asked for a pause."""
         self._held_until = max(self._held_until, asyncio.get_running_loop().time() + seconds)
 
     def _serve(self) -> None:
-        """Give each token to a waiter, and return when the next token is there."""
+        """Give each token to a waiting request, and return the time of the next token."""
         self._refill()
         while len(self._queue) and self._tokens >= 1 and not self._is_held():
             turn = self._queue.next()
-            # A cancelled waiter may still be in the queue.
+            # A cancelled request may still be in the queue.
             if not turn.done():
                 self._tokens -= 1
                 turn.set_result(None)
@@ -117,7 +118,8 @@ class RateLimit:
 
     def _next_token_at(self) -> float:
         missing = max(0.0, 1 - self._tokens)
-        # A little later than computed: with rounding, the timer could find no whole token.
+        # Wait slightly longer than computed. Because of rounding, the timer could otherwise fire before the token is
+        # whole.
         token_at = asyncio.get_running_loop().time() + missing / self._per_second + 1e-6
         return max(self._held_until, token_at)
 

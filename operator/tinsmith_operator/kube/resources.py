@@ -23,7 +23,7 @@ from tinsmith_operator.api.names import (
 
 @dataclass(frozen=True)
 class Resource:
-    """A kind of object. label: of the watched objects, as (key, value); None: all objects are watched."""
+    """A kind of object. label: the (key, value) that a watched object must have; None: all objects are watched."""
 
     api_version: str
     kind: str
@@ -53,7 +53,7 @@ class Resource:
         return bool(labels_of(manifest).get(key) == value)
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """Return the path of an object, or of a list. Without a namespace, the list is of all namespaces."""
+        """Return the path of an object or a list. Without a namespace, the path lists all namespaces."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
         inside = ["namespaces", quote(namespace, safe="")] if namespace is not None else []
         parts = [root, *inside, self.plural]
@@ -64,18 +64,20 @@ class Resource:
 
 SESSIONS = Resource(API_VERSION, SESSION_KIND, SESSION_PLURAL)
 POOLS = Resource(API_VERSION, POOL_KIND, POOL_PLURAL)
-# Watched without a label, so that foreign objects with a child's name are seen, and claims that a session only uses.
+# These kinds are watched without a label. The operator must see foreign objects that have a child's name, and claims
+# that a session only uses.
 WORKLOADS = Resource("apps/v1", "StatefulSet", "statefulsets")
 DEPLOYMENTS = Resource("apps/v1", "Deployment", "deployments")
-# Watched by label, since there may be many foreign Jobs.
+# Jobs are watched by label, because a cluster may have many foreign Jobs.
 JOBS = Resource("batch/v1", "Job", "jobs", (MANAGED_BY_LABEL, MANAGER))
 SERVICES = Resource("v1", "Service", "services")
 CLAIMS = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 BUDGETS = Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
-# KubeRay's kind, for sessions of several nodes. It is optional, and watched only when a session needs it.
+# KubeRay's kind, for sessions of several nodes. It is optional, and the operator watches it only when a session needs
+# it.
 RAY_CLUSTERS = Resource("ray.io/v1", "RayCluster", "rayclusters")
-# Watched by label: foreign Secrets must not be in memory, and there may be many foreign pods.
+# These kinds are watched by label. Foreign Secrets must not be in memory, and there may be many foreign pods.
 SECRETS = Resource("v1", "Secret", "secrets", (MANAGED_BY_LABEL, MANAGER))
 PODS = Resource("v1", "Pod", "pods", (MANAGED_BY_LABEL, MANAGER))
 
@@ -96,7 +98,7 @@ class Ref(NamedTuple):
 
 
 class Key(NamedTuple):
-    """The name of one TrainingSession or SamplerPool. Reconciles of one key never run at the same time."""
+    """The key of one TrainingSession or SamplerPool. Two reconciles of one key never run at the same time."""
 
     namespace: str
     name: str
@@ -117,7 +119,7 @@ def is_of_an_owner(manifest: dict[str, Any]) -> bool:
 
 
 class Group(NamedTuple):
-    """The objects of a kind in a namespace with this label, which is one of `OWNER_LABELS` or names a claim."""
+    """The objects of one kind and namespace with this label. The label is one of `OWNER_LABELS` or names a claim."""
 
     kind: str
     namespace: str
@@ -130,7 +132,7 @@ def labels_of(manifest: dict[str, Any]) -> dict[str, str]:
 
 
 def groups_of(manifest: dict[str, Any]) -> list[Group]:
-    """Return the groups that an object is in."""
+    """Return the groups that contain an object."""
     kind, namespace, labels = manifest["kind"], manifest["metadata"]["namespace"], labels_of(manifest)
     groups = [Group(kind, namespace, label, labels[label]) for label in OWNER_LABELS if label in labels]
     groups += [Group(kind, namespace, JOURNAL_CLAIM, claim) for claim in _journal_claims(manifest)]
@@ -138,7 +140,7 @@ def groups_of(manifest: dict[str, Any]) -> list[Group]:
 
 
 def _journal_claims(manifest: dict[str, Any]) -> set[str]:
-    """Return the claims of an object's journal. Other mounts of a pod do not count: they stop no worker."""
+    """Return the claims of an object's journal. Other mounts of a pod do not count, because they stop no worker."""
     spec = manifest.get("spec") or {}
     if manifest["kind"] == SESSION_KIND:
         storage = spec.get("storage") or {}
@@ -164,12 +166,12 @@ def ref_of(manifest: dict[str, Any]) -> Ref:
 
 
 def version_of(manifest: dict[str, Any]) -> int:
-    """Return the version of an object or list. Greater is newer within a kind, as Kubernetes guarantees since 1.35."""
+    """Return the version of an object or list. Kubernetes 1.35 and later guarantee that versions of a kind increase."""
     return int(manifest["metadata"]["resourceVersion"])
 
 
 class ApiCall(NamedTuple):
-    """A request in the terms of RBAC. resource: `discovery` for a path without objects."""
+    """A request as RBAC describes it. resource: `discovery` for a path without objects."""
 
     verb: str
     resource: str
@@ -180,14 +182,14 @@ VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"
 
 
 def namespace_of(path: str) -> str | None:
-    """Return the namespace of a request's path; None if the request is about all namespaces, or none."""
+    """Return the namespace in a request's path; None if the request covers all namespaces, or has no namespace."""
     parts = path.strip("/").split("/")
     rest = parts[2:] if parts[0] == "api" else parts[3:]
     return unquote(rest[1]) if rest[:1] == ["namespaces"] and len(rest) > 1 else None
 
 
 def parse_call(method: str, path: str, is_watch: bool) -> ApiCall:
-    """Return the call of a request: `/api/v1/namespaces/n/pods/p/status` is about `pods/status`."""
+    """Return the RBAC call of a request: `/api/v1/namespaces/n/pods/p/status` becomes a call of `pods/status`."""
     parts = path.strip("/").split("/")
     rest = parts[2:] if parts[0] == "api" else parts[3:]
     if rest[:1] == ["namespaces"]:

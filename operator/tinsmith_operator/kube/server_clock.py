@@ -1,7 +1,8 @@
-"""The offset of the API server's clock, by the `Date` of its answers, and the time for certificates.
+"""The offset of the API server's clock, measured by the `Date` of its answers, and the time for certificates.
 
-A certificate that begins in the future is refused, and a refused handshake does not mention the clock. The operator
-cannot know which clock is wrong, so certificates begin at the earlier of the two times, which both sides accept.
+A certificate whose validity begins in the future is refused, and the failed handshake does not mention the clock. The
+operator cannot know which clock is wrong. Therefore certificates begin at the earlier of the two times, which both
+clocks accept.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ log = get_logger(__name__)
 
 
 def least_offset(date: datetime, sent: datetime, received: datetime, known: timedelta = timedelta()) -> timedelta:
-    """Return the least offset of the other clock that an answer proves. Negative: the other clock is behind.
+    """Return the smallest offset of the other clock that an answer proves. Negative: the other clock is behind.
 
-    The answer was written between `sent` and `received`. A slow answer proves less, and keeps a known offset that
-    agrees with it.
+    The other side wrote the answer between `sent` and `received`. A slow answer proves less. If it agrees with the
+    known offset, the known offset stays.
     """
     earliest, latest = date - received, date + DATE_STEP - sent
     return min(max(known, earliest), latest)
@@ -44,7 +45,7 @@ class ServerClock:
 
     @property
     def problem(self) -> str | None:
-        """A sentence while the clocks differ by more than certificates tolerate."""
+        """A sentence about the clocks if they differ by more than certificates tolerate; else None."""
         if abs(self._offset) <= TOLERATED:
             return None
         seconds, way = round(abs(self._offset).total_seconds()), "behind" if self._offset > timedelta() else "ahead of"
@@ -58,11 +59,11 @@ class ServerClock:
         return self.local() + min(self._offset, timedelta()) if self.problem is not None else self.local()
 
     def note(self, date: str | None, sent: datetime) -> None:
-        """Take the `Date` of an answer to a request that was sent at this local time."""
+        """Read the `Date` of an answer to a request that was sent at this local time."""
         try:
             server_time = parsedate_to_datetime(date or "").astimezone(UTC)
         except ValueError:
-            return  # a proxy may leave the header out
+            return  # a proxy may remove the header
         before = self.problem
         self._offset = least_offset(server_time, sent, self.local(), self._offset)
         if (before is None) != (self.problem is None):

@@ -1,8 +1,8 @@
-"""The answers to lists and watches, in a form that Kopf can read.
+"""Converts the answers to lists and watches into a form that Kopf can read.
 
-Kopf stops at the first answer that it does not expect, and the operator with it. So objects are cut to a depth that its
-parser accepts. If the API server ends a watch with an error, or does not know a kind any more, Kopf is made to list
-again, which it does by itself only for status 410.
+Kopf stops at the first unexpected answer, and then the operator stops too. Therefore objects are cut to a depth that
+Kopf's parser accepts. If the API server ends a watch with an error, or no longer knows a kind, this module makes Kopf
+list again. By itself Kopf does that only for status 410.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ UNKNOWN_KIND_SECONDS = 10.0
 """The pause between two lists of an unknown kind."""
 
 BEGIN_ANEW = json.dumps({"type": "ERROR", "object": {"kind": "Status", "code": GONE}}).encode()
-# The API server writes the type of an event first.
+# The API server writes the type first in each event.
 _TYPE_IS_WITHIN = 64
 
 log = get_logger(__name__)
 
 
 class ListBroken(aiohttp.ClientPayloadError):
-    """A failed list that must be repeated. Kopf treats it as a broken connection."""
+    """A failed list that Kopf must repeat. Kopf treats it as a broken connection."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"The Kubernetes API answered a list with {status}.")
@@ -39,7 +39,7 @@ class ListBroken(aiohttp.ClientPayloadError):
 
 
 class WatchedResponse(aiohttp.ClientResponse):
-    """A response for Kopf, which reads a list by `json` and a watch by the lines of `content`.
+    """A response for Kopf. Kopf reads a list with `json`, and a watch through the lines of `content`.
 
     answered: the status code that the API server sent.
     """
@@ -71,7 +71,8 @@ class WatchedResponse(aiohttp.ClientResponse):
 def must_begin_anew(status: int, verb: str, plural: str) -> bool:
     """Return whether Kopf must list again: the watched version is too old, or a CRD of the operator was deleted.
 
-    The other kind is still served then. All other answers that Kopf does not retry are permanent.
+    After the deletion of one CRD, the operator still serves the other kind. All other answers that Kopf does not retry
+    are permanent.
     """
     if verb not in ("list", "watch"):
         return False
@@ -99,7 +100,7 @@ class _ReadableLines:
         return self._stream.__aiter__()
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """Yield whole lines, and at the end the rest."""
+        """Yield whole lines. At the end, yield the remaining bytes."""
         parts: list[bytes] = []
         async for chunk in self._stream.iter_chunked(size):
             head, newline, rest = chunk.rpartition(b"\n")
@@ -124,7 +125,7 @@ def readable_line(line: bytes) -> bytes:
     try:
         json.loads(kept)
     except ValueError:
-        return line  # the reader reports it
+        return line  # Kopf reports it
     return kept
 
 

@@ -1,1 +1,1 @@
-"""Pure decisions about a SamplerPool. The entry is `decision`."""
+"""Pure decisions about a SamplerPool. The entry point is `decision`."""

@@ -25,14 +25,14 @@ MOST_FAILED_PODS = 3
 
 
 def decide_pool(observed: ObservedPool, installation: Installation, now: datetime) -> Decision:
-    """Return what to do about one pool now. Pure. The children of a deleted pool are deleted with their owner."""
+    """Return what to do about one pool now, as a pure function. Kubernetes deletes a pool's children with the pool."""
     if observed.pool.is_being_deleted:
         return Decision(())
     situation = assess_pool(observed, installation, now)
     children = _ensure_children(situation, installation)
     diagnosis = diagnose_pool(situation, refusal(still_refused(observed.refusals, children)))
     conditions = pool_conditions(situation, diagnosis, acts=bool(children))
-    # The status comes first, so that it is written even if the API server refuses an action after it.
+    # The status comes first, so that it is written even if the API server refuses a later action.
     status = write_pool_status(situation, conditions)
     retries = children or _retry_refused_pods(situation)
     return Decision((*status, *retries, *_remove_failed_pods(situation)), requeue_after(_moments(situation), now))
@@ -43,7 +43,7 @@ def _ensure_children(situation: PoolSituation, installation: Installation) -> tu
     pool, observed = situation.pool, situation.observed
     deployment = build_deployment(pool, situation.replicas, situation.template)
     if situation.blocking_reason is not None:
-        # The template stays as it was: a spec that may not run is not written.
+        # Keep the old template, because a spec that the policy forbids is not written.
         return ensure_child(observed, observed.workload, deployment) if observed.workload is not None else ()
     if observed.workload is None and certificate_is_foreign(observed):
         return ()
@@ -57,7 +57,10 @@ def _ensure_children(situation: PoolSituation, installation: Installation) -> tu
 
 
 def _retry_refused_pods(situation: PoolSituation) -> tuple[Annotate, ...]:
-    """Ask for refused pods again. A Deployment's annotations become its ReplicaSet's, whose controller creates pods."""
+    """Retry refused pods.
+
+    The Deployment copies its annotations to its ReplicaSet, whose controller creates the pods.
+    """
     live = owned_workload(situation.observed)
     if live is None or situation.rollout.refused is None:
         return ()
@@ -65,7 +68,7 @@ def _retry_refused_pods(situation: PoolSituation) -> tuple[Annotate, ...]:
 
 
 def _remove_failed_pods(situation: PoolSituation) -> tuple[Delete, ...]:
-    """Delete all failed pods but the latest few, which show why. A node that admits no pod can leave one a second."""
+    """Delete all failed pods except the latest few, which show why. A node can reject one pod every second."""
     why = "it has failed, and later pods show why"
     return tuple(Delete("Pod", pod.name, pod.uid, why) for pod in situation.failed_pods[MOST_FAILED_PODS:])
 

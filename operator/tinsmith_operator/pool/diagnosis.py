@@ -1,4 +1,4 @@
-"""The reason why a pool differs from its spec, and a sentence with the cure."""
+"""The reasons why a pool differs from its spec, each with a sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PoolDiagnosis:
 
     is_ready: clients can sample. One replica is enough; Degraded reports missing replicas.
     trouble: why the pool is not ready.
-    unfinished: why the Deployment differs from the spec; None if it does not.
+    unfinished: why the Deployment differs from the spec; None if it matches the spec.
     """
 
     is_ready: bool
@@ -86,7 +86,7 @@ def _replica_findings(situation: PoolSituation) -> Iterator[Finding]:
 
 
 def _latest_failure(situation: PoolSituation) -> Iterator[Finding]:
-    """Yield a finding about a pod that its node did not admit, since the next pod may fail the same way."""
+    """Yield a finding if the latest pod was not admitted by its node. The next pod may fail in the same way."""
     latest = next(iter(situation.failed_pods), None)
     if latest is None or latest.created_at is None or situation.now - latest.created_at > WARNING_LIFE:
         return
@@ -102,5 +102,5 @@ def _lost_node(situation: PoolSituation, pod: Pod) -> Finding | None:
 
 
 def _severity(finding: Finding) -> bool:
-    """Return a sort key: findings that a person must act on come first."""
+    """Return a sort key. It places findings first that need a person to act."""
     return finding.reason.progress is not Progress.STUCK

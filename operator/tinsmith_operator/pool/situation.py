@@ -31,7 +31,7 @@ class Rollout:
 
     replicas, ready, updated: numbers of pods that are not terminating.
     is_known: whether the controller has seen this version of the Deployment.
-    refused: the API server's words when it refused to create a pod.
+    refused: the API server's message when it refused to create a pod.
     """
 
     replicas: int = 0
@@ -58,13 +58,14 @@ def read_rollout(deployment: Workload) -> Rollout:
 
 @dataclass(frozen=True)
 class PoolSituation:
-    """The situation of a pool at one moment: what was observed, what is wanted, and how the two differ.
+    """The situation of a pool at one moment: the observed state, the desired state, and the differences.
 
-    foreign: a foreign object with the name of one of its children.
-    next_template: the template that a restart of the pods would use. template: of the Deployment.
+    foreign: a foreign object that has the name of one of the pool's children.
+    next_template: the template that a restart of the pods would use.
+    template: the present template of the Deployment.
     blocking_reason: why the pool must have no pods.
-    staying_pods: the pods that count: terminating and evicted pods have been replaced.
-    failed_pods: the latest first. Their ReplicaSet keeps them, and creates others.
+    staying_pods: the pods that count. Terminating and evicted pods do not count, because they have been replaced.
+    failed_pods: the latest first. Their ReplicaSet keeps them and creates others.
     """
 
     observed: ObservedPool
@@ -85,7 +86,7 @@ class PoolSituation:
 
     @property
     def replicas(self) -> int:
-        """The number of replicas that are wanted and allowed."""
+        """The number of replicas that the spec wants and the policy allows."""
         return self.pool.spec.replicas if self.blocking_reason is None else 0
 
 
@@ -97,7 +98,7 @@ def assess_pool(observed: ObservedPool, installation: Installation, now: datetim
     pods = tuple(read_pod(manifest, installation.policy) for manifest in observed.pods)
     staying = tuple(pod for pod in pods if not pod.is_terminating and not pod.has_ended)
     if live is not None:
-        # The progress of a Deployment that must be written was for another template.
+        # If the Deployment must be written, its progress describes another template.
         pull_secrets = live.template["spec"].get("imagePullSecrets") or ()
         same = equivalent_sampler_hashes(observed.pool, installation, restart, pull_secrets)
         must_be_written = blocked is None and _must_be_written(live, built, same, staying)
@@ -125,17 +126,17 @@ def image_of(template: Manifest) -> str:
 
 
 def restart_of(template: Manifest) -> str | None:
-    """Return the request for a restart that the template's pods answer."""
+    """Return the restart request that the template's pods carry out."""
     return _annotations(template).get(RESTART_REQUEST_ANNOTATION)
 
 
 def _must_be_written(deployment: Workload, built: Manifest, same: frozenset[str], pods: tuple[Pod, ...]) -> bool:
     """Return whether the live template must be replaced.
 
-    A newer operator, another default image, or another way to pull the same image rolls no pods. A template that other
-    managers have written into, or without its configuration annotation, is replaced.
+    The pods are not replaced for a newer operator, a new default image, or another way to pull the same image. The
+    template is replaced if other managers have written into it, or if its configuration annotation is missing.
 
-    same: the hashes of templates that run the same.
+    same: the hashes of templates that run the same containers.
     """
     live, wanted = _annotations(deployment.template).get(INPUTS_ANNOTATION), _annotations(built)[INPUTS_ANNOTATION]
     differs = live != wanted and (live not in same or any(pod.cannot_pull for pod in pods))

@@ -44,7 +44,7 @@ def build_pool_status(situation: PoolSituation, conditions: tuple[ConditionState
 
 
 def _requests(situation: PoolSituation) -> PoolRequests | None:
-    """Return the answered requests. A restart is done when every replica has its template."""
+    """Return the completed requests. A restart is complete when every replica has its template."""
     pool = situation.pool
     is_done = situation.rollout.is_done(pool.spec.replicas)
     running_for = restart_of(situation.template) if is_done else None
@@ -58,7 +58,7 @@ def _restart(status: SamplerPoolStatus) -> str | None:
 
 def pool_conditions(situation: PoolSituation, diagnosis: PoolDiagnosis, *, acts: bool) -> tuple[ConditionState, ...]:
     """Return the conditions of a pool. acts: whether this decision changes an object."""
-    # The message has no numbers, which would change it too often.
+    # The message has no numbers, because they would change it too often.
     samples = found(Reason.REPLICAS_READY, f"Replicas serve {situation.pool.spec.model.name}.")
     readiness = diagnosis.trouble or samples
     progress = _progress_of_a_ready_pool(diagnosis, acts=acts) if diagnosis.is_ready else readiness

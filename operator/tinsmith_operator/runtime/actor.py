@@ -1,4 +1,4 @@
-"""Carries out actions by requests. It has no rules of its own: the first action that fails ends the round."""
+"""Carries out actions by sending requests. This module makes no decisions. The first failed action ends the round."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tinsmith_operator.kube.events import Events
 from tinsmith_operator.kube.resources import BY_KIND, Key, Ref, ref_of, version_of
 from tinsmith_operator.logs import get_logger
 
-# How long an object that no watch shows stays in the cache before it is read again.
+# How long the cache keeps an object that no watch shows, before the operator reads it again.
 BELIEVED_SECONDS = 60.0
 
 log = get_logger(__name__)
@@ -48,11 +48,11 @@ class Actor:
         self._stored: dict[Key, dict[str, Stored]] = {}
 
     def refusals(self, key: Key) -> dict[str, str]:
-        """Return the refusals of the latest create or apply of each kind, until one succeeds."""
+        """Return the refusals of the latest create or apply of each kind. A later success removes the refusal."""
         return dict(self._refusals.get(key, {}))
 
     def stored(self, key: Key) -> dict[str, Stored]:
-        """Return the answers to the latest create or apply of each kind that differ from the request."""
+        """Return, for each kind, the answer to the latest create or apply if it differs from the request."""
         return dict(self._stored.get(key, {}))
 
     def forget(self, key: Key) -> None:
@@ -60,10 +60,11 @@ class Actor:
         self._stored.pop(key, None)
 
     async def act(self, owner: Owner, actions: Sequence[Action]) -> None:
-        """Carry out the actions in turn. Raises ClusterError and NotLeading.
+        """Carry out the actions in order. Raises ClusterError and NotLeading.
 
-        After a refusal, only the status and Events are still written, so that users see the reason. If the status
-        itself is refused, for example by a CRD older than this operator, the children are written all the same.
+        After a refusal, only the status and Events are still written, so that users see the reason. If the API server
+        refuses the status itself, for example because the CRD is older than this operator, the children are still
+        written.
         """
         round_ = _Round(owner)
         refusals: list[Refused] = []
@@ -133,7 +134,7 @@ class Actor:
         log.info("applied", object=f"{ref.kind}/{ref.name}")
 
     async def _own_created_fields(self, ref: Ref, guard: Manifest) -> str:
-        """Take over the fields that the apply must be able to remove. Return the version to apply to."""
+        """Claim the fields that the apply must be able to remove. Return the version to which the apply is sent."""
         version: str = guard["resourceVersion"]
         live = self._cache.peek(ref)
         if live is None or live["metadata"]["resourceVersion"] != version:
@@ -173,7 +174,7 @@ class Actor:
             guards = (action.grace_period_seconds, action.resource_version)
             left = await self._cluster.delete(resource, namespace, action.name, action.uid, *guards)
         except (NotFound, Conflict):
-            # The object is gone. In a conflict, another object has its name, or it has changed.
+            # The object is gone. After a conflict, the name belongs to another object, or the object has changed.
             await self._look(Ref(action.kind, namespace, action.name))
             return
         if left.get("kind") != action.kind:
@@ -181,7 +182,8 @@ class Actor:
         if _is_leaving(left):
             self._cache.note(left)
         else:
-            # Deleted at once, such as a pod without a node: the watch may have reported the end before this answer.
+            # Some objects, such as a pod without a node, vanish at once. The watch may have reported the end before
+            # this answer.
             self._cache.note_end(ref_of(left), left["metadata"]["uid"], version_of(left))
 
     async def _write_status(self, round_: _Round, status: Manifest) -> None:
@@ -208,9 +210,10 @@ class Actor:
         self._cache.note(written)
 
     async def _look(self, ref: Ref) -> None:
-        """Read the object into the cache, since the action was based on an outdated state."""
+        """Read the object into the cache, because the action was based on an outdated state."""
         resource = BY_KIND[ref.kind]
-        # Before the request: meanwhile a watch may report another, living object of this name.
+        # Read the version before the request. During the request, a watch may report another, living object of this
+        # name.
         known = self._cache.peek(ref)
         try:
             live = await self._cluster.get(resource, ref.namespace, ref.name)
@@ -233,7 +236,7 @@ class Actor:
 
 
 class _Round:
-    """The owner during the actions of one decision: each write of it changes its version."""
+    """The owner during the actions of one decision. Each write of the owner changes its version."""
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
@@ -250,7 +253,7 @@ class _Round:
 
 
 def _is_leaving(answer: Manifest) -> bool:
-    """Return whether a deleted object stays for its grace period or its finalizers, by the answer to the delete."""
+    """Return whether a deleted object stays for its grace period or finalizers, according to the delete's answer."""
     metadata = answer["metadata"]
     waits = metadata.get("deletionGracePeriodSeconds") or metadata.get("finalizers")
     return "deletionTimestamp" in metadata and bool(waits)

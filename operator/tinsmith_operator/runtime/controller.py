@@ -1,4 +1,4 @@
-"""Reconciles keys of the work queue, several at a time, and requeues them: at once, later, or with a backoff."""
+"""Reconciles keys of the work queue, several at a time. It requeues a key at once, later, or with a backoff."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = get_logger(__name__)
 
 @dataclass
 class Rounds:
-    """The number of rounds in a row in which a key was acted upon, for the same requested state."""
+    """The number of consecutive rounds in which the operator acted on a key for the same requested state."""
 
     requested_state: object
     count: int = 0
@@ -61,7 +61,7 @@ class Controller:
     def enqueue(self, key: Key) -> None:
         """Reconcile the key as soon as possible.
 
-        A key that does not converge keeps its backoff until its user asks for something else: most of its events are of
+        A key that does not converge keeps its backoff until its user requests a change. Most of its events come from
         the operator's own writes.
         """
         rounds = self._rounds.get(key)
@@ -72,7 +72,7 @@ class Controller:
         self._queue.add(key)
 
     async def run(self) -> None:
-        """Reconcile keys until cancelled. Several of these run at the same time, never two on one key."""
+        """Reconcile keys until cancelled. Several of these tasks run at the same time, but never two on one key."""
         while True:
             await self._acts.wait()
             key = await self._queue.take()
@@ -83,7 +83,8 @@ class Controller:
                     self._queue.add(key)
             finally:
                 self._queue.done(key)
-            # A reconcile without actions awaits nothing. Many in a row must not delay the renewal of the Lease.
+            # A reconcile without actions never yields to the event loop. Many in a row must not delay the renewal of
+            # the Lease.
             await asyncio.sleep(0)
 
     async def _work(self, key: Key) -> None:
@@ -93,11 +94,11 @@ class Controller:
         self._metrics.note_reconcile(result, asyncio.get_running_loop().time() - began)
 
     async def _attempt(self, key: Key) -> str:
-        """Reconcile the key, and return the result as the metrics name it."""
+        """Reconcile the key. Return the name of the result in the metrics."""
         try:
             return self._settle(key, await self._reconcile(key))
         except NotLeading:
-            # The next leader reconciles all keys. But after a slow renewal this operator continues without a new term.
+            # The next leader reconciles all keys. But after a slow renewal, this operator continues without a new term.
             self._queue.add_after(key, NOT_LEADING_SECONDS)
             return "not_leading"
         except Unreadable as error:
@@ -131,14 +132,14 @@ class Controller:
         return "acted" if outcome.acted else "settled"
 
     def _count(self, key: Key) -> int:
-        """Count one more round, and return the number in a row."""
+        """Count one more round, and return the number of consecutive rounds."""
         rounds = self._rounds.setdefault(key, Rounds(self._requested_state(key)))
         rounds.count += 1
         return rounds.count
 
 
 def result_of(error: OperatorError) -> str:
-    """Return the error's name in metrics. A conflict is not a failure: another writer was faster."""
+    """Return the error's name in metrics. A conflict is not a failure, because another writer was faster."""
     match error:
         case Conflict() | AlreadyExists() | NotFound():
             return "conflict"

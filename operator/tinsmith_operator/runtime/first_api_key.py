@@ -1,7 +1,7 @@
 """The first API key of an installation, in a Secret that the API server's pod reads.
 
-A chart cannot create it, since each rendering would give another key. The operator creates it by a POST that only one
-operator can win, and never replaces it.
+A chart cannot create the key, because each rendering would give a new key. The operator creates the Secret by a POST,
+which succeeds for only one operator, and never replaces the Secret.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def new_key() -> str:
 
 
 class FirstApiKey:
-    """Ensures the Secret with the first key. secret: its name; None: the installation was given a key."""
+    """Creates the Secret with the first key. secret: its name; None: the installation has a key of its own."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
-"""The Kopf event handlers: Kopf watches the cluster, and each event is handed to the operator's own loop.
+"""The Kopf event handlers. Kopf watches the cluster, and the handlers pass each event to the operator's event loop.
 
-Only `on.event` handlers are registered, so Kopf reconnects watches but writes to no object. It runs in a thread with an
-event loop of its own, because at its end it waits for, and then cancels, all tasks of its loop that it did not start.
+Only `on.event` handlers are registered, so Kopf reconnects watches but writes to no object. Kopf runs in a thread with
+its own event loop. When Kopf ends, it waits for all tasks of its event loop that it did not start, and then cancels
+them.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ Deliver = Callable[[Resource, str | None, Manifest], None]
 """Takes an event: the resource, the type of the event (None in the first list), and the object."""
 
 # Kopf removes its finalizer from objects. No object has this name, whereas the default name would match the finalizer
-# of
-# any other operator that is built on Kopf.
+# of any other operator that is built on Kopf.
 UNUSED_FINALIZER = "tinsmith.dev/unused"
 LONGEST_BACKOFF_SECONDS = 30.0
 RELOGIN_PAUSE_SECONDS = 5.0
-# The pause before a list, after a watch that the API server ended: it may end each watch.
+# The pause before a list, after the API server has ended a watch. The API server may end every new watch, too.
 RECONNECT_SECONDS = 1.0
 STOP_SECONDS = 5.0
 
 
 class EndlessBackoff:
-    """Endless delays: with a finite list, an API server that is down for an hour would end the operator."""
+    """Endless delays between retries.
+
+    With a finite list, an API server that is down for an hour would end the operator.
+    """
 
     def __iter__(self) -> Iterator[float]:
         seconds = 1.0
@@ -48,9 +51,9 @@ class EndlessBackoff:
 class Watch:
     """Watches these kinds in a scope from `run` to `stop`. Its callbacks run in the event loop that called `run`.
 
-    heard: called for each page of the list with which a watch starts: no event reports objects that vanished before.
-    A namespace where lists are forbidden is tried again and again.
-    turn: what each page waits for.
+    heard: called for each page of the list that starts a watch. No event reports objects that vanished before. A
+        namespace that forbids lists is tried again and again.
+    turn: awaited before each page.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Watch:
         self._sessions: list[WatchSession] = []
 
     async def run(self) -> None:
-        """Watch until `stop`. Raises OperatorError if the watch fails. Cancelling this leaves the watch running."""
+        """Watch until `stop`. Raises OperatorError if the watch fails. Cancelling `run` does not stop the watch."""
         self._home = asyncio.get_running_loop()
         self._ended = self._home.create_future()
         self._thread.start()
@@ -86,7 +89,7 @@ class Watch:
             raise OperatorError(f"The watch of the cluster failed: {error!r}. Restart the operator.") from error
 
     async def stop(self) -> None:
-        """Return when the thread has ended, or takes too long: the process can end without it."""
+        """Stop the thread and wait for its end, but not too long: the process can end without it."""
         self._stop.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, STOP_SECONDS)
@@ -106,8 +109,8 @@ class Watch:
     async def _watch(self) -> None:
         """Run `kopf.operator` in two steps.
 
-        After an error, Kopf may wait without end for its own tasks, and a process that watches nothing would seem
-        alive. So the first task that ends is reported before the others are stopped.
+        After an error, Kopf may wait forever for its own tasks. The process would then seem alive but watch nothing. So
+        this function reports the first task that ends before it stops the other tasks.
         """
         before = asyncio.all_tasks()
         parts = await kopf.spawn_tasks(
@@ -126,7 +129,7 @@ class Watch:
             await self._close_sessions()
 
     async def _close_sessions(self) -> None:
-        """Close all sessions: Kopf does not close a session that it was taking when it was stopped."""
+        """Close all sessions. Kopf does not close a session that it was opening when it was stopped."""
         for session in self._sessions:
             await session.http.close()
 
@@ -141,7 +144,7 @@ class Watch:
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
         if self._logins:
-            # Refused logins must not become a storm of requests.
+            # Limit the rate: refused logins must not become a flood of requests.
             await asyncio.sleep(RELOGIN_PAUSE_SECONDS)
         self._logins += 1
         session = await open_watch_session(self._observe, lambda *page: self._tell(self._heard, *page), self._take_turn)
@@ -152,14 +155,14 @@ class Watch:
         self._tell(self._deliver, param, event["type"], dict(event["object"]))
 
     async def _take_turn(self) -> None:
-        """Wait in the operator's own rate limit, which is in the loop that called `run`."""
+        """Wait in the operator's own rate limit, which belongs to the event loop that called `run`."""
         assert self._home is not None
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._turn(), self._home))
 
     def _tell(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """Call back in the operator's loop, unless the operator has ended without waiting for this thread."""
+        """Call back in the operator's event loop, unless the operator has ended without waiting for this thread."""
         assert self._home is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._home.call_soon_threadsafe(callback, *arguments)
 
     def _end(self, error: BaseException | None) -> None:
@@ -172,7 +175,7 @@ class Watch:
 
 
 def watch_settings(resources: Sequence[Resource] = WATCHED) -> kopf.OperatorSettings:
-    """Return settings with which Kopf does not write or listen, and needs rights only in its namespaces."""
+    """Return settings with which Kopf neither writes nor listens, and needs rights only in its namespaces."""
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.posting.enabled = False
@@ -181,7 +184,7 @@ def watch_settings(resources: Sequence[Resource] = WATCHED) -> kopf.OperatorSett
     settings.networking.error_backoffs = EndlessBackoff()
     settings.networking.request_timeout = 60.0
     settings.watching.reconnect_backoff = RECONNECT_SECONDS
-    # Each kind is listed whole, in pages, so that vanished objects are noticed.
+    # Each kind is listed completely, in pages, so that vanished objects are noticed.
     settings.watching.initial_streaming = False
     settings.watching.chunk_size = PAGE_ITEMS
     for resource in resources:

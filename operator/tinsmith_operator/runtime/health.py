@@ -18,7 +18,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HealthServer:
-    """Serves inside `async with`. Port 0 becomes a free port."""
+    """A server that runs inside `async with`. For port 0, it chooses a free port."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class HealthServer:
         *,
         remarks: Callable[[], list[str]] = list,
     ) -> None:
-        """Prepare the server. remarks: lines that `/readyz` shows although the operator is ready."""
+        """Prepare the server. remarks: lines that `/readyz` shows even if the operator is ready."""
         self.health_port = health_port
         self.metrics_port = metrics_port
         self._health = web.Application()
@@ -58,7 +58,7 @@ class HealthServer:
 
 
 def _listen(port: int) -> socket.socket:
-    """Return one socket for IPv4 and IPv6: asyncio would open two, each with its own free port."""
+    """Return one socket for IPv4 and IPv6. For port 0, asyncio would open two sockets with different ports."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))

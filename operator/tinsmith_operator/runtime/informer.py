@@ -1,13 +1,14 @@
 """Keeps the cache complete across gaps in a watch, and knows which parts of the scope are complete.
 
-A watch that was interrupted for too long starts again with a list (410 Gone). Kopf reports the objects of the list, but
-not those that have vanished. So this module reads the same answer: objects that the list lacks are gone.
+A watch that was interrupted for too long starts again with a list (410 Gone). Kopf reports the objects in the list, but
+does not report objects that have vanished. This module reads the same list and removes the objects that are missing
+from it.
 
-Parts of the scope are independent. Where the API server forbids the watch (the namespace does not exist, or the
-operator has no rights in it), the operator does nothing, and the other parts do not wait.
+The parts of the scope are independent. The API server forbids the watch in a part if the namespace does not exist or
+the operator has no rights in it. The operator does nothing in such a part, and the other parts do not wait.
 
-The CRD of either kind may be missing or be deleted. There are no objects of that kind then, and the other kind is
-served.
+The CRD of either kind may be missing or deleted. In that case the cluster has no objects of that kind, and the operator
+serves the other kind.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class State(Enum):
 class Informer:
     """The state of each kind in each part. `complete` is set once every part is listed or forbidden.
 
-    entered: called for each part that has become known. resources: the kinds of one watch.
+    entered: called for each part whose state has become known. resources: the kinds that one watch covers.
     """
 
     def __init__(
@@ -102,11 +103,11 @@ class Informer:
         return self._is_known(self._scope.part_of(namespace))
 
     def is_refused(self, part: Part) -> bool:
-        """Return whether a kind may not be listed in this part."""
+        """Return whether the operator may not list a kind in this part."""
         return any(self._states.get((part, plural)) is State.REFUSED for plural in self._resources)
 
     async def check_kinds(self) -> tuple[Resource, ...]:
-        """Return the kinds to watch. Kopf looks for kinds once, so later ones need a watch of their own.
+        """Return the kinds to watch. Kopf looks for kinds only once, so a kind that appears later needs its own watch.
 
         Waits while no part of the scope can be read. Raises OperatorError if the CRDs of both kinds are missing.
         """
@@ -123,12 +124,12 @@ class Informer:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def wait_for_kind(self, resource: Resource) -> None:
-        """Return when a kind that was missing can be watched."""
+        """Wait until a kind that was missing can be watched."""
         while not (await self._is_installed(resource) and await self._are_discovered([resource])):
             await asyncio.sleep(LOOK_FOR_KIND_SECONDS)
 
     def heard(self, namespace: Part, plural: str, code: str, answer: Manifest | None, is_first: bool = True) -> None:
-        """Take a page of a list with which a watch of this kind starts. code: the status of the answer."""
+        """Process a page of the list that starts a watch of this kind. code: the status of the answer."""
         place = (namespace, plural)
         if place not in self._states:
             return
@@ -140,7 +141,7 @@ class Informer:
             self._take_page(place, answer, is_first=is_first)
 
     def _take_page(self, place: Place, answer: Manifest, *, is_first: bool) -> None:
-        """Note the objects of a page. After the last page, objects that were on no page are gone."""
+        """Note the objects of a page. After the last page, remove objects that were on no page."""
         resource = self._resources[place[1]]
         items, version = read_list(resource, answer)
         listed = set() if is_first else self._listed.get(place, set())
@@ -151,7 +152,7 @@ class Informer:
             self._accept(place)
 
     async def _can_read(self, part: Part, unknown: set[Resource]) -> bool:
-        """Return whether sessions and pools can be listed in a part; add kinds without a CRD to `unknown`."""
+        """Return whether the operator can list sessions and pools in a part. Add kinds without a CRD to `unknown`."""
         for resource in OWNERS:
             try:
                 await self._cluster.try_list(resource, part)
@@ -166,7 +167,7 @@ class Informer:
         return True
 
     async def _is_installed(self, resource: Resource) -> bool:
-        """Return whether the kind exists: a list is only forbidden if the kind is known."""
+        """Return whether the kind exists. The API server answers "forbidden" only for a kind that it knows."""
         try:
             await self._cluster.try_list(resource, self._scope.parts[0])
         except Refused:
@@ -176,7 +177,10 @@ class Informer:
         return True
 
     async def _are_discovered(self, resources: Sequence[Resource]) -> bool:
-        """Return whether discovery, which Kopf uses, has the kinds: a new kind can be listed a moment earlier."""
+        """Return whether discovery has the kinds.
+
+        Kopf uses discovery, and a new kind can be listed slightly earlier.
+        """
         try:
             plurals = await self._cluster.kinds_of(API_VERSION)
         except (NotFound, Unavailable) as error:
@@ -189,7 +193,7 @@ class Informer:
             self._lose_in((part, resource.plural))
 
     def _lose_in(self, place: Place) -> None:
-        """Note that the kind is unknown, so that there are no objects of it."""
+        """Note that the kind is unknown, and drop its objects."""
         part, plural = place
         resource, was_known = self._resources[plural], self._is_known(part)
         if self._states[place] is not State.UNKNOWN:
@@ -216,7 +220,7 @@ class Informer:
         self._settle()
 
     def _settle(self) -> None:
-        """Set `complete` when every part is known or forbidden, and at least one is known."""
+        """Set `complete` if every part is known or forbidden, and at least one part is known."""
         settled = all(self._is_known(part) or self.is_refused(part) for part in self._scope.parts)
         if settled and any(self._is_known(part) for part in self._scope.parts):
             self.complete.set()

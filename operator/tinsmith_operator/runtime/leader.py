@@ -1,12 +1,12 @@
 """Leader election by a Lease: one operator acts while the others wait.
 
-A leader that cannot renew the Lease stops acting before another operator may start. It counts from the time at which it
-*sent* its last successful renewal, and stops after two thirds of the Lease's duration. The others count the whole
-duration from the time at which they *saw* that renewal, which is later. Each uses its own monotonic clock; the times
-inside the Lease are for people.
+A leader that cannot renew the Lease stops acting before another operator may start. The leader counts from the time
+when it *sent* its last successful renewal, and stops after two thirds of the Lease's duration. The other operators
+count the whole duration from the time when they *saw* that renewal, which is later. Each operator uses its own
+monotonic clock. The times inside the Lease are only information for people.
 
-This does not stop a process that was frozen between its check and its write. Its write does no harm, because it names
-the version of the object (`kube/client.py`).
+The Lease does not stop a process that was frozen between its check and its write. Such a write does no harm, because it
+names the version of the object (`kube/client.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tinsmith_operator.logs import get_logger
 
 ACTING_SHARE = 2 / 3
 RENEW_SHARE = 1 / 5
-# Waiting operators count from when they saw the last renewal, so rare looks delay the next leader.
+# A waiting operator counts from the moment when it saw the last renewal. So rare reads delay the next leader.
 LOOK_SHARE = 1 / 10
 
 WriteLease = Callable[[Manifest, float], Awaitable[Manifest]]
@@ -35,7 +35,7 @@ log = get_logger(__name__)
 class Leader:
     """Takes part in one election. `changed` is called when this operator starts or stops leading.
 
-    renew_seconds: between two renewals; None: a fifth of the Lease's duration.
+    renew_seconds: the time between two renewals; None: a fifth of the Lease's duration.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class Leader:
         return _now() < self._renewed_at + self._lease_seconds * ACTING_SHARE
 
     def permit(self) -> float:
-        """Return the seconds that a write may still take. Raises NotLeading."""
+        """Return the number of seconds that a write may still take. Raises NotLeading."""
         if not self.is_leading:
             raise NotLeading(f"This operator has lost the Lease {self._namespace}/{self._name}.")
         return self._renewed_at + self._lease_seconds - _now()
 
     async def run(self) -> None:
-        """Take the Lease when it is free, and keep it, until cancelled."""
+        """Acquire the Lease when it is free, and keep it, until cancelled."""
         while True:
             try:
                 await self._step()
@@ -85,7 +85,7 @@ class Leader:
             await asyncio.sleep(self._seconds_to_next_step())
 
     async def release(self) -> None:
-        """Free the Lease, so that another operator starts at once. Call it after the last write."""
+        """Free the Lease, so that another operator can start at once. Call this after the last write."""
         held, self._held, self._renewed_at = self._held, None, float("-inf")
         self._announce()
         if held is None:
@@ -103,7 +103,7 @@ class Leader:
             else:
                 await self._try_to_take()
         except (Conflict, AlreadyExists, NotFound):
-            # Another operator wrote the Lease meanwhile; the next step reads it.
+            # Another operator wrote the Lease in the meantime, and the next step reads it.
             self._held = None
 
     async def _try_to_take(self) -> None:
@@ -116,7 +116,7 @@ class Leader:
             await self._hold(self._taken(lease))
 
     def _seconds_to_next_step(self) -> float:
-        """Return the seconds to the next step. A waiting operator looks at the moment at which the Lease expires."""
+        """Return the seconds to the next step. A waiting operator reads the Lease at the moment when it expires."""
         if self._held is not None:
             return self._renew_seconds
         look = self._lease_seconds * LOOK_SHARE

@@ -51,7 +51,7 @@ RAY_LABEL = "ray.io/cluster"
 
 
 class _Reading:
-    """Reads of one owner. A later change of anything that was read enqueues the owner."""
+    """Records what one owner reads. A later change of any object that was read enqueues the owner."""
 
     def __init__(self, cache: Cache, reader: Key, owner: Owner) -> None:
         self._cache = cache
@@ -82,7 +82,7 @@ class _Reading:
         return [each for group in groups for each in self._cache.read_group(group, self._reader)]
 
     def journal_for_a_model(self) -> ReadJournal | None:
-        """Return the first claim for the owner's model that is another session's journal."""
+        """Return the first of the owner's model claims that holds another session's journal."""
         for field, claim in self._owner.spec.model_claims.items():
             users = self.with_journal_on(claim, SESSIONS)
             holder = journal_of_another(self._owner, self.one(CLAIMS, claim), users)
@@ -143,12 +143,12 @@ def observe_pool(cache: Cache, reader: Key, pool: SamplerPool, authority_fingerp
 
 
 def certificate_at(cache: Cache, secret: Ref) -> CertificateFacts | None:
-    """Return the certificate's facts, parsed once for each version of the Secret, not at every scrape."""
+    """Return the facts about a certificate. Each version of the Secret is parsed once, not at every scrape."""
     return cache.derive(secret, _facts_of)
 
 
 def _facts_of(secret: Manifest) -> CertificateFacts | None:
-    """Return the facts; None if the certificate cannot be read, which is logged once."""
+    """Return the facts; None if the certificate cannot be read. This is logged once."""
     try:
         return parse_facts(secret)
     except CertificateUnreadable as error:
@@ -157,14 +157,14 @@ def _facts_of(secret: Manifest) -> CertificateFacts | None:
 
 
 def _pods_of_a_group(session: TrainingSession, labelled: list[Manifest]) -> list[Manifest]:
-    """Return the pods of a RayCluster of the session's name, also those whose RayCluster is gone."""
+    """Return the pods of a RayCluster with the session's name, even if the RayCluster is gone."""
     return [pod for pod in labelled if RAY_LABEL in labels_of(pod) and not has_foreign_owner(session, pod)]
 
 
 def _worker_pod(session: TrainingSession, numbered: Manifest | None, group: list[Manifest]) -> Manifest | None:
-    """Return the worker's pod, also of an earlier kind of workload: it may still write to the volume.
+    """Return the worker's pod, even if it has an earlier kind of workload. It may still write to the volume.
 
-    numbered: the pod with a StatefulSet's name.
+    numbered: the pod that has a StatefulSet's pod name.
     """
     heads = [pod for pod in group if not _is_member(pod)]
     if not session.spec.is_group:
@@ -178,12 +178,12 @@ def _is_member(pod: Manifest) -> bool:
 
 
 def _pods_of_a_job(labelled: list[Manifest], job_name: str, application: str) -> tuple[Manifest, ...]:
-    """Return the pods of the session's Job of that name, also of an earlier Job that was just deleted."""
+    """Return the pods of the session's Job of that name, including those of an earlier Job that was just deleted."""
     made_for = [pod for pod in labelled if labels_of(pod).get("app.kubernetes.io/name") == application]
     return tuple(pod for pod in made_for if (controller_of(pod) or {}).get("name") == job_name)
 
 
 def _is_made_for(deployment_name: str, pod: Manifest) -> bool:
-    """Return whether the pod is of the Deployment, by the name of its ReplicaSet: ReplicaSets are not watched."""
+    """Return whether the pod belongs to the Deployment, by its ReplicaSet's name. ReplicaSets are not watched."""
     controller = controller_of(pod)
     return controller is not None and controller["name"].rpartition("-")[0] == deployment_name

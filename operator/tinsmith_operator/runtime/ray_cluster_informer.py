@@ -1,7 +1,7 @@
-"""The watch of RayClusters, an optional kind: it starts when a session needs them and KubeRay is installed.
+"""The watch of RayClusters, an optional kind. It starts when a session needs a RayCluster and KubeRay is installed.
 
-It sends no request before that, so installations without sessions of several nodes need neither KubeRay nor rights on
-its kind.
+The watch sends no request before that. Installations without sessions of several nodes need neither KubeRay nor rights
+on its kind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tinsmith_operator.kube.resources import RAY_CLUSTERS
 from tinsmith_operator.logs import get_logger
 from tinsmith_operator.runtime.informer import RETRY_SECONDS, Informer, words_for
 
-# A new kind can be listed a moment before the API server's discovery, which Kopf uses, has it.
+# A new kind can be listed slightly before it appears in the API server's discovery, which Kopf uses.
 LISTED_WITHIN_SECONDS = 10.0
 UNKNOWN_KIND = "The cluster has no RayClusters: KubeRay is not installed."
 
@@ -32,14 +32,14 @@ class Watching(Protocol):
         """Watch until `stop`. Raises OperatorError if the watch fails."""
 
     async def stop(self) -> None:
-        """Return when the watch has stopped."""
+        """Stop the watch, and return when it has stopped."""
 
 
 class RayClusterInformer:
     """The state of the watch of RayClusters.
 
     changed: called when a namespace may have become known or forbidden.
-    open_watch: opens a watch of RayClusters alone; its argument is called for each page of its lists.
+    open_watch: opens a watch of only RayClusters. Its argument is called for each page of the watch's lists.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class RayClusterInformer:
         return self._informer.knows(namespace)
 
     def problem(self, namespace: str) -> str | None:
-        """Return why there can be no RayCluster in this namespace, as a sentence; None if that is not known yet."""
+        """Return a sentence that says why this namespace can have no RayCluster; None if that is not known yet."""
         if self._problem is not None:
             return self._problem
         part = self._scope.part_of(namespace)
         return _forbidden(part) if self._informer.is_refused(part) else None
 
     async def run(self) -> None:
-        """Watch until cancelled. When the watch ends, for example without KubeRay, look for the kind again."""
+        """Watch until cancelled. If the watch ends, for example because KubeRay is missing, look for the kind again."""
         await self._enabled.wait()
         while True:
             self._set_problem(await self._look())
@@ -88,7 +88,7 @@ class RayClusterInformer:
             await asyncio.sleep(self._look_again_seconds)
 
     async def _look(self) -> str | None:
-        """Return why no watch can start: without the kind, a watch would wait without an error."""
+        """Return why no watch can start. Without this check, a watch of a missing kind would wait without an error."""
         while True:
             try:
                 return await self._look_once()
@@ -110,7 +110,10 @@ class RayClusterInformer:
         return refused
 
     async def _watch(self) -> None:
-        """Watch until the watch ends. A watch without a list after a while looked for the kind too early."""
+        """Watch until the watch ends.
+
+        End a watch that gets no list after a while, because it looked for the kind too early.
+        """
         self._informer, self._heard = self._new_informer(), asyncio.Event()
         watch = self._open_watch(self._on_page)
         running = asyncio.create_task(watch.run(), name="watch RayClusters")

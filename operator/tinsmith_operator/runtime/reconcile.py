@@ -37,14 +37,14 @@ from tinsmith_operator.session.decision import decide
 
 
 class Kind(Protocol):
-    """The part of a reconcile that differs between sessions and pools."""
+    """The functions in which reconciles of sessions and pools differ."""
 
     async def decide(self, key: Key, body: Manifest) -> tuple[Owner, Decision]:
-        """Return the owner, and what to do about it now. Raises Unreadable and ClusterError."""
+        """Return the owner, and the decision about what to do now. Raises Unreadable and ClusterError."""
         ...
 
     def carried_out(self, key: Key, decision: Decision) -> None:
-        """Note that the actions of the decision are done."""
+        """Record that the actions of the decision are done."""
         ...
 
     def forget(self, key: Key) -> None:
@@ -56,7 +56,8 @@ class Kind(Protocol):
 class ReconcileResult:
     """The result of a reconcile.
 
-    acted: there were actions, so reconcile again. requeue_after_seconds: reconcile again by then in any case.
+    acted: the operator carried out actions, so the key is reconciled again. requeue_after_seconds: the longest time
+        until the next reconcile.
     """
 
     acted: bool
@@ -65,14 +66,14 @@ class ReconcileResult:
 
 @dataclass(frozen=True)
 class Reconciler:
-    """Reconciles one key at a time. kinds: by the kind of a key."""
+    """Reconciles one key at a time. kinds: the functions for each kind of key."""
 
     cache: Cache
     actor: Actor
     kinds: Mapping[str, Kind]
 
     def requested_state(self, key: Key) -> object:
-        """Return what the user wants, to be compared with an earlier value; None if the owner is gone.
+        """Return the state that the user requests, for a comparison with an earlier value; None if the owner is gone.
 
         A change of the spec changes the generation.
         """
@@ -126,12 +127,16 @@ class SessionKind:
         return session, decide(observed, self.installation, self.clock())
 
     def carried_out(self, key: Key, decision: Decision) -> None:
-        # After the write of the status: otherwise two sessions could have a status that says it is their turn.
+        # Change the turns only after the status is written. Otherwise the statuses of two sessions could both name the
+        # turn.
         if decision.wants_turn is not None:
             self.turns.note(key, wants=decision.wants_turn)
 
     def _is_seen(self, session: TrainingSession) -> bool:
-        """Return whether RayClusters are listed or cannot be. The session is reconciled again when they are."""
+        """Return whether RayClusters are listed or cannot be listed.
+
+        The session is reconciled again once that is known.
+        """
         if not session.spec.is_group:
             return True
         self.ray_clusters.enable()
@@ -161,7 +166,7 @@ class SessionKind:
         )
 
     async def _warnings(self, observed: Observed) -> tuple[KubernetesWarning, ...]:
-        """Return the warnings if they could explain something: a session at rest costs no request."""
+        """Return the warnings if they could explain a problem. A session without a problem costs no request."""
         ready = observed.session.status.condition("Ready")
         is_ready = ready is not None and ready.status == "True" and observed.image_pull is None
         at_rest = observed.session.spec.suspend or is_ready
@@ -170,7 +175,7 @@ class SessionKind:
 
 
 def worker_of(observed: Observed) -> Target | None:
-    """Return the worker of the session's pod, once it has started."""
+    """Return the worker of the session's pod if the pod's container has started."""
     session, pod, claim = observed.session, observed.pod, observed.claim
     if pod is None or claim is None or not _has_started(pod):
         return None
@@ -179,7 +184,7 @@ def worker_of(observed: Observed) -> Target | None:
 
 
 def _has_started(pod: Manifest) -> bool:
-    """Return whether the container has started. A hung worker is not ready, and is called all the same."""
+    """Return whether the container has started. A hung worker is not ready, but the operator still calls it."""
     containers = (pod.get("status") or {}).get("containerStatuses") or []
     return any(container["name"] == WORKER_CONTAINER and container.get("started") for container in containers)
 
@@ -212,7 +217,7 @@ class PoolKind:
         """Do nothing: the operator keeps no state of pools."""
 
     async def _warnings(self, observed: ObservedPool) -> tuple[KubernetesWarning, ...]:
-        """Return the warnings if they could explain something: a pool at rest costs no request."""
+        """Return the warnings if they could explain a problem. A pool without a problem costs no request."""
         wanted, deployment = observed.pool.spec.replicas, observed.workload
         at_rest = deployment is None or wanted == 0 or read_rollout(Workload(deployment)).is_done(wanted)
         return () if at_rest else await self.events.warnings(observed.pool)

@@ -55,7 +55,7 @@ from tinsmith_operator.runtime.worker_client import (
 from tinsmith_operator.runtime.workqueue import WorkQueue
 from tinsmith_operator.settings import Settings
 
-# Out of the 30 s that a pod has to terminate.
+# A pod has 30 s to terminate, and this is a part of that time.
 FINISH_SECONDS = 20.0
 ISSUER_RETRY_SECONDS = 5.0
 UNWATCHED_LOOK_SECONDS = 60.0
@@ -66,8 +66,8 @@ log = get_logger(__name__)
 class Operator:
     """The whole operator. Call `run` once.
 
-    around_permit: lets a test act between two writes: it wraps the permit that each write asks for.
-    describe, snapshot: calls of workers; by default over gRPC.
+    around_permit: wraps the permit of each write, so that a test can act between two writes.
+    describe, snapshot: functions that call workers; by default over gRPC.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Operator:
         return self._server.metrics_port
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set. Raises the error that ended it otherwise."""
+        """Run until `stop` is set. If an error ends the operator earlier, raise that error."""
         async with self._server:
             tasks = [asyncio.create_task(job) for job in self._jobs()]
             try:
@@ -150,7 +150,7 @@ class Operator:
                 raise OperatorError("A task of the operator ended unexpectedly.")
 
     async def _stop(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Take no more keys, finish the running reconciles, and only then free the Lease."""
+        """Accept no more keys, finish the running reconciles, and only then free the Lease."""
         log.info("stopping", running=self._queue.running)
         self._acts.clear()
         try:
@@ -261,9 +261,10 @@ class Operator:
         )
 
     async def _ensure_certificates(self) -> None:
-        """Keep the certificates while leading: before the first reconcile, and when a Secret changes or is due.
+        """Keep the certificates valid while leading: before the first reconcile, after a Secret changes, and when due.
 
-        A problem with the certificates stops no session: each reports it, and keeps the certificate that it has.
+        A problem with the certificates stops no session. Each session reports the problem, and keeps the certificate
+        that it has.
         """
         while True:
             await self._leading.wait()
@@ -284,12 +285,15 @@ class Operator:
                 pass
 
     def _longest_pause_seconds(self) -> float:
-        """Return the longest pause between reads of the installation's Secrets, whose namespace may not be watched."""
+        """Return the longest pause between reads of the installation's Secrets.
+
+        The watches may not cover their namespace.
+        """
         is_watched = self._informer.knows(self._settings.namespace)
         return LOOK_AGAIN_SECONDS if is_watched else UNWATCHED_LOOK_SECONDS
 
     async def _ensure_first_key(self) -> float:
-        """Create the first key, and return the seconds to the next try. Only the API server waits for it."""
+        """Create the first key, and return the seconds to the next try. Only the API server waits for the key."""
         try:
             await self._first_api_key.ensure()
         except OperatorError as error:
@@ -299,8 +303,8 @@ class Operator:
 
     async def _begin_acting(self, *, anew: bool) -> None:
         await self._informer.complete.wait()
-        # Not `is_leading`: a slow renewal ends that for a moment without a new term, so nothing would call this again.
-        # Each write asks for a permit anyway.
+        # Do not check `is_leading` here. A slow renewal clears it for a moment without a new term, and no code would
+        # call this function again. Each write asks for a permit anyway.
         if not self._leading.is_set():
             return
         if anew or not self._acts.is_set():
@@ -313,7 +317,10 @@ class Operator:
             self._enqueue_all()
 
     def _enqueue(self, key: Key) -> None:
-        """Enqueue a key, unless its namespace is not known yet: all its keys are enqueued when it is."""
+        """Enqueue a key, unless its namespace is not known yet.
+
+        Once the namespace is known, all its keys are enqueued.
+        """
         if self._informer.knows(key.namespace):
             self._controller.enqueue(key)
 
@@ -332,7 +339,7 @@ class Operator:
                 background.end()
 
     def _take(self, resource: Resource, event_type: str | None, manifest: Manifest) -> None:
-        """Store an object that a watch showed."""
+        """Store an object that a watch reported."""
         ref = ref_of(manifest)
         if event_type == "DELETED":
             self._cache.note_end(ref, manifest["metadata"]["uid"], version_of(manifest))
@@ -359,9 +366,9 @@ class Operator:
         return [*self._informer.unknown, *self._informer.refused, *([clock] if clock is not None else [])]
 
     def _leaves(self) -> list[tuple[str, str]] | None:
-        """Return each certificate's owner, and the authority that it trusts.
+        """Return the owner of each certificate, and the authority that the owner trusts.
 
-        None while not all are known: before the first lists, and while a namespace may not be listed.
+        Return None while not all owners are known: before the first lists, and while a namespace may not be listed.
         """
         if not self._informer.complete.is_set() or self._informer.refused:
             return None
@@ -370,7 +377,10 @@ class Operator:
         return [(f"{ref.namespace}/{ref.name}", facts.authority_fingerprint) for ref, facts in known if facts]
 
     def _certificates(self) -> Iterable[tuple[str, str, datetime]]:
-        """Yield the namespace, name and end of each certificate; of the installation's own only while leading."""
+        """Yield the namespace, name and expiry of each certificate.
+
+        Include the installation's own only while leading.
+        """
         if self._leader.is_leading:
             for name, end in self._issuer.ends.items():
                 yield self._settings.namespace, name, end

@@ -1,8 +1,8 @@
-"""The turns of automatic restarts: only as many sessions as the policy allows restart at the same time.
+"""The turns of automatic restarts. The policy limits how many sessions restart at the same time.
 
-A session has its turn until it serves again with the new image or settings. A session that does not come back keeps its
-turn, so that what broke one worker does not break the others. The status of a session also names its turn, so that the
-next leader knows it.
+A session has its turn until it serves again with the new image or settings. A session that does not serve again keeps
+its turn, so that a change that broke one worker does not break the others. The status of a session also records its
+turn, so that the next leader knows it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = get_logger(__name__)
 
 
 class Turns:
-    """The sessions that have or await a turn. enqueue: called for each session that gets one."""
+    """The sessions that have a turn or wait for one. enqueue: called for each session that gets a turn."""
 
     def __init__(
         self, policy: RestartPolicy, cache: Cache, enqueue: Callable[[Key], None], clock: Callable[[], datetime]
@@ -38,7 +38,7 @@ class Turns:
         return key in self._holders()
 
     def note(self, key: Key, *, wants: bool) -> None:
-        """Note whether the session wants a turn now."""
+        """Record whether the session wants a turn now."""
         holders = self._holders()
         if not wants:
             self._waiting.pop(key, None)
@@ -52,7 +52,7 @@ class Turns:
         self.note(key, wants=False)
 
     def end(self) -> None:
-        """Forget all turns: another operator leads now."""
+        """Forget all turns, because another operator leads now."""
         self._taken = None
         self._waiting.clear()
 
@@ -68,7 +68,10 @@ class Turns:
             self._enqueue(key)
 
     def _holders(self) -> set[Key]:
-        """Return the sessions that have a turn; at first those of the earlier leader."""
+        """Return the sessions that have a turn.
+
+        At first, these are the sessions to which the earlier leader gave turns.
+        """
         if self._taken is None:
             self._taken = {_key(session) for session in self._cache.of_kind(SESSIONS.kind) if _has_turn(session)}
         return self._taken

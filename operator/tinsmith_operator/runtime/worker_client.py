@@ -1,4 +1,4 @@
-"""Calls to workers over mutual TLS: a report about once a minute each, and snapshots that users requested."""
+"""Calls to workers over mutual TLS: one report a minute from each worker, and snapshots that users requested."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tinsmith_operator.kube.resources import Key
 from tinsmith_operator.logs import get_logger, outside_of_reconciles
 
 DESCRIBE_TIMEOUT_SECONDS = 10.0
-# A snapshot waits for the operation that runs.
+# A snapshot waits for the running operation.
 SNAPSHOT_TIMEOUT_SECONDS = 600.0
-# The answers of a worker that does not know the call, or does not admit the operator to it.
+# The answers of a worker that does not know the call, or that does not let the operator use it.
 NEVER = frozenset({grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED})
-# While a deletion waits for a report.
+# The pause between calls while a deletion waits for a report.
 CLOSE_PERIOD_SECONDS = 3.0
 SNAPSHOT_RETRY_SECONDS = 5.0
 
@@ -37,7 +37,7 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True)
 class Target:
-    """A worker to call: its pod, its address, and the worker that its certificate must name."""
+    """A worker to call: its pod, its network address, and the worker ID that its certificate must contain."""
 
     pod_uid: str
     address: str
@@ -62,7 +62,7 @@ TakeSnapshot = Callable[[Target], Awaitable[datetime]]
 class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
     """Calls to one worker for each session, while this operator leads, and the worker's latest answer.
 
-    Answers live in memory alone. `on_answer` is called with the session whose answer is new.
+    Answers exist only in memory. `on_answer` is called with the session that has a new answer.
     """
 
     def __init__(self, on_answer: Callable[[Key], None], leads: Callable[[], bool]) -> None:
@@ -78,7 +78,7 @@ class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
 
     @abstractmethod
     def _pause_seconds(self, detail: DetailT, *, answered: bool) -> float | None:
-        """Return the seconds until the next call; None after the last one."""
+        """Return the seconds until the next call; None if no further call is needed."""
 
     def answer(self, key: Key) -> AnswerT | None:
         """Return the latest answer of the session's worker."""
@@ -89,7 +89,7 @@ class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
         self._answers.pop(key, None)
 
     def end(self) -> None:
-        """Stop all calls: another operator leads, and the answers grow old."""
+        """Stop all calls, because another operator leads and the answers become outdated."""
         for key in list(self._followed):
             self._stop(key)
         self._answers.clear()
@@ -100,8 +100,8 @@ class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self, key: Key, wanted: tuple[Target, DetailT] | None) -> bool:
-        """Call this worker from now on, and no other. Return whether that changes anything."""
-        # A reconcile that began before the lead was lost must not begin calls after it.
+        """Call this worker from now on, and no other worker. Return whether that changes anything."""
+        # This operator may have lost the lead after a reconcile began. Such a reconcile must not start calls.
         wanted = wanted if self._leads() else None
         if self._followed.get(key) == wanted:
             return False
@@ -135,7 +135,7 @@ class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
             log.info("worker did not answer", **where, error=str(error))
             return False
         except Exception:
-            # Nothing awaits this task: if it ended here, the worker would seem to give the same answer for good.
+            # No code awaits this task. If it ended here, the worker's latest answer would stay forever.
             log.exception("call of a worker failed", **where)
             return False
         self._on_answer(key)
@@ -143,7 +143,7 @@ class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
 
 
 class Reports(WorkerCalls[float, WorkerReport]):
-    """The report of each worker, once a period. A worker that does not answer keeps its latest report."""
+    """The report of each worker, once a period. If a worker does not answer, its latest report stays."""
 
     def __init__(
         self,
@@ -157,14 +157,14 @@ class Reports(WorkerCalls[float, WorkerReport]):
         self._period_seconds = period_seconds
 
     def follow(self, key: Key, target: Target | None, *, closely: bool = False) -> None:
-        """Call this worker from now on; None ends the calls. The same worker again changes nothing.
+        """Call this worker from now on; None ends the calls. A call with the same worker changes nothing.
 
-        closely: a deletion waits for the next report, so earlier ones are forgotten and calls are frequent.
+        closely: a deletion waits for the next report. Earlier reports are forgotten, and calls are frequent.
         """
         period_seconds = min(CLOSE_PERIOD_SECONDS, self._period_seconds) if closely else self._period_seconds
         changed = self._begin(key, (target, period_seconds) if target is not None else None)
         if changed and closely:
-            # The clock that dates reports, and the API server's, which dates deletions, need not agree.
+            # Reports are dated by this process's clock, and deletions by the API server's. The two clocks may differ.
             self._answers.pop(key, None)
 
     @override
@@ -177,10 +177,10 @@ class Reports(WorkerCalls[float, WorkerReport]):
 
 
 class Snapshots(WorkerCalls[str, SnapshotAnswer]):
-    """Snapshots that users requested: each request goes to its session's worker until it is answered.
+    """Snapshots that users requested. Each request is sent to its session's worker until the worker answers.
 
-    An operator that takes over before the status names the request asks once more. That costs nothing: a worker writes
-    only what has changed.
+    An operator that takes over before the status records the request sends it once more. That costs little, because a
+    worker writes only what has changed.
     """
 
     def __init__(
@@ -190,7 +190,10 @@ class Snapshots(WorkerCalls[str, SnapshotAnswer]):
         self._take = take
 
     def request(self, key: Key, target: Target | None, request: str | None) -> None:
-        """Ask this worker from now on. The same request again changes nothing; None ends the calls."""
+        """Request a snapshot from this worker from now on; None ends the calls.
+
+        The same request again changes nothing.
+        """
         self._begin(key, (target, request) if target is not None and request is not None else None)
 
     @override
@@ -208,7 +211,7 @@ class Snapshots(WorkerCalls[str, SnapshotAnswer]):
 
 
 def open_channel(leaf: Leaf, target: Target) -> grpc.aio.Channel:
-    """Open a channel to this worker alone, with the operator's certificate."""
+    """Open a channel to this worker only, with the operator's certificate."""
     credentials = grpc.ssl_channel_credentials(leaf.authority, leaf.key, leaf.certificate)
     options = [
         ("grpc.ssl_target_name_override", worker_dns_name(target.worker_id)),
@@ -241,7 +244,10 @@ class GrpcSnapshots:
         self._clock = clock
 
     async def __call__(self, target: Target) -> datetime:
-        """Return when everything was on disk that the worker had accepted before the call."""
+        """Request a snapshot.
+
+        Return the time at which all data that the worker had accepted before the call was on disk.
+        """
         asked_at = self._clock()
         async with open_channel(self._leaf(), target) as channel:
             stub = worker_pb2_grpc.WorkerStub(channel)
@@ -265,7 +271,7 @@ def parse_reply(reply: worker_pb2.DescribeReply, pod_uid: str, received_at: date
         received_at=received_at,
         epoch=reply.epoch,
         adapters_used=reply.adapters_used,
-        model_places=reply.model_places or reply.capabilities.adapter_slots,  # an earlier image parks none
+        model_places=reply.model_places or reply.capabilities.adapter_slots,  # an earlier image cannot park models
         running_seconds=reply.running_seconds,
         snapshot_seconds=reply.snapshot_seconds,
         last_snapshot_time=datetime.fromtimestamp(snapshot, UTC) if snapshot else None,

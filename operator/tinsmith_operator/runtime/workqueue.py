@@ -1,4 +1,4 @@
-"""A queue of keys to reconcile: each key once, however often it was added, and never twice at the same time."""
+"""A queue of keys to reconcile. Each key is in the queue at most once, and never runs twice at the same time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JITTER = 0.25
 class WorkQueue(Generic[KeyT]):
     """A key is waiting, running, both (it was added again while it ran), or due later.
 
-    A held key is due at its time, and not before. Use it from one event loop, whose clock it uses.
+    A held key never runs before it is due. Use the queue from one event loop, because it uses that loop's clock.
     """
 
     def __init__(self, chance: random.Random | None = None) -> None:
@@ -40,7 +40,7 @@ class WorkQueue(Generic[KeyT]):
         return len(self._running)
 
     def add(self, key: KeyT) -> None:
-        """Add a key that is due now. A running key runs once more afterwards."""
+        """Add a key that is due now. A running key runs once more after it ends."""
         if key in self._held:
             return
         self._cancel_timer(key)
@@ -48,7 +48,7 @@ class WorkQueue(Generic[KeyT]):
         self._changed.set()
 
     def add_after(self, key: KeyT, seconds: float) -> None:
-        """Add a key that is due after these seconds, unless it is due earlier already."""
+        """Add a key that is due after this many seconds, unless it is already due earlier."""
         if key in self._waiting or key in self._held:
             return
         loop = asyncio.get_running_loop()
@@ -65,7 +65,10 @@ class WorkQueue(Generic[KeyT]):
         return seconds
 
     def hold(self, key: KeyT) -> float:
-        """Add a key as after a failure, but not before its time, whatever adds it meanwhile, until `release`."""
+        """Add a key with the delay of a failed one.
+
+        It is not due earlier, even if it is added again, until `release`.
+        """
         seconds = self._next_pause(key)
         self._waiting.pop(key, None)
         self._cancel_timer(key)
@@ -80,15 +83,15 @@ class WorkQueue(Generic[KeyT]):
             self.add(key)
 
     def settle(self, key: KeyT) -> None:
-        """Reset the failures of a key after a success."""
+        """Reset the failure count of a key after a success."""
         self._failures.pop(key, None)
 
     def failures(self, key: KeyT) -> int:
-        """Return the number of failures in a row."""
+        """Return the number of consecutive failures."""
         return self._failures.get(key, 0)
 
     async def take(self) -> KeyT:
-        """Return the key that has waited longest and does not run. It runs until `done`."""
+        """Return the key that has waited longest and is not running. It counts as running until `done`."""
         while (key := self._next()) is None:
             await self._change()
         del self._waiting[key]

@@ -1,1 +1,1 @@
-"""Pure decisions about a TrainingSession. The entry is `decision`."""
+"""Pure decisions about a TrainingSession. The entry point is `decision`."""

@@ -1,4 +1,4 @@
-"""The PersistentVolumeClaim of the journal: creates, annotates and grows it."""
+"""The PersistentVolumeClaim of the journal: how the operator creates, annotates and grows it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ FIXED_FIELDS = ("accessModes", "storageClassName", "volumeMode")
 
 @dataclass(frozen=True)
 class ClaimPlan:
-    """The claim as it is, and as it should be.
+    """The present claim and the desired claim.
 
-    usable: the claim that is there, if the session may use it.
-    desired: the claim as it should be; of a claim that a user made, only what the operator writes on it.
-    unused: the session's claim, if it never had a volume and differs from the spec: it has to be made anew.
-    mismatch: the field in which the session's claim differs from the spec, and cannot be changed.
+    usable: the existing claim, if the session may use it.
+    desired: the claim as it should be. For a claim that a user made, it contains only the fields that the operator
+        writes.
+    unused: the session's claim, if it never had a volume and differs from the spec. The operator must create it again.
+    mismatch: the field in which the session's claim differs from the spec, if the field cannot be changed.
     """
 
     usable: Manifest | None
@@ -35,18 +36,18 @@ class ClaimPlan:
 
     @property
     def is_terminating(self) -> bool:
-        """True if the claim was deleted: it vanishes when no pod uses it."""
+        """True if the claim was deleted. It vanishes when no pod uses it."""
         return self.usable is not None and "deletionTimestamp" in self.usable["metadata"]
 
     @property
     def volume_size(self) -> str | None:
-        """The size of the claim's volume; None while there is none."""
+        """The size of the claim's volume; None if the claim has no volume."""
         size = (((self.usable or {}).get("status") or {}).get("capacity") or {}).get("storage")
         return str(size) if size is not None else None
 
 
 def plan_claim(observed: Observed, owned: OwnedObjects, annotations: Mapping[str, str]) -> ClaimPlan:
-    """Return the plan. annotations: what the operator writes on the claim."""
+    """Return the plan. annotations: the annotations that the operator writes on the claim."""
     session = observed.session
     desired = build_claim(session, annotations) or build_claim_annotations(session, annotations)
     mismatch = _mismatch(session, owned.claim) if owned.claim is not None else None
@@ -55,7 +56,7 @@ def plan_claim(observed: Observed, owned: OwnedObjects, annotations: Mapping[str
 
 
 def ensure_claim(observed: Observed, plan: ClaimPlan) -> tuple[Action, ...]:
-    """Create the claim, and write on it which image may use it."""
+    """Create the claim, and write the image that may use it into an annotation."""
     live, desired = plan.usable, plan.desired
     if plan.unused is not None:
         return _delete(plan.unused)
@@ -69,17 +70,17 @@ def ensure_claim(observed: Observed, plan: ClaimPlan) -> tuple[Action, ...]:
 
 
 def grow_claim(observed: Observed, plan: ClaimPlan) -> tuple[Apply, ...]:
-    """Change the claim's size, after everything else: a storage class may refuse that.
+    """Change the claim's size, after all other actions, because a storage class may refuse a change.
 
-    A growth that was refused can be taken back: Kubernetes lets a claim ask for less, as long as it asks for more than
-    its volume has.
+    A refused growth can be reverted. Kubernetes lets the requested size shrink, as long as it exceeds the size of the
+    volume.
     """
     live, desired = plan.usable, plan.desired
     if live is None or plan.is_terminating or _is_made_by_others(observed):
         return ()
     if (live.get("status") or {}).get("phase") != "Bound":
         return ()
-    # A claim that an earlier session left behind may be larger; no volume shrinks.
+    # A claim that an earlier session left may be larger, and a volume cannot shrink.
     asks, wanted, has = (parse_quantity(size) for size in (size_of(live), size_of(desired), plan.volume_size or 0))
     if wanted == asks or (wanted < asks and (not has or wanted <= has)):
         return ()
@@ -98,7 +99,7 @@ def size_of(claim: Manifest) -> str:
 
 
 def _delete(claim: Manifest) -> tuple[Delete, ...]:
-    """Delete this version of the claim: a claim that has got a volume meanwhile stays."""
+    """Delete this version of the claim. If the claim has got a volume in the meantime, it stays."""
     metadata = claim["metadata"]
     if "deletionTimestamp" in metadata:
         return ()
@@ -113,10 +114,10 @@ def with_size(claim: Manifest, size: str) -> Manifest:
 
 
 def _as_it_is(wanted: Manifest, live: Manifest) -> Manifest:
-    """Return the desired claim with the operator's fields of the live claim that cannot be changed.
+    """Return the desired claim with the live values of the operator's fields that cannot be changed.
 
-    An apply removes fields that an earlier apply named, and the API server refuses that for a storage class. A class
-    that the cluster chose is not named: it would become the operator's field.
+    An apply removes fields that only an earlier apply named, and the API server refuses to remove a storage class. A
+    storage class that the cluster chose is left out. Otherwise that field would become the operator's.
     """
     named = wanted["spec"].keys() | own_spec_fields(live)
     fixed = {name: live["spec"][name] for name in FIXED_FIELDS if name in live["spec"] and name in named}
@@ -130,16 +131,16 @@ def _annotate(observed: Observed, live: Manifest, wanted: Manifest) -> tuple[App
 
 
 def _unused_claim(observed: Observed, owned: OwnedObjects, desired: Manifest, *, differs: bool) -> Manifest | None:
-    """Return the session's claim if it never had a volume and is not what the spec asks for.
+    """Return the session's claim if it never had a volume and differs from the spec.
 
-    The API server lets such a claim not be changed.
+    The API server does not allow a change of such a claim.
     """
     claim, session, writer = owned.claim, observed.session, owned.writer
     if claim is None or observed.claim_holder is not None or _has_volume(claim):
         return None
     if writer is not None and writer.has_started:
         return None
-    # What a webhook makes of the claim each time would be deleted each time.
+    # Ignore the changes of a webhook. Otherwise the claim would be deleted again after each change.
     if as_stored(desired, claim) == observed.stored.get(claim["kind"]):
         return None
     wanted = {"requests": {"storage": session.spec.storage.size}}
@@ -159,7 +160,7 @@ def _mismatch(session: TrainingSession, claim: Manifest) -> str | None:
 
 
 def _has_volume(claim: Manifest) -> bool:
-    """Return whether the claim has a volume or had one: it is bound once."""
+    """Return whether the claim has or had a volume. A claim is bound only once."""
     return "volumeName" in claim["spec"] or (claim.get("status") or {}).get("phase", "Pending") != "Pending"
 
 

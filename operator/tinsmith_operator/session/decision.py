@@ -31,7 +31,7 @@ from tinsmith_operator.session.workload import (
 def decide(observed: Observed, installation: Installation, now: datetime) -> Decision:
     """Return what to do about one session now. Pure: the same input gives the same decision.
 
-    Carrying out decisions one after the other comes to an end, where there is nothing left to do.
+    If the decisions are carried out one after the other, they reach a state in which nothing is left to do.
     """
     situation = assess(observed, installation, now)
     if observed.session.is_being_deleted:
@@ -41,7 +41,7 @@ def decide(observed: Observed, installation: Installation, now: datetime) -> Dec
     children = ensure_children(situation)
     diagnosis = diagnose(situation, refusal(still_refused(observed.refusals, children)))
     conditions = wanted_conditions(situation, diagnosis, acts=bool(children))
-    # The status comes first, so that it is written even if the API server refuses an action after it.
+    # The status comes first, so that it is written even if the API server refuses a later action.
     actions = (*write_status(situation, conditions), *(children or retry_refused_pods(situation)))
     return Decision(actions, seconds_until_next_look(situation, diagnosis), wants_turn(situation, diagnosis))
 
@@ -49,8 +49,8 @@ def decide(observed: Observed, installation: Installation, now: datetime) -> Dec
 def ensure_children(situation: Situation) -> tuple[Action, ...]:
     """Return the actions on the children, in the order of their dependencies.
 
-    The claim's UID names the worker, the pod mounts the certificate, and its model is converted before it starts. A pod
-    is replaced only when its workload has the desired template.
+    The worker's ID is the claim's UID, the pod mounts the certificate, and the model is converted before the pod
+    starts. A pod is replaced only when its workload has the desired template.
     """
     if situation.blocking_reason is not None:
         return stop_all(situation)

@@ -1,8 +1,8 @@
 """The deletion of a session.
 
-With `whenDeleted: Retain` there is nothing to do: the children are deleted with their owner, and the claim stays. With
-`Delete`, a finalizer keeps the session until its adapters are saved to the checkpoint root, its worker has stopped, and
-its claim is deleted.
+With `whenDeleted: Retain` the operator has nothing to do: Kubernetes deletes the children with their owner, and the
+claim stays. With `Delete`, a finalizer keeps the session until its adapters are saved to the checkpoint root, its
+worker has stopped, and its claim is deleted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def ensure_finalizer(situation: Situation) -> tuple[AddFinalizer | RemoveFinaliz
 
 
 def decide_deletion(situation: Situation) -> Decision:
-    """Return the next step. The session gives its turn to restart back, since it may wait for its node for good."""
+    """Return the next step. The session gives up its turn to restart, because it may wait for its node without end."""
     return replace(_next_step(situation), wants_turn=False)
 
 
@@ -52,7 +52,7 @@ def _next_step(situation: Situation) -> Decision:
         return Decision(ended)
     if waits_for_checkpoints(situation):
         return _report(situation, wake(situation), waits=True)
-    # Pods are deleted with their workload, after a snapshot. Pods without a workload are deleted one by one.
+    # Pods are deleted with their workload, after a snapshot. Pods without a workload are deleted separately.
     steps = stop_orphans(situation) or delete_workload(situation.owned.workload, why)
     if steps or situation.owned.writer is not None:
         return _report(situation, steps, waits=False)
@@ -60,12 +60,12 @@ def _next_step(situation: Situation) -> Decision:
 
 
 def _report(situation: Situation, actions: tuple[Action, ...], *, waits: bool) -> Decision:
-    """Return the actions with the status. waits: whether the deletion still waits for checkpoints."""
+    """Return the actions and the status. waits: whether the deletion still waits for checkpoints."""
     deleting = found(Reason.DELETING, "The worker stops; then its volume is deleted.")
     finding = _waiting_words(situation) if waits else situation.lost_node or deleting
     standard = standard_conditions(finding, finding, situation.lost_node)
     if waits and _waiting_since(situation) is None:
-        # The grace period starts now, so the condition must have a new time even if its status does not change.
+        # The grace period starts now. So the condition needs a new time even if its status does not change.
         standard = tuple(replace(each, begins=each.type is ConditionType.RECONCILING) for each in standard)
     slots = found(Reason.NOT_REPORTED, "The session is being deleted.") if waits else deleting
     no_slots = ConditionState(ConditionType.SLOTS_AVAILABLE, Truth.UNKNOWN, slots)
@@ -84,8 +84,8 @@ def _waiting_words(situation: Situation) -> Finding:
 def _release_claim(situation: Situation) -> tuple[Action, ...]:
     """Remove the finalizer, and delete the claim if the session could use it.
 
-    A claim of an earlier session that did not fit stays. So does the claim of a session that must have no worker, since
-    its adapters were not saved.
+    A claim of an earlier session that does not match the spec stays. The claim of a session that must have no worker
+    also stays, because its adapters were not saved.
     """
     claim = situation.claim
     release = RemoveFinalizer(CLAIM_FINALIZER)
@@ -101,7 +101,7 @@ def _release_claim(situation: Situation) -> tuple[Action, ...]:
 def waits_for_checkpoints(situation: Situation) -> bool:
     """Return whether a worker may still hold adapters that are not saved.
 
-    That is over when the worker has reported no adapters since the wait began, when the grace period has passed, and
+    The wait ends when the worker has reported no adapters since the wait began, when the grace period has passed, or
     when the worker has been stopped.
     """
     session, pod = situation.session, situation.owned.writer
@@ -116,7 +116,7 @@ def wake(situation: Situation) -> tuple[Action, ...]:
     session, observed, worker = situation.session, situation.observed, situation.worker
     if worker is None or not _can_wake(situation) or _is_under_way(situation):
         return ()
-    # The image that the volume knows: another image may refuse to replay its journal.
+    # Run the image that the volume records, because another image may refuse to replay the journal.
     image = situation.pins.image if situation.pins is not None else worker.image
     woken = replace(worker, image=image, replicas=1)
     wanted = build_workload(session, situation.installation, woken)
@@ -124,7 +124,7 @@ def wake(situation: Situation) -> tuple[Action, ...]:
 
 
 def _is_under_way(situation: Situation) -> bool:
-    """Return whether a worker is wanted already, or a pod still has the volume."""
+    """Return whether a worker is wanted already, or a pod still mounts the volume."""
     observed = situation.observed
     if observed.workload is None:
         return observed.pod is not None
@@ -132,14 +132,14 @@ def _is_under_way(situation: Situation) -> bool:
 
 
 def _is_stopping(session: TrainingSession) -> bool:
-    """Return whether the worker was stopped. `Ready` may name a lost node instead."""
+    """Return whether the worker was stopped. `Ready` may report a lost node instead."""
     return any(condition.reason == Reason.DELETING for condition in session.status.conditions)
 
 
 def _waiting_since(situation: Situation) -> datetime | None:
     """Return when the wait for checkpoints began, by the operator's clock.
 
-    The API server's clock, which dates the deletion, may differ.
+    The API server dates the deletion, and its clock may differ.
     """
     reconciling = situation.session.status.condition(ConditionType.RECONCILING)
     if reconciling is None or reconciling.reason != Reason.WAITING_FOR_CHECKPOINTS:
@@ -161,7 +161,7 @@ def _is_saved(situation: Situation) -> bool:
 
 
 def _may_hold_adapters(situation: Situation) -> bool:
-    """Return whether a worker was ever ready on this volume, of this session or of an earlier one."""
+    """Return whether a worker of this or an earlier session was ever ready on this volume."""
     session, pod, claim = situation.session, situation.owned.writer, situation.claim
     noted = session.status.first_ready_time is not None or session.status.epoch is not None
     if noted or situation.observed.report is not None or (pod is not None and pod.is_ready):
@@ -176,7 +176,7 @@ def _was_made_for(session: TrainingSession, claim: Manifest) -> bool:
 
 
 def _comes_back(situation: Situation) -> bool:
-    """Return whether the workload creates the pod again after an eviction or the loss of its node."""
+    """Return whether the workload creates the pod again after an eviction or after the loss of its node."""
     workload = situation.owned.workload
     return workload is not None and workload.wants_pods and not workload.is_terminating
 

@@ -1,4 +1,4 @@
-"""The reason why a session is not ready, and a sentence with the cure.
+"""The reasons why a session is not ready, each with a sentence that says what to do.
 
 Each function checks one thing. The first finding is reported.
 """
@@ -35,7 +35,7 @@ from tinsmith_operator.session.situation import Situation
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The findings about a session. trouble: why it is not ready, or will not stay ready."""
+    """The findings about a session. trouble: why the session is not ready, or will not stay ready."""
 
     is_ready: bool
     trouble: Finding | None
@@ -78,7 +78,10 @@ def diagnose(situation: Situation, refusal: Finding | None) -> Diagnosis:
 
 
 def _full_volume(situation: Situation) -> Finding | None:
-    """Return the latest state of the volume: a worker that has just started has the same volume as the one before."""
+    """Return the latest state of the volume.
+
+    A worker that has just started has the same volume as the previous worker.
+    """
     report, degraded = situation.report, situation.session.status.condition(ConditionType.DEGRADED)
     was_full = degraded is not None and degraded.reason == Reason.VOLUME_FULL and situation.pod is not None
     if not (report.volume_full if report is not None else was_full):
@@ -104,7 +107,7 @@ def _why_not_ready(situation: Situation, refusal: Finding | None) -> Finding:
 
 
 def _why_pods_are_not_ready(situation: Situation) -> Finding:
-    """Return the worker's own reason first: a worker without one waits for the other pods."""
+    """Return the worker's own reason first. A worker without a reason of its own waits for the other pods."""
     finding = why_pod_is_not_ready(situation.pod, situation.evidence)
     if not situation.session.spec.is_group or finding.reason is not Reason.LOADING_MODEL:
         return finding
@@ -205,7 +208,7 @@ def _replacement(situation: Situation) -> Finding | None:
 
 
 def _replay(situation: Situation, finding: Finding) -> Finding:
-    """Report the replay on the old image in place of its progress, which says less."""
+    """Report that the old image replays, instead of the progress of the replay, which says less."""
     plan = situation.image_plan
     if not plan.replays_on_old_image or finding.reason.progress is not Progress.MOVING:
         return finding
@@ -217,7 +220,7 @@ def _replay(situation: Situation, finding: Finding) -> Finding:
 
 
 def why_not_converted(situation: Situation) -> Finding | None:
-    """Return None if the worker does not wait for the conversion."""
+    """Return why the conversion is not complete; None if the worker does not wait for it."""
     if not situation.awaits_conversion:
         return None
     job = situation.owned.conversion
@@ -278,7 +281,7 @@ def _name(job: Job) -> str:
 
 
 def why_not_pulled(situation: Situation) -> Finding | None:
-    """Return None if the worker waits for no image."""
+    """Return why the image is not pulled; None if the worker waits for no image."""
     plan, job = situation.image_plan, situation.owned.image_pull
     if plan.pulls_on is None:
         return None
@@ -297,7 +300,7 @@ def why_not_pulled(situation: Situation) -> Finding | None:
 
 
 def _why_pull_failed(job: Job) -> str:
-    """Return the node's words if the node ended the pod, for example for lack of disk."""
+    """Return the node's message if the node ended the pod, for example because its disk is full."""
     latest = next((each for each in reversed(job.tries) if each.has_failed), None)
     if latest is None or not latest.status_reason:
         return "the image was pulled, but it does not run Python"

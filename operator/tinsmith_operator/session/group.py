@@ -1,8 +1,8 @@
-"""The pods of a session of several nodes, as one group: they start together, and none outlives the run of the others.
+"""The pods of a session with several nodes, treated as one group. They start together and end together.
 
-When a rank is lost, the worker ends itself, and its container restarts in place: that is a new run of the group. The
-members of the earlier run have lost their head and their results, so they are replaced. A run is identified by the
-head's pod and the number of restarts of its container; the status names its members. No clocks are compared.
+When a rank is lost, the worker ends itself, and its container restarts in place. That begins a new run of the group.
+The members of the earlier run have lost their head and their results, so the operator replaces them. The head's pod and
+the restart count of its container identify a run, and the status names its members. The operator compares no clocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEFT_BEHIND_GRACE_SECONDS = 5
 
 
 def stop_left_behind(situation: Situation) -> tuple[Delete, ...]:
-    """Stop the members of a run that has ended."""
+    """Stop the members of an earlier run."""
     why = "its run of the group has ended"
     return tuple(
         Delete("Pod", member.name, member.uid, why, LEFT_BEHIND_GRACE_SECONDS)
@@ -42,7 +42,7 @@ def left_behind(situation: Situation) -> tuple[Pod, ...]:
 
 
 def group_run(situation: Situation) -> GroupRun | None:
-    """Return the run for the status: a new run only when no member of the earlier run is left."""
+    """Return the run to record in the status. It is a new run only if no member of the earlier run is left."""
     before, head = situation.session.status.group, situation.pod
     if not situation.session.spec.is_group or head is None or left_behind(situation):
         return before
@@ -51,7 +51,7 @@ def group_run(situation: Situation) -> GroupRun | None:
 
 
 def waiting_for_members(situation: Situation) -> Finding | None:
-    """Return which pods the head waits for, and why; None when all of them run."""
+    """Return which pods the head waits for, and why; None if all of them run."""
     wanted = situation.session.spec.divided.nodes
     running = [member for member in situation.members if member.is_ready]
     if len(running) == wanted - 1:
@@ -72,7 +72,7 @@ def _trouble_of_a_member(situation: Situation) -> Finding | None:
 
 
 def _is_more_specific(reason: Reason) -> bool:
-    """Return whether the reason tells more than that a pod is starting."""
+    """Return whether the reason says more than that a pod is starting."""
     return reason.progress is Progress.STUCK or reason is Reason.UNSCHEDULABLE
 
 

@@ -1,4 +1,4 @@
-"""The Jobs of a session: to convert its model, and to pull another image before the worker stops for it."""
+"""The Jobs of a session, which convert its model and pull a new image before the worker stops for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ensure_conversion(situation: Situation) -> tuple[Action, ...]:
     if worker is None:
         return ()
     if observed.conversion is None:
-        # A conversion takes long, so it does not start for a session that could not run after it.
+        # A conversion takes long, so the Job starts only if the session could run afterwards.
         begins = situation.awaits_conversion and observed.no_groups is None
         return (Create(build_conversion(situation.session, situation.installation, worker)),) if begins else ()
     if job is None:
@@ -27,7 +27,7 @@ def ensure_conversion(situation: Situation) -> tuple[Action, ...]:
 
 
 def end_conversion(situation: Situation, why: str) -> tuple[Delete, ...]:
-    """Delete the conversion of a session that is being deleted, or must have no pods."""
+    """Delete the conversion Job if its session is being deleted, or must have no pods."""
     job = situation.owned.conversion
     return _delete(job, why) if job is not None else ()
 
@@ -52,7 +52,7 @@ def _delete(job: Job, why: str) -> tuple[Delete, ...]:
 
 
 def ensure_image_pull(situation: Situation) -> tuple[Action, ...]:
-    """Create the Job while the image is wanted, and delete it when the worker stops or wants another image."""
+    """Create the Job while the image is wanted. Delete the Job when the worker stops or wants another image."""
     plan, job = situation.image_plan, situation.owned.image_pull
     if plan.pulls_on is None:
         return end_image_pull(situation, "nothing waits for its image now")
@@ -69,5 +69,5 @@ def end_image_pull(situation: Situation, why: str) -> tuple[Delete, ...]:
 
 
 def pulls_image(job: Job, image: str, node: str) -> bool:
-    is_adopted = controller_of(job.manifest) is not None  # a Job of an earlier session is created again
+    is_adopted = controller_of(job.manifest) is not None  # replace a Job of an earlier session
     return is_adopted and job.annotation(IMAGE_PULL_ANNOTATION) == image_pull_digest(image, node)

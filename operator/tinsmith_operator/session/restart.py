@@ -1,8 +1,8 @@
-"""The differences between the running and the desired pods, and whether they call for a restart.
+"""The differences between the running and the desired pods, and whether they require a restart.
 
 A change of the session's own spec restarts the worker at once. A change of the installation's settings for pods waits
-for the session's turn, as another default image does (`upgrade.py`). Another way to pull the same image is no reason,
-except for a pod that cannot pull it.
+for the session's turn, like a new default image (`upgrade.py`). Another way to pull the same image requires no restart,
+except for a pod that cannot pull its image.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Change(Enum):
 
 
 def change_of(live: Manifest, session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Change:
-    """Return what has changed. live: a pod, or the template of one."""
+    """Return what has changed. live: a pod, or the template of a pod."""
     annotations = live["metadata"].get("annotations") or {}
     inputs = annotations.get(INPUTS_ANNOTATION)
     if inputs == inputs_hash(session, installation, plan):
@@ -46,7 +46,7 @@ def change_of(live: Manifest, session: TrainingSession, installation: Installati
 
 
 def calls_for_restart(change: Change, pods: Iterable[Pod], *, has_turn: bool) -> bool:
-    """Return whether the change is a reason to restart these pods. has_turn: the session may restart automatically."""
+    """Return whether to restart these pods for the change. has_turn: the session may restart automatically."""
     match change:
         case Change.NONE:
             return False
@@ -62,8 +62,8 @@ def calls_for_restart(change: Change, pods: Iterable[Pod], *, has_turn: bool) ->
 class RestartPlan:
     """The restarts that a session needs.
 
-    must_restart: the pod's inputs have changed, and that is a reason to restart it now.
-    must_requeue: as `must_restart`, for the template of a workload that belongs to a queue.
+    must_restart: the pod's inputs have changed, and the change requires a restart now.
+    must_requeue: the same, for the template of a workload that belongs to a queue.
     settings_differ: only the installation's settings have changed since the pod started.
     """
 
@@ -75,7 +75,10 @@ class RestartPlan:
 def plan_restart(
     observed: Observed, owned: OwnedObjects, installation: Installation, worker: WorkerPlan | None, *, pulls: bool
 ) -> RestartPlan:
-    """Return the plan. pulls: another image is being pulled, so one restart for both waits for that."""
+    """Return the plan.
+
+    pulls: a new image is being pulled, so other restarts wait and happen together with the upgrade.
+    """
 
     def change(live: Manifest | None) -> Change:
         return change_of(live, observed.session, installation, worker) if live and worker else Change.NONE

@@ -29,16 +29,18 @@ from tinsmith_operator.session.upgrade import ImagePlan, Pins, plan_image, read_
 
 @dataclass(frozen=True)
 class Situation:
-    """The situation of a session at one moment: what was observed, what is wanted, and how the two differ.
+    """The situation of a session at one moment: the observed state, the desired state, and the differences.
 
-    pins: the images that the volume knows. image_plan: the images that it should know, and the one to run.
-    worker: how the worker should be started; None until there is a claim.
-    desired: the StatefulSet or RayCluster as it should be; None while none can be made.
-    awaits_conversion: the worker starts only when the Job has converted its model.
+    pins: the images that the volume records.
+    image_plan: the images that the volume should record, and the image to run.
+    worker: how the worker should be started; None until the claim exists.
+    desired: the StatefulSet or RayCluster as it should be; None while it cannot be built.
+    awaits_conversion: the worker starts only after the Job has converted its model.
     blocking_reason: why the session must have no pods.
-    report: the latest report, if the present pod sent it. adapters: as last reported, also while no worker runs.
+    report: the latest report, if the present pod sent it.
+    adapters: the numbers in the latest report, even while no worker runs.
     snapshot: the worker's answer to a request for a snapshot, redacted.
-    lost_node: a pod's node does not answer.
+    lost_node: a node of the session's pods does not answer.
     """
 
     observed: Observed
@@ -71,12 +73,12 @@ class Situation:
 
     @property
     def members(self) -> tuple[Pod, ...]:
-        """The other pods of a session of several nodes."""
+        """The other pods of a session with several nodes."""
         return self.owned.members
 
     @property
     def claim(self) -> Manifest | None:
-        """The claim with the journal, if the session may use it."""
+        """The claim that holds the journal, if the session may use it."""
         return self.claim_plan.usable
 
 
@@ -117,7 +119,7 @@ def _desired(observed: Observed, installation: Installation, worker: WorkerPlan 
 
 
 def _awaited_pods(owned: OwnedObjects, *, awaits_conversion: bool) -> tuple[Pod, ...]:
-    """Return the pods that the session waits for. The pods of an earlier Job hold up nothing."""
+    """Return the pods that the session waits for. The session does not wait for the pods of an earlier Job."""
     if owned.conversion is None or not awaits_conversion:
         return owned.pods
     return (*owned.pods, *(pod for pod in owned.conversion.tries if not pod.has_ended))
@@ -126,7 +128,7 @@ def _awaited_pods(owned: OwnedObjects, *, awaits_conversion: bool) -> tuple[Pod,
 def _plan_worker(
     observed: Observed, owned: OwnedObjects, image_plan: ImagePlan, claim: Manifest | None, restart: str | None
 ) -> tuple[WorkerPlan | None, bool]:
-    """Return the plan of the worker, and whether it waits for the conversion of its model."""
+    """Return the plan of the worker, and whether the worker waits for the conversion of its model."""
     if claim is None:
         return None, False
     runs = not observed.session.spec.suspend and not image_plan.stop_first
@@ -136,9 +138,9 @@ def _plan_worker(
 
 
 def _awaits_conversion(observed: Observed, owned: OwnedObjects, plan: WorkerPlan) -> bool:
-    """Return whether the model must be converted before there are pods.
+    """Return whether the model must be converted before the session has pods.
 
-    A worker that runs already is not stopped for that, since it converts what it does not find.
+    A running worker is not stopped for the conversion, because it converts the model itself if needed.
     """
     if not observed.session.spec.is_converted_once or plan.replicas == 0 or _has_pod(observed):
         return False
@@ -149,14 +151,14 @@ def _awaits_conversion(observed: Observed, owned: OwnedObjects, plan: WorkerPlan
 
 
 def converts_now(job: Job, session: TrainingSession, plan: WorkerPlan) -> bool:
-    """Return whether the Job's result is the one that is wanted."""
+    """Return whether the Job produces the conversion that the session needs."""
     return job.annotation(CONVERSION_ANNOTATION) == conversion_digest(session, plan)
 
 
 def _has_pod(observed: Observed) -> bool:
-    """Return whether a pod is there that is not terminating.
+    """Return whether a pod exists that is not terminating.
 
-    A terminating pod may be of an earlier session of that name, whose successor has not begun.
+    A terminating pod may belong to an earlier session of that name, while the new session has not started yet.
     """
     return observed.pod is not None and "deletionTimestamp" not in observed.pod["metadata"]
 
@@ -166,7 +168,7 @@ def _report_of(pod: Pod | None, report: WorkerReport | None) -> WorkerReport | N
 
 
 def _adapters(session: TrainingSession, report: WorkerReport | None) -> AdapterUsage | None:
-    """Return the latest numbers: adapters stay on the volume while no worker runs."""
+    """Return the latest numbers. Adapters stay on the volume while no worker runs."""
     if report is None:
         return session.status.adapters
     used, capacity = report.adapters_used, report.model_places

@@ -26,13 +26,13 @@ from tinsmith_operator.session.group import group_run
 from tinsmith_operator.session.situation import Situation
 from tinsmith_operator.session.upgrade import runs
 
-# A busy worker snapshots all the time. Written every minute, the times of 600 sessions alone were the whole default
-# request rate; `tinsmith_snapshot_age_seconds` reports the age without a write.
+# A busy worker writes snapshots all the time. If every snapshot time were written each minute, 600 sessions would use
+# the whole default request rate. `tinsmith_snapshot_age_seconds` reports the age without a write.
 SNAPSHOT_TIME_MAY_LAG = timedelta(minutes=10)
 
 
 def write_status(situation: Situation, conditions: tuple[ConditionState, ...]) -> tuple[Action, ...]:
-    """Return no action if the status is up to date, or if only the time of a snapshot is new and may still lag."""
+    """Return no action if the status is up to date, or if only a snapshot's time is new and its write can wait."""
     after = build_status(situation, conditions)
     if _only_the_snapshot_is_new(situation.session.status, after):
         return ()
@@ -45,7 +45,7 @@ def write_status(situation: Situation, conditions: tuple[ConditionState, ...]) -
 def _replaced_journal(
     situation: Situation, before: TrainingSessionStatus, after: TrainingSessionStatus
 ) -> tuple[Emit, ...]:
-    """Return the Event about a claim that replaced another, since conditions soon report the new worker as ready."""
+    """Return the Event about a claim that replaced another claim. Conditions soon report the new worker as ready."""
     if before.worker_id in (None, after.worker_id) or before.first_ready_time is None:
         return ()
     message = (
@@ -90,7 +90,7 @@ def build_status(situation: Situation, conditions: tuple[ConditionState, ...]) -
 
 
 def _first_ready_time(situation: Situation, conditions: tuple[Condition, ...]) -> datetime | None:
-    """Return when the session was first ready. No worker of it accepted a call before that time."""
+    """Return when the session was first ready. No worker of the session accepted a call before that time."""
     before, pod = situation.session.status.first_ready_time, situation.pod
     if before is not None or pod is None or not pod.is_ready:
         return before
@@ -101,7 +101,8 @@ def _first_ready_time(situation: Situation, conditions: tuple[Condition, ...]) -
 def _snapshot_time(situation: Situation) -> datetime | None:
     """Return the time of the latest snapshot, to the minute.
 
-    The time of a requested snapshot is to the second, rounded up: the client waits for a time after its request.
+    The time of a requested snapshot has seconds and is rounded up, because the client waits for a time after its
+    request.
     """
     before, report, answer = situation.session.status.last_snapshot_time, situation.report, situation.snapshot
     if answer is not None and answer.at is not None and answer.request == snapshot_request(situation.session):
@@ -119,7 +120,10 @@ def _up_to_the_second(moment: datetime) -> datetime:
 
 
 def _steadied(before: int | None, report: WorkerReport | None) -> int | None:
-    """Return the measured seconds. They rise at once and fall only by half: each change changes the StatefulSet."""
+    """Return the measured seconds.
+
+    They rise at once and fall only by half, because each change changes the StatefulSet.
+    """
     if report is None or report.snapshot_seconds <= 0:
         return before
     measured = math.ceil(report.snapshot_seconds)
@@ -127,7 +131,7 @@ def _steadied(before: int | None, report: WorkerReport | None) -> int | None:
 
 
 def _image_digest(situation: Situation) -> str | None:
-    """Return the pinned digest; for an image that came from no registry, the node's ID of it."""
+    """Return the pinned digest. If the image came from no registry, return the node's ID of the image."""
     image, pod, before = situation.image_plan.pins.image, situation.pod, situation.session.status
     if image.digest is not None:
         return image.digest
@@ -137,7 +141,10 @@ def _image_digest(situation: Situation) -> str | None:
 
 
 def count_restarts(before: Restarts, pod: Pod | None, *, is_hung: bool) -> Restarts:
-    """Return the counts with the restarts of this pod since the last count. A second count of the same adds nothing."""
+    """Return the counts, with the pod's restarts since the last count.
+
+    Counting the same restarts twice adds nothing.
+    """
     if pod is None:
         return before
     counted = (
@@ -175,13 +182,13 @@ def wants_turn(situation: Situation, diagnosis: Diagnosis) -> bool:
     if situation.session.spec.suspend or situation.blocking_reason is not None:
         return False
     is_on_its_way = diagnosis.trouble is not None or diagnosis.image_pull is not None
-    # A restart would bring another default image, or other settings of the installation.
+    # A restart would start a new default image, or apply new settings of the installation.
     upgrade_waits = situation.image_plan.available is not None or situation.restart.settings_differ
     return upgrade_waits or (situation.observed.has_turn and is_on_its_way)
 
 
 def upgrade_state(situation: Situation, image_pull: Finding | None) -> ConditionState:
-    """image_pull: what is known of an image that is pulled before the worker stops for it."""
+    """Return the condition. image_pull: the state of an image that is pulled before the worker stops for it."""
     plan = situation.image_plan
     if image_pull is not None:
         return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.TRUE, image_pull)
@@ -195,7 +202,7 @@ def upgrade_state(situation: Situation, image_pull: Finding | None) -> Condition
 
 
 def taking_turn() -> ConditionState:
-    """Return the condition of a session that has its turn. An operator that takes over reads the turns back from it."""
+    """Return the condition of a session that has its turn. A new leader reads the turns from this condition."""
     turn = found(
         Reason.TAKING_ITS_TURN, "It is this session's turn to restart. The next session waits until it serves again."
     )
@@ -203,7 +210,7 @@ def taking_turn() -> ConditionState:
 
 
 def _progress_of_a_ready_session(diagnosis: Diagnosis, *, acts: bool) -> Finding:
-    """Return what is under way: a ready session can still differ from its spec."""
+    """Return what is in progress. A ready session can still differ from its spec."""
     trouble = diagnosis.refusal or diagnosis.refused_image or diagnosis.image_pull or diagnosis.trouble
     return trouble or (BRINGING if acts else AS_WANTED)
 

@@ -1,12 +1,13 @@
 """The image of a worker, and its upgrades.
 
-A journal is replayed by the image that wrote it, so annotations of the claim pin the image: as it was requested, and by
-digest once that is known. Another image is first pulled onto the worker's node, while the old image runs. It gets the
-volume only after the old image has stopped with a snapshot. If there is no snapshot, the new image refuses the volume;
-the old image then runs until it has replayed the journal, and the upgrade is tried once more.
+Only the image that wrote a journal replays it. Therefore annotations of the claim pin the image: as it was requested,
+and by digest once the digest is known. A new image is first pulled onto the worker's node, while the old image runs.
+The new image gets the volume only after the old image has stopped with a snapshot. Without a snapshot, the new image
+refuses the volume. In that case the old image runs until it has replayed the journal, and the upgrade is tried once
+more.
 
-A new default of the installation stops no worker: it keeps its image until it is stopped for another reason, or until
-its turn of an automatic restart. An image that the spec names is taken at once.
+A new default image of the installation stops no worker. The worker keeps its image until it is stopped for another
+reason, or until its turn of an automatic restart. If the spec names an image, the worker changes to it at once.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ MOST_REFUSALS = 2
 class ImagePlan:
     """The image to run now, and the image to run in the end.
 
-    requested: the image to run in the end. pulls_on: the node that pulls it while the old image runs.
+    requested: the image to run in the end.
+    pulls_on: the node that pulls the requested image while the old image runs.
     stop_first: no worker may run until the present pod is gone.
     available: the installation's default, if the worker keeps another image until its next restart.
     """
@@ -72,7 +74,7 @@ class ImagePlan:
 def plan_image(
     pins: Pins | None, observed: Observed, owned: OwnedObjects, installation: Installation, restart: str | None
 ) -> ImagePlan:
-    """Return the plan. pins: of the present claim. restart: the latest request for a restart."""
+    """Return the plan. pins: the pins of the present claim. restart: the latest request for a restart."""
     pod, named = owned.pod, observed.session.spec.pod.image
     if pins is None:
         return _first_plan(named, installation, pod)
@@ -85,7 +87,7 @@ def plan_image(
 
 
 def _first_plan(named: str | None, installation: Installation, pod: Pod | None) -> ImagePlan:
-    """Return the plan for a claim without pins. A worker that runs keeps its image: its annotations were removed."""
+    """Return the plan for a claim without pins. A running worker keeps its image: a user removed the annotations."""
     running = pod.journal_image if pod is not None else None
     image = named or running or installation.trainer_image
     return ImagePlan(Pins(PinnedImage(image, None), named is not None), image)
@@ -115,10 +117,10 @@ def _plan_for(requested: str, by_session: bool, pins: Pins, observed: Observed, 
 
 
 def _node_to_pull_on(requested: str, pins: Pins, observed: Observed, owned: OwnedObjects) -> str | None:
-    """Return the worker's node while the worker must run until the image is there.
+    """Return the worker's node while the worker must run until the image is pulled.
 
-    A worker that does not serve stops at once, and an image that refused the volume has been pulled already. If the
-    Job's pod finds no room on the node or in the quota, the worker stops without waiting: that says nothing about the
+    A worker that does not serve stops at once. An image that refused the volume has been pulled already. If the Job's
+    pod finds no room on the node or in the quota, the worker stops without waiting, because that says nothing about the
     image.
     """
     if observed.session.spec.suspend or observed.session.is_being_deleted or _is_being_stopped(owned.workload):
@@ -139,7 +141,7 @@ def _node_to_pull_on(requested: str, pins: Pins, observed: Observed, owned: Owne
 def _node_that_cannot_fetch(requested: str, job: Job) -> str | None:
     """Return the node that failed to pull this image.
 
-    A worker that crashes or is evicted meanwhile starts again on the old image.
+    If the worker crashes or is evicted in the meantime, it starts again with the old image.
     """
     nodes = (each.node_name for each in job.tries if each.cannot_pull and each.node_name is not None)
     wanted = job.annotation(IMAGE_PULL_ANNOTATION)
@@ -147,7 +149,7 @@ def _node_that_cannot_fetch(requested: str, job: Job) -> str | None:
 
 
 def _has_run(puller: Pod) -> bool:
-    """Return whether the pod's own container has succeeded. With the sidecar of a mesh, the pod never ends."""
+    """Return whether the pod's own container has succeeded. A pod with a service mesh's sidecar never ends."""
     return puller.latest_ending is not None and puller.latest_ending.exit_code == 0
 
 
@@ -173,7 +175,7 @@ def _stays_on_image(
 
 
 def _is_new(observed: Observed, pins: Pins) -> bool:
-    """Return whether the session has not run yet, on a volume of an earlier session."""
+    """Return whether the session has not run yet and has the volume of an earlier session."""
     return observed.workload is None and observed.pod is None and observed.session.status.image != pins.image.reference
 
 
@@ -184,9 +186,10 @@ def _is_being_stopped(workload: Workload | None) -> bool:
 def _restarts_anyway(
     pins: Pins, observed: Observed, owned: OwnedObjects, installation: Installation, restart: str | None
 ) -> bool:
-    """Return whether the worker restarts for a change of its spec or a request of its user.
+    """Return whether the worker restarts because of a change of its spec or a request of its user.
 
-    Without a pod, the template of the next pod is compared; without that, the status names the answered request.
+    Without a pod, compare the template of the next pod. Without a template, compare the request that the status records
+    as completed.
     """
     template = owned.workload.template if owned.workload is not None else None
     live = owned.pod.manifest if owned.pod is not None else template
@@ -199,12 +202,12 @@ def _restarts_anyway(
 
 
 def has_stopped(observed: Observed, owned: OwnedObjects) -> bool:
-    """Return whether there is no pod, and the controller of the workload knows that there must be none."""
+    """Return whether no pod exists, and the controller of the workload knows that none may exist."""
     return observed.pod is None and (owned.workload is None or owned.workload.has_stopped)
 
 
 def _after_refusal(pins: Pins, pod: Pod | None, installation: Installation) -> Pins | None:
-    """Return pins with the image that the journal needs, if the pinned image has just refused the journal."""
+    """Return the pins with the image that the journal needs, if the pinned image has just refused the journal."""
     ending = pod.latest_ending if pod is not None else None
     record = ending.record if ending is not None else None
     if pod is None or pod.is_ready or record is None or record.reason != "ImageChanged" or record.image is None:
@@ -224,30 +227,33 @@ def _after_refusal(pins: Pins, pod: Pod | None, installation: Installation) -> P
 
 
 def _is_believed(image: str, pins: Pins, pod: Pod, policy: Policy) -> bool:
-    """Return whether an image that the pod names may be trusted: it would be pulled, and shown in the status."""
+    """Return whether to trust an image that the pod reports. A trusted image is pulled, and shown in the status."""
     is_known = pins.previous is not None and pins.previous.reference == image
     return is_known or policy.vouches_for(image) or (pod.is_vouched_for and policy.allows_image(image))
 
 
 def runs(pod: Pod, image: PinnedImage) -> bool:
-    """Return whether the pod runs this image, by the worker's arguments: its spec may name a digest or a mirror."""
+    """Return whether the pod runs this image, by the worker's arguments.
+
+    The pod's spec may name a digest or a mirror.
+    """
     return pod.journal_image == image.reference
 
 
 def _must_run_on(pins: Pins, pod: Pod | None, workload: Workload | None) -> bool:
-    """Return whether the old image must still replay, or stays for good. A worker that is stopping has replayed."""
+    """Return whether the old image must still replay, or is kept. A stopping worker has completed its replay."""
     if pins.refusals >= MOST_REFUSALS:
         return True
     return not _is_being_stopped(workload) and not (pod is not None and runs(pod, pins.image) and pod.is_ready)
 
 
 def _arrived(pins: Pins, pod: Pod | None) -> Pins:
-    """Return the pins without earlier images once the pinned image is ready: it has taken over the journal."""
+    """Return the pins without earlier images if the pinned image is ready, because it has taken over the journal."""
     return Pins(pins.image, pins.by_session) if pod is not None and pod.is_ready and runs(pod, pins.image) else pins
 
 
 def _with_digest(pins: Pins, pod: Pod | None) -> Pins:
-    """Return the pins with the digest of the image when it first ran. A mirror's digest cannot be pulled elsewhere."""
+    """Return the pins with the digest of the image at its first run. Other registries do not have a mirror's digest."""
     if pins.image.digest is not None or pod is None or pod.image != pins.image.reference or pod.image_id is None:
         return pins
     repository, _, digest = pod.image_id.partition("@")
@@ -261,7 +267,7 @@ CHOSEN_BY_SESSION = "session"
 
 @dataclass(frozen=True)
 class Pins:
-    """The images that a volume knows: annotations of its claim.
+    """The images that a volume records, in the annotations of its claim.
 
     by_session: the spec named the image. Otherwise it was the installation's default.
     """

@@ -18,10 +18,13 @@ from tinsmith_operator.session.situation import Situation
 
 
 def ensure_workload(situation: Situation) -> tuple[Action, ...]:
-    """Create or update the workload, once there is a claim, which names the worker, and the model is converted."""
+    """Create or update the workload.
+
+    The claim, whose UID is the worker's ID, must exist, and the model be converted.
+    """
     observed, owned, desired = situation.observed, situation.owned, situation.desired
     if observed.claim_holder is not None:
-        # Two sessions that started at the same moment did not see each other, so one has to stop again.
+        # Two sessions that started at the same moment did not see each other. One of them must stop again.
         return delete_workload(owned.workload, "its claim is in use by another session")
     if desired is None:
         return ()
@@ -36,13 +39,13 @@ def _begin(situation: Situation, desired: Manifest) -> tuple[Action, ...]:
     observed = situation.observed
     if situation.awaits_conversion or situation.owned.has_pod_of_another_kind or certificate_is_foreign(observed):
         return ()
-    # A workload that must not run is not created: a queue would admit and start a suspended one.
+    # A workload that must not run is not created, because a queue would admit and start a suspended workload.
     runs = situation.worker is not None and situation.worker.replicas > 0
     return ensure_child(situation.observed, None, desired) if runs or not situation.session.spec.is_group else ()
 
 
 def _ensure_held(situation: Situation, live: Workload, desired: Manifest) -> tuple[Action, ...]:
-    """Delete a queue's workload that must change: it is created again and queues again."""
+    """Delete a queue's workload that must change. The operator creates it again, and it queues again."""
     if situation.worker is None or situation.worker.replicas == 0:
         return delete_workload(
             live, f"the session must stay stopped, and {holder_name(live.manifest)} controls spec.suspend"
@@ -72,7 +75,7 @@ def retry_refused_pods(situation: Situation) -> tuple[Annotate, ...]:
 
 
 def stop_all(situation: Situation) -> tuple[Delete, ...]:
-    """Stop all pods of a session that must have none; the worker saves a snapshot."""
+    """Stop all pods of a session that must have no pods. The worker saves a snapshot."""
     why = "the session must have no pods"
     return (
         *end_conversion(situation, why),
@@ -89,9 +92,9 @@ def delete_workload(workload: Workload | None, why: str) -> tuple[Delete, ...]:
 
 
 def replace_pod(situation: Situation) -> tuple[Delete, ...]:
-    """Stop the pod, which saves a snapshot, once the workload has the desired template for the next pod.
+    """Stop the pod once the workload has the desired template for the next pod. The pod saves a snapshot first.
 
-    Members stop with it, and stay until it is gone.
+    Members are stopped with the pod, and stay until it is gone.
     """
     pod, live = situation.pod, situation.owned.workload
     if pod is None or pod.is_terminating or live is None:
