@@ -1,4 +1,4 @@
-"""The interface between worker and samplers."""
+"""The interface between the worker and its samplers."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from tinsmith_trainer.torch_model.base_model import Image
 
 EMPTY_TOKEN = 0
 EMPTY_LOGPROB = -99999.0
-"""The values of an empty cell of `TopkLogprobs`. The SDK shows a row that begins with one as None."""
+"""The values of an empty cell of `TopkLogprobs`. If a row begins with an empty cell, the SDK shows the row as None."""
 NO_TARGET = -1
-"""A cell of `SampleJob.target_prompt_logprobs` without a target; its result is 0."""
+"""The value of an empty cell of `SampleJob.target_prompt_logprobs`. The result of an empty cell is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """The parameters of a draw.
 
-    `max_tokens` None: as many as the context allows. `stop_tokens` and `stop_strings` both None: the model's
-    end-of-sequence tokens stop, as they do together with strings; token IDs replace them, and empty lists stop nothing.
-    `seed` None: random. `temperature` 0: greedy. `top_k` -1 and `top_p` 1: off.
+    If `max_tokens` is None, a sequence may fill the context. If `stop_tokens` and `stop_strings` are both None, or if
+    only strings are given, the model's end-of-sequence tokens end a sequence. Token IDs replace the end-of-sequence
+    tokens. Empty lists leave no stop. If `seed` is None, the draws are random. `temperature` 0 is greedy. `top_k` -1
+    and `top_p` 1 are off.
     """
 
     max_tokens: int | None = None
@@ -43,8 +44,8 @@ class SamplingParams:
 class TopkLogprobs:
     """The K most likely tokens of N positions, both arrays `[N, K]`.
 
-    The most likely are first, and the lower ID of equals. Cells of positions that were not scored are `EMPTY_TOKEN`
-    with `EMPTY_LOGPROB`.
+    Tokens are in descending order of likelihood; among equally likely tokens the lower ID comes first. Cells of
+    positions that were not scored are `EMPTY_TOKEN` with `EMPTY_LOGPROB`.
     """
 
     token_ids: NDArray[np.int32]
@@ -58,7 +59,7 @@ class TopkLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class DrawnToken:
-    """A token of a sequence as it was drawn. `top_logprobs` is of one position, if the job requests it."""
+    """A drawn token of a sequence. `top_logprobs` has one row, if the job requests it."""
 
     token: int
     logprob: float
@@ -69,19 +70,20 @@ class DrawnToken:
 class SampleJob:
     """The job of one `asample`.
 
-    `adapter_key` is the key of a loaded adapter version; "" is the base model. Tenants share the sampler fairly; "" is
-    one tenant, too.
+    `adapter_key` is the key of a loaded adapter version; "" is the base model. Tenants share the sampler fairly; the
+    empty name is a tenant, too.
 
-    Logprobs are always those of the model at temperature 1 over the whole vocabulary, before top-k and top-p. `topk_*`:
-    the K most likely tokens of each prompt or sampled position, 0 for none. `target_prompt_logprobs`, `[len(prompt) -
-    1, K]`: row i names the tokens whose logprobs at prompt position i + 1 are requested, or `NO_TARGET`.
-    `prompt_alt_tokens_k`: the number of tokens to draw for each prompt position after the first, independently, with
-    replacement, at the job's temperature and from all tokens. `prompt_logprobs_last_n`: for `prompt_logprobs` and
-    `topk_prompt_logprobs` only so many positions at the end of the prompt are scored.
+    Logprobs are always those of the model at temperature 1 over the whole vocabulary, before top-k and top-p. `topk_*`
+    is the number of most likely tokens for each prompt position or drawn position; 0 requests none.
+    `target_prompt_logprobs` is `[len(prompt) - 1, K]`: row i has the tokens whose logprobs at prompt position i + 1 are
+    requested, or `NO_TARGET`. `prompt_alt_tokens_k` is the number of tokens to draw for each prompt position after the
+    first. These draws are independent, with replacement, at the job's temperature and from all tokens.
+    `prompt_logprobs_last_n` limits `prompt_logprobs` and `topk_prompt_logprobs` to so many positions at the end of the
+    prompt.
 
-    The sampler inserts its own tokens for `images` into `prompt`; prompt positions count them. `drawn` is called for
-    each token of each sequence, with the sequence's index, in the sampler's thread. A sampler that knows tokens only at
-    the end does not call it.
+    The sampler inserts its own tokens for `images` into `prompt`; prompt positions count these tokens. The sampler
+    calls `drawn` in its thread for each token of each sequence, with the sequence's index. A sampler that receives all
+    tokens at the end does not call `drawn`.
     """
 
     request_id: str
@@ -115,23 +117,24 @@ class AltTokens:
 class Sequence:
     """A drawn sequence. `tokens` includes the stop token, or the tokens that completed a stop string.
 
-    `logprobs`, one per token, are those of the model at temperature 1, before top-k and top-p. So are those of
-    `topk_logprobs`, one row per token, if the job requests them.
+    `logprobs` has one value per token, `topk_logprobs` one row per token if the job requests it. Both are of the model
+    at temperature 1, before top-k and top-p.
     """
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
-    stopped: bool  # else it reached its length
+    stopped: bool  # False: the sequence reached its maximum length
     topk_logprobs: TopkLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SampleOutcome:
-    """The result of a job: either `error`, or `num_samples` sequences and the other requested values.
+    """The result of a job: an `error`, or `num_samples` sequences and the other requested values.
 
-    `prompt_logprobs` is `[len(prompt)]`, NaN at 0 and if unscored; `topk_prompt_logprobs` is `[len(prompt), K]`, empty
-    in the same places; `target_prompt_logprobs` has the shape of the request, with 0 for `NO_TARGET`. `prompt_tokens`
-    counts images; `started_at`, in Unix seconds, is when the sampler began, 0 for never.
+    `prompt_logprobs` is `[len(prompt)]`, with NaN at position 0 and at unscored positions. `topk_prompt_logprobs` is
+    `[len(prompt), K]`, with empty cells at the same positions. `target_prompt_logprobs` has the shape of the request,
+    with 0 for `NO_TARGET`. `prompt_tokens` includes the tokens of images. `started_at` is the time in Unix seconds at
+    which the sampler began the job; 0 if it never did.
     """
 
     sequences: tuple[Sequence, ...] = ()
@@ -160,7 +163,7 @@ class Sampler(Protocol):
 
     @property
     def takes_images(self) -> bool:
-        """Return whether prompts may have images. Otherwise jobs with images fail with a UserError."""
+        """Return whether prompts may have images. If not, jobs with images fail with a UserError."""
         return False
 
     @property
@@ -169,15 +172,15 @@ class Sampler(Protocol):
         return None
 
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
-        """Load an immutable adapter version under a key. Known keys are left alone."""
+        """Load an immutable adapter version under a key. A key that is already loaded does not change."""
 
     def has_adapter(self, adapter_key: str) -> bool: ...
 
     def drop_adapter(self, adapter_key: str) -> None:
-        """Drop a version and its cached prefixes when its running jobs are done."""
+        """Drop a version and its cached prefixes as soon as its running jobs are done."""
 
     def submit(self, job: SampleJob, done: Callable[[SampleOutcome], None]) -> None:
-        """Queue a job for its tenant. `done` is called once, in the sampler's thread, with the result or an error."""
+        """Queue a job for its tenant. The sampler's thread calls `done` once, with the result or an error."""
 
     def cancel(self, request_id: str) -> None:
         """End a job early with an error. Unknown IDs are ignored."""
@@ -185,7 +188,7 @@ class Sampler(Protocol):
     def stats(self) -> SamplerStats: ...
 
     def sequence_memory(self) -> str:
-        """Return how sequences are kept in memory, as a text; empty if another program keeps them."""
+        """Describe how sequences are kept in memory; empty if another program keeps them."""
         return ""
 
     def close(self) -> None:

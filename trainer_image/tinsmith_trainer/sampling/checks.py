@@ -1,4 +1,4 @@
-"""Checks of a job before it runs. The vendor's limits are mostly unknown; these are the limits of this server."""
+"""Checks of a job before it runs. The vendor's limits are mostly unknown, so this server has its own limits."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import NO_TARGET, SampleJob, SampleOutcome, SamplingParams
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
-MOST_SAMPLES = 4096  # one request must not fill the memory of a worker that keeps other tenants' journals
+MOST_SAMPLES = 4096  # one request must not fill the memory of a worker that holds other tenants' journals
 MOST_LOGPROBS = 1 << 24
-"""The most logprobs of an answer besides those of its own tokens: 128 MiB with their tokens. Workers keep answers a
-while."""
+"""The limit of an answer's logprobs, except those of the drawn tokens: 128 MiB with the token IDs. Workers keep answers
+for some time."""
 MOST_TOPK = 1024
-"""The most per position. Token servers answer in text, and wider rows would take longer than the model."""
+"""The limit per position. Token servers answer in text, and wider rows would take longer than the model."""
 MOST_ECHOED_TEXTS = 1 << 17
-"""The most texts of an echo: the prompt's tokens and the likeliest alternatives, in all sequences. Each takes 15 µs to
-decode and 75 bytes to keep, so this is two seconds and ten megabytes. The other limits would allow minutes and
-gigabytes."""
+"""The limit of texts in an echo: the prompt's tokens and the most likely alternatives, in all sequences. Each text
+takes 15 µs to decode and 75 bytes to keep, so this limit is two seconds and ten megabytes. The other limits would allow
+minutes and gigabytes."""
 
 
 def room_for_tokens(job: SampleJob, info: BaseModelInfo, longest: int | None = None) -> int:
-    """Return how many tokens each sequence may have: `max_tokens`, limited by the context and by memory for `longest`.
+    """Return the maximum number of tokens per sequence: `max_tokens`, limited by the context and by `longest`.
 
-    A prompt that fills the context may be scored without drawing. Raises UserError, with the reason, for a job that
+    A prompt that fills the context may be scored without a draw. Raises UserError, with the reason, for a job that
     cannot run.
     """
     _check_prompt(job, info)
@@ -59,7 +59,7 @@ def _scores_prompt(job: SampleJob) -> bool:
 
 
 def check_echo(job: SampleJob) -> None:
-    """Check the size of an echo with logprobs, which is repeated for each sequence. Raises UserError."""
+    """Check the size of an echo with logprobs, which each sequence repeats. Raises UserError."""
     texts = job.num_samples * len(job.prompt) * (1 + job.topk_prompt_logprobs)
     if texts > MOST_ECHOED_TEXTS:
         raise UserError(
@@ -70,9 +70,9 @@ def check_echo(job: SampleJob) -> None:
 
 
 def with_token_behind(request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> SampleOutcome:
-    """Return an error instead of an echo with logprobs that lacks the requested drawn token.
+    """Return an error if an echo with logprobs lacks the requested drawn token.
 
-    lm-evaluation-harness requests one token, and ignores the last one of the answer.
+    lm-evaluation-harness requests one token, and ignores the last token of the answer.
     """
     reading = request.reading
     is_scored = reading.echo and reading.logprobs and outcome.prompt_logprobs is not None
@@ -107,7 +107,7 @@ def _check_params(params: SamplingParams) -> None:
 
 
 def _check_stop_tokens(params: SamplingParams, vocab_size: int) -> None:
-    """Refuse a stop token that can never be drawn: each sequence would silently run to its full length."""
+    """Refuse a stop token that can never be drawn. With such a stop each sequence would run to its full length."""
     outside = [token for token in params.stop_tokens or () if not 0 <= token < vocab_size]
     if outside:
         raise UserError(
@@ -121,7 +121,8 @@ def _check_alternatives(job: SampleJob, vocab_size: int) -> None:
     for name, k, most in (
         ("topk_prompt_logprobs", job.topk_prompt_logprobs, topk),
         ("topk_sample_logprobs", job.topk_sample_logprobs, topk),
-        ("prompt_alt_tokens_k", job.prompt_alt_tokens_k, MOST_TOPK),  # draws repeat tokens, so there is no upper limit
+        # draws repeat tokens, so the vocabulary is no upper limit
+        ("prompt_alt_tokens_k", job.prompt_alt_tokens_k, MOST_TOPK),
     ):
         if not 0 <= k <= most:
             raise UserError(f"{name} is {k}; it must be 0 to {most}.")

@@ -1,4 +1,4 @@
-"""Sample requests as jobs of the sampler, and its outcomes as Tinker's protobuf."""
+"""The conversion of sample requests to jobs of the sampler, and of outcomes to Tinker's protobuf."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ TOKEN_BYTES = np.dtype(np.int32).itemsize
 ASSET_BYTES = 2**20
 """The estimated size of an image that is not read yet."""
 CELL_BYTES = 8
-"""The size of a named token, and of an ID with its logprob."""
+"""The bytes of a target token, and of an ID with its logprob."""
 TEXT_BYTES = 80
-"""The size of a token's text with its logprob, as a message."""
+"""The bytes of a token's text with its logprob, as a message."""
 
 
 def unpacked_bytes(request: worker_pb2.SampleRequest) -> int:
-    """Return the bytes of the job and its answer in memory: prompt, images, target tokens, logprobs and echo."""
+    """Return the bytes that the job and its answer take in memory: prompt, images, target tokens, logprobs and echo."""
     shape = request.target_prompt_logprobs.shape if request.HasField(TARGETS) else ()
-    cells = math.prod(shape) if len(shape) == 2 else 0  # others will be refused
+    cells = math.prod(shape) if len(shape) == 2 else 0  # other shapes are refused later
     positions = len(request.prompt_tokens) // TOKEN_BYTES
     cells += (request.topk_prompt_logprobs + request.prompt_alt_tokens_k) * positions
     cells += request.topk_sample_logprobs * request.num_samples * request.max_tokens
@@ -79,7 +79,7 @@ def decode_sample(request: worker_pb2.SampleRequest, tenant: str = "") -> Sample
 def encode_sample(outcome: SampleOutcome, request: worker_pb2.SampleRequest) -> bytes:
     """Encode a `SampleResponse`.
 
-    Logprobs are always sent, one per token; those of target tokens in the layout of the request.
+    The response always has one logprob per token. Logprobs of target tokens have the layout of the request.
     """
     message = wire_pb2.SampleResponse(
         sequences=[_sequence(sequence) for sequence in outcome.sequences],

@@ -1,4 +1,4 @@
-"""Notices of ended samples by sampling client, so that a client with thousands in flight sends one request."""
+"""Notices of ended samples by sampling client. A client with thousands of samples sends one request for all."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ MOST_TOLD = 1000
 """The most samples in one answer."""
 
 MOST_LOST = 10_000
-"""The number of lost samples that are remembered until their clients know of them."""
+"""The number of lost samples that are remembered until their clients are informed."""
 
 ROUNDS_KEPT = 10_000
-"""The number of clients whose last round is remembered. For others the requested round is used, by the requester's
-clock."""
+"""The number of clients whose last round is remembered. Other clients get the round of their request, which follows the
+requester's clock."""
 
 TOLD_AGAIN_SECONDS = 60.0
-"""The time after which a notice is repeated if the result was not fetched: the notice may never have arrived."""
+"""The time after which a notice is repeated if the result was not fetched: the client may not have received the
+notice."""
 
 _REQUEST_ID = re.compile(r"(.+):asample:([0-9]{1,19})(?:@[0-9a-f]+)?", re.DOTALL)
 
@@ -43,7 +44,7 @@ def client_of(request_id: str) -> SampleClient | None:
 
 @dataclass(slots=True)
 class _Notice:
-    """The round of a notice; 0: not sent yet."""
+    """The round of a notice; 0 if it was never sent."""
 
     round: int = 0
     at: float = 0.0
@@ -52,9 +53,9 @@ class _Notice:
 class EndedSamples:
     """The ended samples of all clients. Used on one event loop.
 
-    A sample is reported in a round, and again until its client has seen that round or fetched the result. The rounds of
-    a client only grow, whichever server asks: an answer that is overtaken by another is in a round that the client has
-    not seen. Each client has its own rounds, since it names its own cursor.
+    A notice is sent in a round, and repeated until its client has seen that round or fetched the result. The rounds of
+    a client only increase, whichever server asks. If a later answer arrives before an earlier one, the client has not
+    seen the earlier answer's round. Each client has its own rounds, because each client has its own cursor.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,7 +82,7 @@ class EndedSamples:
         self.note(request_id)
 
     def forget(self, request_id: str) -> None:
-        """Note that the result was fetched, or is no longer kept."""
+        """Note that the result was fetched, or that it is not kept longer."""
         self._lost.pop(request_id, None)
         client = client_of(request_id)
         if client is not None and client in self._ended:
@@ -90,7 +91,7 @@ class EndedSamples:
                 del self._ended[client]
 
     async def any(self, client: SampleClient, seen: int, timeout_seconds: float) -> bool:
-        """Return whether there is something to report, as soon as there is."""
+        """Wait until there is a notice to send. Return whether there is one before the timeout."""
         if self._unreported(client, seen):
             return True
         ended = asyncio.Event()
@@ -107,7 +108,7 @@ class EndedSamples:
                 self._waiting.pop(client, None)
 
     def report(self, client: SampleClient, seen: int, round: int) -> tuple[Sequence[str], int]:
-        """Report the samples that end in this round. Return them and the number of the round."""
+        """Report the samples that ended, in this round. Return the samples and the number of the round."""
         round = self._next_round(client, round)
         for request_id in self._seen_and_lost(client, seen):
             self.forget(request_id)

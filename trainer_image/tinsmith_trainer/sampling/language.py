@@ -1,4 +1,4 @@
-"""The language of a base model, as samples need it."""
+"""The language of a base model, as far as samples need it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing_extensions import override
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The growth of a message: a text, or one whole call with a function's `name` and its `arguments` in JSON."""
+    """A new piece of a message: a text, or a whole call with a function's `name` and its `arguments` in JSON."""
 
     content: str = ""
     reasoning: str = ""
@@ -22,7 +22,7 @@ class Delta:
 
 
 class TextParser(Protocol):
-    """A parser for the text of one sequence, which comes piece by piece."""
+    """A parser for the text of one sequence, which arrives in pieces."""
 
     def feed(self, text: str) -> list[Delta]: ...
 
@@ -31,7 +31,7 @@ class TextParser(Protocol):
 
 
 class PlainText(TextParser):
-    """The parser for text that is no message, or of a model without a known message format."""
+    """The parser for text that is not a message, or for a model whose message format is unknown."""
 
     @override
     def feed(self, text: str) -> list[Delta]:
@@ -55,13 +55,13 @@ class Language(Protocol):
 
     @property
     def special_tokens(self) -> frozenset[int]:
-        """Tokens that stand for no text."""
+        """The tokens that have no text."""
 
     def render(self, request: worker_pb2.RenderPromptRequest) -> list[int]:
-        """Return the tokens of the prompt. Raises UserError with the message of the chat template if that refuses."""
+        """Return the tokens of the prompt. If the chat template refuses, raises UserError with its message."""
 
     def message_parser(self, prompt: NDArray[np.int32], tools: str) -> TextParser | None:
         """Return a parser of answers to this prompt; None if the model's message format is unknown.
 
-        Raises ValueError for invalid tools, or an invalid response template.
+        Raises ValueError for invalid tools, or for an invalid response template.
         """

@@ -24,20 +24,21 @@ from tinsmith_trainer.wire.unknown_fields import unknown_fields_of
 log = structlog.get_logger(__name__)
 
 RESPONSE_PARSER = "transformers.utils.chat_parsing"
-"""The parser's module. transformers before 5.13, as in the images of SGLang, NeMo RL and Miles, lacks it."""
+"""The parser's module. transformers before 5.13 lacks it; the images of SGLang, NeMo RL and Miles have such a
+version."""
 
 PREFIX_TOKENS = 4096
-"""The most tokens of a prompt's end that may contain the beginning of an answer."""
+"""The maximum number of tokens at a prompt's end that may contain the beginning of an answer."""
 
 CHARACTERS_A_TOKEN = 32
-"""More than the average of any text: in English there are 4 or 5."""
+"""A number of characters per token above the average of any text. English has 4 or 5."""
 
 
 @dataclass(frozen=True)
 class ModelLanguage:
     """The `Language` of a model.
 
-    `directory` is that of its files, `context_tokens` the limit of a prompt.
+    `directory` holds the model's files. `context_tokens` limits the length of a prompt.
     """
 
     tokenizer: Any
@@ -61,8 +62,8 @@ class ModelLanguage:
     def response_template(self) -> Mapping[str, Any] | None:
         """The format of an assistant's message for transformers.
 
-        It comes from the model's files, else from transformers' table of model types; None if neither has it, or this
-        transformers cannot parse messages.
+        The format comes from the model's files, or else from transformers' table of model types. It is None if both
+        lack it, or if this version of transformers cannot parse messages.
         """
         if find_spec(RESPONSE_PARSER) is None:
             log.warning("transformers has no parser of answers: reasoning and tool calls stay in the content")
@@ -72,7 +73,7 @@ class ModelLanguage:
 
     @cached_property
     def special_tokens(self) -> frozenset[int]:
-        """Tokens that stand for no text."""
+        """The tokens that have no text."""
         return frozenset(token for token, added in self.tokenizer.added_tokens_decoder.items() if added.special)
 
     def message_parser(self, prompt: NDArray[np.int32], tools: str) -> TextParser | None:
@@ -106,14 +107,14 @@ class ModelLanguage:
     def _rendered(self, messages: list[Any], options: dict[str, Any]) -> str:
         """Render the messages.
 
-        Templates disagree on the arguments of a call: most take an object, some, such as DeepSeek's, a text.
+        Templates differ in the arguments of a call: most expect an object, some, such as DeepSeek's, a text.
         """
         refusals: list[Exception] = []
         for form in (messages, _with_arguments_as_texts(messages)):
             try:
                 text: str = self.tokenizer.apply_chat_template(form, **options)
                 return text
-            except Exception as error:  # templates are programs, which raise errors of jinja2 or any of Python's
+            except Exception as error:  # templates are programs, which raise errors of jinja2 or any error of Python
                 refusals.append(error)
         first = refusals[0]
         raise UserError(
@@ -121,9 +122,10 @@ class ModelLanguage:
         ) from first
 
     def _tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the tokens.
+        """Return the tokens of a text.
 
-        Raises UserError for a text that is far too long without tokenizing it, which takes seconds for a few MB.
+        Raises UserError for a text that is far too long. Such a text is not tokenized, because this takes seconds for a
+        few MB.
         """
         most = CHARACTERS_A_TOKEN * self.context_tokens
         if len(text) > most:
@@ -131,8 +133,7 @@ class ModelLanguage:
                 f"The prompt has {len(text)} characters, and the model's context is {self.context_tokens} tokens; at "
                 f"most {CHARACTERS_A_TOKEN} characters for each of them are looked at. Shorten the prompt."
             )
-        # A prompt that begins with its first token twice is unlike any training data, and the answer does not show the
-        # reason.
+        # A prompt with its first token twice is unlike any training data, and the answer does not show the reason.
         has_first = self.tokenizer.bos_token is not None and text.startswith(self.tokenizer.bos_token)
         tokens: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens and not has_first)["input_ids"]
         return tokens
@@ -167,7 +168,7 @@ def _read(what: str, text: str, kind: type[Any]) -> Any:
 def _known_template(model_type: str) -> Mapping[str, Any] | None:
     """Return the format that transformers knows for its own server.
 
-    The table has no public name; a test checks that it is there. transformers 5.13 and 5.14 have the parser and no such
+    The table has no public name; a test checks that it exists. transformers 5.13 and 5.14 have the parser but no such
     table.
     """
     from transformers.cli.serving import utils
@@ -180,7 +181,7 @@ REASONING_FIELDS = frozenset({"reasoning_content", "reasoning", "thinking"})
 
 
 class MessageParser(TextParser):
-    """A parser by transformers' response templates.
+    """A parser that uses transformers' response templates.
 
     White space around a field is removed. A call that cannot be parsed becomes content.
     """
@@ -194,9 +195,9 @@ class MessageParser(TextParser):
 
         self._parser: Any = ResponseParser(dict(template), prefix, tools=[dict(tool) for tool in tools])
         self._edges: dict[str, _Edges] = {}
-        # The text that was fed and not shown yet; None once the parser has given up.
+        # The text that the parser received and has not shown; None after the parser has given up.
         self._raw: str | None = ""
-        self._body = ""  # of a field that is parsed only when it is complete
+        self._body = ""  # the text of a field that is parsed only when it is complete
 
     @override
     def feed(self, text: str) -> list[Delta]:
@@ -218,7 +219,7 @@ class MessageParser(TextParser):
             return self._give_up()
 
     def _give_up(self) -> list[Delta]:
-        """Return the raw text of a call that is none, so that the reader sees it."""
+        """Return the raw text of an invalid call as content, so that the reader sees it."""
         raw, self._raw = self._raw or "", None
         return [Delta(content=raw)]
 
@@ -234,7 +235,7 @@ class MessageParser(TextParser):
                     self._body = ""
                 case "region_chunk":
                     self._body += event["text"]
-                # a call may just have closed the content, which is still open
+                # a call may have just closed the content, which the parser still reports as open
                 case "region_close" if field != "content":
                     self._raw = ""
                     if field == "tool_calls":
@@ -243,7 +244,7 @@ class MessageParser(TextParser):
 
 
 class _Edges:
-    """A filter that removes white space at both ends of a text. Within the text it comes with the next piece."""
+    """A filter that removes white space at both ends of a text. Inner white space is shown with the next piece."""
 
     def __init__(self) -> None:
         self._begun = False
@@ -260,14 +261,14 @@ class _Edges:
 
 
 def _text(field: str, text: str) -> Delta:
-    """Return the text of a field. Fields that no dialect has are left out."""
+    """Return the text of a field. Fields that no API dialect has are left out."""
     if field in REASONING_FIELDS:
         return Delta(reasoning=text)
     return Delta(content=text) if field == "content" else Delta()
 
 
 def _arguments(value: Any) -> Any:
-    """Return the object that some models write as a JSON string, as OpenAI's API has it; anything else unchanged."""
+    """Return the object that some models write as a JSON string, like OpenAI's API. Return other values unchanged."""
     try:
         content = json.loads(value) if isinstance(value, str) else None
     except ValueError:
@@ -276,7 +277,7 @@ def _arguments(value: Any) -> Any:
 
 
 def _calls(value: Any) -> list[Delta]:
-    """Return the calls, or none if one of them is invalid. Templates leave a JSON object as the model wrote it."""
+    """Return the calls, or none if one of them is invalid. Templates do not change a JSON object of the model."""
     deltas = []
     for call in value if isinstance(value, list) else [value]:
         function = call.get("function") if isinstance(call, dict) else None

@@ -1,7 +1,7 @@
-"""Samples as text while they are drawn: the growth of each sequence, in pieces.
+"""The text of samples during their draw: the growth of each sequence, in pieces.
 
 A sampler passes tokens one by one, or all at the end; only the number of pieces differs. If the prompt is echoed, all
-pieces come at the end, when its logprobs are known.
+pieces come at the end, when the prompt's logprobs are known.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Reading:
     """The text of one sample. Used on one event loop, apart from `begin`."""
 
     def __init__(self) -> None:
-        self.tokens = 0  # drawn so far by all sequences
+        self.tokens = 0  # drawn by all sequences together
         self._sequences: Items[SequenceReading] = ()
         self._echo: PromptEcho | None = None
         self._pieces: list[worker_pb2.TextPiece] = []
@@ -37,10 +37,10 @@ class Reading:
         self._grown = asyncio.Event()
 
     def begin(self, language: Language, job: SampleJob, request: worker_pb2.Reading) -> None:
-        """Prepare the text before anything is drawn. Thread-safe.
+        """Prepare the text before the first draw. Thread-safe.
 
-        Raises ValueError for invalid tools or an invalid template, and for an echo with logprobs whose prompt logprobs
-        are not requested.
+        Raises ValueError for invalid tools or an invalid template, and for an echo with logprobs if the prompt's
+        logprobs are not requested.
         """
         if request.echo and request.logprobs and not job.prompt_logprobs:
             raise ValueError("an echo with logprobs needs prompt_logprobs")
@@ -57,36 +57,36 @@ class Reading:
         if self._echo is None:
             self._add(index, self._sequences[index].push(token))
         else:
-            self._grown.set()  # readers also see the number of tokens, which are charged even if the text never comes
+            self._grown.set()  # readers also see the number of tokens, which are charged even if no text follows
 
     async def finish(self, outcome: SampleOutcome) -> None:
-        """Add what was not known before the end. A failure has no text.
+        """Add the values that are known only at the end. A failed sample has no more text.
 
-        This runs in a thread: 131,072 texts of an echo take two seconds, which would block the event loop.
+        The function runs in a thread: the 131,072 texts of an echo take two seconds, which would block the event loop.
         """
         for index, pieces in await asyncio.to_thread(self._unsaid, outcome):
             self._add(index, pieces)
         self.tokens = sum(sequence.tokens for sequence in self._sequences)
 
     def ended(self) -> None:
-        """Wake all readers, so that they look for the reason."""
+        """Wake all readers, which then look for the reason."""
         self._grown.set()
 
     @property
     def nbytes(self) -> int:
-        """The bytes that no reader has seen yet."""
+        """The bytes that no reader has fetched yet."""
         return sum(piece.ByteSize() for piece in self._pieces)
 
     def behind(self, seen: int) -> Items[worker_pb2.TextPiece]:
-        """Return the pieces after those that were seen, and forget these."""
+        """Return the pieces after the first `seen`, and forget earlier pieces."""
         del self._pieces[: max(0, seen - self._forgotten)]
         self._forgotten = max(self._forgotten, seen)
         return tuple(self._pieces)
 
     async def grown(self, seen: int, timeout_seconds: float) -> None:
-        """Wait until there is more than was seen, or there will be no more, or the time is over.
+        """Wait until there are more than `seen` pieces, until the text is complete, or until the timeout.
 
-        With an echo, also return when more tokens were drawn.
+        With an echo, also return after more tokens were drawn.
         """
         if self._forgotten + len(self._pieces) > seen:
             return
@@ -104,7 +104,7 @@ class Reading:
             reading = self._sequences[index]
             pieces = []
             if echo is not None and self._echo is not None:
-                pieces.append(worker_pb2.TextPiece())  # each sequence marks its own pieces
+                pieces.append(worker_pb2.TextPiece())  # each sequence has its own pieces
                 pieces[0].CopyFrom(echo)
                 if len(sequence.tokens) == 0:
                     self._echo.end(pieces[0])
@@ -131,7 +131,7 @@ class PromptEcho:
         self._logprobs = logprobs
 
     def piece(self, outcome: SampleOutcome) -> worker_pb2.TextPiece:
-        """Return the prompt's text without an incomplete character at its end, which the drawn text may complete."""
+        """Return the prompt's text without an incomplete last character, which the drawn text may complete."""
         if not self._logprobs:
             _, rest = last_characters(self._prompt, self._language.tokenizer)
             whole = self._prompt[: len(self._prompt) - len(rest)]
@@ -142,7 +142,7 @@ class PromptEcho:
         return worker_pb2.TextPiece(content="".join(texts), tokens=tokens)
 
     def end(self, piece: worker_pb2.TextPiece) -> None:
-        """Add what `piece` leaves out, if no text is drawn."""
+        """Add the part that `piece` leaves out, if no text is drawn."""
         context, rest = last_characters(self._prompt, self._language.tokenizer)
         left = text_of(self._language.tokenizer, context + rest)[len(text_of(self._language.tokenizer, context)) :]
         piece.content += left
@@ -150,7 +150,7 @@ class PromptEcho:
             piece.tokens[-1].width += len(left)
 
     def _texts(self) -> list[str]:
-        """Return what each token adds to the text."""
+        """Return the text that each token adds."""
         text, hidden = IncrementalText(self._language.tokenizer), self._language.special_tokens
         return ["" if token in hidden else text.push(token) for token in self._prompt]
 
@@ -167,11 +167,12 @@ class PromptEcho:
 
 
 class SequenceReading:
-    """A sequence on its way from tokens to text, up to a stop, and through the parser.
+    """The conversion of a sequence from tokens to text, up to a stop, and through the parser.
 
-    Stop strings are searched in the text that the sampler uses, with the texts of special tokens; these are then
-    removed for readers of plain text. `echoed`: the prompt is shown first, and the ending token is among those with
-    logprobs. Readers of a prompt's logprobs, such as lm-evaluation-harness, expect one token after it.
+    Stop strings are searched in the text that the sampler uses, which includes the texts of special tokens. These texts
+    are then removed for readers of plain text. With `echoed`, the prompt is shown first, and the token that ends the
+    sequence is among those with logprobs. Readers of a prompt's logprobs, such as lm-evaluation-harness, expect one
+    token after the prompt.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class SequenceReading:
         self._ends = echoed
         self._text = IncrementalText(language.tokenizer, prompt, echoed=echoed)
         self._cut = StopCut(rule.strings)
-        # Readers of plain text do not see the marks that a response template uses.
+        # Readers of plain text do not see the special tokens that a response template uses.
         self._hidden = language.special_tokens if isinstance(parser, PlainText) else frozenset()
 
     def push(self, drawn: DrawnToken) -> list[worker_pb2.TextPiece]:
@@ -216,13 +217,13 @@ def scored_text(texts: TokenTexts, drawn: DrawnToken) -> worker_pb2.TokenText:
     scored = worker_pb2.TokenText(text=texts(drawn.token), logprob=drawn.logprob)
     if (top := drawn.top_logprobs) is not None:
         for token, logprob in zip(top.token_ids[0].tolist(), top.logprobs[0].tolist(), strict=True):
-            if (token, logprob) != (EMPTY_TOKEN, EMPTY_LOGPROB):  # token 0 alone is a normal token
+            if (token, logprob) != (EMPTY_TOKEN, EMPTY_LOGPROB):  # without the empty logprob, token 0 is a normal token
                 scored.likeliest.append(worker_pb2.TokenText(text=texts(token), logprob=logprob))
     return scored
 
 
 def drawn_tokens(tokens: Items[int], logprobs: Items[float], top: TopkLogprobs | None) -> list[DrawnToken]:
-    """Return the tokens as if they had come one by one."""
+    """Return the tokens in the form of tokens that came one by one."""
     rows = [
         None if top is None else TopkLogprobs(top.token_ids[i : i + 1], top.logprobs[i : i + 1])
         for i in range(len(tokens))

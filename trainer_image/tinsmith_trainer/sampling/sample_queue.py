@@ -1,4 +1,4 @@
-"""Samples in flight and their results, in memory. After a crash clients submit them again."""
+"""Samples in flight and their results, in memory. After a crash, clients submit their samples again."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ from tinsmith_trainer.sampling.tenant_shares import KeptResults, SharedQuota
 log = structlog.get_logger(__name__)
 
 STORAGE_PAUSE_SECONDS = 2.0
-"""The time for which a sample is kept whose adapter cannot be read. Its client submits it again at once."""
+"""The time for which a sample is kept if its adapter cannot be read. Its client submits the sample again at once."""
 
 SPANS_KEPT = 10_000
-"""The number of ended samples in the timeline: some megabytes."""
+"""The number of ended samples in the timeline, which take some megabytes."""
 
 UNFETCHED_SECONDS = 60.0
-"""The time for which a drain waits for results to be fetched. A live client asks every 25 s."""
+"""The maximum time for which a drain waits until results are fetched. A live client asks every 25 s."""
 
 
 class TooManySamples(Exception):
-    """A refusal: the client should wait for a second and send the same request again."""
+    """A refusal. The client should wait for a second and send the same request again."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The limits of all tenants together; a single tenant may use half of what waits.
+    """The limits of all tenants together. A single tenant may use half of the limits for waiting samples.
 
-    `waiting_bytes` are of prompts, answers, and target tokens, of which a sparse tensor of a few bytes may make many.
+    `waiting_bytes` limits the bytes of prompts, answers and target tokens. A sparse tensor of a few bytes may contain
+    many target tokens.
     """
 
     waiting_samples: int = 16384
@@ -61,7 +62,7 @@ class QueueLimits:
 
 
 State = Literal["running", "ended", "fetched", "forgotten", "dropped"]
-"""`ended`: the result is to be fetched. `fetched`: the result is kept for a client that asks again. `forgotten`: the
+"""`ended`: the result is not fetched yet. `fetched`: the result is kept for a client that asks again. `forgotten`: the
 result is gone. `dropped`: there is no result, and the client submits the request again."""
 
 
@@ -83,7 +84,7 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The new text of a sample. `result` is None while more will come. `tokens` were drawn so far."""
+    """The new text of a sample. `result` is None while the sample runs. `tokens` counts the tokens drawn so far."""
 
     pieces: Sequence[worker_pb2.TextPiece]
     tokens: int
@@ -100,7 +101,7 @@ class Samples:
         limits: QueueLimits | None = None,
         usage: UsageMeter | None = None,
     ) -> None:
-        """Create the queue. `usage`: the meter in which samples are counted."""
+        """Create the queue. `usage` is the meter that counts samples."""
         limits = limits or QueueLimits()
         self.adapters = adapters
         self.sampler = sampler
@@ -117,9 +118,9 @@ class Samples:
         self._draining = False
 
     def submit(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
-        """Submit a sample. The same request_id again is the same sample.
+        """Submit a sample. A repeated request_id refers to the same sample.
 
-        Raises Draining, and TooManySamples if the tenant has too many.
+        Raises Draining, and TooManySamples if the tenant has too many samples.
         """
         if request.request_id in self._samples:
             return
@@ -142,14 +143,14 @@ class Samples:
         self._run(self._start(request))
 
     def prepare(self, adapter: worker_pb2.AdapterRef) -> None:
-        """Load the adapter for samples that are about to come."""
+        """Load the adapter for samples that will come soon."""
         if not self._draining:
             self.adapters.prepare(adapter)
 
     async def wait(self, request_id: str, timeout_seconds: float) -> bytes | Failure | None:
-        """Return the result, or None if there is none in time. Raises KeyError for unknown or lost samples."""
+        """Return the result; None if there is none before the timeout. Raises KeyError for unknown or lost samples."""
         sample = self._samples[request_id]
-        if not sample.finished.is_set():  # wait_for with a timeout of 0 would not check at all
+        if not sample.finished.is_set():  # with a timeout of 0, wait_for would not check the event at all
             try:
                 async with asyncio.timeout(timeout_seconds):
                     await sample.finished.wait()
@@ -162,7 +163,7 @@ class Samples:
         return sample.result
 
     async def ended(self, request: worker_pb2.AwaitSamplesRequest) -> worker_pb2.AwaitSamplesReply:
-        """Return one client's ended samples, as `EndedSamples` reports them."""
+        """Return one client's ended samples, in the form of `EndedSamples`."""
         client = SampleClient(request.sampling_session_id, request.client)
         lost = [one for one in request.expected if one not in self._samples]
         is_any = bool(lost) or await self._ended.any(client, request.seen, request.timeout_seconds)
@@ -173,9 +174,9 @@ class Samples:
         return worker_pb2.AwaitSamplesReply(any=bool(ended), ended=ended, round=round)
 
     async def read(self, request_id: str, seen: int, timeout_seconds: float) -> Read:
-        """Return the pieces after those that were seen, as soon as there are any.
+        """Return the pieces after the first `seen`, as soon as there are new pieces.
 
-        Raises KeyError for unknown or lost samples, and for samples without a reading.
+        Raises KeyError for unknown or lost samples, and for samples without a text.
         """
         sample = self._samples[request_id]
         if sample.reading is None:
@@ -197,11 +198,11 @@ class Samples:
             self.sampler.cancel(request_id)
 
     def stop_taking(self) -> None:
-        """Refuse new samples from now on. Others continue, and can be fetched."""
+        """Refuse new samples from now on. Accepted samples continue, and clients can fetch them."""
         self._draining = True
 
     async def drained(self) -> None:
-        """Wait until all samples are done and fetched, or have not been fetched for too long."""
+        """Wait until all samples are done and fetched, or until the time for fetching is over."""
         await self._drain_tracker.complete()
 
     @property
@@ -220,7 +221,7 @@ class Samples:
     async def _start(self, request: worker_pb2.SampleRequest) -> None:
         """Prepare the sample and submit it.
 
-        Any error that is not temporary becomes its result, since nothing else would end it.
+        An error that is not temporary becomes the result of the sample. Otherwise the sample would never end.
         """
         request_id = request.request_id
         sample = self._samples[request_id]
@@ -271,7 +272,7 @@ class Samples:
             self._run(self._end_in_words(reading, request, with_token_behind(request, outcome)))
 
     async def _end_in_words(self, reading: Reading, request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> None:
-        """Finish the text. If that fails the sample has failed, or its quota would never be returned."""
+        """Finish the text. If this fails, the sample fails, so that its quota is released in any case."""
         try:
             await reading.finish(outcome)
         except Exception as error:
@@ -294,7 +295,7 @@ class Samples:
         return [span for span in self._timeline if span.owner.startswith(f"{session_id}:")]
 
     def _note(self, request: worker_pb2.SampleRequest, sample: _Sample, outcome: SampleOutcome) -> None:
-        """Record the sample in the timeline, and its usage if it did not fail."""
+        """Record the sample in the timeline. Record its usage if it did not fail."""
         self._timeline.append(
             worker_pb2.Span(
                 owner=request.sampling_session_id,
@@ -326,17 +327,17 @@ class Samples:
         self._forget_old()
 
     def _note_fetched(self, sample: _Sample) -> None:
-        """Note that no client has to fetch the result any more. Repeated calls have no effect."""
+        """Note that no client will fetch the result again. Repeated calls have no effect."""
         if sample.state == "ended":
             self._enter(sample, "fetched")
 
     def _forget_old(self) -> None:
-        """Forget results that are too old or too large. A call that waits for one keeps its record."""
+        """Forget results that are too old or too large. A call that waits for such a result keeps its record."""
         for request_id in self._kept.forget(time.monotonic()):
             self._enter(self._samples[request_id], "forgotten")
 
     def _enter(self, sample: _Sample, state: State) -> None:
-        """Move the sample to its next state, and update everything that depends on the states of samples."""
+        """Move the sample to its next state. Update all objects that depend on the states of samples."""
         before, sample.state = sample.state, state
         if state == "ended":
             unseen_bytes = sample.reading.nbytes if sample.reading is not None else 0
@@ -347,7 +348,7 @@ class Samples:
             del self._samples[sample.request_id]
             self._drain_tracker.dropped()
             self._ended.note_lost(sample.request_id)
-        elif before == "ended":  # it was fetched, or is forgotten without
+        elif before == "ended":  # the result was fetched, or it is forgotten before any client fetched it
             self._drain_tracker.settled()
         if state == "forgotten":
             del self._samples[sample.request_id]
@@ -356,7 +357,7 @@ class Samples:
             self._release(sample)
 
     def _release(self, sample: _Sample) -> None:
-        """Release what a running sample holds, and wake all that wait for it."""
+        """Release the quota and the adapter of a running sample. Wake all its waiters."""
         self._sample_quota.give_back(sample.tenant, 1)
         self._byte_quota.give_back(sample.tenant, sample.nbytes)
         sample.finished.set()
@@ -374,9 +375,9 @@ class Samples:
 
 
 class DrainTracker:
-    """The number of samples for which a sampler that shuts down has to stay.
+    """The number of samples for which a sampler that shuts down must keep running.
 
-    Used on one event loop, whose clock it reads unless it gets another.
+    Used on one event loop. The clock is that of the event loop unless another is given.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -390,7 +391,7 @@ class DrainTracker:
         self.running += 1
 
     def finished(self) -> None:
-        """Note that a sample has ended, and its result is to be fetched."""
+        """Note that a sample has ended, and that its result is not fetched yet."""
         self.running -= 1
         self._unfetched += 1
         self._last_finish = self._clock()
@@ -407,7 +408,7 @@ class DrainTracker:
         self._changed.set()
 
     def remaining_seconds(self) -> float:
-        """Return how much longer the process is needed: 0: no more; infinite while a sample runs."""
+        """Return how much longer the process is needed: 0 if no longer, infinite while a sample runs."""
         if self.running:
             return math.inf
         if not self._unfetched:
@@ -415,7 +416,7 @@ class DrainTracker:
         return max(0.0, self._last_finish + UNFETCHED_SECONDS - self._clock())
 
     async def complete(self) -> None:
-        """Return when the process may exit. Samples that are submitted meanwhile are waited for, too."""
+        """Return when the process may exit. Wait also for samples that are submitted in the meantime."""
         while (remaining := self.remaining_seconds()) > 0:
             self._changed.clear()
             try:

@@ -1,9 +1,9 @@
-"""The adapter versions in a sampler's memory: a limited number, none of which is evicted while a sample uses it.
+"""The adapter versions in a sampler's memory, limited in number. A version is not evicted while a sample uses it.
 
-A version that is not in memory waits for room: tenants with the fewest versions in use go first, and the versions of a
-tenant in the order of arrival. Unused versions are evicted, the least recently used first. If all are in use, those
-taken longest ago admit no new samples until their samples are done, so that programs with more versions than fit
-alternate, and none waits without end.
+A version that is not in memory waits for room. Tenants with the fewest versions in use have priority, and a tenant's
+versions load in the order of arrival. Unused versions are evicted, the least recently used first. If all versions are
+in use, the oldest ones admit no new samples until their samples are done. So programs with more versions than fit
+alternate, and each version waits for a limited time.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ log = structlog.get_logger(__name__)
 
 RECENT_SAVE_BYTES = 1024**3
 MOST_PREPARING = 2
-"""The number of adapters that load before a sample names them. More would delay adapters for which samples wait."""
+"""The number of adapters that load before a sample uses them. More such adapters would delay adapters for which samples
+wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
     """The limits of a sampler's memory: the number of versions, the highest rank, and the bytes of unused versions.
 
-    Bytes are those of the checkpoint's tensors.
+    Bytes are those of the tensors in the checkpoint.
     """
 
     max_loaded: int
@@ -44,11 +45,11 @@ class AdapterLimits:
 
 @dataclass(slots=True)
 class AdapterInUse:
-    """A version in memory, or on its way there. Each user returns it once by `SamplerAdapters.give_back`."""
+    """A version in memory, or one that is loading. Each user returns it once by `SamplerAdapters.give_back`."""
 
     key: str
     loading: asyncio.Task[None]
-    users: int = 0  # its loading counts as one
+    users: int = 0  # its loading counts as a user
     size_bytes: int = 0
     tenants: Counter[str] = field(default_factory=Counter)
 
@@ -68,23 +69,23 @@ class SamplerAdapters:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._recent: OrderedDict[str, AdapterState] = OrderedDict()
-        self._resident: OrderedDict[str, AdapterInUse] = OrderedDict()  # least recently taken first
+        self._resident: OrderedDict[str, AdapterInUse] = OrderedDict()  # the oldest use is first
         self._waiting: OrderedDict[str, list[_Waiter]] = OrderedDict()
         self._preparing: set[str] = set()
         self._references: dict[str, worker_pb2.AdapterRef] = {}  # of versions with waiting samples
 
     def __len__(self) -> int:
-        """Return the number of versions in memory or on their way there."""
+        """Return the number of versions that are in memory or loading."""
         return len(self._resident)
 
     def remember_saved(self, saved: SavedWeights) -> None:
-        """Keep weights that were just saved, so that they need not be read. Thread-safe."""
+        """Keep weights that were just saved, so that they are not read from the root. Thread-safe."""
         self._loop.call_soon_threadsafe(self._keep_recent, saved)
 
     async def take(self, reference: worker_pb2.AdapterRef, tenant: str) -> AdapterInUse:
         """Return the version when it is in memory.
 
-        It stays there until the tenant gives it back. Raises TrainerError.
+        The version stays in memory until the tenant gives it back. Raises TrainerError.
         """
         key = reference.manifest_digest
         admitted: asyncio.Future[AdapterInUse] = self._loop.create_future()
@@ -100,9 +101,10 @@ class SamplerAdapters:
         return adapter
 
     def prepare(self, reference: worker_pb2.AdapterRef) -> None:
-        """Load an adapter ahead of its samples, if there is unused room that no sample waits for.
+        """Load an adapter before its samples arrive, if there is unused room that no sample waits for.
 
-        It is evicted first until a sample has used it, so announcing many adapters takes one slot at most.
+        The adapter is the first to be evicted until a sample has used it. So a client that announces many adapters
+        takes only one slot.
         """
         key = reference.manifest_digest
         is_busy = bool(self._waiting) or len(self._preparing) >= MOST_PREPARING
@@ -114,7 +116,7 @@ class SamplerAdapters:
         self._resident[key].loading.add_done_callback(lambda _: self._preparing.discard(key))
 
     async def read_assets(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
-        """Put the data of images that are files on the checkpoint root into the request. Raises TrainerError."""
+        """Put the data of images into the request that are files on the checkpoint root. Raises TrainerError."""
         if len(request.images) > MAX_IMAGES:
             raise UserError(f"The prompt has {len(request.images)} images; {MAX_IMAGES} are the most.")
         read: dict[str, bytes] = {}
@@ -134,12 +136,12 @@ class SamplerAdapters:
         self._admit()
 
     def _drop_beyond_limit(self) -> None:
-        """Evict unused versions. Each step of RL has its own version, which would otherwise fill the device."""
+        """Evict unused versions. Each RL step creates a version, so unused versions would otherwise fill the device."""
         if self._limits.max_idle_bytes is None:
             return
         idle = [adapter for adapter in self._resident.values() if not adapter.users]
         size = sum(adapter.size_bytes for adapter in idle)
-        for adapter in idle[:-1]:  # the latest stays, whatever its size
+        for adapter in idle[:-1]:  # the latest version stays, whatever its size
             if size <= self._limits.max_idle_bytes:
                 return
             size -= adapter.size_bytes
@@ -150,7 +152,8 @@ class SamplerAdapters:
         without_room = 0
         for key in self._in_order():
             if key in self._resident:
-                if key in islice(self._resident, without_room):  # it has to leave for an older waiter
+                # the version must leave to make room for an older waiter
+                if key in islice(self._resident, without_room):
                     continue
             elif self._has_room():
                 self._resident[key] = self._start_loading(self._references[key])
@@ -160,7 +163,7 @@ class SamplerAdapters:
             self._let_in(key)
 
     def _in_order(self) -> list[str]:
-        """Order the awaited versions: each comes after those that its tenant uses, and after its older ones."""
+        """Order the awaited versions: each tenant's oldest first, and tenants with few versions in use first."""
         before = Counter(tenant for one in self._resident.values() for tenant, count in one.tenants.items() if count)
         ranks = {}
         for key, waiters in self._waiting.items():

@@ -1,4 +1,4 @@
-"""The end of a sequence: token IDs, or strings in the decoded text."""
+"""The end of a sequence: a token ID, or a string in the decoded text."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tinsmith_trainer.sampling.token_text import IncrementalText, Tokens
 class StopRule:
     """The stops of a job.
 
-    Listed IDs replace the model's end-of-sequence IDs, and strings are added to them. Renderers of base models stop at
-    the next speaker's name and also accept an end of sequence, and a game that stops at a bracket cannot parse an
-    answer that continued after its end. Empty lists leave no stop.
+    Given IDs replace the model's end-of-sequence IDs. Given strings are added to the end-of-sequence IDs: renderers of
+    base models stop at the next speaker's name and also accept an end of sequence, and a game that stops at a bracket
+    cannot parse an answer that continues after its end. Empty lists leave no stop.
     """
 
     token_ids: frozenset[int]
@@ -33,7 +33,7 @@ class StopRule:
 
 
 class StopWatch:
-    """A watch over one sequence after its prompt, token by token."""
+    """A check of one sequence's drawn tokens for its stops, token by token."""
 
     def __init__(self, rule: StopRule, tokenizer: Any, prompt: Tokens) -> None:
         self._token_ids = rule.token_ids
@@ -43,7 +43,7 @@ class StopWatch:
         self._tail = ""
 
     def sees_end(self, token: int) -> bool:
-        """Take the next token. Return whether it is a stop ID or completes a stop string."""
+        """Check the next token. Return whether it is a stop ID or completes a stop string."""
         if token in self._token_ids:
             return True
         if not self._strings:
@@ -54,16 +54,16 @@ class StopWatch:
 
 
 class StopCut:
-    """A text up to the first stop string, without its hidden parts.
+    """A text that is cut at its first stop string, without its hidden parts.
 
-    The possible beginning of a stop string is held back.
+    A possible beginning of a stop string is held back.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
         self.found = ""
         self._strings = strings
         self._held = ""
-        self._hides: list[bool] = []  # for each held character
+        self._hides: list[bool] = []  # one flag for each held character
 
     def push(self, piece: str, *, hidden: bool = False) -> str:
         if self.found:
@@ -79,7 +79,7 @@ class StopCut:
         return self._taken(len(self._held) - kept)
 
     def rest(self) -> str:
-        """Return what was held back, when no stop string can follow any more."""
+        """Return the text that was held back. Call this when no stop string can follow."""
         return "" if self.found else self._taken(len(self._held))
 
     def _taken(self, size: int) -> str:
@@ -89,6 +89,6 @@ class StopCut:
 
 
 def _overlap(text: str, string: str) -> int:
-    """Return how many characters at the text's end are the first ones of the string."""
+    """Return how many characters at the text's end are also the beginning of the string."""
     most = min(len(text), len(string) - 1)
     return next((size for size in range(most, 0, -1) if string.startswith(text[len(text) - size :])), 0)

@@ -1,6 +1,7 @@
-"""Saves that are streamed from the memory of the worker that made them, as they would be read from the checkpoint root.
+"""Saves that are streamed from the memory of the worker that made them, instead of being read from the checkpoint root.
 
-This only saves time. After any failure the root has the same weights, and the reason is counted.
+Streaming only saves time. After any failure the same weights are read from the root, and the failure is counted by its
+reason.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 MOST_BYTES = 4 * 1024**3
 FIRST_PART_SECONDS = 2.0
 SLOWEST_BYTES_PER_SECOND = 100e6
-"""The speed of a checkpoint root on a network volume. A worker that is slower saves no time."""
+"""The speed of a checkpoint root on a network volume. A stream that is slower saves no time."""
 AVOIDED_SECONDS = 30.0
-"""The time until a worker that could not be reached is asked again. Otherwise each load would wait for it in vain."""
+"""The time for which a worker that could not be reached is not asked again. Without it each load would wait for this
+worker."""
 
 Reason = Literal["unreachable", "slow", "not_kept", "busy", "refused", "damaged", "failed"]
 Connect = Callable[[worker_pb2.SaveSource], grpc.Channel]
@@ -52,7 +54,7 @@ class _Parts(Iterator[worker_pb2.SavePart], Protocol):
 
 
 class StreamFailed(Exception):
-    """A failed stream, after which the root is read. `reason` is for a counter, `str(error)` for the log."""
+    """A failed stream. The weights are then read from the root. `reason` is for a counter, `str(error)` for the log."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -60,13 +62,13 @@ class StreamFailed(Exception):
 
 
 class StreamedSaves:
-    """The streams of a sampler. Calls block, so they are made in threads."""
+    """The streams of a sampler. Calls block, so callers use threads."""
 
     def __init__(self, connect: Connect, base: BaseModelInfo, clock: Callable[[], float] = time.monotonic) -> None:
         self._connect = connect
         self._base = base
         self._clock = clock
-        self._avoided: dict[str, float] = {}  # until when, by the worker's address
+        self._avoided: dict[str, float] = {}  # the time until which a worker is avoided, by the worker's address
 
     def take(self, reference: worker_pb2.AdapterRef) -> AdapterState:
         """Stream the adapter from the worker that the reference names. Raises StreamFailed."""
@@ -115,7 +117,7 @@ def patience(size_bytes: int) -> float:
 
 
 def _announced_bytes(manifest: Manifest) -> int:
-    """Return the size of the file of weights. Raises CheckpointInvalid."""
+    """Return the size of the weights' file. Raises CheckpointInvalid."""
     size_bytes = int(manifest["files"][WEIGHTS_FILE]["size_bytes"])
     if not HEAD_BYTES <= size_bytes <= MOST_BYTES:
         raise CheckpointInvalid(f"A file of {size_bytes} bytes is not taken by stream.")
@@ -123,9 +125,9 @@ def _announced_bytes(manifest: Manifest) -> int:
 
 
 def _received(size_bytes: int, parts: Iterator[bytes]) -> ReadFile:
-    """Receive so many bytes into new memory; a thread hashes them meanwhile.
+    """Receive `size_bytes` bytes into new memory. A thread hashes them at the same time.
 
-    Raises CheckpointInvalid for another number.
+    Raises CheckpointInvalid if more or fewer bytes arrive.
     """
     head = next(parts, b"")
     if len(head) < HEAD_BYTES:

@@ -1,8 +1,8 @@
-"""Fair shares of tenants in a sampler: whose turn is next, and how much each may hold. Pure.
+"""Fair shares of tenants in a sampler: the order of turns, and the quota of each tenant. Pure.
 
-The turn is by deficit. Each tenant's use is counted in costs of the caller's unit, and the tenant with the lowest count
-is next. A tenant that was away keeps a small credit: enough that a small request runs at once, and too little to delay
-others noticeably.
+The order follows from a deficit. Each tenant's use is counted in costs, and the tenant with the lowest count is next.
+The caller chooses the unit of the costs. A tenant that returns has a small credit: a small request can run at once, but
+it does not delay other tenants noticeably.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from dataclasses import dataclass
 class FairQueue:
     """The tenants in the order of their turns.
 
-    `credit` is how far a returning tenant may be behind the others. No tenant falls behind by more than twice that: one
-    that could not use its turns does not get all of them later.
+    `credit` is the maximum by which a returning tenant's count may be below the others. No tenant's count is lower by
+    more than twice the credit. A tenant that could not use its turns does not get all of them later.
     """
 
     def __init__(self, credit: float) -> None:
         self.credit = credit
         self._used: dict[str, float] = {}
-        self._present: dict[str, None] = {}  # in the order in which they came
+        self._present: dict[str, None] = {}  # in the order of arrival
         self._level = 0.0
 
     def enter(self, tenant: str) -> None:
-        """Note that the tenant has work from now on. Repeated calls have no effect."""
+        """Note that the tenant has work. Repeated calls have no effect."""
         if tenant in self._present:
             return
         self._raise_level()
@@ -48,7 +48,7 @@ class FairQueue:
             self._used[other] = max(self._used[other], behind)
 
     def order(self) -> list[str]:
-        """Return all tenants that are present, the next one first; of equals, the one that came first."""
+        """Return all present tenants in the order of their turns. Among equals, the tenant that came first is first."""
         return sorted(self._present, key=self._used.__getitem__)
 
     def lead(self, ahead: str, behind: str) -> float:
@@ -56,15 +56,15 @@ class FairQueue:
         return self._used[ahead] - self._used[behind]
 
     def _raise_level(self) -> None:
-        """Raise the level of returning tenants.
+        """Raise the level at which returning tenants begin.
 
-        It never falls: otherwise each of several new tenants would get a credit more than the one before.
+        The level never falls. Otherwise each of several new tenants would get more credit than the previous one.
         """
         lowest = min((self._used[tenant] for tenant in self._present), default=self._level)
         self._level = max(self._level, lowest)
 
     def _forget_absent(self) -> None:
-        """Forget absent tenants that would begin where a new one does."""
+        """Forget absent tenants whose count is that of a new tenant."""
         horizon = self._level - self.credit
         self._used = {name: used for name, used in self._used.items() if name in self._present or used > horizon}
 
@@ -72,8 +72,8 @@ class FairQueue:
 class SharedQuota:
     """A quota of which a tenant may hold as much as is free.
 
-    So one tenant alone may hold half, and there is always room for one more: if n tenants hold all they may, each has
-    one part of n + 1, and the last part is free.
+    So a single tenant may hold half, and one more tenant always finds room: if n tenants hold their maximum, each has
+    one part of n + 1 parts, and the last part is free.
     """
 
     def __init__(self, size: int) -> None:
@@ -86,7 +86,7 @@ class SharedQuota:
         return len(self._held)
 
     def fits(self, tenant: str, amount: int) -> bool:
-        """Return whether the tenant may hold so much more. An amount above the whole quota fits if it is alone."""
+        """Return whether the tenant may hold this much more. An amount above the whole quota fits if it is alone."""
         return not self._total or self._held[tenant] + amount <= self._size - self._total
 
     def take(self, tenant: str, amount: int) -> None:
@@ -108,12 +108,12 @@ class _Kept:
 
 
 class KeptResults:
-    """Results that may still be fetched. If they are too large, the tenant with the most bytes loses its oldest."""
+    """Results that may be fetched. If they are too large, the tenant with the most bytes loses its oldest result."""
 
     def __init__(self, most_bytes: int, seconds: float) -> None:
         self._most_bytes = most_bytes
         self._seconds = seconds
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # oldest first
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # the oldest result is first
         self._of_tenant: dict[str, OrderedDict[str, int]] = {}
         self._bytes: Counter[str] = Counter()
 

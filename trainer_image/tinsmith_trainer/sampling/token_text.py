@@ -1,8 +1,7 @@
 """The text of tokens after other tokens: of a growing sequence, and of a single token.
 
-Some decoders remove a space from their first token: SentencePiece's, as Llama 2 has it, and those of WordPiece. So
-drawn tokens are decoded after the last tokens of their prompt. Samplers search stop strings in this text, and readers
-see it.
+Some decoders, such as SentencePiece in Llama 2 and WordPiece, remove a space from their first token. So drawn tokens
+are decoded after the last tokens of their prompt. Samplers search stop strings in this text, and readers see this text.
 """
 
 from __future__ import annotations
@@ -17,20 +16,21 @@ from numpy.typing import NDArray
 Tokens = Sequence[int] | NDArray[np.int32]
 
 INCOMPLETE = "\ufffd"
-LONGEST_WAIT_TOKENS = 64  # for tokens that never make a whole character: limits repeated decoding
-LONGEST_CHARACTER_TOKENS = 8  # it has four bytes at most
+LONGEST_WAIT_TOKENS = 64  # limits repeated decoding of tokens that never make a whole character
+LONGEST_CHARACTER_TOKENS = 8  # a character has at most four bytes
 ANCHOR = "a"
-"""A text whose token precedes a token that is decoded alone."""
+"""A text whose token is put before a token that is decoded alone."""
 
 
 class IncrementalText:
     """The text of a growing sequence after a prompt, in pieces.
 
-    A token may hold a part of a character, and the text of a token depends on the one before it. So a piece is the
-    difference between two decodings of the last few tokens, and waits while the text ends within a character.
+    A token may hold a part of a character, and the text of a token depends on the token before it. So a piece is the
+    difference between two decodings of the last few tokens. No piece is returned while the text ends within a
+    character.
 
-    A character that the prompt begins and the sequence ends is in the pieces. `echoed`: so are the bytes of an
-    incomplete character, because the prompt was shown without them.
+    The pieces include a character that the prompt begins and the sequence ends. With `echoed` the pieces also include
+    the bytes of an incomplete character, because the echo of the prompt was shown without them.
     """
 
     def __init__(self, tokenizer: Any, prompt: Tokens = (), *, echoed: bool = False) -> None:
@@ -39,11 +39,11 @@ class IncrementalText:
         self._echoed = echoed
         self._context: list[int] = []
         self._pending: list[int] = []
-        self._shown: list[int] = []  # the pending tokens whose text is the prompt's
+        self._shown: list[int] = []  # the pending tokens whose text belongs to the prompt
 
     def push(self, token: int) -> str:
         """Return the text that this token completes, which may be empty."""
-        if self._prompt is not None:  # not earlier: samplers check a prompt before they draw
+        if self._prompt is not None:  # not earlier, because samplers check a prompt before they draw
             self._context, self._pending = last_characters(self._prompt, self._tokenizer)
             self._shown = [] if self._echoed else list(self._pending)
             self._prompt = None
@@ -65,7 +65,7 @@ class IncrementalText:
         for shown in [self._shown, []] if self._shown else [[]]:
             if now.startswith(before := self._decode(self._context + shown)):
                 return now[len(before) :]
-        # Bytes that make no character have changed the decoding of those before them.
+        # Bytes that make no character have changed the decoding of the bytes before them.
         anchor = self._tokenizer(ANCHOR, add_special_tokens=False)["input_ids"]
         return self._decode(anchor + self._pending).removeprefix(self._decode(anchor))
 
@@ -74,7 +74,7 @@ class IncrementalText:
 
 
 class TokenTexts:
-    """The text of each token of a vocabulary, after another token."""
+    """The text of each token of a vocabulary after another token."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -94,12 +94,12 @@ class TokenTexts:
         return anchor, text_of(self._tokenizer, anchor)
 
     def first(self, token: int) -> str:
-        """Return the text of a token at the beginning."""
+        """Return the text of a token at the beginning of a text."""
         return text_of(self._tokenizer, [token])
 
 
 def last_characters(prompt: Tokens, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the last tokens that make whole characters, and those of an incomplete one after them."""
+    """Return the last tokens that make whole characters, and the tokens of an incomplete character after them."""
     tokens = [int(token) for token in prompt[-2 * LONGEST_CHARACTER_TOKENS :]]
     for open_tokens in range(min(len(tokens), LONGEST_CHARACTER_TOKENS)):
         end = len(tokens) - open_tokens
@@ -116,6 +116,6 @@ def ends_within_character(tokens: Sequence[int], tokenizer: Any) -> bool:
 
 
 def text_of(tokenizer: Any, tokens: Sequence[int], *, special: bool = True) -> str:
-    """Decode tokens, including special ones unless `special` is false."""
+    """Decode tokens. Special tokens are included unless `special` is false."""
     text: str = tokenizer.decode(list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
     return text

@@ -1,4 +1,4 @@
-"""The sources of an adapter's weights for a sampler: the nearest one that has them, or the checkpoint root."""
+"""The sources of an adapter's weights for a sampler: the nearest source that has them, or the checkpoint root."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 log = structlog.get_logger(__name__)
 
 Way = Literal["own", "shared", "stream", "root"]
-"""`own`: saved by this process. `shared`: mapped from the worker on this machine. `stream`: from the memory of a worker
-elsewhere. `root`: read."""
+"""`own`: saved by this process. `shared`: mapped from a worker on this machine. `stream`: from the memory of another
+machine's worker. `root`: read from the checkpoint root."""
 
 
 class WeightSources:
-    """The sources of weights and images. Calls block, so they are made in threads."""
+    """The sources of weights and images. Calls block, so callers use threads."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class WeightSources:
         saves_socket: Path | None = None,
         streams: StreamedSaves | None = None,
     ) -> None:
-        """Create the sources. `saves_socket` is that of the worker on this machine, which is asked first."""
+        """Create the sources. `saves_socket` is the socket of the worker on this machine, which is asked first."""
         self.checkpoints = checkpoints
         self._base = base
         self._saves_socket = saves_socket
@@ -45,7 +45,7 @@ class WeightSources:
         self._streams_failed: Counter[str] = Counter()
 
     def fetch(self, reference: worker_pb2.AdapterRef) -> AdapterState:
-        """Return the adapter's weights. Raises TrainerError if the root does not have them either."""
+        """Return the adapter's weights. Raises TrainerError if the checkpoint root does not have the weights either."""
         way: Way = "shared"
         state = self._shared(reference)
         if state is None:
@@ -57,16 +57,16 @@ class WeightSources:
         return state
 
     def note_own(self) -> None:
-        """Count an adapter that this process has saved and had in memory."""
+        """Count an adapter that this process saved and still had in memory."""
         self._count(self._taken, "own")
 
     def taken(self) -> Mapping[str, int]:
-        """Return the number of adapters by way."""
+        """Return the number of adapters by source."""
         with self._lock:
             return dict(self._taken)
 
     def streams_failed(self) -> Mapping[str, int]:
-        """Return the number of failed streams by reason. The root was read after each."""
+        """Return the number of failed streams by reason. After each failure the weights were read from the root."""
         with self._lock:
             return dict(self._streams_failed)
 

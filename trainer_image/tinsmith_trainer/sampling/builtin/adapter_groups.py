@@ -1,8 +1,9 @@
-"""The adapters of a decode batch as one stack, so that two small products of a module serve all of them.
+"""The adapters of a decode batch as one stack: two small products per module serve all adapters.
 
-With eight adapters of four rows each, sixteen products a module took a third of a step's time, mostly as overhead of
-calls. Weights are copied once, when an adapter's first row comes. If they are too large, of different shapes, or spread
-too unevenly over the rows, each adapter's rows have their own products.
+With eight adapters of four rows each, sixteen products per module took a third of a step's time, mostly because of the
+overhead of calls. An adapter's weights are copied into the stack once, when the adapter's first row enters the batch.
+Each adapter's rows have their own products if the weights are too large, have different shapes, or if the rows are
+spread too unevenly over the adapters.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from tinsmith_trainer.torch_model.lora import OwnProduct, StackedDelta
 from tinsmith_trainer.torch_model.products import linear_product
 
 MOST_PADDING = 2
-"""The limit of padding. Groups are as long as the longest; together they have at most so many times the forward's rows.
-"""
+"""The limit of padding. All groups are padded to the length of the longest one; together they have at most this many
+times the forward's rows."""
 
 
 class AdapterGroups:
-    """The adapters of one batch. An adapter keeps its slot in the stack while others come and go."""
+    """The adapters of one batch. An adapter keeps its slot in the stack when other adapters are added or removed."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -58,7 +59,7 @@ class AdapterGroups:
         return len(runs) * longest <= MOST_PADDING * rows and len(runs) * stacked <= self._most_bytes
 
     def _make_slots(self, adapters: Sequence[LoadedAdapter]) -> None:
-        """Give each new adapter a slot; rebuild the stack if as many adapters have left as are here."""
+        """Give each new adapter a slot. Rebuild the stack if half of the adapters in it have left the batch."""
         shape, slots = adapters[0].shape, self._slots
         if shape != self._shape or len(adapters) > len(slots) or 2 * len(adapters) <= len(slots):
             self._shape = shape
@@ -76,9 +77,9 @@ class AdapterGroups:
 
 
 class GroupWeights:
-    """The weights of one module: `down` `[groups, d_in, rank]`, `up` `[groups, rank, d_out]`, which includes the scale.
+    """The weights of one module: `down` `[groups, d_in, rank]`, and the scaled `up` `[groups, rank, d_out]`.
 
-    In this layout the products take four fifths of the time that they take with A and B.
+    In this layout the products take four fifths of the time of products with A and B.
     """
 
     def __init__(self, like: StackedDelta, groups: int) -> None:
@@ -95,7 +96,7 @@ class GroupWeights:
 class GroupLayout:
     """The layout of rows in equal groups: `take` is the row of each slot, `back` the slot of each row.
 
-    None: unchanged.
+    None means that the order of the rows does not change.
     """
 
     groups: int
@@ -103,7 +104,7 @@ class GroupLayout:
 
     @classmethod
     def of(cls, runs: Sequence[tuple[int, int]], groups: int) -> GroupLayout:
-        """Return the layout. `runs`: the group and the number of consecutive rows."""
+        """Return the layout. Each item of `runs` is a group and its number of consecutive rows."""
         longest = max(rows for _, rows in runs)
         if runs == [(group, longest) for group in range(groups)]:
             return cls(groups, None)
@@ -118,12 +119,12 @@ class GroupLayout:
 
 
 class GroupProducts(AdapterProducts):
-    """The products of one module. Rows that fill a group up are computed and ignored."""
+    """The products of one module. The rows that pad a group are computed and ignored."""
 
     __slots__ = ("_layout", "_weights")
 
     def __init__(self, weights: GroupWeights, layout: GroupLayout) -> None:
-        super().__init__((), uniform=False)  # experts ask for spans, and are never in a stack
+        super().__init__((), uniform=False)  # products of experts use spans, and experts are never in a stack
         self._weights = weights
         self._layout = layout
 

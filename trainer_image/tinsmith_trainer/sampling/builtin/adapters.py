@@ -1,10 +1,10 @@
-"""Loaded adapter versions, and the routes that give each row of a batch its own.
+"""Loaded adapter versions, and the routes that apply to each row of a batch its adapter.
 
-There are two ways. By products, for speed: rows of one adapter are adjacent and share one product, so nothing is
-copied, and a batch may have adapters of any rank and size. Stacked, for rows whose bits must not depend on other rows,
-and for GPUs, where many small products cost more than copies: a batch has adapters of one padded rank and one set of
-modules, and each row is a group. Adapters of experts are never stacked: they are large, and the bits of their products
-do not depend on other rows (torch_model/expert_products.py).
+There are two kinds of routes. A route by products is fast: rows of one adapter are adjacent and share one product, so
+no weights are copied, and a batch may have adapters of any rank and size. A stacked route serves rows whose bits must
+not depend on other rows, and GPUs, where many small products cost more than copies: the adapters of a batch have one
+padded rank and one set of modules, and each row is a group. Adapters of experts are never stacked, because they are
+large and because the bits of their products do not depend on other rows (torch_model/expert_products.py).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tinsmith_trainer.torch_model.lora import OwnDelta, OwnProduct, OwnSpan, Rou
 from tinsmith_trainer.torch_model.products import linear_product
 
 BASE_SERIAL = 0
-PADDED_RANKS = (8, 32, 128)  # few, so that adapters of different ranks may share a batch
+PADDED_RANKS = (8, 32, 128)  # few values, so that adapters of different ranks can share a batch
 _serials = itertools.count(BASE_SERIAL + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterShape:
-    """The properties that adapters share in a batch. The base model alone has rank 0 and no modules."""
+    """The properties that all adapters of a batch have in common. The base model has rank 0 and no modules."""
 
     padded_rank: int = 0
     modules: tuple[str, ...] = ()
@@ -42,10 +42,10 @@ class AdapterShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedAdapter:
-    """An immutable adapter version on the device; the base model is one without deltas.
+    """An immutable adapter version on the device. The base model is an adapter without deltas.
 
-    `serial` is never reused, so values computed with a dropped version cannot be taken for those of a later one under
-    the same key. `deltas` hold one group each, of linear layers.
+    A `serial` is never reused. A value that was computed with a dropped version is therefore never mistaken for a value
+    of a later version with the same key. `deltas` have one group each, and only those of linear layers.
     """
 
     key: str
@@ -53,7 +53,7 @@ class LoadedAdapter:
     shape: AdapterShape
     deltas: Mapping[str, StackedDelta] = field(repr=False)
     own: Mapping[str, OwnDelta] = field(repr=False, default_factory=dict)
-    """The same weights without padding, for products of this adapter alone; and those of experts."""
+    """The weights without padding, for products of this adapter alone, including the weights of experts."""
 
     @property
     def nbytes(self) -> int:
@@ -79,9 +79,9 @@ BASE_MODEL = LoadedAdapter("", BASE_SERIAL, AdapterShape(), {})
 
 
 def load_adapter(key: str, state: AdapterState, layers: Mapping[str, LoraLayer], device: torch.device) -> LoadedAdapter:
-    """Put an adapter's weights on the device. On a CPU they are not copied, unless their rank is padded.
+    """Copy an adapter's weights to the device. On a CPU only padded weights are copied.
 
-    Raises ServerError if they do not fit the base model.
+    Raises ServerError if the weights do not fit the base model.
     """
     rank = padded_rank(state.lora.rank)
     names = sorted({name.removeprefix("weights/").rpartition(".")[0] for name in state.tensors if _is_weight(name)})
@@ -101,7 +101,7 @@ def load_adapter(key: str, state: AdapterState, layers: Mapping[str, LoraLayer],
 
 
 def padded_rank(rank: int) -> int:
-    """Return the rank in whose shapes an adapter is computed."""
+    """Return the padded rank for an adapter of this rank."""
     return next((padded for padded in PADDED_RANKS if rank <= padded), rank)
 
 
@@ -112,7 +112,7 @@ AdapterRun = tuple[LoadedAdapter, int]
 def route_by_products(runs: Sequence[AdapterRun], modules: Sequence[str]) -> Mapping[str, OwnProduct]:
     """Return the route by products.
 
-    Each module has one product for all tokens, and products of its adapter, of any rank, for each run.
+    Each module has one product for all tokens, and for each run the products of its adapter, which may have any rank.
     """
     ends = list(itertools.accumulate(count for _, count in runs))
     spans = [(adapter, end - count, end) for (adapter, count), end in zip(runs, ends, strict=True)]
@@ -126,7 +126,7 @@ def route_by_products(runs: Sequence[AdapterRun], modules: Sequence[str]) -> Map
 
 
 class AdapterProducts:
-    """The products of one module. Each span of tokens has an adapter; a single span is that of all tokens."""
+    """The products of one module. Each span of tokens has an adapter. A single span covers all tokens."""
 
     __slots__ = ("_spans", "_uniform")
 
@@ -150,7 +150,7 @@ class AdapterProducts:
 
 
 def _add_delta(out: Tensor, x: Tensor, own: OwnDelta) -> None:
-    """Add the delta. Adapters are float32 whatever the dtype of the base is; a sum is rounded once."""
+    """Add the delta. Adapters are float32 for every dtype of the base model, and each sum is rounded once."""
     if out.dtype == own.lora_A.dtype:
         out.addmm_(functional.linear(x, own.lora_A), own.lora_B.T, alpha=own.scale)
     else:
@@ -158,9 +158,9 @@ def _add_delta(out: Tensor, x: Tensor, own: OwnDelta) -> None:
 
 
 def moves_into_runs(groups: Sequence[int | None]) -> list[tuple[int, int]]:
-    """Return rows (from, to) to move, so that used rows come first and those of each group are adjacent.
+    """Return moves of rows (from, to), after which used rows come first and the rows of each group are adjacent.
 
-    None is an idle row. If one row came or left, at most one of each group moves.
+    None is an idle row. If one row was added or removed, at most one row of each group moves.
     """
     sizes = Counter(group for group in groups if group is not None)
     wanted = [group for group in sorted(sizes) for _ in range(sizes[group])]
@@ -173,9 +173,9 @@ def moves_into_runs(groups: Sequence[int | None]) -> list[tuple[int, int]]:
 
 
 class RowAdapters:
-    """The stacked route of one batch. Most batches hold one adapter, so that nothing is copied.
+    """The stacked route of one batch. Most batches hold one adapter, for which no weights are copied.
 
-    `fixed`: the products have one shape however many rows share an adapter.
+    If `fixed` is true, the products have one shape for any number of rows that share an adapter.
     """
 
     def __init__(self, rows: int, *, fixed: bool) -> None:
@@ -186,7 +186,7 @@ class RowAdapters:
         self._stacked: list[LoadedAdapter | None] = [None] * rows
 
     def route(self, adapters: Sequence[LoadedAdapter | None], rows: int) -> Route:
-        """Return the route of the first `rows` rows. None is an idle row, to which any adapter may apply."""
+        """Return the route of the first `rows` rows. None is an idle row, which may use any adapter."""
         used = {adapter.serial: adapter for adapter in adapters if adapter is not None}
         if len(used) <= 1:
             adapter = next(iter(used.values()), BASE_MODEL)
@@ -194,7 +194,7 @@ class RowAdapters:
         return self._stacked_route(adapters, rows)
 
     def route_of(self, adapters: Sequence[LoadedAdapter | None], rows: Sequence[int]) -> Route:
-        """Return the route of some rows, none of them idle. `adapters` are those of all rows of the batch."""
+        """Return the route of some rows, none of which is idle. `adapters` has an entry for each row of the batch."""
         used = {adapter.serial: adapter for row in rows if (adapter := adapters[row]) is not None}
         if len(used) == 1:
             return self._same(next(iter(used.values())), len(rows))
@@ -240,7 +240,7 @@ class RowAdapters:
 def _of_rows(adapters: Sequence[LoadedAdapter | None]) -> Mapping[str, AdapterProducts]:
     """Return the products of experts' projections for rows of one token.
 
-    Consecutive rows of an adapter are one span.
+    Consecutive rows of one adapter are one span.
     """
     runs = [(adapter, len(list(same))) for adapter, same in itertools.groupby(adapters)]
     used = [adapter for adapter, _ in runs if adapter is not None]
@@ -287,7 +287,8 @@ def _tensor(key: str, name: str, state: AdapterState, shape: tuple[int, ...]) ->
     if array is None or array.shape != shape:
         found = "is missing" if array is None else f"has shape {list(array.shape)}"
         raise ServerError(f"Adapter {key}: {name} {found}; the base model needs {list(shape)}.")
-    # BLAS may choose its kernel by alignment: with another alignment the bits would differ from those elsewhere.
+    # BLAS may choose its kernel by the alignment of the data. Another alignment would give other bits than in other
+    # rows or processes.
     is_usable = array.flags.c_contiguous and array.flags.writeable and array.dtype == np.float32
     return torch.from_numpy(array) if is_usable and is_aligned(array) else torch.tensor(array, dtype=torch.float32)
 

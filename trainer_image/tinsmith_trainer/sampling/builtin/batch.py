@@ -1,4 +1,4 @@
-"""A decode batch: rows of one extent whose adapters share a shape, with one forward per step for all of them."""
+"""A decode batch: rows of one extent. Their adapters share a shape, and one forward per step serves all rows."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ ROWS_STEP = 8
 
 @dataclass(frozen=True, slots=True)
 class BatchKey:
-    """The key of rows that may share a batch.
+    """The key of a batch. Samples with equal keys may share a batch.
 
-    In deterministic mode all shapes of a forward follow from this key and the settings, so that a row's bits do not
-    depend on other rows: the extent is chosen by the row's own length. If adapters are stacked, those of one `shape`
-    share a batch; `alone` is the serial of one that is too large to be copied per row, else 0.
+    In deterministic mode the shapes of a forward depend only on this key and the settings, so that a row's bits do not
+    depend on other rows. The extent follows from the row's own length. If adapters are stacked, a batch has adapters of
+    one `shape`. `alone` is the serial of an adapter that is too large to be copied for each row, else 0.
     """
 
     extent: int
@@ -64,12 +64,12 @@ class BatchPlan:
 
     @property
     def reads_behind(self) -> bool:
-        """Return whether the next step is launched before one is read."""
+        """Return whether the next step is launched before the previous step's tokens are read."""
         asked = self.settings.reads_behind
         return self.geometry.device.type != "cpu" if asked is None else asked
 
     def key(self, sample_position: int, adapter: LoadedAdapter) -> BatchKey:
-        """Return the batch of a sample whose next token goes to this position of its row."""
+        """Return the key of the batch for a sample whose next token has this position in its row."""
         extent = SMALLEST_EXTENT
         while extent <= sample_position:
             extent *= 2
@@ -80,12 +80,12 @@ class BatchPlan:
         return BatchKey(extent, adapter.shape, adapter.serial if large else 0)
 
     def rows(self, extent: int) -> int:
-        """Return the rows that a quarter of the memory holds, up to `max_rows`; a power of two."""
+        """Return the number of rows that fit in a quarter of the memory, up to `max_rows`; a power of two."""
         affordable = self.settings.kv_cache_bytes // 4 // self.geometry.row_bytes(extent)
         return min(self.settings.max_rows, 1 << max(0, affordable.bit_length() - 1))
 
     def route_of_rows(self, adapters: Items[LoadedAdapter], tokens: int, modules: Items[str]) -> Route:
-        """Return the route of a forward with so many tokens for each row. Rows of one adapter are adjacent."""
+        """Return the route of a forward with this many tokens in each row. Rows of one adapter are adjacent."""
         if len({adapter.serial for adapter in adapters}) == 1:
             return self.route_of_one(adapters[0], len(adapters) * tokens, modules)
         return route_by_products(adapter_runs(adapters, tokens), modules)
@@ -103,7 +103,7 @@ class BatchPlan:
 
 
 def adapter_runs(adapters: Items[LoadedAdapter], tokens: int) -> list[AdapterRun]:
-    """Return the runs of adapters, for rows of so many tokens each."""
+    """Return the runs of adapters, for rows of this many tokens each."""
     same = (list(rows) for _, rows in itertools.groupby(adapters, lambda adapter: adapter.serial))
     return [(rows[0], len(rows) * tokens) for rows in same]
 
@@ -111,14 +111,14 @@ def adapter_runs(adapters: Items[LoadedAdapter], tokens: int) -> list[AdapterRun
 def computed_rows(used: int) -> int:
     """Round the number of rows up.
 
-    There are few shapes, since a library of products prepares itself for each of them, and few unused rows.
+    Few shapes are used, because a library of products prepares itself for each shape; and few rows are unused.
     """
     return 1 << (used - 1).bit_length() if used <= ROWS_STEP else -(-used // ROWS_STEP) * ROWS_STEP
 
 
 @dataclass(slots=True)
 class StepResult:
-    """The samples that left the batch in a step; those in `diverged` had logits that were not finite."""
+    """The samples that left the batch in a step. The logits of samples in `diverged` were not finite."""
 
     ended: list[tuple[Sample, Sequence]] = field(default_factory=list)
     outgrown: list[Sample] = field(default_factory=list)
@@ -126,7 +126,7 @@ class StepResult:
     drawn_tokens: int = 0
 
     def took(self, sample: Sample, drawn: DrawnToken, extent: int) -> bool:
-        """Give a sample its token. Return whether it leaves a batch of this extent."""
+        """Append the drawn token to the sample. Return whether the sample leaves a batch of this extent."""
         if math.isnan(drawn.logprob):
             self.diverged.append(sample)
             return True
@@ -142,7 +142,7 @@ class StepResult:
 
 
 class DecodeBatch:
-    """Samples in fixed rows. In deterministic mode every step computes all rows, including idle ones."""
+    """Samples in fixed rows. In deterministic mode every step computes all rows, idle rows included."""
 
     def __init__(self, key: BatchKey, plan: BatchPlan, forward: ForwardPass) -> None:
         self.key = key
@@ -151,7 +151,7 @@ class DecodeBatch:
         self._forward = forward
         self._fixed = plan.settings.deterministic
         self._samples: list[Sample | None] = [None] * plan.rows(key.extent)
-        self._written = [0] * len(self._samples)  # the positions of each row that any sample has written
+        self._written = [0] * len(self._samples)  # for each row the number of positions that any sample has written
         self._kv = forward.geometry.allocate(len(self._samples), key.extent)
         self._adapters = RowAdapters(len(self._samples), fixed=self._fixed)
         self._groups = AdapterGroups(plan.settings.stacked_adapter_bytes)
@@ -171,7 +171,7 @@ class DecodeBatch:
         return Counter(sample.run.job.tenant for sample in self.samples)
 
     def cost(self, rows: int) -> float:
-        """Return the cost of a step with so many used rows."""
+        """Return the cost of a step with this many used rows."""
         computed = len(self._samples) if self._fixed else rows
         prefixes = {sample.prefix for sample in self.samples if sample.prefix}
         shared = sum(prefix.tokens for prefix in prefixes)
@@ -181,7 +181,7 @@ class DecodeBatch:
         return sum(self._plan.filled_bytes(sample) for sample in self.samples)
 
     def put(self, sample: Sample) -> None:
-        """Give a sample a free row, and copy its keys and values there."""
+        """Give a sample a free row, and copy its keys and values into the row."""
         row = self._samples.index(None)
         assert isinstance(sample.kv, Tensor)
         with torch.inference_mode():
@@ -190,16 +190,16 @@ class DecodeBatch:
         self._samples[row] = sample
 
     def _write(self, row: int, kv: Tensor) -> None:
-        """Copy the beginning of a row."""
+        """Copy keys and values to the beginning of a row."""
         end, written = kv.shape[3], self._written[row]
         self._kv[:, :, row, :, :end] = kv
         if written > end:
-            # Values of an earlier sample are masked, but a masked NaN would remain NaN.
+            # The mask hides the values of an earlier sample, but a masked NaN would remain NaN.
             self._kv[:, :, row, :, end:written] = 0
         self._written[row] = end
 
     def _take_out(self, row: int) -> Sample:
-        """Free a row. A token that is not read yet is lost, and would be the same when drawn again."""
+        """Free a row. A token that is not read yet is lost; the next draw gives the same token."""
         sample = self._vacate(row)
         if self._launched is not None:
             self._launched.forget(sample)
@@ -208,18 +208,19 @@ class DecodeBatch:
     def _vacate(self, row: int) -> Sample:
         sample, self._samples[row] = self._samples[row], None
         assert sample is not None
-        self._written[row] = sample.own_position + 2  # a step that is not read yet is one position further
+        # a launched step that is not read yet has written one more position
+        self._written[row] = sample.own_position + 2
         return sample
 
     def _held(self, sample: Sample) -> int:
-        """Return how many positions of its row are computed."""
+        """Return the number of computed positions in the sample's row."""
         unread = self._launched is not None and self._launched.row_of(sample) is not None
         return sample.own_position + unread
 
     def park(self, sample: Sample) -> None:
         """Take a sample out of its row.
 
-        It keeps its keys and values in the host's memory, and continues from there.
+        Its keys and values move to the host's memory. The sample later continues with them.
         """
         row = self._samples.index(sample)
         kept = self._kv[:, :, row : row + 1, :, : sample.own_position]
@@ -227,13 +228,13 @@ class DecodeBatch:
         self._take_out(row)
 
     def remove_finished(self) -> None:
-        """Free the rows of jobs that ended for another reason than their last token."""
+        """Free the rows of jobs that ended before their last token."""
         for row, sample in enumerate(self._samples):
             if sample is not None and sample.run.finished:
                 self._take_out(row)
 
     def step(self, tenants: Collection[str]) -> StepResult:
-        """Draw a token for every sample of these tenants. With a launched step, read the tokens of the step before."""
+        """Draw a token for every sample of these tenants. Read the previous step if the next one is launched."""
         if not self._fixed:
             self._arrange()
         launched = self._launch(self._rows_of(tenants))
@@ -243,13 +244,13 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def _arrange(self) -> None:
-        """Move used rows to the front, those of one adapter together, and among them those of one prefix."""
+        """Move used rows to the front. Rows of one adapter become adjacent, and within them the rows of one prefix."""
         order = {group: place for place, group in enumerate(sorted({_group(sample) for sample in self.samples}))}
         moves = moves_into_runs([None if sample is None else order[_group(sample)] for sample in self._samples])
         if not moves:
             return
         moved = [self._vacate(source) for source, _ in moves]
-        # A row that moves may replace another one that moves, too.
+        # A row that moves may replace another row that also moves.
         kept = [
             self._kv[:, :, source, :, : self._held(sample)].clone()
             for (source, _), sample in zip(moves, moved, strict=True)
@@ -259,7 +260,7 @@ class DecodeBatch:
             self._samples[target] = sample
 
     def _rows_of(self, tenants: Collection[str]) -> Items[int]:
-        """Return all rows that are computed: a range from the first one on if it is for all tenants."""
+        """Return the rows to compute. For all tenants this is a range that begins at row 0."""
         if self._fixed:
             return range(len(self._samples))
         used = len(self.samples)
@@ -272,7 +273,7 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def _launch(self, rows: Items[int]) -> LaunchedStep | None:
-        """Launch a step. Return None if all rows wait until the step before is read."""
+        """Launch a step. Return None if all rows must wait until the previous step is read."""
         device, before = self._forward.device, self._launched
         feeds = [feed_of(self._samples[row], before, self.key.extent) for row in rows]
         if all(feed.sample is None for feed in feeds):
@@ -317,7 +318,7 @@ class DecodeBatch:
     def _by_products(self, samples: list[Sample | None]) -> Route:
         """Return the route by products.
 
-        Idle rows are last, and are computed with the adapter of the row before them.
+        Idle rows come last. They are computed with the adapter of the last used row.
         """
         used = [sample.run.adapter for sample in samples if sample is not None]
         used += [used[-1]] * (len(samples) - len(used))
@@ -334,7 +335,7 @@ class DecodeBatch:
 
 
 def _group(sample: Sample) -> tuple[int, int]:
-    """Return the group of a row. Rows of a group are adjacent."""
+    """Return the group of a sample. Rows of one group are adjacent."""
     return sample.run.adapter.serial, 0 if sample.prefix is None else 1 + sample.prefix.serial
 
 
@@ -345,7 +346,7 @@ def _angles(positions: Tensor, samples: Items[Sample | None]) -> Tensor | None:
 
 
 def drawn_of(logits: Tensor, samples: Items[Sample]) -> list[DrawnToken]:
-    """Return what each row of logits `[rows, vocab]` gives its sample."""
+    """Return the token that each row of logits `[rows, vocab]` gives its sample."""
     drawn = draw_tokens(logits, [sample.draw() for sample in samples])
     return list(drawn_by(LaunchedStep(samples, *drawn, logits)).values())
 
@@ -360,9 +361,9 @@ def drawn_by(launched: LaunchedStep) -> dict[Sample, DrawnToken]:
 
 
 def _top_logprobs_asked(launched: LaunchedStep) -> dict[Sample, TopkLogprobs]:
-    """Return the likeliest tokens for samples that request them.
+    """Return the most likely tokens for samples that request them.
 
-    A smaller request is the beginning of a larger one.
+    The result for a smaller K is the beginning of the result for a larger K.
     """
     asked = {sample: k for sample in launched.samples if (k := sample.run.job.topk_sample_logprobs)}
     if not asked or launched.logits is None:

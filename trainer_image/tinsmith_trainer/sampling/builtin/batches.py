@@ -1,4 +1,4 @@
-"""The open decode batches, within the memory for keys and values, and the samples that wait for a row of one."""
+"""The open decode batches within the memory for keys and values, and the samples that wait for a row."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from tinsmith_trainer.sampling.tenant_shares import FairQueue
 
 
 class OutOfMemoryForNow(Exception):
-    """A batch that cannot open until running ones have ended."""
+    """An error for a batch that cannot open until running batches have ended."""
 
 
 class Batches:
     """The batches of a sampler.
 
-    One is opened when a sample needs it, and tenants get equal numbers of rows if rows are short. A sample whose row
-    goes to another tenant keeps its keys and values outside the batch, and is its tenant's next.
+    A batch is opened when a sample needs it. If rows are short, tenants get equal numbers of rows. If a sample's row is
+    given to another tenant, the sample keeps its keys and values outside the batch, and is the first sample of its
+    tenant to get a row again.
     """
 
     def __init__(self, plan: BatchPlan, forward: SamplerForward, turns: FairQueue, shared: SharedPrefixes) -> None:
@@ -37,12 +38,12 @@ class Batches:
         self._fair_queue = turns
         self._open: dict[BatchKey, AnyBatch] = {}
         self._queues: dict[BatchKey, dict[str, deque[Sample]]] = {}
-        self._parked: dict[Sample, int] = {}  # bytes
+        self._parked: dict[Sample, int] = {}  # bytes of each parked sample
         self._short: set[str] = set()
 
     @property
     def active(self) -> list[AnyBatch]:
-        """The batches with samples in them."""
+        """The batches that contain samples."""
         return [batch for batch in self._open.values() if batch.samples]
 
     def of(self, tenant: str) -> list[AnyBatch]:
@@ -52,8 +53,8 @@ class Batches:
     def may_start(self, key: BatchKey, tenant: str, promised: int = 0) -> bool:
         """Return whether a new sample of this key would start at once, in addition to the rows promised to the tenant.
 
-        Raises OutOfMemoryForNow if it, or an earlier sample of the tenant, waits for memory. Running rows will end;
-        until then no sample of the tenant starts, or the waiting one never would.
+        Raises OutOfMemoryForNow if the new sample, or an earlier sample of the tenant, waits for memory. Until running
+        rows end, no sample of the tenant starts. Otherwise the waiting sample would never start.
         """
         if tenant in self._short:
             raise OutOfMemoryForNow
@@ -67,24 +68,24 @@ class Batches:
         return promised < self.plan.rows(key.extent)
 
     def has_room_for_shared(self, nbytes: int) -> bool:
-        """Return whether there is room for what is kept as long as samples run, or nothing of the kind is kept."""
+        """Return whether values that are kept while samples run have room. The first such values always have room."""
         return self._excess_bytes(nbytes) <= 0 or not self._shared.nbytes
 
     def enqueue(self, sample: Sample) -> None:
-        """Take a sample that has its keys and values."""
+        """Queue a sample whose keys and values are computed."""
         self._queue_of(sample).append(sample)
 
     def fill(self) -> None:
-        """Move queued samples into rows, and note the tenants that wait for memory."""
+        """Move queued samples into rows. Record which tenants wait for memory."""
         self._short.clear()
         order = {tenant: position for position, tenant in enumerate(self._fair_queue.order())}
         for key in sorted(self._queues, key=lambda key: min(order[tenant] for tenant in self._queues[key])):
             self._fill(key)
 
     def co_batched(self, batch: AnyBatch, tenant: str) -> frozenset[str]:
-        """Return the tenants whose samples are drawn together with this tenant's, in its turn.
+        """Return the tenants whose samples are drawn together with this tenant's samples in its turn.
 
-        Each pays for its rows.
+        Each tenant pays for its own rows.
         """
         rows = batch.rows_by_tenant
         chosen = co_batched_tenants(rows, tenant, batch.cost)
@@ -95,11 +96,11 @@ class Batches:
         return chosen
 
     def discard(self, batch: AnyBatch) -> None:
-        """Close a batch whose step failed."""
+        """Close a batch after its step has failed."""
         self._open.pop(batch.key, None)
 
     def remove_finished(self) -> None:
-        """Forget samples whose job has ended."""
+        """Forget samples of jobs that have ended."""
         for batch in self._open.values():
             batch.remove_finished()
         self._parked = {sample: nbytes for sample, nbytes in self._parked.items() if not sample.run.finished}
@@ -126,7 +127,7 @@ class Batches:
             self._tidy(key, tenant)
 
     def _next_in(self, key: BatchKey) -> str | None:
-        """Return the tenant whose sample gets a row, which is free then; None if no sample gets one."""
+        """Return the tenant whose sample gets a row, and free a row if needed. Return None if no sample gets a row."""
         waiting = [tenant for tenant in self._fair_queue.order() if tenant in self._queues[key]]
         rows = self._open[key].rows_by_tenant if key in self._open else {}
         for tenant in next_for_a_row(waiting, rows):
@@ -137,7 +138,7 @@ class Batches:
         return None
 
     def _make_row(self, batch: AnyBatch, tenant: str) -> bool:
-        """Free a row of the tenant with the most rows: the row of its latest job, so that earlier jobs end first."""
+        """Free the row of the latest job of the tenant with the most rows, so that its earlier jobs end first."""
         giver = self._giver(batch, tenant)
         if giver is None:
             return False
@@ -154,7 +155,7 @@ class Batches:
         return gives_up_a_row(batch.rows_by_tenant, tenant, self._fair_queue.lead, self._fair_queue.credit)
 
     def _park(self, batch: AnyBatch, samples: Collection[Sample]) -> None:
-        """Park the samples. They are their tenants' next ones, in their order."""
+        """Park the samples. They are the first samples of their tenants to get rows again, in the same order."""
         for sample in sorted(samples, key=lambda sample: (sample.run.serial, sample.index), reverse=True):
             batch.park(sample)
             self._parked[sample] = self.plan.filled_bytes(sample)
@@ -163,7 +164,7 @@ class Batches:
     def _room_to_park(self) -> int:
         """Return the room for parked samples in the host's memory.
 
-        It is as much as batches take, and at least a whole context.
+        The room is equal to the memory of batches, and at least the size of one whole context.
         """
         context = self.plan.geometry.row_bytes(self.plan.max_sequence_length)
         return max(self.plan.settings.kv_cache_bytes, 2 * context) - sum(self._parked.values())
@@ -183,7 +184,7 @@ class Batches:
         return self._excess_bytes(needed) <= 0 or not self.active or bool(self._leaving(needed, tenant))
 
     def _excess_bytes(self, needed_bytes: int) -> int:
-        """Return what is missing for a batch even if idle ones are closed."""
+        """Return how many bytes for a batch are missing even if idle batches are closed."""
         held = sum(batch.nbytes for batch in self.active) + self._shared.nbytes
         return held + needed_bytes - self.plan.settings.kv_cache_bytes
 
@@ -191,7 +192,7 @@ class Batches:
         return sum(batch.nbytes for batch in self._open.values()) + self._shared.nbytes
 
     def _leaving(self, needed_bytes: int, tenant: str) -> list[AnyBatch]:
-        """Return the batches of others that make room for one; none if there is room, or they need not."""
+        """Return the batches of other tenants to close for a new batch; none if there is room, or if they may stay."""
         excess = self._excess_bytes(needed_bytes)
         if excess <= 0 or self.of(tenant):
             return []
@@ -203,7 +204,7 @@ class Batches:
         return [active[position] for position in leaving]
 
     def _close_idle(self, needed_bytes: int) -> None:
-        """Close idle batches until a new one fits. One that can never fit may still open alone."""
+        """Close idle batches until a new batch fits. A batch that can never fit may still open alone."""
         for key, batch in list(self._open.items()):
             if self._used_bytes() + needed_bytes <= self.plan.settings.kv_cache_bytes:
                 return

@@ -1,6 +1,6 @@
-"""Draws of one token per row from its logits: greedy, temperature, top-k, top-p, by a counter-based random stream.
+"""Draws of one token per row of logits: greedy, temperature, top-k, top-p, with a counter-based random stream.
 
-The most likely tokens of a row are found here, too.
+This module also finds the most likely tokens of a row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 _WORD = (1 << 64) - 1
 _BLOCK = 64
-"""The number of IDs whose probabilities are summed before one of them is searched."""
+"""The number of IDs in a block. Probabilities are summed by block before an ID is searched within one block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,32 +38,33 @@ class Draw:
 def uniform(seed: int, sample_index: int, position: int) -> float:
     """Return the number in [0, 1), with 53 bits, of the stream (seed, sample) at a position.
 
-    It is a hash of the counter and not a generator's state: there is no state to keep or to replay, and neighbouring
-    seeds share nothing.
+    The number is a hash of the counter and not the output of a stateful generator. There is no state to keep or to
+    replay, and the streams of neighbouring seeds are unrelated.
     """
     return _number(b"tinsmith-draw", seed, sample_index, position)
 
 
 def alternative_uniforms(seed: int, position: int, k: int) -> list[float]:
-    """Return the numbers for the k draws at a prompt position, of streams that no sample uses."""
+    """Return the numbers for the k draws at a prompt position. No sample uses these streams."""
     return [_number(b"tinsmith-alt", seed, index, position) for index in range(k)]
 
 
 def on_device(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Copy values to the device without waiting for it. A copy from pageable memory would wait."""
+    """Copy values to the device without waiting. A copy from pageable memory would wait."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    """Draw a token per row of `logits` `[rows, vocab]` float32, and return it with its logprob.
+    """Draw a token per row of `logits` `[rows, vocab]` float32. Return the tokens and their logprobs.
 
-    The logprob is at temperature 1 before any filter. Both are `[rows]`, on the device, without waiting for it. A row
-    of logits that are not finite gives a logprob of NaN. With greedy, equal logits go to the lowest ID. Other draws
-    invert the cumulative distribution over IDs in order.
+    Logprobs are at temperature 1 before any filter. Both results are `[rows]` on the device; the function does not wait
+    for the device. Logits that are not finite give a logprob of NaN. In greedy rows the lowest ID wins among equal
+    logits. Other draws invert the cumulative distribution over IDs in ascending order.
     """
-    # The vocabulary is read and written as rarely as possible: for a small model that is a quarter of a step on a CPU.
+    # The vocabulary is read and written as rarely as possible. For a small model on a CPU this takes a quarter of a
+    # step.
     largest = logits.amax(-1, keepdim=True)
     probabilities = torch.softmax(logits, -1)
     tokens = _chosen(logits, probabilities, largest, draws)[:, None]
@@ -72,14 +73,14 @@ def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
 
 
 def all_logprobs(logits: Tensor) -> Tensor:
-    """Return the logprobs `[rows, vocab]`, with the bits that `draw_tokens` gives."""
+    """Return the logprobs `[rows, vocab]`, bit for bit equal to the logprobs of `draw_tokens`."""
     return _logprobs(logits, logits.amax(-1, keepdim=True), torch.softmax(logits, -1))
 
 
 def draw_alternatives(logits: Tensor, temperature: float, uniforms: list[list[float]]) -> Tensor:
     """Draw IDs `[rows, k]` from `logits` `[rows, vocab]`, one for each of `uniforms` `[rows, k]`.
 
-    Draws are from all tokens, and independent: an ID may repeat. Temperature 0 is greedy.
+    The draws are independent and from all tokens, so an ID may repeat. Temperature 0 is greedy.
     """
     numbers = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
     if temperature == 0:
@@ -89,11 +90,11 @@ def draw_alternatives(logits: Tensor, temperature: float, uniforms: list[list[fl
 
 
 def keep_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Set probabilities to zero that top-k or top-p leave out.
+    """Set the probabilities of tokens outside top-k or top-p to zero.
 
-    `probabilities` are `[rows, vocab]`, the others `[rows]`. Top-k comes first (-1 is off); top-p then keeps the
-    smallest set of the most likely tokens that has at least the share p of what top-k left. The most likely token
-    always stays; ties go to the lower ID.
+    `probabilities` are `[rows, vocab]`, the other arguments `[rows]`. Top-k is applied first (-1 is off). Top-p then
+    keeps the smallest set of most likely tokens with at least the share p of the remaining probability. The most likely
+    token always stays. Among equal probabilities the lower ID stays.
     """
     ordered, ids = probabilities.sort(stable=True, dim=-1, descending=True)
     ranks = torch.arange(ordered.shape[-1], device=ordered.device)
@@ -105,12 +106,13 @@ def keep_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def top_logprobs(logprobs: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return IDs and logprobs `[rows, k]` of `logprobs` `[rows, vocab]`: the most likely first, of equals the lower ID.
+    """Return IDs and logprobs `[rows, k]` of the most likely tokens of `logprobs` `[rows, vocab]`.
 
-    Each row is independent. A row of NaN gives meaningless IDs.
+    The most likely token is first; among equals the lower ID is first. Each row is independent. A row of NaN gives
+    meaningless IDs.
     """
     # `torch.topk` breaks ties arbitrarily, and logits of bfloat16 tie often. A stable sort of the vocabulary takes 40
-    # times as long, so only equals at the end of a row are searched, and only in rows that have some.
+    # times as long. So equal values are searched only at the end of a row, and only in rows that have them.
     more = logprobs.topk(min(k + 1, logprobs.shape[-1]), dim=-1)
     ids = more.indices[:, :k].sort(dim=-1).values
     for row in _undecided(more.values, k):
@@ -120,12 +122,12 @@ def top_logprobs(logprobs: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _logprobs(logits: Tensor, largest: Tensor, probabilities: Tensor) -> Tensor:
-    """Return the logprobs of `logits` `[rows, n]`, which are some of those of `largest` and `probabilities`."""
+    """Return the logprobs of some tokens' logits `[rows, n]`. `largest` and `probabilities` are of the whole rows."""
     return (logits - largest) + probabilities.amax(-1, keepdim=True).log()
 
 
 def _chosen(logits: Tensor, probabilities: Tensor, largest: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Return IDs `[rows]`. `probabilities` are those at temperature 1, `largest` the largest logits, `[rows, 1]`."""
+    """Return IDs `[rows]`. `probabilities` are at temperature 1, `largest` is each row's largest logit `[rows, 1]`."""
     if all(draw.temperature == 0 for draw in draws):
         return logits.argmax(-1)
     temperatures = _column(draws, "temperature", logits)
@@ -149,7 +151,7 @@ def _draw_random(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _tempered(logits: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
-    """Return probabilities `[rows, vocab]` at each row's temperature; at 1 for a row at 0."""
+    """Return probabilities `[rows, vocab]` at each row's temperature. A row with temperature 0 counts as one with 1."""
     smallest = torch.finfo(logits.dtype).tiny
     divisor = torch.where(temperature > 0, temperature, 1.0).clamp(min=smallest).to(logits.dtype)[:, None]
     # The largest logit is subtracted first: dividing by a tiny temperature would overflow to inf - inf.
@@ -157,20 +159,21 @@ def _tempered(logits: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
 
 
 def _invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """Return the first ID whose cumulative probability exceeds that part of the total.
+    """Return the first ID whose cumulative probability exceeds the given part of the total.
 
-    There is one for each of `uniforms` `[rows, k]`, with a positive probability. Blocks of IDs are summed, and single
-    IDs only within the right block.
+    The result has an ID with a positive probability for each of `uniforms` `[rows, k]`. Blocks of IDs are summed first;
+    single IDs are summed only within the right block.
     """
     vocab = probabilities.shape[-1]
     blocks = _whole_blocks(probabilities).reshape(len(probabilities), -1, _BLOCK)
     sums = blocks.sum(-1, dtype=torch.float64)
     up_to = sums.cumsum(-1)
     target = _below(uniforms * up_to[:, -1:], up_to[:, -1:])
-    block = torch.searchsorted(up_to, target, right=True).clamp(max=up_to.shape[-1] - 1)  # NaN points past the end
+    # NaN gives an index past the end
+    block = torch.searchsorted(up_to, target, right=True).clamp(max=up_to.shape[-1] - 1)
     before = up_to.gather(-1, block) - sums.gather(-1, block)
     within = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK)).cumsum(-1, dtype=torch.float64)
-    # Rounding may have put the target slightly before or after its block.
+    # Rounding may have moved the target slightly outside of its block.
     rest = _below((target - before).clamp(min=0), within[..., -1])
     ids = block * _BLOCK + torch.searchsorted(within, rest[..., None], right=True)[..., 0]
     return ids.clamp(max=vocab - 1)
@@ -198,7 +201,7 @@ def _column(draws: Sequence[Draw], name: str, like: Tensor, dtype: torch.dtype =
 
 
 def _undecided(values: Tensor, k: int) -> list[int]:
-    """Return rows whose last likeliest token has an equal one after it."""
+    """Return the rows in which another token is as likely as the last of the k tokens."""
     if values.shape[-1] == k:
         return []
     rows: list[int] = (values[:, k - 1] == values[:, k]).nonzero()[:, 0].tolist()
@@ -206,7 +209,7 @@ def _undecided(values: Tensor, k: int) -> list[int]:
 
 
 def _candidates(logprobs: Tensor, smallest: Tensor, k: int) -> Tensor:
-    """Return the k IDs of a row that are at least as likely as `smallest`, in their order; of equals the lowest."""
+    """Return the k IDs of a row that are at least as likely as `smallest`, in order. Of equals the lowest IDs stay."""
     ids = (logprobs >= smallest).nonzero()[:, 0]
     order = logprobs[ids].sort(stable=True, descending=True).indices[:k]
     return ids[order].sort().values

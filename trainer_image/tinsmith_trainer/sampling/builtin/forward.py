@@ -1,4 +1,4 @@
-"""A forward of the shared model, with explicit masks, positions and KV, under the device lock."""
+"""A forward of the shared model with explicit masks, positions, keys and values, under the device lock."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ KvView = BlockView | PromptsView | StepView
 class Seen:
     """The result for a prompt with images.
 
-    It has the last hidden states `[length, d]`, and the difference between angles and positions after the prompt.
+    It has the last hidden states `[length, d]`, and the difference between rotary positions and token positions after
+    the prompt.
     """
 
     hidden: Tensor
@@ -54,7 +55,7 @@ log = structlog.get_logger(__name__)
 
 
 class ForwardPass:
-    """Forwards of the model. Raises ServerError at construction for an architecture that the loop cannot serve."""
+    """Forwards of the model. The constructor raises ServerError for an architecture that the loop cannot serve."""
 
     memory = "keys and values"
 
@@ -90,11 +91,12 @@ class ForwardPass:
 
     @torch.inference_mode()
     def seen(self, kv: Tensor, ids: Tensor, inputs: Mapping[str, Tensor], route: Route) -> Seen:
-        """Compute a whole prompt `ids` `[1, length]`, with the `inputs` of its images, by the model's own forward.
+        """Compute a whole prompt `ids` `[1, length]` with the `inputs` of its images, by the model's own forward.
 
-        It makes no logits, which would have the length of the prompt: `project` makes the requested ones.
+        The forward makes no logits, because they would have the length of the prompt. `project` makes the requested
+        logits.
         """
-        cache = DynamicCache()  # without a configuration, so that layers with a window keep all positions, as `kv` does
+        cache = DynamicCache()  # without a configuration, so that layers with a window keep all positions, like `kv`
         with self._device_lock.held(), routed(route):
             started = time.perf_counter()
             whole = self._model.base_model
@@ -136,8 +138,8 @@ class ForwardPass:
     ) -> Tensor:
         """Compute one token per row: `ids` and `positions` `[rows, 1]`. Return logits `[rows, vocab]` in float32.
 
-        `rows` are those in `kv`; by default the first ones. Rows in `shared` hold only what follows their prefix.
-        `angles` are the positions for rotary embeddings, if they differ.
+        `rows` are row numbers in `kv`; by default the first rows. Rows in `shared` hold only the tokens after their
+        prefix. `angles` are the rotary positions, if they differ from `positions`.
         """
         chosen = None if rows is None else on_device(rows, torch.long, self.device)
         own = positions.clone() if shared else positions
@@ -151,15 +153,15 @@ class ForwardPass:
         return logits[:, 0]
 
     def shares_prefixes(self) -> bool:
-        """Return whether the model's attention can be replaced by the one for shared prefixes, which is tried.
+        """Try whether the model's attention can be replaced by the attention for shared prefixes.
 
-        Errors that do not depend on the model are raised, such as OutOfMemory.
+        Errors that do not depend on the model, such as OutOfMemory, are raised.
         """
         if self.device.type != "cpu" or self._layer_types != (FULL,):
             return False
         try:
             return self._comes_out_alike()
-        except Exception as error:  # a model may do anything with an attention that it does not expect
+        except Exception as error:  # a model may fail in any way with an unexpected attention
             if is_out_of_memory(error):
                 raise
             end_if_device_is_lost(error)
@@ -167,7 +169,7 @@ class ForwardPass:
             return False
 
     def _comes_out_alike(self) -> bool:
-        """Compare two samples of a prompt, with it in each row and shared."""
+        """Compare two samples of one prompt, with the prompt in each row and with a shared prompt."""
         kv, own = self.geometry.allocate(2, PROBE_TOKENS + 1), self.geometry.allocate(2, 1)
         self.block(kv[:, :, :1], torch.arange(PROBE_TOKENS)[None], 0, {}, all_logits=False)
         kv[:, :, 1] = kv[:, :, 0]
@@ -203,10 +205,10 @@ class ForwardPass:
         return output
 
     def _mask(self, positions: Tensor, extent: int) -> Tensor | dict[str, Tensor]:
-        """Return which keys, 0 to `extent`, each position sees: an additive mask `[rows, 1, length, extent]`.
+        """Return which keys, 0 to `extent`, each position attends to: an additive mask `[rows, 1, length, extent]`.
 
-        It has the model's dtype, because SDPA would convert a boolean mask in every layer. A model that mixes layer
-        types takes one mask for each of them.
+        The mask has the model's dtype, because SDPA would convert a boolean mask in every layer. A model with several
+        layer types takes one mask for each type.
         """
         keys = torch.arange(extent, device=self.device)
         masks = {}
@@ -240,10 +242,10 @@ class ForwardPass:
 
 
 def check_rotations(torch_model: TorchModel) -> None:
-    """Raise ServerError if the angles of a sequence change with its length, which is unknown when it begins.
+    """Raise ServerError if a sequence's rotary angles change with its length, which is unknown at its beginning.
 
-    Such a model rotates the whole batch by its longest row, and cached keys by the angles of a shorter sequence. Below
-    the length at which they change, the angles are normal.
+    Such a model rotates the whole batch by the longest row's angles, and cached keys have the angles of a shorter
+    sequence. Below the length at which the angles change, they are normal.
     """
     angles, longest = changing_angles(torch_model.model.config), torch_model.info.max_sequence_length
     if angles is None or (angles.behind is not None and longest <= angles.behind):
@@ -258,7 +260,7 @@ def check_rotations(torch_model: TorchModel) -> None:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Return the bytes of the model that a forward reads. The codes of a quantized weight are buffers."""
+    """Return the bytes of the model that a forward reads. Quantized weights are stored in buffers."""
     return sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers()))
 
 
@@ -279,7 +281,7 @@ class PrefixSpan:
 
 
 def prefix_spans(prefixes: Sequence[SharedPrefix | None]) -> list[PrefixSpan]:
-    """Return the spans of a forward's rows."""
+    """Return the spans of a forward's rows that share a prefix."""
     spans, start = [], 0
     for prefix, same in itertools.groupby(prefixes):
         end = start + len(list(same))
@@ -292,11 +294,11 @@ def prefix_spans(prefixes: Sequence[SharedPrefix | None]) -> list[PrefixSpan]:
 class SharedAttention:
     """The attention of a step with shared prefixes.
 
-    On a CPU a step's attention takes as long as reading its keys and values, so a group that reads its prompt together
-    takes a fraction of the time. Each row's token sees all of its prompt, and of its own row what the mask allows.
-    Prompt and row are attended to separately, and the results combined by the sums of their exponentials, as one
-    softmax over both would (arXiv 2402.05099). The products of a group have as many rows as it has samples, so bits
-    depend on the other samples.
+    On a CPU a step's attention takes as long as reading its keys and values. A group that reads its shared prompt once
+    takes a fraction of the time. Each row's token attends to the whole prompt, and to the positions of its own row that
+    the mask allows. The attention to the prompt and the attention to the row are computed separately. The two results
+    are then weighted by the sums of their exponentials, which is equal to one softmax over both (arXiv 2402.05099). The
+    products of a group have one row per sample, so bits depend on the other samples.
     """
 
     def __init__(self, spans: Sequence[PrefixSpan]) -> None:
@@ -313,9 +315,9 @@ class SharedAttention:
         scaling: float,
         **_options: Any,
     ) -> tuple[Tensor, None]:
-        """Attend. `query` is `[rows, heads, 1, d]`, `key` and `value` `[rows, kv_heads, own tokens, d]`."""
+        """Return the attention. `query` is `[rows, heads, 1, d]`, `key` and `value` `[rows, kv_heads, tokens, d]`."""
         rows, heads, _, width = query.shape
-        asked = query.view(rows, key.shape[1], -1, width)  # heads that have a key in common
+        asked = query.view(rows, key.shape[1], -1, width)  # query heads that share a key head
         attended, sums = _attend(asked, key, value, mask, scaling)
         for span in self._spans:
             together = asked[span.start : span.end].transpose(0, 1)
@@ -328,9 +330,9 @@ class SharedAttention:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
-    """Return the attention `[rows, heads, length, d]`, and the logarithm of its softmax's denominator, without `d`.
+    """Return the attention `[rows, heads, length, d]`, and the logarithm of its softmax's denominator without `d`.
 
-    PyTorch's kernel for CPUs is called directly, since its public function does not return the latter.
+    PyTorch's CPU kernel is called directly, because the public function does not return the logarithm.
     """
     attended, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, False, attn_mask=mask, scale=scaling

@@ -12,7 +12,7 @@ from tinsmith_trainer.sampling.builtin.adapters import LoadedAdapter
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A submitted job. Its adapter version is fixed here, whatever is dropped or loaded later.
+    """A submitted job. Its adapter version is fixed here; later loads and drops do not change it.
 
     `adapter` is None if the key was not known.
     """
@@ -24,7 +24,7 @@ class Submission:
 
 @dataclass(slots=True)
 class Commands:
-    """The commands since the last look."""
+    """The commands since the last call of `take`."""
 
     submissions: list[Submission] = field(default_factory=list)
     cancelled: set[str] = field(default_factory=set)
@@ -70,7 +70,7 @@ class Intake:
             self._changed.notify()
 
     def take(self, *, wait: bool) -> Commands:
-        """Return all commands. With `wait`, block until there is one."""
+        """Return all commands. With `wait`, block until there is a command."""
         with self._changed:
             while wait and not self._commands:
                 self._changed.wait()

@@ -25,7 +25,7 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A submitted job. `finished` is set when `done` was called."""
+    """A submitted job. `finished` is set after the call of `done`."""
 
     job: SampleJob
     adapter: LoadedAdapter
@@ -38,8 +38,8 @@ class Run:
     hit_tokens: int = field(init=False, default=0)
     started_at: float = field(init=False, default=0.0)
     angle_shift: int = field(init=False, default=0)
-    """The difference between angles and positions after the prompt. For some models an image takes fewer angles than
-    tokens."""
+    """The difference between rotary positions and token positions after the prompt. For some models an image takes
+    fewer rotary positions than tokens."""
     first_scored: int | None = field(init=False)
     sequences: dict[int, Sequence] = field(init=False, default_factory=dict)
     _scores: PromptScores | None = field(init=False, default=None)
@@ -51,18 +51,18 @@ class Run:
 
     @property
     def prefix(self) -> NDArray[np.int32]:
-        """The part of the prompt that prefill computes. Decoding feeds the last token first."""
+        """The part of the prompt that prefill computes. Decoding computes the prompt's last token."""
         return self.job.prompt[:-1]
 
     @property
     def scores(self) -> PromptScores:
-        """The scores of the prompt, created on first use: jobs that wait take no memory for their answers."""
+        """The scores of the prompt, created on first use: waiting jobs take no memory for their answers."""
         if self._scores is None:
             self._scores = PromptScores(self.job, self.seed)
         return self._scores
 
     def complete(self, index: int, sequence: Sequence) -> bool:
-        """Keep a finished sequence. Return whether it was the job's last."""
+        """Keep a finished sequence. Return whether it was the job's last sequence."""
         self.sequences[index] = sequence
         return len(self.sequences) == self.job.num_samples
 
@@ -81,10 +81,10 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class Sample:
-    """A sequence that is being drawn. `next_token` is fed at `position`; the draw there is token `len(tokens)`.
+    """A sequence that is being drawn. The input `next_token` at `position` gives token number `len(tokens)`.
 
-    `kv` holds the values of all positions before, while the sample is not in a batch; None if there are none. The part
-    that it shares with others is in `prefix`, and not in `kv`.
+    `kv` holds the values of all earlier positions while the sample is not in a batch; None if there are none. `prefix`
+    holds the part that the sample shares with others; `kv` does not include this part.
     """
 
     run: Run
@@ -100,17 +100,17 @@ class Sample:
 
     @property
     def own_position(self) -> int:
-        """The position within the part that is not shared."""
+        """The position within the sample's own part, after the shared prefix."""
         return self.position - (self.prefix.tokens if self.prefix else 0)
 
     def draw(self, ahead: int = 0) -> Draw:
-        """Return the parameters of the next token's draw, or of one that is `ahead` of it."""
+        """Return the parameters of the next token's draw, or of the token that comes `ahead` tokens later."""
         params = self.run.job.params
         number = uniform(self.run.seed, self.index, len(self.tokens) + ahead) if params.temperature > 0 else 0.0
         return Draw(params.temperature, params.top_k, params.top_p, number)
 
     def push(self, drawn: DrawnToken) -> Sequence | None:
-        """Take a drawn token. Return the sequence if it is finished."""
+        """Append a drawn token. Return the sequence if it is finished."""
         if self.run.job.drawn is not None:
             self.run.job.drawn(self.index, drawn)
         self.tokens.append(drawn.token)
@@ -126,7 +126,7 @@ class Sample:
 
 
 def start_run(submission: Submission, serial: int, torch_model: TorchModel, longest: int) -> Run:
-    """Check a job, whose sequences may have `longest` tokens. Raises UserError with the reason."""
+    """Check a job whose sequences may have `longest` tokens. Raises UserError with the reason."""
     job, adapter = submission.job, submission.adapter
     if adapter is None:
         raise UserError(f"Adapter {job.adapter_key} is not loaded; it was dropped or never saved for sampling.")

@@ -1,7 +1,7 @@
 """Keys and values of sequences, in the shape that the attention of a transformers model writes and reads.
 
-One tensor holds all layers, `[layers, 2, rows, kv_heads, extent, head_dim]`, so a row is copied by one operation. The
-views below replace a transformers `Cache`: a model only calls its `update`, because every forward passes positions and
+One tensor holds all layers, `[layers, 2, rows, kv_heads, extent, head_dim]`, so one operation copies a row. The views
+below replace a transformers `Cache`. A model calls only the `update` method, because every forward passes positions and
 masks.
 """
 
@@ -25,10 +25,10 @@ class RowGeometry(Protocol):
     def device(self) -> torch.device: ...
 
     def row_bytes(self, tokens: int) -> int:
-        """Return the bytes of a sequence of so many tokens."""
+        """Return the bytes of a sequence of this many tokens."""
 
     def tokens_in(self, nbytes: int) -> int:
-        """Return the longest sequence that fits in so many bytes; 0 if none fits."""
+        """Return the length of the longest sequence that fits in this many bytes; 0 if none fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +54,20 @@ class KvGeometry:
     def allocate(self, rows: int, extent: int) -> Tensor:
         """Allocate zeros `[layers, 2, rows, kv_heads, extent, head_dim]`.
 
-        On a CPU, memory is only taken when it is written.
+        On a CPU, memory is taken only when it is written.
         """
         shape = (self.layers, 2, rows, self.kv_heads, extent, self.head_dim)
         nbytes = rows * extent * self.bytes_per_token
         if self.device.type != "cpu" or nbytes < LEAST_MAPPED_BYTES:
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        # The system provides zeroed pages at the first write; PyTorch would write all of them at once.
+        # The system provides zeroed pages at the first write. PyTorch would write all pages at once.
         pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return torch.frombuffer(pages, dtype=self.dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """The next part of one sequence to compute, and its keys and values, `[layers, 2, 1, ...]`."""
+    """The next part of one sequence to compute, with its keys and values `[layers, 2, 1, ...]`."""
 
     kv: Tensor
     start: int
@@ -80,7 +80,7 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class SharedPrefix:
-    """Keys and values of a prompt for all its samples, `[layers, 2, 1, kv_heads, tokens or more, head_dim]`.
+    """Keys and values of a prompt for all its samples, `[layers, 2, 1, kv_heads, at least tokens, head_dim]`.
 
     `serial` is unique.
     """
@@ -105,7 +105,7 @@ class BlockView:
         self._end = start + length
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store `[1, kv_heads, length, head_dim]`; return everything up to here."""
+        """Store `[1, kv_heads, length, head_dim]`. Return all positions up to the end of the stored ones."""
         self._kv[layer, 0, :, :, self._start : self._end] = keys
         self._kv[layer, 1, :, :, self._start : self._end] = values
         return self._kv[layer, 0, :, :, : self._end], self._kv[layer, 1, :, :, : self._end]
@@ -122,7 +122,7 @@ class PromptsView:
         self._all_new = not any(part.start for part in parts)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store `[rows, kv_heads, length, head_dim]`; return everything up to the longest row's end."""
+        """Store `[rows, kv_heads, length, head_dim]`. Return all positions up to the longest row's end."""
         for row, part in enumerate(self._parts):
             for side, states in enumerate((keys, values)):
                 part.kv[layer, side, 0, :, part.start : part.end] = states[row, :, : part.length]
@@ -140,7 +140,7 @@ class PromptsView:
 class StepView:
     """A view of the next token of each row, at the row's own position.
 
-    `rows` are some of the batch's, or its first ones.
+    `rows` are row numbers in the batch; by default the first rows.
     """
 
     is_compileable = False
@@ -164,7 +164,7 @@ class StepView:
 
 
 class GeometryProbe:
-    """A cache that learns a model's geometry from one forward."""
+    """A cache that finds a model's geometry in one forward."""
 
     is_compileable = False
 
@@ -176,7 +176,7 @@ class GeometryProbe:
         return keys, values
 
     def geometry(self, device: torch.device) -> KvGeometry | None:
-        """Return the geometry, or None if the layers differ from each other, or keys from values."""
+        """Return the geometry. Return None if layers differ in shape, or if keys and values differ."""
         if len(set(self.shapes.values())) != 1 or sorted(self.shapes) != list(range(len(self.shapes))):
             return None
         keys, values, dtype = self.shapes[0]

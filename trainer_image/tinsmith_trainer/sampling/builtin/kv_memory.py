@@ -1,7 +1,7 @@
-"""The memory for keys and values: what the operator sets, else a share of the device's free memory.
+"""The memory for keys and values: the operator's setting, or a share of the device's free memory.
 
-It is decided once, when the weights are loaded. Many models allow longer sequences than fit in memory; if one of full
-length does not fit, shorter ones are served, and the log names their length.
+The size is decided once, when the weights are loaded. Many models allow longer sequences than fit in memory. If a
+sequence of full length does not fit, the sampler serves shorter sequences, and the log states their length.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tinsmith_trainer.sampling.builtin.kv_cache import RowGeometry
 log = structlog.get_logger(__name__)
 
 SHARE_BESIDE_AN_ENGINE, SHARE_ALONE = 0.25, 0.8
-"""The shares of a GPU's free memory. Training needs most of it for activations; a sampler alone leaves some for its
-own."""
+"""The shares of a GPU's free memory. Training needs most of the memory for activations. A sampler alone on a GPU needs
+a part for its own activations."""
 CPU_SHARE, CPU_BYTES = 0.25, 8 << 30
-"""The share of the host's memory, and its limit: other processes use it, too."""
+"""The share of the host's memory, and its limit. Other processes use this memory, too."""
 GIB = 1 << 30
 SHORTEST_ROW_TOKENS = 64
 
@@ -34,7 +34,8 @@ CGROUP = Path("/sys/fs/cgroup")
 class KvMemory:
     """The memory in bytes.
 
-    `longest_row_tokens`: the longest served sequence, limited by the model's context and the memory.
+    `longest_row_tokens` is the length of the longest sequence that is served. The model's context and the memory limit
+    it.
     """
 
     nbytes: int
@@ -42,9 +43,9 @@ class KvMemory:
 
 
 def kv_memory(geometry: RowGeometry, context: int, given: int | None, *, alone: bool) -> KvMemory:
-    """Return the memory that was set, or a share of what is free. `alone`: nothing else computes on the device.
+    """Return the configured memory, or a share of the free memory. `alone`: no other program computes on the device.
 
-    Sequences have `context` tokens at most. Raises ServerError if there is not enough for the shortest row.
+    Sequences have at most `context` tokens. Raises ServerError if the memory is not enough for the shortest row.
     """
     free = free_bytes(geometry.device)
     share = shared_bytes(geometry.device.type, free, alone=alone)
@@ -61,9 +62,10 @@ def kv_memory(geometry: RowGeometry, context: int, given: int | None, *, alone: 
 
 
 def chosen_bytes(given: int | None, geometry: RowGeometry, context: int, free: int, share: int) -> int:
-    """Return a share of what is free, or a row of the model's whole context if that is more and half of it holds one.
+    """Return a share of the free memory, or the size of one row of the whole context.
 
-    Raises ServerError.
+    A row of the whole context is chosen if it is larger than the share and fits in half of the free memory. Raises
+    ServerError.
     """
     row_bytes = geometry.row_bytes(context)
     chosen = given if given is not None else max(share, row_bytes if row_bytes <= free // 2 else 0)
@@ -78,7 +80,7 @@ def chosen_bytes(given: int | None, geometry: RowGeometry, context: int, free: i
 
 
 def shared_bytes(device_type: str, free: int, *, alone: bool) -> int:
-    """Return the sampler's share of what is free."""
+    """Return the sampler's share of the free memory."""
     if device_type == "cpu":
         return min(int(free * CPU_SHARE), CPU_BYTES)
     return int(free * (SHARE_ALONE if alone else SHARE_BESIDE_AN_ENGINE))
@@ -94,7 +96,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def cgroup_room_bytes(cgroup: Path) -> int | None:
-    """Return what is left below the limit of a control group, or None.
+    """Return the remaining bytes below the limit of a control group, or None if there is no limit.
 
     File pages that can be dropped count as free.
     """

@@ -1,8 +1,8 @@
 """The sampler's thread: continuous batching.
 
-Each round takes new commands and does one thing for the tenant whose turn it is: it computes a prompt block, or draws a
-token for each of the tenant's samples in a batch, and for samples of other tenants if that is not slower than separate
-turns. A tenant's jobs start in order; one is passed over only while its own batch is full.
+Each round takes new commands and does one piece of work for the tenant whose turn it is. It computes a prompt block, or
+it draws a token for each of the tenant's samples in a batch. Samples of other tenants are included if this is not
+slower than separate turns. A tenant's jobs start in order. A job is passed over only while its own batch is full.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 log = structlog.get_logger(__name__)
 
 SHORT_PROMPT_PART, OPEN_PROMPTS_PART = 64, 4
-"""The parts of the memory for keys and values that prompts may take in addition while they are computed."""
+"""The additional memory that prompts may use while they are computed, as a part of the memory for keys and values."""
 CREDIT_STEPS = 16
-"""The credit of a returning tenant: a prompt block, and so many steps of a single row."""
+"""The credit of a returning tenant: the cost of a prompt block, and this many steps of a single row."""
 
 
 class JobFailed(Exception):
@@ -50,7 +50,7 @@ class JobFailed(Exception):
 
 
 class SamplingLoop:
-    """The loop. Its state belongs to the sampler's thread; other threads use the intake, or read counters."""
+    """The loop. Its state belongs to the sampler's thread. Other threads use the intake, or read counters."""
 
     def __init__(
         self, torch_model: TorchModel, forward: SamplerForward, settings: BuiltinSamplerSettings, intake: Intake
@@ -102,7 +102,7 @@ class SamplingLoop:
         active = max(0, len(self._live) - waiting)
         return SamplerStats(
             active=active,
-            # Queues are not added up: while they are read, a job may move from one to the next.
+            # The lengths of the queues are not added up, because a job may move between queues while they are read.
             waiting=max(0, self._intake.submitted() - self._answered - active),
             sampled_tokens=self._sampled_tokens,
             prefilled_tokens=self._prefilled_tokens,
@@ -153,9 +153,9 @@ class SamplingLoop:
         raise AssertionError("no sample can continue, and none waits for one that will end")
 
     def _step_tenant(self, lane: Lane) -> bool:
-        """Do one piece of work of the tenant. Return False if all its jobs wait for others' rows or memory."""
+        """Do one piece of work of the tenant. Return False if all its jobs wait for other tenants' rows or memory."""
         open_batches = self._batches.of(lane.tenant)
-        # The rest of the pass may have closed meanwhile, for a tenant that needed the memory.
+        # The other batches of this pass may have been closed for a tenant that needed the memory.
         lane.to_step = [batch for batch in lane.to_step if batch in open_batches]
         if not lane.to_step:
             if lane.prompt_tokens < self._settings.prefill_tokens_per_step and self._compute_prompt(lane):
@@ -167,7 +167,7 @@ class SamplingLoop:
         return self._compute_prompt(lane)
 
     def _compute_prompt(self, lane: Lane) -> bool:
-        """Compute a block of the open prompt, or of the next one. Return False if none can be computed."""
+        """Compute a block of the open prompt, or of the next prompt. Return False if no prompt can be computed."""
         try:
             self._open_prompts(lane)
         except OutOfMemoryForNow:
@@ -185,7 +185,7 @@ class SamplingLoop:
         return True
 
     def _open_prompts(self, lane: Lane) -> None:
-        """Open one prompt, or as many as one forward takes if they can be computed together."""
+        """Open one prompt, or several prompts if one forward can compute them together."""
         if not lane.prefills and (prefill := self._next_prefill(lane)) is not None:
             lane.prefills.append(prefill)
         if self._settings.deterministic or isinstance(self._forward, CacheForward):
@@ -216,7 +216,7 @@ class SamplingLoop:
         lane.waiting.remove(self._first_keys[run.serial])
         try:
             prefill = self._prefill(run)
-        except Exception as error:  # no memory for the prompt, for example
+        except Exception as error:  # for example, no memory for the prompt
             self._fail([run], _as_trainer_error(error))
             raise JobFailed from error
         return prefill
@@ -240,13 +240,13 @@ class SamplingLoop:
         return self._shares_prompts and self._shared.shares(run)
 
     def _known(self, run: Run) -> SharedPrefix | None:
-        """Return the shared part of a prompt that is not to be scored."""
+        """Return the shared part of the prompt, if it is known and the prompt needs no scores."""
         return self._shared.known(run) if run.first_scored is None else None
 
     def _lacks_room_to_share(self, run: Run) -> bool:
         """Return whether a job that waits for a shared prompt needs a row for all its tokens instead.
 
-        A shared prompt is never evicted, so waiting for its room would mean waiting for the end of others' samples.
+        A shared prompt is never evicted. To wait for its room would mean to wait until other jobs' samples end.
         """
         if self._first_keys[run.serial] == self._first_key(run, shared=False) or self._known(run) is not None:
             return False
@@ -255,7 +255,7 @@ class SamplingLoop:
     def _has_room_for_prompt(self, run: Run) -> bool:
         """Return whether the prompt may open.
 
-        Each tenant may have one open prompt, and others' turns interrupt it. Short prompts always open.
+        Each tenant may have one open prompt, which turns of other tenants interrupt. Short prompts always open.
         """
         if self._known(run) is not None:
             return True
@@ -304,13 +304,13 @@ class SamplingLoop:
             self._start_samples(prefill)
 
     def _begun(self, prefill: AnyPrefill) -> tuple[Tensor | SequenceStates | None, SharedPrefix | None]:
-        """Return what each sample of a prompt begins with, and what it shares."""
+        """Return the state with which each sample of a prompt begins, and the prefix that the samples share."""
         if isinstance(prefill, CachePrefill):
             return prefill.kv, None
         shared = prefill.shared
         if shared is None and self._shares(prefill.run):
             shared = self._shared.known(prefill.run)
-            # Others may have submitted the prompt, or opened batches, since it was begun.
+            # Since this prompt was opened, other jobs may have submitted the same prompt, or opened batches.
             if shared is None and self._batches.has_room_for_shared(prefill.nbytes):
                 shared = self._shared.keep(prefill.run, prefill.kv)
         return (prefill.kv if shared is None else prefill.kv[..., :0, :]), shared
@@ -370,14 +370,14 @@ class SamplingLoop:
             self._forget_dropped_adapters()
 
     def _leave(self, tenant: str) -> None:
-        """Count a job's end. With its last job a tenant's turns end."""
+        """Count the end of a job. After a tenant's last job the tenant gets no more turns."""
         self._jobs[tenant] -= 1
         if not self._jobs[tenant]:
             del self._jobs[tenant], self._lanes[tenant]
             self._fair_queue.leave(tenant)
 
     def _forget_dropped_adapters(self) -> None:
-        """Drop cached prefixes of dropped adapters that no job uses any more."""
+        """Drop cached prefixes of dropped adapters that no job uses."""
         if self._dropped_adapters:
             in_use = {run.adapter.serial for run in self._live.values()}
             for serial in self._dropped_adapters - in_use:
@@ -388,7 +388,7 @@ class SamplingLoop:
         self._answered += 1
         try:
             done(outcome)
-        except Exception:  # an error of the caller must not end the sampler's thread
+        except Exception:  # an error in the caller's function must not end the sampler's thread
             log.exception("sample_callback_failed")
 
 
@@ -400,7 +400,7 @@ def _as_trainer_error(error: Exception) -> TrainerError:
 
 
 class WaitingJobs:
-    """A queue per batch key, so that a full batch delays only the jobs that need it."""
+    """A queue for each batch key, so that a full batch delays only the jobs that need it."""
 
     def __init__(self) -> None:
         self._queues: dict[BatchKey, deque[Run]] = {}
@@ -410,12 +410,12 @@ class WaitingJobs:
         return self._length
 
     def add(self, key: BatchKey, run: Run) -> None:
-        """Add a job after the older ones of its key. A job that waited for another key may be older than others."""
+        """Add a job after the older jobs of its key. A job that waited under another key may be older than others."""
         bisect.insort(self._queues.setdefault(key, deque()), run, key=lambda run: run.serial)
         self._length += 1
 
     def first(self, may_start: Callable[[BatchKey], bool]) -> Run | None:
-        """Return the oldest job whose batch has a row for it."""
+        """Return the oldest job that can get a row in its batch."""
         for key in sorted(self._queues, key=lambda key: self._queues[key][0].serial):
             if may_start(key):
                 return self._queues[key][0]
@@ -429,7 +429,7 @@ class WaitingJobs:
             del self._queues[key]
 
     def remove_finished(self) -> None:
-        """Remove jobs that were ended from outside."""
+        """Remove jobs that ended before they started."""
         left = {key: deque(run for run in queue if not run.finished) for key, queue in self._queues.items()}
         self._queues = {key: queue for key, queue in left.items() if queue}
         self._length = sum(len(queue) for queue in self._queues.values())
@@ -439,7 +439,8 @@ class WaitingJobs:
 class Lane:
     """A tenant's work in the sampler, in passes: some prompt tokens, then a step of each batch with its rows.
 
-    `prompt_tokens` are those computed since the last step, `to_step` the batches that are left of this pass.
+    `prompt_tokens` counts the tokens that were computed since the last step. `to_step` holds the batches that remain in
+    this pass.
     """
 
     tenant: str
@@ -449,6 +450,6 @@ class Lane:
     to_step: list[AnyBatch] = field(default_factory=list)
 
     def remove_finished(self) -> None:
-        """Remove jobs that were ended from outside."""
+        """Remove jobs that ended early."""
         self.waiting.remove_finished()
         self.prefills = [prefill for prefill in self.prefills if not prefill.run.finished]

@@ -1,7 +1,7 @@
-"""Prefill: the computation of prompts' keys and values, from the longest known prefix on.
+"""Prefill: the computation of prompts' keys and values after the longest known prefix.
 
-Prompts are computed block by block, one at a time, if bits must not depend on other prompts, or if logits are
-requested. Else several prompts share a forward, and a long one takes several of its blocks at once.
+Prompts are computed block by block and one at a time if bits must not depend on other prompts, or if logits are
+requested. Otherwise several prompts share a forward, and a forward computes several blocks of a long prompt.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tinsmith_trainer.torch_model.vision import Vision
 
 
 class Prefill:
-    """A prompt without its last token, which decoding feeds.
+    """A prompt without its last token, which decoding computes.
 
-    Every block has the same length, the last one padded at its end, and one row. So a block's bits depend only on the
-    tokens up to its end: not on other jobs, nor on what was cached.
+    Every forward has one row and one block length; the last block is padded at its end. So a block's bits depend only
+    on the tokens up to its end, and not on other jobs or on cached blocks.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Prefill:
         plan: BatchPlan,
         shared: SharedPrefix | None = None,
     ) -> None:
-        """Begin a prompt. If it is shared, nothing is left to compute."""
+        """Begin a prompt. A shared prompt is already computed."""
         self.run = run
         self.shared = shared
         self._forward = forward
@@ -54,7 +54,7 @@ class Prefill:
 
     @property
     def goes_alone(self) -> bool:
-        """Return whether it shares no forward with others: its logits are requested, or it has images."""
+        """Return whether this prompt shares no forward with others because it needs logits or has images."""
         return self.run.first_scored is not None
 
     @property
@@ -68,7 +68,7 @@ class Prefill:
 
     @property
     def left(self) -> int:
-        """Return the tokens that are to be computed."""
+        """Return the number of tokens that are still to be computed."""
         return len(self._tokens) - self.start
 
     @property
@@ -80,7 +80,7 @@ class Prefill:
         return self._blocks[self._next_block][0]
 
     def part(self, tokens: int) -> PromptPart:
-        """Return the next part, of so many tokens at most: whole blocks, or all that is left."""
+        """Return the next part, of at most this many tokens: whole blocks, or all remaining tokens."""
         whole = tokens // self._block_tokens * self._block_tokens
         return PromptPart(self.kv, self.start, self.left if self.left <= tokens else whole)
 
@@ -88,7 +88,7 @@ class Prefill:
         return torch.from_numpy(self._tokens[part.start : part.end].astype(np.int64))
 
     def took(self, part: PromptPart) -> None:
-        """Note that the part is computed. Its blocks are kept for later prompts."""
+        """Record that the part is computed. Its blocks are kept for later prompts."""
         while not self.finished and self._blocks[self._next_block][1] <= part.end:
             key, end = self._blocks[self._next_block]
             self._prefixes.put(key, self.kv[:, :, 0, :, self.start : end])
@@ -117,7 +117,7 @@ class Prefill:
         return end - start
 
     def take_known(self) -> None:
-        """Copy cached blocks that follow. Positions to be scored must be computed."""
+        """Copy the cached blocks that come next. Positions with scores must still be computed."""
         first_scored = self.run.first_scored
         left = self._blocks[self._next_block :]
         usable = [key for key, end in left if first_scored is None or end < first_scored]
@@ -130,7 +130,7 @@ class Prefill:
         self._next_block += len(found)
 
     def _score(self, logits: torch.Tensor, start: int, end: int) -> None:
-        """Score the tokens that follow positions start to end, from the first requested one on."""
+        """Score the tokens after positions start to end, beginning with the first requested token."""
         assert self.run.first_scored is not None
         skipped = max(0, self.run.first_scored - (start + 1))
         if not self.run.scores.take(start + 1 + skipped, logits[skipped : end - start]):
@@ -138,7 +138,7 @@ class Prefill:
 
 
 class SeenPrefill(Prefill):
-    """A prompt with images: one forward of the whole model, which begins at the first token whatever is cached."""
+    """A prompt with images. One forward of the whole model computes it from the first token on, without the cache."""
 
     def __init__(
         self, run: Run, forward: ForwardPass, prefixes: PrefixCache[Tensor], plan: BatchPlan, vision: Vision
@@ -159,12 +159,12 @@ class SeenPrefill(Prefill):
 
     @override
     def take_known(self) -> None:
-        """Take nothing: equal tokens may stand for other images."""
+        """Use no cached blocks, because equal tokens may represent different images."""
 
     @torch.inference_mode()
     @override
     def run_block(self) -> int:
-        """Compute the whole prompt. Raises UserError also for a damaged image."""
+        """Compute the whole prompt. Raises UserError for a damaged image, too."""
         inputs = self._vision.inputs("The prompt", self._tokens, self.run.job.images)
         ids = torch.from_numpy(self._tokens.astype(np.int64)).unsqueeze(0).to(self._forward.device)
         seen = self._forward.seen(self.kv, ids, inputs, self._route)
@@ -175,7 +175,7 @@ class SeenPrefill(Prefill):
         return len(self._tokens)
 
     def _score_by_blocks(self, hidden: Tensor, first: int) -> None:
-        """Score in blocks, so that no more logits than those of a block are held."""
+        """Score in blocks, so that only the logits of one block are in memory."""
         for start in range(first - 1, len(self._tokens), self._block_tokens):
             end = min(start + self._block_tokens, len(self._tokens))
             route = self._plan.route_of_one(self.run.adapter, end - start, self._forward.modules)
@@ -186,9 +186,10 @@ class PromptGroup:
     """The next parts of several prompts of one tenant, as rows of one forward. Rows of one adapter are adjacent."""
 
     def __init__(self, prefills: Sequence[Prefill], tokens: int) -> None:
-        """Take as much of the first prompt as fits in `tokens`, and parts of others that need little padding.
+        """Add as much of the first prompt as fits in `tokens`, and parts of other prompts that need little padding.
 
-        A prompt that begins like one in the group waits, and then finds its prefix cached.
+        A prompt that has its beginning in common with a prompt of the group waits. Later it finds this prefix in the
+        cache.
         """
         first = prefills[0]
         self.length = first.part(tokens).length
@@ -198,8 +199,8 @@ class PromptGroup:
             part = prefill.part(self.length)
             if is_full or prefill.next_key in keys or 2 * part.length <= self.length:
                 continue
-            # All rows attend to as many tokens as the longest one: next to the end of a long prompt, short prompts
-            # would take the memory of long ones.
+            # Each row attends to as many tokens as the longest row. Together with the end of a long prompt, short
+            # prompts would take the memory of long prompts.
             if (len(ends) + 1) * max(*ends, part.end) <= 2 * (sum(ends) + part.end):
                 chosen.append(prefill)
                 keys.add(prefill.next_key)
@@ -209,7 +210,7 @@ class PromptGroup:
 
     @property
     def tokens(self) -> int:
-        """The tokens without padding."""
+        """The number of tokens without padding."""
         return sum(part.length for part in self._parts)
 
     def cost(self, forward: ForwardPass) -> float:

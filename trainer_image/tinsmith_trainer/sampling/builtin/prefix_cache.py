@@ -1,9 +1,9 @@
 """Keys and values of prompt prefixes: cached for later jobs within a byte limit, or shared by running samples.
 
-A prefix is identified by a digest over its tenant and all its tokens, and by its adapter version. Tenants share none:
-answers count cached tokens, which would confirm a guess of another's prompt. Whole blocks are shared between prompts
-that begin alike; the rest after the last whole block is shared between equal prompts. A cached entry has the same bits
-as a new computation, because both run the same shapes.
+The key of a prefix is a digest over its tenant and all its tokens, together with its adapter version. Tenants share no
+prefixes: answers report the number of cached tokens, which would confirm a guess of another tenant's prompt. Prompts
+with a common beginning share its whole blocks. Equal prompts also share the rest after the last whole block. A cached
+entry has the same bits as a new computation, because both have the same shapes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ KeptT = TypeVar("KeptT", bound=Kept)
 class PrefixCache(Generic[KeptT]):
     """A cache of blocks `[layers, 2, kv_heads, tokens, head_dim]`, or of a model's own states.
 
-    The least recently used entry is evicted first. For one thread.
+    The least recently used entry is evicted first. The cache belongs to one thread.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -63,14 +63,14 @@ class PrefixCache(Generic[KeptT]):
         return self._used_bytes
 
     def find(self, keys: list[PrefixKey]) -> list[KeptT]:
-        """Return the blocks of the longest known prefix of a chain of keys."""
+        """Return the blocks of the longest known prefix, for the keys of a prompt's consecutive blocks."""
         found = []
         for key in keys:
             block = self._blocks.get(key)
             if block is None:
                 break
             found.append(block)
-        # Later blocks are useless without the earlier ones, so the first block is touched last.
+        # Later blocks are useless without the earlier ones, so the first block becomes the most recently used.
         for key in reversed(keys[: len(found)]):
             self._blocks.move_to_end(key)
         return found
@@ -84,7 +84,7 @@ class PrefixCache(Generic[KeptT]):
         return None
 
     def put(self, key: PrefixKey, block: KeptT) -> None:
-        """Keep a copy of a block, and evict others to make room."""
+        """Keep a copy of a block. Evict other blocks to make room."""
         if key in self._blocks or block.nbytes > self._capacity_bytes:
             return
         while self._used_bytes + block.nbytes > self._capacity_bytes:
@@ -99,17 +99,17 @@ class PrefixCache(Generic[KeptT]):
 
 
 LEAST_TOKENS, LEAST_SAMPLES = 256, 4
-"""The smallest prompt, and the fewest samples, for sharing. For less, the extra calls take longer than reading the
-prompt for each row."""
+"""The length of the smallest prompt, and the smallest number of samples, for sharing. Below these, the extra calls take
+longer than reading the prompt for each row."""
 
 PromptKey = tuple[int, bytes]
 
 
 class SharedPrefixes:
-    """Prompts that running samples share. For one thread.
+    """The prompts that running samples share. The object belongs to one thread.
 
-    RL programs draw many samples of each prompt, by one request or by many. The tokens that a sample has drawn are in
-    its own row, and tenants share no prompt.
+    RL programs draw many samples of each prompt, in one request or in many. The tokens that a sample has drawn are in
+    its own row. Tenants share no prompts.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class SharedPrefixes:
 
     def enter(self, run: Run) -> None:
         """Count a job's samples. Samples of other jobs may have the same prompt."""
-        if len(run.prefix) >= LEAST_TOKENS and not run.job.images:  # tokens do not distinguish images
+        if len(run.prefix) >= LEAST_TOKENS and not run.job.images:  # tokens do not identify images
             owner = hashlib.blake2b(run.job.tenant.encode(), digest_size=16).digest()
             digest = hashlib.blake2b(owner + run.prefix.tobytes(), digest_size=16).digest()
             self._keys[run.serial] = key = (run.adapter.serial, digest)
@@ -137,7 +137,7 @@ class SharedPrefixes:
                 del self._samples[key]
 
     def shares(self, run: Run) -> bool:
-        """Return whether enough samples of its prompt are running."""
+        """Return whether enough samples of the job's prompt are running."""
         key = self._keys.get(run.serial)
         return key is not None and self._samples[key] >= LEAST_SAMPLES
 
@@ -146,6 +146,6 @@ class SharedPrefixes:
         return self._kept.get(self._keys[run.serial]) if run.serial in self._keys else None
 
     def keep(self, run: Run, kv: Tensor) -> SharedPrefix:
-        """Share `kv` `[layers, 2, 1, kv_heads, tokens or more, head_dim]` as long as a sample uses it."""
+        """Share `kv` `[layers, 2, 1, kv_heads, at least tokens, head_dim]` while a sample uses it."""
         prefix = self._kept[self._keys[run.serial]] = SharedPrefix(kv, len(run.prefix), run.serial)
         return prefix

@@ -14,7 +14,7 @@ from tinsmith_trainer.sampling.builtin.draws import alternative_uniforms, draw_a
 def first_scored(job: SampleJob) -> int | None:
     """Return the first prompt position with a score that needs the logits before it, or None.
 
-    All positions from there on must be computed, even if the prompt's keys and values are cached.
+    All positions from this one on must be computed, even if the prompt's keys and values are cached.
     """
     length = len(job.prompt)
     first = min(_first_of_suffix(job), _first_target(job), 1 if job.prompt_alt_tokens_k else length)
@@ -22,7 +22,7 @@ def first_scored(job: SampleJob) -> int | None:
 
 
 class PromptScores:
-    """The scores of a prompt. Each part is None if it was not requested."""
+    """The scores of a prompt. A score that was not requested is None."""
 
     def __init__(self, job: SampleJob, seed: int) -> None:
         self._job = job
@@ -37,12 +37,12 @@ class PromptScores:
         self._first_of_suffix = _first_of_suffix(job)
 
     def take(self, position: int, logits: Tensor) -> bool:
-        """Take `logits` `[n, vocab]` for the prompt's tokens from a position on.
+        """Take `logits` `[n, vocab]` for the prompt's tokens, beginning at a position.
 
-        Return False if they are not finite.
+        Return False if the logits are not finite.
         """
         logprobs = torch.log_softmax(logits, -1)
-        if torch.isnan(logprobs[:, 0]).any():  # then the whole row is NaN
+        if torch.isnan(logprobs[:, 0]).any():  # in this case the whole row is NaN
             return False
         self._take_suffix(position, logprobs)
         self._take_targets(position, logprobs)
@@ -91,7 +91,7 @@ def _first_of_suffix(job: SampleJob) -> int:
 
 
 def _first_target(job: SampleJob) -> int:
-    """Return the position of the first row that names a token. Row i is for position i + 1; there is such a row."""
+    """Return the position of the first row that has a token. Row i is for position i + 1. Such a row must exist."""
     if job.target_prompt_logprobs is None:
         return len(job.prompt)
     return 1 + int(np.argmax((job.target_prompt_logprobs != NO_TARGET).any(axis=1)))

@@ -25,9 +25,9 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 class BuiltinSampler(Sampler):
     """A sampler of a torch model.
 
-    It shares weights, and the device under a lock, with an engine of the same process. `forward`: the result of
-    `choose_forward`, if that was called before. Raises ServerError at construction if the architecture is not
-    supported.
+    The sampler shares the model's weights with an engine of the same process, and uses the device under a lock.
+    `forward` is the result of an earlier call of `choose_forward`, if any. The constructor raises ServerError if the
+    architecture is not supported.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class BuiltinSampler(Sampler):
         self._intake = Intake()
         chosen = choose_forward(torch_model) if forward is None else forward
         self._memory = chosen.memory
-        # Prompts with images need their own positions, which transformers' caches do not get here.
+        # Prompts with images need their own positions, which this sampler does not pass to transformers' caches.
         self._takes_images = torch_model.vision is not None and isinstance(chosen, ForwardPass)
         self._loop = SamplingLoop(torch_model, chosen, settings or BuiltinSamplerSettings(), self._intake)
         self._adapters_guard = threading.Lock()
@@ -86,7 +86,7 @@ class BuiltinSampler(Sampler):
 
     @override
     def drop_adapter(self, adapter_key: str) -> None:
-        """Drop an adapter. Jobs that were submitted before keep the version. Unknown keys are ignored."""
+        """Drop an adapter. Jobs that were submitted earlier keep this version. Unknown keys are ignored."""
         with self._adapters_guard:
             adapter = self._adapters.pop(adapter_key, None) if adapter_key else None
         if adapter is not None:
@@ -106,7 +106,7 @@ class BuiltinSampler(Sampler):
 
     @override
     def stats(self) -> SamplerStats:
-        """Return the jobs active and waiting now; tokens and seconds since the start."""
+        """Return the numbers of active and waiting jobs now, and the tokens and seconds since the start."""
         return self._loop.stats()
 
     @override

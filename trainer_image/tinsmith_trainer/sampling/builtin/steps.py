@@ -1,8 +1,8 @@
-"""Steps that a device computes while the host reads the step before.
+"""Steps that a device computes while the host reads the previous step.
 
-Otherwise a GPU is idle after each token until the host has read it, looked for stops and decided what comes next. So
-the next step is launched first: on the device it takes its tokens from the step before, for rows that may continue. If
-the host then finds a stop, the row's next token was computed in vain and is dropped.
+Without this overlap, a GPU is idle after each token until the host has read the token, searched stops and chosen the
+next inputs. So the host launches the next step first. On the device this step takes its input tokens from the previous
+step, for rows that may continue. If the host then finds a stop, it drops the row's next token.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tinsmith_trainer.sampling.builtin.jobs import Sample
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The input of a row: the token at `position`, and `draw`. `own_position` is the position within the row.
+    """The input of a row: the token at `position`, and the draw's parameters. `own_position` is within the row.
 
-    `source` is the row of its token in the step before; None if the host knows the token. If a row is idle, or its next
-    token may not be computed yet, its result goes to no `sample`.
+    `source` is the row of the token in the previous step; None if the host knows the token. `sample` is None if the row
+    is idle, or if its next token may not be computed yet.
     """
 
     token: int = 0
@@ -34,7 +34,7 @@ class Feed:
 
 
 def feed_of(sample: Sample | None, before: LaunchedStep | None, extent: int) -> Feed:
-    """Return the input of a sample in a row of so many positions, after a step that is not read yet."""
+    """Return the input of a sample in a row of `extent` positions, while the previous step is not read yet."""
     if sample is None:
         return Feed()
     source = before.row_of(sample) if before else None
@@ -43,7 +43,7 @@ def feed_of(sample: Sample | None, before: LaunchedStep | None, extent: int) -> 
         return Feed(sample.next_token, position, own, None, sample.draw(), sample)
     if len(sample.tokens) + 1 < sample.run.max_tokens and own + 1 < extent:
         return Feed(0, position + 1, own + 1, source, sample.draw(ahead=1), sample)
-    return Feed(sample.next_token, position, own)  # the same token once more
+    return Feed(sample.next_token, position, own)  # the same token again
 
 
 def token_ids(feeds: Sequence[Feed], before: LaunchedStep | None, device: torch.device) -> Tensor:
@@ -59,7 +59,8 @@ def token_ids(feeds: Sequence[Feed], before: LaunchedStep | None, device: torch.
 class LaunchedStep:
     """A launched step.
 
-    `tokens` and `logprobs` are `[rows]` on the device; `logits` `[rows, vocab]` if the likeliest are requested.
+    `tokens` and `logprobs` are `[rows]` on the device. `logits` are `[rows, vocab]` if the most likely tokens are
+    requested.
     """
 
     def __init__(self, samples: Sequence[Sample | None], tokens: Tensor, logprobs: Tensor, logits: Tensor) -> None:
@@ -78,7 +79,7 @@ class LaunchedStep:
         return self._rows.get(sample)
 
     def forget(self, sample: Sample) -> None:
-        """Drop the token of this sample."""
+        """Drop the sample's token."""
         self._rows.pop(sample, None)
 
     def read(self) -> tuple[list[int], list[float]]:

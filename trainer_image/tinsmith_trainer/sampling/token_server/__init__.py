@@ -1,1 +1,1 @@
-"""Sampling by a third-party server, vLLM or SGLang. It is a child process, into which adapters are loaded."""
+"""Sampling by a third-party server, vLLM or SGLang. The server is a child process, which loads adapters."""

@@ -1,4 +1,4 @@
-"""Adapter versions as folders that a server loads, and checks whether a server can load them."""
+"""Adapter versions as folders that a server loads, and the checks before a server loads them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ KEY_CHARACTERS = 32
 
 @dataclass(slots=True, eq=False)
 class ServedAdapter:
-    """A version in the server. It is unloaded when it was dropped and no `jobs` use it.
+    """A version in the server. It is unloaded after it was dropped, as soon as no `jobs` use it.
 
-    trains_head: it changes the unembedding.
+    With `trains_head` the adapter changes the unembedding.
     """
 
     name: str
@@ -41,11 +41,11 @@ class ServedAdapter:
 class AdapterFolders:
     """The folders of adapters in one scratch directory.
 
-    It is emptied first, since an earlier process may have left adapters there.
+    The directory is emptied first, because an earlier process may have left adapters in it.
     """
 
     def __init__(self, scratch: Path | None) -> None:
-        """Create the folders. Without a scratch directory they are in the machine's folder for temporary files."""
+        """Create the folders. The default scratch directory is in the machine's folder for temporary files."""
         if scratch is None:
             self._root = Path(tempfile.mkdtemp(prefix="tinsmith-adapters-"))
         else:
@@ -58,7 +58,7 @@ class AdapterFolders:
     def write(self, adapter_key: str, state: AdapterState, model: ServedModel) -> ServedAdapter:
         """Write the adapter under a new name.
 
-        Names are never reused: a server's prefix cache and its jobs know a version by its name.
+        Names are never reused, because a server's prefix cache and its jobs identify a version by its name.
         """
         name = f"{re.sub('[^A-Za-z0-9]', '-', adapter_key)[:KEY_CHARACTERS]}-{self._life}-{next(self._numbers)}"
         folder, unfinished = self._root / name, self._root / f".{name}"
@@ -79,7 +79,7 @@ class AdapterFolders:
 
 
 def check_adapter(adapter_key: str, state: AdapterState, model: ServedModel) -> None:
-    """Raise ServerError for an adapter of another model, and UserError if a server has no room for it."""
+    """Raise ServerError for an adapter of another model, and UserError if a server has no room for the adapter."""
     weights = {name: tensor for name, tensor in state.tensors.items() if name.startswith("weights/")}
     modules = sorted({name.removeprefix("weights/").rpartition(".")[0] for name in weights})
     for module in modules:

@@ -1,7 +1,7 @@
 """Admission of draws to the server: a limited number, shared among tenants. Other draws wait here for their turns.
 
-A server serves requests in the order of arrival. So one tenant's requests must leave rows for others', and the next
-request must be of the tenant with the least usage.
+A server serves requests in the order of arrival. So one tenant must leave rows for other tenants, and the next request
+must come from the tenant with the least usage.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tinsmith_trainer.sampling.tenant_shares import FairQueue, SharedQuota
 
 CREDIT_TOKENS = 4096.0
-"""The credit of a returning tenant: some small requests."""
+"""The credit of a returning tenant: the cost of some small requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +27,18 @@ class _Waiter:
 class Admission:
     """The draws of all tenants. Used on one event loop.
 
-    A tenant may have as many draws on the server as are free, so half of `most` if it is alone.
+    A tenant may have as many draws on the server as are free. So a tenant alone may have half of `most`.
     """
 
     def __init__(self, most: int) -> None:
         self._room = SharedQuota(most)
         self._fair_queue = FairQueue(CREDIT_TOKENS)
         self._waiting: dict[str, deque[_Waiter]] = {}
-        self._draws: Counter[str] = Counter()  # includes draws that wait
+        self._draws: Counter[str] = Counter()  # includes waiting draws
 
     @asynccontextmanager
     async def turn(self, tenant: str, tokens: int) -> AsyncIterator[None]:
-        """Wait for the turn of a draw. `tokens` is its limit, including its prompt."""
+        """Wait for the turn of a draw. `tokens` is the maximum length of the draw, including its prompt."""
         if not self._draws[tenant]:
             self._fair_queue.enter(tenant)
         self._draws[tenant] += 1
@@ -62,14 +62,14 @@ class Admission:
         try:
             await admitted
         except asyncio.CancelledError:
-            if not admitted.cancelled():  # its turn came at the same moment
+            if not admitted.cancelled():  # the turn came in the same moment as the cancellation
                 self._room.give_back(tenant, 1)
             raise
 
     def _admit(self) -> None:
         while (tenant := self._next()) is not None:
             waiter = self._pop(tenant)
-            if not waiter.admitted.done():  # else the waiter was cancelled
+            if not waiter.admitted.done():  # otherwise the waiter was cancelled
                 self._room.take(tenant, 1)
                 self._fair_queue.charge(tenant, waiter.tokens)
                 waiter.admitted.set_result(None)

@@ -1,4 +1,4 @@
-"""The interface of token servers, which turn tokens into tokens: how they start, their requests and their answers."""
+"""The interface of token servers, which answer tokens with tokens: their start, requests and answers."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ from numpy.typing import NDArray
 from tinsmith_trainer.sampling.base import SampleJob, Sequence, TopkLogprobs
 
 HOST = "127.0.0.1"
-"""The routes of a server load files, so no other pod and no other user of the machine may call it."""
+"""The routes of a server load files, so other pods and other users of the machine must not call it."""
 SOCKET_SCHEME = "unix:"
 MOST_ADAPTERS_IN_A_BATCH = 8
-"""The limit of adapters in a batch. Each takes memory of every GPU for the highest rank, which leaves less for
-sequences."""
+"""The limit of adapters in a batch. Each adapter takes memory for the highest rank on every GPU, which leaves less
+memory for sequences."""
 
 MOST_DRAWS = 768
-"""The limit of draws on a server; one tenant alone may have half of them. Others wait in this process."""
+"""The limit of draws on a server; a tenant alone may have half of them. Other draws wait in this process."""
 MOST_ROWS = 512
-"""The rows of a server's batch: what two tenants may have together, so that a single one leaves rows for another."""
+"""The rows of a server's batch: the draws that two tenants may have together. So a single tenant leaves rows for
+another."""
 
 MOST_CANDIDATES = 128
-"""The limit of candidates in a request, which is vLLM's."""
+"""The maximum number of candidates in a request. This is vLLM's limit."""
 
 SEED_RANGE = 2**31
-"""Every server takes seeds below this."""
+"""The exclusive upper limit of seeds for every server."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """The settings of a server.
 
-    `dtype` is float32 or bfloat16. `private` is a folder that only this user may enter, and `key` protects a server
-    that listens at a port. `extra` are arguments at the end of the command line, which override others. `environment`
-    is the virtual environment of the server; None: that of this process.
+    `dtype` is float32 or bfloat16. `private` is a folder that only this user may enter. `key` protects a server that
+    listens at a port. `extra` are arguments at the end of the command line, which override earlier ones. `environment`
+    is the virtual environment of the server; None: the environment of this process.
     """
 
     model: Path
@@ -74,7 +75,7 @@ class ServerSettings:
         return f"{SOCKET_SCHEME}{self.socket}"
 
     def program(self, name: str) -> str:
-        """Return the path of a program for a command line. Without an environment the system finds it."""
+        """Return the path of a program for a command line. Without an environment the system searches the program."""
         return name if self.environment is None else str(self.environment / "bin" / name)
 
     def program_variables(self) -> dict[str, str]:
@@ -86,7 +87,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """A command line, variables in addition to those of this process, and files to write before the start.
+    """A command line, the additional environment variables, and the files to write before the start.
 
     `secret` is left out of the log.
     """
@@ -101,12 +102,13 @@ class ServerCommand:
 class GenerationRequest:
     """A request for one sequence.
 
-    `adapter` is a name given to `load_adapter`; None: the base model. At most `max_tokens` are drawn, which is at least
-    1; only `stop_token_ids` and `stop_strings` end it earlier. `top_k` -1 and `top_p` 1 are off, `temperature` 0 is
-    greedy. `seed` is 0 to 2**31 - 1. Prompt positions from `scored_from` on are scored; `topk_prompt` is the number of
-    likeliest tokens for each of them, and `topk` for each drawn position. `candidates`, at most `MOST_CANDIDATES`, are
-    tokens whose logprobs at the first drawn position are requested; then there is no `topk`. `head`: the adapter
-    changes the unembedding. Cached prefixes are only shared by requests of the same `cache_salt`; "" is none.
+    `adapter` is a name that was given to `load_adapter`; None: the base model. `max_tokens` is at least 1. Only
+    `stop_token_ids` and `stop_strings` end the sequence earlier. `top_k` -1 and `top_p` 1 are off; `temperature` 0 is
+    greedy. `seed` is 0 to 2**31 - 1. Prompt positions from `scored_from` on are scored. `topk_prompt` is the number of
+    most likely tokens for each scored position, `topk` for each drawn position. `candidates` are tokens whose logprobs
+    at the first drawn position are requested, at most `MOST_CANDIDATES`; a request with candidates has no `topk`.
+    `head`: the adapter changes the unembedding. Requests share cached prefixes only if their `cache_salt` is equal; ""
+    is no salt.
     """
 
     adapter: str | None
@@ -130,10 +132,10 @@ class GenerationRequest:
 class Generation:
     """The answer to a request.
 
-    The sequence may continue for some tokens after a stop string; it has `topk_logprobs` if they were requested.
-    `prompt_logprobs` is `[len(prompt)]` with NaN for unscored positions, or None; `topk_prompt` has a row for each
-    token of the prompt, empty in the same places, or is None. `candidates` are the logprobs of the request's
-    candidates, in their order. `cached_tokens` is the part of the prompt that was not computed.
+    The sequence may continue for some tokens after a stop string. It has `topk_logprobs` if they were requested.
+    `prompt_logprobs` is None, or `[len(prompt)]` with NaN for unscored positions. `topk_prompt` is None, or has a row
+    for each token of the prompt, with empty cells for unscored positions. `candidates` are the logprobs of the
+    request's candidates, in the same order. `cached_tokens` is the length of the prompt's part that was in the cache.
     """
 
     sequence: Sequence
@@ -144,37 +146,38 @@ class Generation:
 
 
 class TokenServer(Protocol):
-    """A running server. Used on one event loop. Cancelling a call also ends its work on the server.
+    """A running server. Used on one event loop. If a call is cancelled, its work on the server ends, too.
 
     Logprobs are those of the model at temperature 1, before top-k and top-p. Calls raise UserError if the server finds
-    the request invalid, ServerError if it fails, and SamplerClosed if it cannot be reached.
+    the request invalid, ServerError if the server fails, and SamplerClosed if the server cannot be reached.
     """
 
     scores_heads: bool
-    """True if the logprobs of prompts include what an adapter adds to the unembedding; those of drawn tokens do."""
+    """True if the logprobs of prompts include an adapter's change of the unembedding. Logprobs of drawn tokens always
+    do."""
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Load an adapter, and return when requests may name it.
+        """Load an adapter. After the return, requests may use its name.
 
         `folder` is in PEFT's layout, and stays until the adapter is unloaded.
         """
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter that no request uses any more."""
+        """Unload an adapter that no request uses."""
 
     async def draw(self, request: GenerationRequest) -> Generation: ...
 
     async def is_healthy(self) -> bool:
-        """Return whether the server is healthy. It is not while it starts."""
+        """Return whether the server is healthy. A server that is starting is not healthy."""
 
     async def close(self) -> None:
         """Close the connections, not the server."""
 
 
 def seed_of(job: SampleJob, index: int, purpose: str = "") -> int | None:
-    """Return a seed that differs for each index of a purpose, and is unrelated to those of neighbouring seeds.
+    """Return a seed that differs for each index of a purpose. Neighbouring job seeds give unrelated seeds.
 
-    Greedy needs none.
+    Greedy draws need no seed.
     """
     seed = job.params.seed
     if seed is None or job.params.temperature == 0:
@@ -183,9 +186,10 @@ def seed_of(job: SampleJob, index: int, purpose: str = "") -> int | None:
 
 
 def cache_salt_of(tenant: str) -> str:
-    """Return the salt of a tenant's requests.
+    """Return the cache salt of a tenant's requests.
 
-    Answers count cached tokens, which would confirm a guess of another tenant's prompt.
+    Tenants have different salts: answers report the number of cached tokens, which would confirm a guess of another
+    tenant's prompt.
     """
     return sha256(f"prefixes of {tenant}".encode()).hexdigest()[:32]
 
@@ -197,8 +201,8 @@ Row = Mapping[int, float | None]
 def top_logprobs(rows: Items[Row | None], k: int) -> TopkLogprobs:
     """Return K logprobs for each row, the most likely first, with empty cells for missing ones.
 
-    Of equals the lower ID is first. Servers add the token of the prompt or the drawn token, which may not be among the
-    most likely.
+    Among equals the lower ID comes first. Servers add the prompt's token or the drawn token, which may not be among the
+    most likely tokens.
     """
     found = TopkLogprobs.empty(len(rows), k)
     for position, row in enumerate(rows):
@@ -214,7 +218,7 @@ def top_logprobs(rows: Items[Row | None], k: int) -> TopkLogprobs:
 
 
 def joined(first: TopkLogprobs, rest: TopkLogprobs) -> TopkLogprobs:
-    """Return the rows of the first followed by those of the other."""
+    """Return the rows of `first`, and after them the rows of `rest`."""
     return TopkLogprobs(
         np.concatenate([first.token_ids, rest.token_ids]), np.concatenate([first.logprobs, rest.logprobs])
     )

@@ -1,4 +1,4 @@
-"""A job as requests to a token server, and their answers as its outcome. Pure."""
+"""The conversion of a job to requests for a token server, and of the answers to the job's outcome. Pure."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tinsmith_trainer.sampling.token_server.served_model import ServedModel
 from tinsmith_trainer.sampling.token_text import ends_within_character
 
 MOST_NAMED_TOKENS = 1 << 21
-"""The most likely tokens in one answer of a server: as text they are 150 MB."""
+"""The limit of most likely tokens in one answer of a server. As text they are 150 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The requests of a job: one for each sample, and those for beginnings of its prompt.
+    """The requests of a job: one for each sample, and the requests for prefixes of its prompt.
 
-    Without requests, the outcome is known. max_tokens: of each sequence. A request has at least one, since no server
-    draws none: then it only scores the prompt.
+    If there are no requests, the outcome is already known. `max_tokens` is for each sequence. A request has at least
+    one token, because no server draws zero tokens; if `max_tokens` is 0, the request only scores the prompt.
     """
 
     job: SampleJob
@@ -48,8 +48,8 @@ def plan_generation_requests(
 ) -> Plan:
     """Plan the requests.
 
-    `head`: the adapter changes the unembedding. `scored_by_prefixes`: the server would score the prompt without it.
-    Raises UserError, with the reason, for a job that cannot run.
+    `head`: the adapter changes the unembedding. `scored_by_prefixes`: the server's own scores of the prompt would not
+    include this change. Raises UserError, with the reason, for a job that cannot run.
     """
     if job.images:
         raise UserError("The prompt has images, which this sampler's token server is not given. Send text alone.")
@@ -90,9 +90,10 @@ def plan_generation_requests(
 
 
 def outcome_of(plan: Plan, drawn: Items[Generation], behind: Items[Generation], model: ServedModel) -> SampleOutcome:
-    """Return the outcome from the answers for the samples, and for beginnings of the prompt.
+    """Return the outcome from the answers for the samples, and from the answers for prefixes of the prompt.
 
-    Both are in the order of the plan. Raises UserError if the answer has no logprobs, as for a model that has diverged.
+    Both lists are in the order of the plan. Raises UserError if the answer has no logprobs, for example if the model
+    has diverged.
     """
     job = plan.job
     sequences = [_finished(plan, one.sequence, model) for one in drawn] if plan.max_tokens else []
@@ -148,8 +149,9 @@ def _topk_prompt(plan: Plan, first: Generation | None, behind: Items[Generation]
 def _sought_by_server(rule: StopRule, job: SampleJob, model: ServedModel) -> tuple[str, ...]:
     """Return the stop strings for the server.
 
-    The text is cut here in any case; they save the server needless tokens. There are none after a prompt that ends
-    within a character: vLLM would search that prompt, too, and could end at a string that was never drawn.
+    The text is cut in this process in any case; the strings save the server needless tokens. After a prompt that ends
+    within a character there are none: vLLM would also search the prompt, and could stop at a string that was never
+    drawn.
     """
     if rule.strings and ends_within_character(job.prompt.tolist(), model.tokenizer):
         return ()
@@ -157,7 +159,7 @@ def _sought_by_server(rule: StopRule, job: SampleJob, model: ServedModel) -> tup
 
 
 def _first_scored(job: SampleJob) -> int | None:
-    """Return the first prompt position that has a logprob to compute, or None."""
+    """Return the first prompt position that needs a logprob, or None."""
     if not job.prompt_logprobs and not job.topk_prompt_logprobs:
         return None
     length, last_n = len(job.prompt), job.prompt_logprobs_last_n
@@ -166,7 +168,7 @@ def _first_scored(job: SampleJob) -> int | None:
 
 
 def _finished(plan: Plan, drawn: Sequence, model: ServedModel) -> Sequence:
-    """Cut the sequence after the token that ends it, which is found as the built-in sampler finds it."""
+    """Cut the sequence after the token that ends it. The built-in sampler finds this token in the same way."""
     watch = plan.rule.watch(model.tokenizer, plan.job.prompt)
     for index, token in enumerate(drawn.tokens.tolist(), 1):
         if watch.sees_end(token):

@@ -1,4 +1,4 @@
-"""HTTP calls to a token server, and the thread with the event loop on which they run."""
+"""HTTP calls to a token server, and the thread with the event loop for these calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class LoopThread:
-    """A thread with an event loop, which runs from the construction until `stop`."""
+    """A thread with an event loop, from its construction until `stop`."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -27,11 +27,11 @@ class LoopThread:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine and return its result, or raise its error. Call it from another thread."""
+        """Run a coroutine. Return its result, or raise its error. Call it from another thread."""
         return self.begin(coroutine).result()
 
     def begin(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Start a coroutine. Thread-safe; call it before `stop`, which cancels what still runs."""
+        """Start a coroutine. Thread-safe. Call it before `stop`, which cancels running coroutines."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def soon(self, function: Callable[[*Arguments], None], *arguments: *Arguments) -> bool:
@@ -43,7 +43,7 @@ class LoopThread:
         return True
 
     def stop(self) -> None:
-        """Cancel what still runs, and stop the loop. Call it from another thread."""
+        """Cancel all running coroutines, and stop the loop. Call it from another thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -63,7 +63,7 @@ HEALTH_SECONDS = 30.0
 MESSAGE_CHARACTERS = 500
 
 IsRefusal = Callable[[int, str], bool]
-"""A function that decides by status and message whether the request is at fault."""
+"""A function that decides from the status and the message whether the request is invalid."""
 
 
 def refused_by_status(status: int, message: str) -> bool:
@@ -71,19 +71,19 @@ def refused_by_status(status: int, message: str) -> bool:
 
 
 class JsonCalls:
-    """A client of a server under one base address. `name` is for messages. Create it in a running event loop."""
+    """A client of a server with one base address. `name` is for messages. Create it in a running event loop."""
 
     def __init__(self, name: str, address: str, key: str = "") -> None:
         """Create the client.
 
-        `address` is a URL, or `unix:` and the path of a socket; `key` is sent with each request.
+        `address` is a URL, or `unix:` and the path of a socket. `key` is sent with each request.
         """
         self._name = name
         socket = address.removeprefix(SOCKET_SCHEME)
         self._session = aiohttp.ClientSession(
             address if socket == address else "http://localhost",
-            # There is no limit, which would make health checks wait for requests. Connections are not reused, since a
-            # server may close one while the next request is on its way.
+            # The number of connections has no limit, because health checks would wait for requests. Connections are not
+            # reused, because a server may close a connection while the next request is on its way.
             connector=(
                 aiohttp.TCPConnector(limit=0, force_close=True)
                 if socket == address
@@ -95,7 +95,7 @@ class JsonCalls:
         )
 
     async def post(self, path: str, body: Mapping[str, object], is_refusal: IsRefusal = refused_by_status) -> Any:
-        """Send a request and return the JSON of the answer; None if it is not JSON. There is no time limit.
+        """Send a request. Return the JSON of the answer, or None if it is not JSON. There is no time limit.
 
         Raises UserError if the server finds the request invalid, ServerError if it fails, and SamplerClosed if it
         cannot be reached.
@@ -113,7 +113,7 @@ class JsonCalls:
             return None
 
     async def succeeds(self, path: str) -> bool:
-        """Return whether a GET is answered with 200."""
+        """Return whether the answer to a GET has the status 200."""
         try:
             async with self._session.get(path, timeout=aiohttp.ClientTimeout(total=HEALTH_SECONDS)) as response:
                 return response.status == 200
@@ -129,7 +129,7 @@ class JsonCalls:
 
 
 def _said(content: str) -> str:
-    """Return the message in an error's JSON, whose place depends on the server."""
+    """Return the message in an error's JSON. Its place differs between servers."""
     try:
         body = json.loads(content)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Requests for values of a prompt that servers do not report: one token each, after a beginning of the prompt.
+"""Requests for values of a prompt that servers do not report: each draws one token after a prefix of the prompt.
 
-No server reports the logprobs of other tokens at every position of a prompt, or draws there, and one scores it without
-what an adapter adds to the unembedding. At the first drawn position each server does all of that, over the whole
-vocabulary, and it has the beginning of a known prompt in its prefix cache. Pure.
+No server reports the logprobs of other tokens at every position of a prompt, or draws tokens there. One server scores a
+prompt without the adapter's change of the unembedding. At the first drawn position each server gives all of these
+values over the whole vocabulary, and it has the prefix of a known prompt in its cache. Pure.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from tinsmith_trainer.sampling.base import NO_TARGET, AltTokens, SampleJob, Topk
 from tinsmith_trainer.sampling.token_server.base import MOST_CANDIDATES, Generation, GenerationRequest, seed_of
 
 MOST_PREFIX_REQUESTS = 4096
-"""The limit of a job, which is the limit of samples. Each request carries its beginning of the prompt."""
+"""The limit of prefix requests in a job, equal to the limit of samples. Each request contains its prefix of the
+prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixRequest:
-    """A request after the prompt up to its position `row`.
+    """A request with the prompt's tokens before the position of `row`.
 
-    It is for candidates, for the most likely tokens, or for the draw with the number `draw`.
+    The request is for candidates, for the most likely tokens, or for the draw with the number `draw`.
     """
 
     purpose: Literal["named", "top_logprobs", "drawn"]
@@ -39,10 +40,10 @@ class PrefixRequest:
 def plan_prefixes(
     job: SampleJob, adapter: str | None, scored_from: int | None = None, *, head: bool = False
 ) -> tuple[PrefixRequest, ...]:
-    """Plan the requests for all targets and alternatives of a job, and for the prompt.
+    """Plan the requests for all targets and alternatives of a job, and for the prompt's scores.
 
     The prompt is scored from `scored_from` on. The longest request is first. `head`: the adapter changes the
-    unembedding. Raises UserError for more than a job may have.
+    unembedding. Raises UserError for more requests than a job may have.
     """
     named = _named(job, scored_from)
     top_logprobs = range(scored_from - 1, len(job.prompt) - 1) if scored_from and job.topk_prompt_logprobs else ()
@@ -80,7 +81,7 @@ def target_logprobs(
 
 
 def prompt_logprobs(job: SampleJob, planned: Items[PrefixRequest], drawn: Items[Generation]) -> NDArray[np.float32]:
-    """Return the logprobs of the prompt's own tokens, NaN for others than requested.
+    """Return the logprobs of the prompt's own tokens, NaN for positions that were not requested.
 
     `drawn` is in the order of `planned`.
     """
@@ -113,7 +114,7 @@ def alternative_tokens(job: SampleJob, planned: Items[PrefixRequest], drawn: Ite
     found = AltTokens(np.zeros(shape, np.int32), np.zeros(shape, np.float32))
     for one, result in zip(planned, drawn, strict=True):
         if one.purpose == "drawn":
-            columns = slice(None) if _draws(job) == 1 else one.draw  # greedy draws are all alike
+            columns = slice(None) if _draws(job) == 1 else one.draw  # all greedy draws are equal
             found.tokens[one.row, columns] = result.sequence.tokens[0]
             found.logprobs[one.row, columns] = result.sequence.logprobs[0]
     return found
@@ -122,7 +123,7 @@ def alternative_tokens(job: SampleJob, planned: Items[PrefixRequest], drawn: Ite
 def _logprobs_of_named(
     planned: Items[PrefixRequest], drawn: Items[Generation]
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.float32]]]:
-    """Yield rows, their tokens in order, and the logprobs of these."""
+    """Yield each row with its candidate tokens in ascending order and the logprobs of these tokens."""
     for one, result in zip(planned, drawn, strict=True):
         if one.purpose == "named":
             assert result.candidates is not None
@@ -130,7 +131,7 @@ def _logprobs_of_named(
 
 
 def _named(job: SampleJob, scored_from: int | None) -> list[tuple[int, tuple[int, ...]]]:
-    """Return rows with the tokens whose logprobs are requested, each once, in groups that a server takes."""
+    """Return rows with the tokens whose logprobs are requested, each once, in groups that a server accepts."""
     found = []
     for row, wanted in enumerate(_wanted(job, scored_from)):
         tokens = np.unique(wanted[wanted != NO_TARGET]).tolist()
@@ -139,7 +140,7 @@ def _named(job: SampleJob, scored_from: int | None) -> list[tuple[int, tuple[int
 
 
 def _wanted(job: SampleJob, scored_from: int | None) -> NDArray[np.int64]:
-    """Return the targets, with the prompt's own tokens as a further column if they are requested. Raises UserError."""
+    """Return the targets. If the prompt's own tokens are requested, they are an additional column. Raises UserError."""
     rows, targets = len(job.prompt) - 1, job.target_prompt_logprobs
     if targets is None:
         targets = np.full((rows, 0), NO_TARGET, np.int64)
@@ -156,7 +157,7 @@ def _first_wanted(job: SampleJob) -> int:
 
 
 def _draws(job: SampleJob) -> int:
-    """Return the draws of each position. Greedy ones are all alike."""
+    """Return the number of draws at each position. Greedy draws are equal, so one is enough."""
     return min(job.prompt_alt_tokens_k, 1) if job.params.temperature == 0 else job.prompt_alt_tokens_k
 
 

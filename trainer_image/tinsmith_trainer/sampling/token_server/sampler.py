@@ -1,4 +1,4 @@
-"""The sampler for a token server: jobs become calls, on an event loop in its own thread."""
+"""The sampler for a token server. Jobs become calls on an event loop in a separate thread."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Done = Callable[[SampleOutcome], None]
 
 
 class TokenServerSampler(Sampler):
-    """A sampler that uses a running token server. The thread owns `server`, and runs `on_close` last."""
+    """A sampler that uses a running token server. Its thread owns `server`, and at the end runs `on_close`."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class TokenServerSampler(Sampler):
     def _not_loaded(self, adapter_key: str, adapter: ServedAdapter, error: TrainerError) -> TrainerError:
         """Return the error for an adapter that was not loaded.
 
-        Servers report a missing folder like an adapter that they refuse.
+        Servers report a missing folder in the same way as an adapter that they refuse.
         """
         gone = not adapter.folder.exists()
         self._folders.remove(adapter)
@@ -120,7 +120,7 @@ class TokenServerSampler(Sampler):
     async def _load_after_unloads(self, adapter: ServedAdapter) -> None:
         """Load the adapter when there is room.
 
-        With one adapter too many a server would evict one of its choice, and wait for the samples that use it.
+        With one adapter too many, a server would evict an adapter of its choice and wait for the samples that use it.
         """
         await asyncio.gather(*self._unloading, return_exceptions=True)
         await self._server.load_adapter(adapter.name, adapter.folder)
@@ -136,7 +136,7 @@ class TokenServerSampler(Sampler):
 
     @override
     def drop_adapter(self, adapter_key: str) -> None:
-        """Drop an adapter. Jobs that were submitted before keep the version. Unknown keys are ignored."""
+        """Drop an adapter. Jobs that were submitted earlier keep this version. Unknown keys are ignored."""
         with self._guard:
             adapter = self._adapters.pop(adapter_key, None)
             if adapter is None:
@@ -165,7 +165,7 @@ class TokenServerSampler(Sampler):
 
     @override
     def stats(self) -> SamplerStats:
-        """Return the jobs active and waiting now; tokens, and seconds with at least one job, since the start."""
+        """Return the jobs active and waiting now; since the start, the tokens and the seconds with at least one job."""
         return self._counters.stats()
 
     @override
@@ -183,7 +183,7 @@ class TokenServerSampler(Sampler):
         self._counters.begins()
         task = asyncio.get_running_loop().create_task(self._outcome(job, adapter))
         self._running[task] = job.request_id
-        # The callback is not in the task, which may be cancelled before its first line.
+        # The callback is not in the task, because the task may be cancelled before its first line.
         task.add_done_callback(lambda task: self._finish(task, adapter, done))
 
     def _finish(self, task: asyncio.Task[SampleOutcome], adapter: ServedAdapter | None, done: Done) -> None:
@@ -221,9 +221,9 @@ class TokenServerSampler(Sampler):
         return outcome
 
     async def _draw_all(self, plan: Plan, tenant: str) -> tuple[list[Generation], list[Generation]]:
-        """Draw the samples of the plan, and its beginnings of the prompt.
+        """Draw the samples of the plan, and the prefixes of its prompt.
 
-        The longest beginning is drawn first, so that the others find it in the server's prefix cache.
+        The longest prefix is drawn first. The other prefixes then find it in the server's prefix cache.
         """
         prefixes = [one.request for one in plan.prefixes]
         longest = await self._draw_together(prefixes[:1], tenant)
@@ -232,9 +232,10 @@ class TokenServerSampler(Sampler):
         return others[rest:], longest + others[:rest]
 
     async def _draw_together(self, requests: Items[GenerationRequest], tenant: str) -> list[Generation]:
-        """Draw all requests. After the first failure the others end.
+        """Draw all requests. After the first failure the other requests end.
 
-        Raises its error, or SamplerClosed if the server is failing: then clients submit the job again, elsewhere.
+        Raises the error of that failure, or SamplerClosed if the server is failing. After SamplerClosed, clients submit
+        the job again to another sampler.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -263,7 +264,7 @@ class TokenServerSampler(Sampler):
     def _release(self, adapter: ServedAdapter | None) -> None:
         if adapter is None:
             return
-        # also of the answer: if a drop and the last job coincide, only one of them unloads the adapter
+        # This also guards the answer: if a drop and the last job coincide, only one of them unloads the adapter.
         with self._guard:
             adapter.jobs -= 1
             can_go = adapter.can_go and not self._closed
@@ -278,7 +279,7 @@ class TokenServerSampler(Sampler):
     async def _unload(self, adapter: ServedAdapter) -> None:
         """Unload the adapter.
 
-        The server may have lost it, for example after a restart; the folder is removed in any case.
+        The server may have lost the adapter, for example after a restart. The folder is removed in any case.
         """
         try:
             await self._server.unload_adapter(adapter.name)
@@ -292,13 +293,13 @@ class TokenServerSampler(Sampler):
             task.cancel()
         for loading in tuple(self._loading):
             loading.cancel()
-        await asyncio.gather(*running, return_exceptions=True)  # and their answers are given
+        await asyncio.gather(*running, return_exceptions=True)  # wait until their answers are given
         await self._server.close()
         await self._on_close()
 
 
 class Counters:
-    """Counters of this process, since the numbers of servers differ between versions. Thread-safe."""
+    """Counters of this process, because the numbers of servers differ between versions. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._guard = threading.Lock()
@@ -325,7 +326,7 @@ class Counters:
                 self._busy_seconds += self._clock() - self._busy_since
 
     def drew(self, plan: Plan, outcome: SampleOutcome) -> None:
-        """Count a job. Its samples share the prompt, which counts once."""
+        """Count a job. Its samples share the prompt, so the prompt counts once."""
         computed = bool(plan.requests or plan.prefixes)
         hit = outcome.prompt_cache_hit_tokens
         with self._guard:
@@ -349,5 +350,5 @@ class Counters:
 def _answer(done: Done, outcome: SampleOutcome) -> None:
     try:
         done(outcome)
-    except Exception:  # an error of the caller must not end the sampler's thread
+    except Exception:  # an error in the caller's function must not end the sampler's thread
         log.exception("sample_callback_failed")

@@ -1,4 +1,4 @@
-"""The facts about a base model whose weights are in another process."""
+"""The properties of a base model whose weights are in another process."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ GENERATION_CONFIG = "generation_config.json"
 class ServedModel:
     """A base model in a server.
 
-    `linear_shapes` are [out, in] by the name of a module; `experts` the projections of layers' experts; `eos_token_ids`
-    all IDs at which generation ends by default.
+    `linear_shapes` are [out, in] by module name. `experts` are the projections of layers' experts. `eos_token_ids` are
+    all IDs that end a sequence by default.
     """
 
     directory: Path
@@ -38,7 +38,7 @@ class ServedModel:
 
 
 def read_model(source: str, revision: str | None = None, max_sequence_length: int | None = None) -> ServedModel:
-    """Read the facts from a directory, or a revision of a hub repository.
+    """Read the properties from a directory, or from a revision of a hub repository.
 
     Raises ModelNotFound, ModelDirectoryInvalid, ServerError.
     """

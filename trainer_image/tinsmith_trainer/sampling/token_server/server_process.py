@@ -22,11 +22,12 @@ KEPT_LINES = 20
 LONGEST_LINE_BYTES = 1024**2
 END_SECONDS = supervisor.STOP_SECONDS + 5.0
 LAST_WORDS_SECONDS = 5.0
-"""The time for which the output of an ended server is read. A process that left its session may keep it open."""
+"""The maximum time for which the output of an ended server is read. A process that left its session may keep the output
+open."""
 
 PERIOD_SECONDS = 10.0
 ILL_SECONDS = 60.0
-"""The tolerance of a liveness probe."""
+"""The time for which a server may be unhealthy, equal to that of a liveness probe."""
 
 
 class ServerProcess:
@@ -53,7 +54,7 @@ class ServerProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 pass_fds=(held,),
-                # a signal to the whole process group would end the supervisor, and leave the server
+                # a signal to the whole process group would end the supervisor, but not the server
                 start_new_session=True,
                 env={**os.environ, **command.environment},
                 limit=LONGEST_LINE_BYTES,
@@ -67,9 +68,9 @@ class ServerProcess:
         return cls(name, process, hold, command.secret)
 
     async def until_healthy(self, is_healthy: Callable[[], Awaitable[bool]], timeout_seconds: float) -> None:
-        """Wait until the server serves.
+        """Wait until the server is healthy.
 
-        Raises ServerError, with its last output, if it ends before, or does not serve in time.
+        Raises ServerError, with the server's last output, if the server ends early or is not healthy in time.
         """
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -81,7 +82,7 @@ class ServerProcess:
             ) from None
 
     async def ended(self) -> ServerError:
-        """Wait until the server has ended by itself, and return the reason."""
+        """Wait until the server ends by itself. Return the reason."""
         await self._process.wait()
         await asyncio.wait({self._listening}, timeout=LAST_WORDS_SECONDS)
         return ServerError(
@@ -89,7 +90,7 @@ class ServerProcess:
         )
 
     async def stop(self) -> None:
-        """Close the pipe, and wait until the server is gone."""
+        """Close the pipe, and wait until the server has ended."""
         self.close_pipe()
         try:
             async with asyncio.timeout(END_SECONDS):
@@ -118,7 +119,7 @@ class ServerProcess:
         ended.cancel()
 
     async def _listen(self) -> None:
-        """Pass its output on as log lines, so that the log of a pod has one form."""
+        """Write the server's output as log lines, so that the log of a pod has one format."""
         assert self._process.stdout is not None
         while content := await _line(self._process.stdout):
             line = content.decode(errors="replace").rstrip()
@@ -134,7 +135,7 @@ async def until_ill(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Return when the server has not been healthy for `ILL_SECONDS`. Checks without an answer count as unhealthy."""
+    """Return when the server has been unhealthy for `ILL_SECONDS`. A check without an answer counts as unhealthy."""
     well = clock()
     while clock() - well < ILL_SECONDS:
         await sleep(PERIOD_SECONDS)
@@ -143,7 +144,7 @@ async def until_ill(
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:
-    """Return a line, or a part of one that is too long."""
+    """Return a line, or a part of a line that is too long."""
     try:
         return await stream.readuntil(b"\n")
     except asyncio.IncompleteReadError as error:

@@ -1,4 +1,4 @@
-"""SGLang's server, by its native route."""
+"""SGLang's server, called by its native route."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ DETERMINISTIC = "--enable-deterministic-inference"
 """The flag without which SGLang accepts a seed and ignores it."""
 CONFIG = "sglang.yaml"
 KEPT_BACK_TOKENS = 6
-"""The part of its context that SGLang reserves: a prompt must be shorter by so many tokens, and with its sequence by
-two."""
+"""The tokens of the context that SGLang reserves. A prompt must be shorter than the context by this number, and prompt
+and sequence together by two."""
 BEYOND_VOCABULARY = "NaN happened"
-"""The stop that SGLang reports if it drew a token that does not exist, and replaced it by a stop token."""
+"""The stop reason of SGLang after it drew a token that does not exist and replaced it by a stop token."""
 
 
 def sglang_command(settings: ServerSettings) -> ServerCommand:
@@ -44,12 +44,12 @@ def sglang_command(settings: ServerSettings) -> ServerCommand:
         "host": HOST,
         "port": settings.port,
         "tp-size": settings.gpus,
-        "dtype": settings.dtype,  # otherwise float32 is served in another dtype than the training's
+        "dtype": settings.dtype,  # otherwise float32 is served in another dtype than that of training
         "context-length": settings.max_sequence_length + KEPT_BACK_TOKENS,
         "max-loras-per-batch": settings.adapters_in_a_batch,
         "max-loaded-loras": settings.max_loaded,
         "max-lora-rank": settings.max_rank,
-        "lora-target-modules": "all",  # otherwise the first adapter decides what later ones may hold
+        "lora-target-modules": "all",  # otherwise the first adapter decides which modules later adapters may have
         "sampling-defaults": "openai",  # otherwise the model's own file changes the defaults of a request
     }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
@@ -59,10 +59,10 @@ def sglang_command(settings: ServerSettings) -> ServerCommand:
         {
             **settings.program_variables(),
             "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",  # otherwise logprobs are those after the temperature
-            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # no sequence gets as long: jobs are checked before
+            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # jobs are checked before, so no sequence is that long
             "HF_HUB_OFFLINE": "1",
         },
-        # Any user may read a command line, and a web page may call a port of its reader's machine.
+        # Any user of the machine may read a command line, and a web page may call a port of its reader's machine.
         {settings.private / CONFIG: f"api-key: {settings.key}\n"},
         settings.key,
     )
@@ -71,7 +71,7 @@ def sglang_command(settings: ServerSettings) -> ServerCommand:
 class SglangServer(TokenServer):
     """A client of SGLang.
 
-    It needs SGLANG_RETURN_ORIGINAL_LOGPROB. Unless it was started `deterministic`, seeds are refused.
+    The server needs SGLANG_RETURN_ORIGINAL_LOGPROB. Seeds are refused unless the server was started `deterministic`.
     """
 
     scores_heads = True
@@ -92,8 +92,8 @@ class SglangServer(TokenServer):
     async def draw(self, request: GenerationRequest) -> Generation:
         """Draw the sequence.
 
-        It is continued after an end that was not requested: SGLang stops at all of a model's end-of-sequence tokens
-        besides those of a request, or else at no token at all.
+        If SGLang stops at a token that the request does not list, the draw continues: SGLang stops at all
+        end-of-sequence tokens of a model in addition to those of a request, or at no token.
         """
         if request.seed is not None and not self._deterministic:
             raise UserError(
@@ -101,7 +101,7 @@ class SglangServer(TokenServer):
                 "Leave the seed out, or have it among the pool's server arguments."
             )
         if request.seed is None and self._deterministic and request.temperature > 0:
-            # SGLang would use the same seed for every request without one, so that all draws would be equal.
+            # SGLang would use one seed for all requests without a seed, so that all draws would be equal.
             request = replace(request, seed=secrets.randbelow(SEED_RANGE))
         drawn, unasked = await self._draw_once(request)
         while unasked and len(drawn.sequence.tokens) < request.max_tokens:
@@ -122,7 +122,7 @@ class SglangServer(TokenServer):
 
 
 def sglang_request(request: GenerationRequest) -> dict[str, object]:
-    """Return the body with every choice, so that no default of a server or of a model applies."""
+    """Return the body with every parameter, so that no default of a server or of a model applies."""
     sampling: dict[str, object] = {
         "max_new_tokens": request.max_tokens,
         "temperature": request.temperature,
@@ -144,7 +144,7 @@ def sglang_request(request: GenerationRequest) -> dict[str, object]:
         "extra_key": request.cache_salt or None,
         "sampling_params": sampling,
         "return_logprob": True,
-        # The entry at the start has no logprob, since there is no scored token before it.
+        # The start position's own entry has no logprob, because no scored token comes before it.
         "logprob_start_len": -1 if request.scored_from is None else request.scored_from - 1,
         "top_logprobs_num": max(request.topk, request.topk_prompt),
         "token_ids_logprob": _token_ids(request),
@@ -155,7 +155,7 @@ def sglang_request(request: GenerationRequest) -> dict[str, object]:
 def _token_ids(request: GenerationRequest) -> list[int] | None:
     """Return candidates for each scored request.
 
-    SGLang's scheduler fails if only another request of the batch has some.
+    SGLang's scheduler fails if a batch has requests with candidates and requests without them.
     """
     if request.scored_from is not None and not request.candidates:
         return [0]
@@ -165,7 +165,7 @@ def _token_ids(request: GenerationRequest) -> list[int] | None:
 def drawn_by_sglang(request: GenerationRequest, answer: Any) -> tuple[Generation, bool]:
     """Return the answer, and whether it ended at a token that is no stop of this request.
 
-    Raises ServerError for an answer that is not in the form of the supported version of SGLang.
+    Raises ServerError if the answer does not have the form of the supported SGLang version.
     """
     try:
         meta = answer["meta_info"]
@@ -198,7 +198,7 @@ def _check_end(request: GenerationRequest, reason: Any) -> None:
 
 
 def _rest(request: GenerationRequest, sequence: Sequence) -> GenerationRequest:
-    """Return what is left to draw. The seed is the same, since SGLang draws by seed and position."""
+    """Return the request for the rest of the sequence. The seed stays, because SGLang draws by seed and position."""
     return replace(
         request,
         prompt=np.concatenate([request.prompt, sequence.tokens]),
@@ -221,7 +221,7 @@ def _joined(first: Generation, rest: Generation) -> Generation:
 
 
 def _prompt_logprobs(request: GenerationRequest, meta: Any) -> NDArray[np.float32] | None:
-    """Return the logprobs. Entries are [logprob, token, text] up to the prompt's end, and are aligned there."""
+    """Return the logprobs. Entries are [logprob, token, text] up to the prompt's end, and are aligned at that end."""
     if request.scored_from is None:
         return None
     found = np.full(len(request.prompt), np.nan, np.float32)
@@ -237,7 +237,7 @@ def _prompt_logprobs(request: GenerationRequest, meta: Any) -> NDArray[np.float3
 
 
 def _topk_prompt(request: GenerationRequest, meta: Any) -> TopkLogprobs | None:
-    """Return the likeliest tokens, aligned at the prompt's end, too."""
+    """Return the most likely tokens, also aligned at the prompt's end."""
     if not request.topk_prompt or request.scored_from is None:
         return None
     scored = len(request.prompt) - request.scored_from

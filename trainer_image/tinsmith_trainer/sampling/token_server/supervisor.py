@@ -1,7 +1,8 @@
 """A program that runs a command while the other end of a pipe is open: `python -m …supervisor FD COMMAND…`.
 
-A server has child processes, which outlive it when it is killed. So it runs in a session, all of which ends with the
-holder of the pipe, even if the holder is killed. The exit status of the command is passed on.
+A killed server leaves its child processes running. So the server runs in its own session, and all processes of the
+session end with the holder of the pipe, even if the holder is killed. The supervisor exits with the command's exit
+status.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ def main(descriptor: int, command: list[str]) -> NoReturn:
         os._exit(127)
     threading.Thread(target=_stop_when_pipe_closes, args=(descriptor, child), daemon=True).start()
     status = child.wait()
-    _kill(child, signal.SIGKILL)  # child processes that it left behind
+    _kill(child, signal.SIGKILL)  # child processes that the command left running
     os._exit(status if status >= 0 else 128 - status)
 
 
 def _stop_when_pipe_closes(descriptor: int, child: subprocess.Popen[bytes]) -> None:
     """Stop the session when the pipe closes.
 
-    The holder never writes: end of file means that it is gone, or wants this.
+    The holder never writes. End of file means that the holder has ended, or that it requests the stop.
     """
     os.read(descriptor, 1)
     _kill(child, signal.SIGTERM)

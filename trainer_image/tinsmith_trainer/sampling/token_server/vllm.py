@@ -1,4 +1,4 @@
-"""vLLM's OpenAI server, by its completions route with token IDs in both directions."""
+"""vLLM's OpenAI server, called by its completions route with token IDs in requests and answers."""
 
 from __future__ import annotations
 
@@ -31,35 +31,38 @@ from tinsmith_trainer.sampling.token_server.http import JsonCalls
 
 BASE_MODEL = "base"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values of --max-lora-rank. An adapter may have any rank up to it."""
+"""The values that --max-lora-rank may have. An adapter may have any rank up to this value."""
 GREEDY_BELOW = 1e-5
-"""A temperature. vLLM raises any value above 0 to 0.01 at least, which is not always the most likely token."""
+"""A temperature. vLLM raises smaller positive values to 0.01, and at 0.01 the most likely token is not always drawn."""
 TOKEN_ID = "token_id:"
 SPOILS = {"candidates": "top_logprobs", "head": "scored"}
-"""Requests that spoil others in one batch. vLLM's older model runner, which mixtures of experts still use, gives all of
-a batch the candidates of one; and what an adapter adds to the unembedding is added to the scores of any prompt."""
+"""The kinds of requests that spoil others in one batch. vLLM's older model runner, which mixtures of experts still use,
+gives one request's candidates to the whole batch. It also adds an adapter's change of the unembedding to the scores of
+every prompt."""
 
 REFUSALS = re.compile(
     "is greater than max_lora_rank|expected target modules|is unsupported LoRA weight|embedding LoRA size"
 )
-"""The messages of its engine about an adapter that it cannot serve. Their status is that of its own failures, too."""
+"""The messages of vLLM's engine about an adapter that it cannot serve. Their status is also that of internal
+failures."""
 
 
 def vllm_command(settings: ServerSettings) -> ServerCommand:
     """Return the command. Raises ServerError for a rank above vLLM's limit."""
     options = {
-        "uds": settings.socket,  # its key would only protect the routes below /v1
+        "uds": settings.socket,  # a key would protect only the routes below /v1
         "served-model-name": BASE_MODEL,
         "tensor-parallel-size": settings.gpus,
-        "dtype": settings.dtype,  # otherwise float32 is served in another dtype than the training's
+        "dtype": settings.dtype,  # otherwise float32 is served in another dtype than that of training
         "max-model-len": settings.max_sequence_length,
         "max-num-seqs": MOST_ROWS,
         "max-loras": settings.adapters_in_a_batch,
         "max-cpu-loras": settings.max_loaded,
         "max-lora-rank": allowed_rank(settings.max_rank),
         "logprobs-mode": "raw_logprobs",  # before temperature, top-k and top-p
-        "max-logprobs": MOST_TOPK,  # of the most likely tokens; costs nothing unless requested
-        "seed": secrets.randbelow(2**31),  # the default is the same for all, and so would be the replicas' samples
+        "max-logprobs": MOST_TOPK,  # the limit of most likely tokens; costs nothing unless requested
+        # vLLM's default is one fixed seed, with which all replicas would draw equal samples
+        "seed": secrets.randbelow(2**31),
         "generation-config": "vllm",  # otherwise the model's own file changes the defaults of a request
     }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
@@ -86,7 +89,7 @@ def allowed_rank(max_rank: int) -> int:
 class VllmServer(TokenServer):
     """A client of vLLM.
 
-    It needs VLLM_ALLOW_RUNTIME_LORA_UPDATING, --logprobs-mode raw_logprobs and --generation-config vllm.
+    The server needs VLLM_ALLOW_RUNTIME_LORA_UPDATING, --logprobs-mode raw_logprobs and --generation-config vllm.
     """
 
     scores_heads = False
@@ -137,7 +140,7 @@ def _traits(request: GenerationRequest) -> list[str]:
 
 
 def vllm_request(request: GenerationRequest) -> dict[str, object]:
-    """Return the body with every choice, so that no default of a server or of a model applies."""
+    """Return the body with every parameter, so that no default of a server or of a model applies."""
     body: dict[str, object] = {
         "model": request.adapter or BASE_MODEL,
         "prompt": request.prompt.tolist(),
@@ -150,7 +153,7 @@ def vllm_request(request: GenerationRequest) -> dict[str, object]:
         "n": 1,
         "stop": list(request.stop_strings),
         "stop_token_ids": list(request.stop_token_ids),
-        "ignore_eos": True,  # if the end-of-sequence tokens stop, they are among the IDs
+        "ignore_eos": True,  # if end-of-sequence tokens stop the sequence, they are among the stop IDs
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
         "logprobs": request.topk,
@@ -171,8 +174,8 @@ def vllm_request(request: GenerationRequest) -> dict[str, object]:
 def drawn_by_vllm(request: GenerationRequest, answer: Any) -> Generation:
     """Return the answer.
 
-    Raises ServerError for an answer that is not in the form of the supported version of vLLM, and SamplerClosed for a
-    sequence that vLLM gave up.
+    Raises ServerError if the answer does not have the form of the supported vLLM version, and SamplerClosed for a
+    sequence that vLLM aborted.
     """
     try:
         [choice] = answer["choices"]
@@ -196,7 +199,7 @@ def drawn_by_vllm(request: GenerationRequest, answer: Any) -> Generation:
 
 
 def _prompt_logprobs(request: GenerationRequest, choice: Any) -> NDArray[np.float32] | None:
-    """Return the logprobs. Each position has one or more tokens by their IDs, including that of the prompt."""
+    """Return the logprobs. Each position has entries for one or more token IDs, including the prompt's token."""
     if request.scored_from is None:
         return None
     found = np.full(len(request.prompt), np.nan, np.float32)
@@ -229,9 +232,9 @@ def _by_token(row: dict[str, float]) -> dict[int, float]:
 
 
 class ConflictGate:
-    """A gate that admits work which does not conflict with admitted work, in the order of arrival.
+    """A gate that admits work in the order of arrival, if it does not conflict with admitted work.
 
-    Used on one event loop. `conflicts` names for each trait the trait that it conflicts with, in both directions.
+    Used on one event loop. `conflicts` maps a trait to the trait with which it conflicts, in both directions.
     """
 
     def __init__(self, conflicts: Mapping[str, str]) -> None:
@@ -256,10 +259,10 @@ class ConflictGate:
         try:
             await admitted
         except asyncio.CancelledError:
-            if not admitted.cancelled():  # it was admitted at the same moment
+            if not admitted.cancelled():  # the work was admitted in the same moment as the cancellation
                 self._leave(traits)
             else:
-                self._admit()  # later ones may have waited only for this one
+                self._admit()  # later work may have waited only for this waiter
             raise
 
     def _leave(self, traits: Collection[str]) -> None:
@@ -269,7 +272,7 @@ class ConflictGate:
     def _admit(self) -> None:
         while self._waiting:
             traits, admitted = self._waiting[0]
-            if admitted.done():  # the waiter was cancelled
+            if admitted.done():  # otherwise the waiter was cancelled
                 self._waiting.popleft()
             elif self._may_enter(traits):
                 self._waiting.popleft()

@@ -1,1 +1,1 @@
-"""Memory of sequences in transformers' own caches, for models whose layers keep more than keys and values."""
+"""The memory of sequences in transformers' own caches, for models with other states than keys and values."""

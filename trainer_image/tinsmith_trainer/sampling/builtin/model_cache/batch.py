@@ -1,8 +1,8 @@
-"""Sequences that are drawn with a model's own cache, each with its own states.
+"""Sequences that are drawn with a model's own cache; each sequence has its own states.
 
-A step computes sequences of one adapter together if they are equally long and can be combined, such as samples of one
-prompt, and the others one by one. In deterministic mode all are computed one by one, so that a row's bits do not depend
-on other rows.
+A step computes several sequences of one adapter together if they are equally long and their states can be combined, for
+example samples of one prompt. Other sequences are computed one by one. In deterministic mode all sequences are computed
+one by one, so that a row's bits do not depend on other rows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CacheBatch:
         return Counter(sample.run.job.tenant for sample in self._states)
 
     def cost(self, rows: int) -> float:
-        """Return the cost of a step of so many rows, each in its own forward."""
+        """Return the cost of a step of this many rows, each in its own forward."""
         longest = max((sample.position for sample in self._states), default=0) + 1
         return rows * self._forward.cost.of(1, longest)
 
@@ -53,27 +53,27 @@ class CacheBatch:
         return sum(self._plan.filled_bytes(sample) for sample in self._states)
 
     def put(self, sample: Sample) -> None:
-        """Give a sample a row with a copy of its states, which samples of one prompt share."""
+        """Give a sample a row with a copy of its states. The original states are shared by the samples of a prompt."""
         assert not isinstance(sample.kv, torch.Tensor)
         with torch.inference_mode():
             self._states[sample] = None if sample.kv is None else sample.kv.to(self._forward.device).clone()
         sample.kv = None
 
     def park(self, sample: Sample) -> None:
-        """Take a sample out of its row. It keeps its states in the host's memory, and continues from there."""
+        """Take a sample out of its row. Its states move to the host's memory, from which the sample later continues."""
         states = self._states.pop(sample)
-        # Rows of one forward lie in one piece of memory.
+        # The states are copied, because rows of one forward share a block of memory.
         sample.kv = None if states is None else states.clone().to("cpu")
 
     def remove_finished(self) -> None:
-        """Free the rows of jobs that ended for another reason than their last token."""
+        """Free the rows of jobs that ended before their last token."""
         self._states = {sample: states for sample, states in self._states.items() if not sample.run.finished}
 
     def step(self, tenants: Collection[str]) -> StepResult:
         """Draw a token for every sample of these tenants."""
         result = StepResult()
         chosen = [sample for sample in self._states if sample.run.job.tenant in tenants]
-        # No sample leaves before all groups are computed: an error fails those that are in the batch then.
+        # No sample leaves the batch before all groups are computed, because an error fails the samples in the batch.
         computed = [(samples, self._drawn(samples)) for samples in self._groups(chosen)]
         for samples, tokens in computed:
             for sample, drawn in zip(samples, tokens, strict=True):
@@ -81,10 +81,10 @@ class CacheBatch:
         return result
 
     def _groups(self, samples: list[Sample]) -> Iterator[list[Sample]]:
-        """Yield groups of one length and adapter; single samples if they must be computed alone.
+        """Yield groups of one length and adapter, or single samples if they must be computed alone.
 
-        A group has one adapter, since a layer may compute all tokens of a row anew in each step, as latent attention
-        does.
+        A group has one adapter, because some layers compute all tokens of a row anew in each step, for example latent
+        attention.
         """
         if not self._in_rows:
             yield from ([sample] for sample in samples)
@@ -107,7 +107,7 @@ class CacheBatch:
         states = [states for sample in samples if (states := self._states[sample]) is not None]
         if states:
             logits, after = self._forward.step(states, ids, route)
-        else:  # of a prompt of one token
+        else:  # the prompt has one token
             whole, begun = self._forward.extend(None, ids, route, all_logits=False)
             logits, after = whole[:, 0], begun.split()
         self._states.update(zip(samples, after, strict=True))

@@ -1,7 +1,7 @@
-"""The choice of the memory of sequences for a model, and what the loop opens for it.
+"""The choice of the memory of sequences for a model, and the forwards and batches that follow from it.
 
-If all layers keep keys and values in one shape, they are in this sampler's own tensors, whose rows may have any length.
-Else the model's own cache is used. A trial decides when the model is loaded.
+If all layers keep keys and values in one shape, the sampler stores them in its own tensors, whose rows may have any
+length. Otherwise it uses the model's own cache. A trial decides when the model is loaded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AnyBatch = DecodeBatch | CacheBatch
 
 
 def choose_forward(torch_model: TorchModel) -> SamplerForward:
-    """Choose the forward. Raises ServerError for an architecture that neither way can serve."""
+    """Choose the forward. Raises ServerError for an architecture that no forward can serve."""
     check_rotations(torch_model)
     trial = Trial(torch_model)
     try:
@@ -50,7 +50,7 @@ def choose_forward(torch_model: TorchModel) -> SamplerForward:
         reason = "with keys and values alone its logits are others"
     except ServerError as error:
         reason = str(error)
-    except Exception as error:  # a model may do anything with a cache of keys and values alone
+    except Exception as error:  # a model may fail in any way with a cache of keys and values alone
         reason = _of_the_model(error)
     by_cache = _by_cache(torch_model, trial)
     log.info(
@@ -69,13 +69,13 @@ def _by_cache(torch_model: TorchModel, trial: Trial) -> CacheForward:
         return CacheForward(torch_model, trial)
     except ServerError:
         raise
-    except Exception as error:  # a model may do anything with its own cache
+    except Exception as error:  # a model may fail in any way with its own cache
         reason = _of_the_model(error)
         raise ServerError(f"{refusal_of(torch_model.model)} its own cache fails with {reason}. {CURE}") from error
 
 
 def _of_the_model(error: Exception) -> str:
-    """Describe an error of the model. An error of memory or a device is raised."""
+    """Describe an error of the model. Errors of memory or of the device are raised."""
     if is_out_of_memory(error):
         raise error
     end_if_device_is_lost(error)
@@ -98,7 +98,7 @@ def open_batch(key: BatchKey, plan: BatchPlan, forward: SamplerForward) -> AnyBa
 
 @torch.inference_mode()
 def _in_parts(forward: ForwardPass, ids: torch.Tensor) -> torch.Tensor:
-    """Logits of blocks and steps with our keys and values."""
+    """Return the logits of blocks and steps with the sampler's own keys and values."""
     kv = forward.geometry.allocate(1, TOKENS)
 
     def compute(part: torch.Tensor, start: int) -> torch.Tensor:

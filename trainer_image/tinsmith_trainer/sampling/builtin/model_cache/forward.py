@@ -1,11 +1,11 @@
 """Forwards of the shared model with its own cache: one sequence at a time, or rows of equal length.
 
-A model makes its cache and its masks itself. So there is no padding: a forward takes the next tokens of one sequence,
-or one token of each of several whose states can be combined.
+The model makes its cache and its masks itself, so sequences cannot be padded. A forward takes the next tokens of one
+sequence, or one token from each of several sequences whose states can be combined.
 
-A trial of every loaded model checks that its cache gives the same logits as one forward over all tokens. Architectures
-have layers of many kinds, and the code for their caches can fail silently. The tolerance follows from the logits of the
-model when it forgets everything before, so that it does not depend on the model's scale.
+When a model is loaded, a trial checks that its cache gives the same logits as one forward over all tokens.
+Architectures have many kinds of layers, and their cache code can fail silently. The tolerance is a part of the error
+that the model makes when it forgets all earlier tokens. So the tolerance does not depend on the model's scale.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from tinsmith_trainer.torch_model.lora import Route, routed
 log = structlog.get_logger(__name__)
 
 CACHE_NAMES = ("past_key_values", "cache_params")
-"""The names of a cache in the arguments and outputs of models."""
+"""The names that models give to a cache in their arguments and outputs."""
 
 
 CURE = "Train it with --no-sampling, or sample it by another server."
 
 
 def refusal_of(model: Any) -> str:
-    """Return the beginning of the message."""
+    """Return the beginning of the refusal's message."""
     return f"The built-in sampler cannot run {type(model).__name__}:"
 
 
 class CacheForward:
     """Forwards of the model.
 
-    Raises ServerError at construction if its cache gives other logits than it has without. `in_blocks`: prompts may be
-    computed block by block; else in one forward. `in_rows`: several sequences may share a step; else each has its own
-    forward.
+    The constructor raises ServerError if the logits with the cache differ from those without it. `in_blocks`: prompts
+    may be computed block by block; otherwise in one forward. `in_rows`: several sequences may share a step; otherwise
+    each sequence has its own forward.
     """
 
     def __init__(self, torch_model: TorchModel, trial: Trial | None = None) -> None:
@@ -67,21 +67,22 @@ class CacheForward:
 
     @property
     def memory(self) -> str:
-        """The kind of memory, as a text."""
+        """A description of the kind of memory."""
         return "own cache, by blocks" if self.in_blocks else "own cache, prompts at once"
 
     @torch.inference_mode()
     def extend(
         self, states: SequenceStates | None, ids: Tensor, route: Route, *, all_logits: bool
     ) -> tuple[Tensor, SequenceStates]:
-        """Compute `ids` `[rows, length]` after `states`, which must not be used any more; None begins anew.
+        """Compute `ids` `[rows, length]` after `states`. None starts new sequences.
 
-        Return logits `[rows, length, vocab]`, or only the last position's `[rows, 1, vocab]`, in float32.
+        Do not use `states` after the call. Return logits `[rows, length, vocab]`, or only the last position's `[rows,
+        1, vocab]`, in float32.
         """
         rows, length = ids.shape
         before = 0 if states is None else states.tokens
         options: dict[str, Any] = {"logits_to_keep": 1} if self._keeps_last and not all_logits else {}
-        if self._takes_positions:  # some models would begin at 0 whatever the cache holds
+        if self._takes_positions:  # otherwise some models begin at position 0 for any content of the cache
             positions = torch.arange(before, before + length, device=self.device)
             options["position_ids"] = positions.expand(rows, length)
         if states is not None:
@@ -95,16 +96,16 @@ class CacheForward:
 
     @torch.inference_mode()
     def step(self, states: Sequence[SequenceStates], ids: Tensor, route: Route) -> tuple[Tensor, list[SequenceStates]]:
-        """Compute one token for each of some sequences: `ids` `[rows, 1]`.
+        """Compute one token for each sequence: `ids` `[rows, 1]`.
 
-        Return logits `[rows, vocab]` in float32. Raises UnlikeStates if they cannot be rows of one forward.
+        Return logits `[rows, vocab]` in float32. Raises UnlikeStates if the sequences cannot be rows of one forward.
         """
         joined = states[0] if len(states) == 1 else together(states)
         logits, after = self.extend(joined, ids, route, all_logits=False)
         return logits[:, 0], [after] if len(states) == 1 else after.split()
 
     def _find_parts(self) -> bool:
-        """Find out whether prompts can be computed in blocks. Raises ServerError."""
+        """Return whether prompts can be computed in blocks. Raises ServerError."""
         apart = []
         for parts in (PARTS, AT_ONCE):
             found = self._in_parts(self._trial.ids, parts)
@@ -127,14 +128,14 @@ class CacheForward:
         return in_parts(compute, ids, parts)
 
     def _measure(self) -> StateGeometry:
-        """Measure the memory of sequences of two lengths."""
+        """Measure the memory of sequences at two lengths."""
         ids = self._trial.ids
         few, more = (self.extend(None, ids[:, :tokens], {}, all_logits=False)[1] for tokens in (8, 16))
         per_token = max(0, more.nbytes - few.nbytes) // (more.tokens - few.tokens)
         return StateGeometry(per_token, max(0, few.nbytes - few.tokens * per_token), self.device)
 
     def _try_rows(self) -> bool:
-        """Return whether two sequences in one forward give the same logits as each alone."""
+        """Return whether two sequences in one forward give the same logits as in separate forwards."""
         ids = [self._trial.tokens(seed) for seed in (0, 1)]
         states = [self.extend(None, each[:, :-1], {}, all_logits=False)[1] for each in ids]
         last = [each[:, -1:] for each in ids]
@@ -142,7 +143,7 @@ class CacheForward:
             found, _ = self.step([one.clone() for one in states], torch.cat(last), {})
         except UnlikeStates:
             return False
-        except Exception as error:  # a model may do anything with rows that it does not expect
+        except Exception as error:  # a model may fail in any way with unexpected rows
             log.info("steps are row by row", model=type(self._model).__name__, error=str(error))
             return False
         expected = torch.cat([self.step([one], each, {})[0] for one, each in zip(states, last, strict=True)])
@@ -151,15 +152,15 @@ class CacheForward:
 
 TOKENS = 40
 PARTS = (16, 14, 7, 1, 1, 1)
-"""Consecutive blocks, and steps."""
+"""The lengths of consecutive blocks and steps."""
 AT_ONCE = (37, 1, 1, 1)
 TOLERANCE, TOLERANCE_IN_HALVES = 1e-4, 0.1
-"""Parts of the distance of a model that forgets: float32 and bfloat16 round by less, a layer that forgets exceeds them.
-"""
+"""Limits, as parts of the error of a model that forgets. Rounding in float32 and bfloat16 stays below; a layer that
+forgets exceeds them."""
 
 
 class Trial:
-    """A sequence, and the logits that the model's own forward gives it."""
+    """A test sequence, and its logits by the model's own forward."""
 
     def __init__(self, torch_model: TorchModel) -> None:
         self._torch_model = torch_model
@@ -177,7 +178,7 @@ class Trial:
         return ids[None].to(self._torch_model.device)
 
     def agrees(self, found: Tensor, expected: Tensor | None = None) -> bool:
-        """Return whether logits `[..., vocab]` agree with those of the sequence, or with `expected`."""
+        """Return whether logits `[..., vocab]` agree with the sequence's logits, or with `expected`."""
         return self.apart(found, expected) <= self._most
 
     def apart(self, found: Tensor, expected: Tensor | None = None) -> float:
@@ -193,7 +194,7 @@ class Trial:
 
 
 def in_parts(compute: Callable[[Tensor, int], Tensor], ids: Tensor, parts: Sequence[int]) -> Tensor:
-    """Return logits `[tokens, vocab]`. `compute` gets the next tokens and the number of earlier ones."""
+    """Return logits `[tokens, vocab]`. `compute` receives the next tokens and the number of earlier tokens."""
     ends = [sum(parts[: n + 1]) for n in range(len(parts))]
     return torch.cat([compute(ids[:, end - size : end], end - size) for size, end in zip(parts, ends, strict=True)])
 

@@ -1,7 +1,8 @@
-"""A prompt computed into a model's own cache: block by block, or at once if its layers cannot continue from states.
+"""A prompt that is computed into a model's own cache, block by block or in one forward.
 
-Nothing is padded. A state includes all of its tokens, so it is kept at two places of a prompt only: at its end, for
-equal prompts, and after its last whole block, for longer ones.
+A prompt is computed in one forward if the model's layers cannot continue from states. Prompts are not padded. A state
+includes all of its tokens, so the cache keeps states at only two positions of a prompt: at the end, for equal prompts,
+and after the last whole block, for longer prompts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache, prefix_k
 
 
 class CachePrefill:
-    """A prompt without its last token, which decoding feeds. A block's bits depend on the prompt's tokens alone."""
+    """A prompt without its last token, which decoding computes. A block's bits depend only on the prompt's tokens."""
 
     def __init__(self, run: Run, forward: CacheForward, prefixes: PrefixCache[SequenceStates], plan: BatchPlan) -> None:
         self.run = run
@@ -33,7 +34,7 @@ class CachePrefill:
 
     @property
     def goes_alone(self) -> bool:
-        """Return whether it shares no forward with others."""
+        """Return whether this prompt shares no forward with others."""
         return True
 
     @property
@@ -42,7 +43,7 @@ class CachePrefill:
 
     @property
     def left(self) -> int:
-        """Return the tokens that are to be computed."""
+        """Return the number of tokens that are still to be computed."""
         return len(self._tokens) - self.start
 
     @property
@@ -72,7 +73,7 @@ class CachePrefill:
         return end - start
 
     def _take_known(self) -> None:
-        """Take known states. Positions to be scored must be computed."""
+        """Use known states. Positions with scores must still be computed."""
         first_scored = self.run.first_scored
         usable = [key for key, end in self._blocks if first_scored is None or end < first_scored]
         if (found := self._prefixes.find_last(usable)) is not None:

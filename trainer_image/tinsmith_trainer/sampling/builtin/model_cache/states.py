@@ -1,8 +1,8 @@
 """The contents of a transformers cache for sequences: copied, moved, combined as rows of one forward, and split.
 
-Caches are of many kinds (keys and values, windows of them, convolutions, recurrent states, compressed or indexed keys).
-In all of them each tensor's first dimension is the row. So they are treated as trees of tensors, and the trial of a
-loaded model checks that this works.
+Caches have many kinds of states: keys and values, windows of them, convolutions, recurrent states, compressed or
+indexed keys. In each kind, the first dimension of every tensor is the row. So a cache is treated as a tree of tensors,
+and the trial of a loaded model checks that this works.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import Cache, cache_utils
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 HOLDERS: tuple[type, ...] = (Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin)
-if hasattr(cache_utils, "DummyLayer"):  # transformers up to 5.20, and so every image for GPUs, has no such layers
+if hasattr(cache_utils, "DummyLayer"):  # transformers up to 5.20, which all GPU images have, lacks such layers
     HOLDERS += (cache_utils.DummyLayer,)
 
 
@@ -29,7 +29,7 @@ class UnlikeStates(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StateGeometry:
-    """The memory of a sequence: some bytes a token, and a fixed part."""
+    """The memory of a sequence: some bytes per token, and a fixed part."""
 
     bytes_per_token: int
     bytes_per_row: int
@@ -44,7 +44,7 @@ class StateGeometry:
 
 @dataclass(frozen=True, slots=True)
 class SequenceStates:
-    """A cache of `rows` sequences with `tokens` each. A later forward changes it, and may change its tensors."""
+    """A cache of `rows` sequences with `tokens` each. Later forwards change the cache, and may change its tensors."""
 
     cache: Any
     tokens: int
@@ -59,7 +59,7 @@ class SequenceStates:
         return SequenceStates(_mapped(self.cache, Tensor.clone), self.tokens, self.rows)
 
     def to(self, device: torch.device | str) -> SequenceStates:
-        """Return the states on a device, without copying what is there already."""
+        """Return the states on a device. States that are already on the device are not copied."""
         return SequenceStates(_mapped(self.cache, lambda tensor: tensor.to(device)), self.tokens, self.rows)
 
     def split(self) -> list[SequenceStates]:
@@ -89,7 +89,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Apply the change to all tensors of rows.
 
-    A number in a tensor without dimensions is about all rows, and stays.
+    A tensor without dimensions is a number for all rows, and stays unchanged.
     """
     if isinstance(value, Tensor):
         return change(value) if value.ndim else value
@@ -111,7 +111,7 @@ def _joined(values: Sequence[Any]) -> Any:
 
 
 def _parts(value: Any) -> dict[Any, Any]:
-    """Return the parts of a value by name; nothing if it holds no tensors."""
+    """Return the parts of a value by name; an empty result if the value holds no tensors."""
     if isinstance(value, HOLDERS):
         return dict(vars(value))
     if isinstance(value, dict):
