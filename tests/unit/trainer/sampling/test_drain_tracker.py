@@ -77,3 +77,28 @@ def test_it_stays_exactly_while_a_sample_runs_or_a_fresh_result_waits(steps: lis
             assert (drain_tracker.remaining_seconds() > 0) == stays
 
     asyncio.run(follow())
+
+
+@simulated_time
+async def test_a_drain_ends_when_the_last_result_is_fetched() -> None:
+    drain_tracker = DrainTracker()
+    drain_tracker.took()
+    drain_tracker.took()
+    left = asyncio.create_task(drain_tracker.complete())
+    await finish_at(drain_tracker, 3)
+    await fetch_at(drain_tracker, 4)
+    await finish_at(drain_tracker, 500)
+    await fetch_at(drain_tracker, 507)
+    await left
+    assert now() == 507
+
+
+@simulated_time
+async def test_a_dropped_sample_does_not_delay_a_drain() -> None:
+    drain_tracker = DrainTracker()
+    drain_tracker.took()
+    left = asyncio.create_task(drain_tracker.complete())
+    await asyncio.sleep(5)
+    drain_tracker.dropped()
+    await left
+    assert now() == 5

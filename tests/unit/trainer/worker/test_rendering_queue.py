@@ -73,3 +73,14 @@ async def test_who_gives_up_under_way_keeps_the_turn_until_the_thread_has_ended(
     assert rendering.begun == ["gone"]
     rendering.may_end.release(2)
     assert await other == "other"
+
+
+async def test_a_text_that_cannot_be_rendered_gives_its_turn_back() -> None:
+    queue = RenderingQueue()
+
+    def refuse() -> str:
+        raise ValueError("no text")
+
+    with pytest.raises(ValueError, match="no text"):
+        await queue.run("a", 1, refuse)
+    assert await queue.run("a", 1, lambda: "a text") == "a text"
