@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +271,34 @@ async def test_a_server_that_stops_lets_its_answers_go(server: TestedServer) -> 
     refused = await asked(server, CHAT)
     assert refused.status_code == 503
     assert "the server is stopping" in message_of(refused)
+
+
+OPENAI_MISSES = [
+    *("/v1/responses", "/v1/embeddings", "/v1/", "/v1", "/v1/messages/batches", "/v1/chat/completions/more"),
+    *("/oai/api/v1/responses", "/oai/api/v1", "/oai/v1/chat/completions", "/oai/chat/completions", "/oai"),
+    *("/chat/completions", "/completions", "/responses", "/models", "/models/a/b", "/embeddings"),
+    *("/api/v1/chat/completions", "/api/v1/completions", "/api/v1/responses", "/api/v1/embeddings"),
+]
+ANTHROPIC_MISSES = [
+    *("/anthropic/api/v1/complete", "/anthropic/api/v1", "/anthropic/v1/messages", "/anthropic", "/messages"),
+    *("/anthropic/api/v1/messages/batches", "/api/v1/messages"),
+]
+HOST = {"Host": "tin.example:81"}
+
+
+async def test_a_call_that_openais_clients_miss_names_the_base_url(server: TestedServer) -> None:
+    for method, path in product(("GET", "POST"), OPENAI_MISSES):
+        refused = await server.client.request(method, f"http://server{path}", headers=HOST)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (404, "not_found_error"), path
+        assert message_of(refused).startswith(f"{method} {path} is not a call of this server, which has /models, ")
+        assert message_of(refused).endswith("set the client's base URL to http://tin.example:81/v1")
+
+
+async def test_a_call_that_anthropics_clients_miss_names_the_base_url(server: TestedServer) -> None:
+    for method, path in product(("GET", "POST"), ANTHROPIC_MISSES):
+        refused = await server.client.request(method, f"http://server{path}", headers=HOST)
+        assert (refused.status_code, refused.json()["type"]) == (404, "error"), path
+        assert message_of(refused).startswith(
+            f"{method} {path} is not a call of this server, which has /v1/messages and "
+        )
+        assert message_of(refused).endswith("set the client's base URL to http://tin.example:81")

@@ -218,3 +218,11 @@ def test_files_that_are_no_tokenizer_are_told_and_no_hub_is_asked(server: Server
     server.answers = [(200, zipped({"tokenizer.json": b"nonsense", "config.json": b"{}"}))]
     with pytest.raises(TokenizerError, match="the tokenizer of private/model from"):
         load_tokenizer("private/model", server.url, "tml-key")
+
+
+def test_a_file_longer_than_it_says_is_refused() -> None:
+    archive = bytearray(zipped({"tokenizer.json": bytes(1000)}))
+    at = archive.index(b"PK\x01\x02") + 24  # the size in the directory of the archive
+    archive[at : at + 4] = (10).to_bytes(4, "little")
+    with pytest.raises(TokenizerError):
+        unpacked(bytes(archive))
