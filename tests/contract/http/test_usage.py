@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from support.server.fake_fleet import BASE_MODEL, OTHER_MODEL, FakeReplica
+from support.server.fake_fleet import BASE_MODEL, OTHER_MODEL, FakeFleet, FakeReplica
 from support.server.fake_worker import SAVED_BYTES
-from support.server.http_server import TestedServer, one_server
+from support.server.http_server import TestedServer, one_server, running_server, settings_for
 from tinsmith_rpc import worker_pb2
+from tinsmith_server.store.connection import StoreUnavailable
+from tinsmith_server.store.store import Store
 
 pytestmark = pytest.mark.core
 
@@ -240,3 +243,34 @@ async def test_a_sampler_that_only_samples_counts_and_is_in_traces(server: Teste
     [named, whole] = (await server.client.get(urlsplit(url).path.removeprefix("/api/v1"))).json()["traceEvents"]
     assert named["args"] == {"name": f"{sampler} on {OTHER_MODEL}"}
     assert (whole["name"], whole["cat"], whole["dur"]) == ("sample", "sampling", 2_000_000)
+
+
+@one_server
+async def test_numbers_that_the_store_did_not_take_are_kept_and_no_more_are_taken(
+    server: TestedServer, hour: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await server.model()
+
+    async def is_away(*_: object) -> None:
+        raise StoreUnavailable("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "add_usage", is_away)
+        for amount in (1, 2):
+            server.worker.used = [used("s:train:0", worker_pb2.TRAINING_TOKENS, amount, hour)]
+            with pytest.raises(StoreUnavailable):
+                await server.services.background.collect_now()
+    assert [one.amount for one in server.worker.used] == [2]
+    await server.services.background.collect_now()
+    assert [event["event_info"]["token_count"] for event in (await usage(server, hour))["data"]] == [3]
+
+
+async def test_a_server_that_stops_takes_what_workers_have_counted(
+    tmp_path: Path, fleet: FakeFleet, hour: datetime
+) -> None:
+    async with running_server(settings_for(tmp_path), fleet) as server:
+        await server.model()
+        await server.services.background.collect_now()
+        server.worker.used = [used("s:train:0", worker_pb2.TRAINING_TOKENS, 7, hour)]
+    async with running_server(settings_for(tmp_path), fleet) as server:
+        assert [event["event_info"]["token_count"] for event in (await usage(server, hour))["data"]] == [7]

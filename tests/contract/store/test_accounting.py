@@ -120,3 +120,14 @@ async def test_entries_are_read_page_by_page_oldest_first_and_each_tenants_apart
 
     assert [one.event for one in found] == ["1", "2", "3"]
     assert {one.tenant for one in await noted(store, "bob")} == {"bob"}
+
+
+async def test_what_is_older_is_forgotten(store: Store) -> None:
+    old = HOUR - timedelta(hours=3)
+    await store.add_usage([TRAINED, replace(TRAINED, hour=old)])
+    await store.put_checkpoint(a_checkpoint(), (SAVED, replace(SAVED, at=old, event="old")))
+
+    await store.delete_old_accounts(HOUR)
+
+    assert await used(store) == [TRAINED]
+    assert [one.event for one in await noted(store)] == ["checkpoint_saved"]
