@@ -165,8 +165,8 @@ def _has_volume(claim: Manifest) -> bool:
 
 
 def _names_a_class_no_more(session: TrainingSession, claim: Manifest) -> bool:
-    belongs_to = "storageClassName" in own_spec_fields(claim)
-    return belongs_to and session.spec.storage.storage_class_name is None
+    was_named = "storageClassName" in own_spec_fields(claim)
+    return was_named and session.spec.storage.storage_class_name is None
 
 
 def _usable_claim(observed: Observed, owned: OwnedObjects, mismatch: str | None) -> Manifest | None:

@@ -133,10 +133,10 @@ class FairLock:
         """Pass the lock on, without a moment in which it looks free."""
         while self._waiting:
             tenant = next(iter(self._waiting))
-            lock = self._waiting.pop(tenant)
-            turn = lock.popleft()
-            if lock:
-                self._waiting[tenant] = lock
+            turns = self._waiting.pop(tenant)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[tenant] = turns
             if not turn.done():
                 turn.set_result(None)
                 return
